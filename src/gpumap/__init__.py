@@ -1,0 +1,3 @@
+"""gpumap: which container holds which GPU, and what it really uses."""
+
+__version__ = "0.1.0"

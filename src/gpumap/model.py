@@ -1,0 +1,502 @@
+"""The nouns of gpumap: frozen values without logic, which every other module speaks.
+
+A value that nobody told is `None`; "there are none" is an empty tuple; a failure is `Failed`. Sources make the
+observations, the step makes the snapshot, the faces read it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, NewType, TypeVar
+
+DeviceId = NewType("DeviceId", str)
+"""The kubelet's string for one slot of a device."""
+Uuid = NewType("Uuid", str)
+"""NVML's string for a GPU or a MIG device."""
+PodUid = NewType("PodUid", str)
+"""As it stands in cgroup paths and log directories; for static pods a hash of 32 hex digits, not a UUID."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Moment(NamedTuple):
+    """One instant on both clocks: monotonic for ages, wall (Unix seconds) for people."""
+
+    monotonic: float
+    wall: float
+
+
+class PodName(NamedTuple):
+    namespace: str
+    pod: str
+
+
+class ContainerName(NamedTuple):
+    """A container of this node. `container` is empty where only the pod is known."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+# --- observations: what one source said, once -------------------------------------------------------------------------
+
+
+class Source(enum.StrEnum):
+    KUBELET = "kubelet"
+    NVML = "nvml"
+    PROCFS = "procfs"
+    POD_IDENTITY = "pod_identity"
+
+
+class Complaint(NamedTuple):
+    """Something that went wrong in a source: `reason` is a short word for a label, `detail` a sentence for the log."""
+
+    reason: str
+    detail: str
+
+
+class Told(NamedTuple, Generic[T_co]):
+    """What a source returns: its answer, and what went wrong without keeping it from answering."""
+
+    value: T_co
+    complaints: tuple[Complaint, ...] = ()
+
+
+class SourceError(Exception):
+    """A source cannot answer. The collection goes on without it."""
+
+    def __init__(self, reason: str, detail: str, earlier: tuple[Complaint, ...] = ()) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.complaints = (*earlier, Complaint(reason, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class Observed(Generic[T_co]):
+    """A source's answer. `complaints` did not keep it from answering (a retried rate limit, one unreadable file)."""
+
+    value: T_co
+    at: Moment
+    seconds: float
+    complaints: tuple[Complaint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A source did not answer. `complaints` has at least one entry; the last one is why."""
+
+    at: Moment
+    seconds: float
+    complaints: tuple[Complaint, ...]
+
+
+# --- the kubelet's words ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ResourceDevices:
+    """The ids of one resource, sorted, each once."""
+
+    resource: str
+    ids: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimDevice:
+    """A device of a DRA claim. Its resource is its driver's name."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ListedContainer:
+    name: str
+    devices: tuple[ResourceDevices, ...] = ()
+    claims: tuple[ClaimDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ListedPod:
+    """A pod of the kubelet's List, its containers sorted by name."""
+
+    namespace: str
+    name: str
+    containers: tuple[ListedContainer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAnswer:
+    """List and GetAllocatableResources of one kubelet.
+
+    `allocatable` is `None` where the kubelet cannot tell, or has no plugin registered yet. `socket` changes when the
+    kubelet has made its socket anew, that is, when it restarted.
+    """
+
+    pods: tuple[ListedPod, ...]
+    allocatable: tuple[ResourceDevices, ...] | None
+    socket: str
+
+
+# --- pod identity: local files that tie UIDs, names and container ids -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointEntry:
+    """One row of the kubelet's device checkpoint. Rows of pods that are gone stay until its next write."""
+
+    pod_uid: PodUid
+    container: str
+    resource: str
+    ids: frozenset[DeviceId]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    entries: tuple[CheckpointEntry, ...]
+    registered: tuple[ResourceDevices, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogTree:
+    """A directory `<namespace>_<pod>_<uid>` of the pod log root with the containers in it."""
+
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    containers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContainerLink:
+    """A link of `/var/log/containers`. `container_id` may lack its tail where the names are long."""
+
+    container_id: str
+    pod_uid: PodUid
+    name: ContainerName
+
+
+@dataclass(frozen=True, slots=True)
+class PodLogs:
+    trees: tuple[LogTree, ...]
+    links: tuple[ContainerLink, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """Both identity sources; `None` where one could not be read. At least one of them could."""
+
+    checkpoint: Checkpoint | None
+    logs: PodLogs | None
+
+
+# --- processes as /proc has them --------------------------------------------------------------------------------------
+
+
+class CgroupKind(enum.Enum):
+    POD = "pod"  # in a pod of this node, or of a kubelet nested in one
+    HOST = "host"  # in no pod
+    UNKNOWN = "unknown"  # the path does not say
+
+
+class PodCgroup(NamedTuple):
+    """A pod UID in a cgroup path, with the container id after it (empty where there is none)."""
+
+    pod_uid: PodUid
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMembership:
+    """What a process's cgroup paths say. `pods` is deepest first: a kubelet inside a pod leaves two."""
+
+    kind: CgroupKind
+    pods: tuple[PodCgroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcEntry:
+    """A process, identified by (pid, start): `start` is field 22 of its stat, in clock ticks since boot."""
+
+    pid: int
+    start: int
+    comm: str
+    cgroup: CgroupMembership
+
+
+@dataclass(frozen=True, slots=True)
+class ProcTable:
+    """The /proc entries of the PIDs that were asked for.
+
+    A PID in neither list has left. `unreadable` PIDs exist, but their entry could not be read. Without
+    `pid_visibility` nothing here may be believed, and `visibility_reason` says why.
+    """
+
+    entries: tuple[ProcEntry, ...]
+    unreadable: tuple[int, ...]
+    pid_visibility: bool
+    visibility_reason: str
+
+
+# --- NVML's words -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes. `used` is without `reserved` where NVML's second version tells it, else as the driver gives it."""
+
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A row of NVML's process lists, each PID once. `types` is "C", "G", "M", "C+G", … as in nvidia-smi."""
+
+    pid: int
+    used_memory_bytes: int | None
+    types: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """A process's time on a GPU's engines, ratios 0–1, mean over the interval."""
+
+    pid: int
+    sm_ratio: float
+    memory_controller_ratio: float
+    encoder_ratio: float
+    decoder_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A MIG device. Compute instances of one GPU instance (`gpu_instance_id`) share its memory."""
+
+    uuid: Uuid
+    gpu_instance_id: int
+    compute_instance_id: int
+    profile: str
+    compute_slices: int | None
+    memory: DeviceMemory | None
+    processes: tuple[GpuProcess, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What NVML said of one GPU in one read. With a `fault` nothing but the identity is told, and that only if known.
+
+    `samples` is `None` where the GPU keeps no per-process time (MIG, vGPU guests, WSL).
+    """
+
+    index: int
+    fault: str | None = None
+    stuck_seconds: float = 0.0
+    uuid: Uuid | None = None
+    minor: int | None = None
+    pci_bus_id: str = ""
+    model: str = ""
+    memory: DeviceMemory | None = None
+    partitioned: bool = False
+    max_mig_devices: int | None = None
+    instances: tuple[MigInstance, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None
+    samples: tuple[ProcessSample, ...] | None = None
+    utilization_ratio: float | None = None
+    memory_controller_ratio: float | None = None
+    encoder_ratio: float | None = None
+    decoder_ratio: float | None = None
+    temperatures_celsius: tuple[tuple[str, float], ...] = ()
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    refusals: tuple[tuple[str, int], ...] = ()
+    """Calls that failed other than by "not supported", with NVML's return code."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlReading:
+    """One read of the driver: every GPU that it counts, answered or with its fault."""
+
+    driver_version: str
+    cuda_version: str
+    nvml_version: str
+    gpus: tuple[GpuReading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """All that was asked in one collection. `finished` is when the last answer was in."""
+
+    nvml: Observed[NvmlReading] | Failed
+    procfs: Observed[ProcTable] | Failed
+    pod_identity: Observed[PodIdentity] | Failed
+    kubelet: Observed[KubeletAnswer] | Failed
+    finished: Moment
+    trigger: str = "interval"
+
+
+# --- the snapshot: one node's map at one moment -----------------------------------------------------------------------
+
+
+class Owner(enum.StrEnum):
+    """Whose a process is, or a share of a leaf's memory (contract: `owner`)."""
+
+    ASSIGNED = "assigned"
+    UNASSIGNED = "unassigned"
+    GONE = "gone"
+    HOST = "host"
+    MPS_SERVER = "mps_server"
+    SIBLING = "sibling"
+    UNKNOWN = "unknown"
+    UNACCOUNTED = "unaccounted"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """`processes` is `None` for the remainder, which no process makes up."""
+
+    owner: Owner
+    memory_bytes: int
+    processes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A physical GPU. `reading` is `None` while it is lost or hung; then `fault` says why."""
+
+    uuid: Uuid
+    index: int
+    minor: int | None
+    pci_bus_id: str
+    model: str
+    partitioned: bool
+    fault: str | None
+    stuck_seconds: float
+    last_success: float | None
+    reading: GpuReading | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What can be given away: a GPU that is not partitioned, or a MIG device.
+
+    Also a uuid that only the kubelet names while NVML is down: then `gpu` is `None` and nothing is measured.
+    """
+
+    uuid: Uuid
+    gpu: Gpu | None
+    instance: MigInstance | None = None
+    memory: DeviceMemory | None = None
+    holders: int | None = None
+    allocatable: tuple[tuple[str, int], ...] = ()
+    owners: tuple[OwnerUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUse:
+    """What was measured of a container on a leaf. Each value is `None` where it is not known."""
+
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    processes: int
+    sm_ratio: float | None
+    memory_controller_ratio: float | None
+    encoder_ratio: float | None
+    decoder_ratio: float | None
+    unassigned: bool
+    last_active: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOnDevice:
+    """One container and one device: what it holds of it (`slots`, by resource) and what it uses (`use`)."""
+
+    name: ContainerName
+    uuid: Uuid
+    slots: tuple[tuple[str, int], ...] = ()
+    allocated_gpus: float | None = None
+    allocated_memory_bytes: int | None = None
+    use: ContainerUse | None = None
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """A process on a leaf. `name` is `None` where no pod could be named."""
+
+    pid: int
+    uuid: Uuid
+    types: str
+    comm: str
+    owner: Owner
+    name: ContainerName | None
+    pod_uid: PodUid | None
+    memory_bytes: int | None
+    sm_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedSlots:
+    """Slots of a container that are on no device that NVML knows, and why."""
+
+    name: ContainerName
+    resource: str
+    reason: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """A pod that holds or uses a GPU. `uid` is empty where it is not known."""
+
+    namespace: str
+    pod: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """A source's record since the start. `up` is whether its last attempt succeeded."""
+
+    source: Source
+    up: bool = False
+    reason: str = ""
+    detail: str = ""
+    last_success: Moment | None = None
+    attempts: int = 0
+    seconds: float = 0.0
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    internal_ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One node's map at `at`. Everything in it is sorted, so that equal nodes give equal pages."""
+
+    at: Moment
+    node: Node
+    sources: tuple[SourceHealth, ...]
+    capabilities: tuple[tuple[str, bool], ...]
+    collections: tuple[tuple[str, int], ...]
+    driver: NvmlReading | None = None
+    gpus: tuple[Gpu, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    containers: tuple[ContainerOnDevice, ...] = ()
+    processes: tuple[ProcessUse, ...] = ()
+    unmatched: tuple[UnmatchedSlots, ...] = ()
+    pods: tuple[PodInfo, ...] = ()
