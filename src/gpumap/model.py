@@ -360,10 +360,10 @@ class Owner(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwnerUse:
-    """`processes` is `None` for the remainder, which no process makes up."""
+    """`memory_bytes` is `None` where no process of the owner tells it; `processes` is `None` for the remainder."""
 
     owner: Owner
-    memory_bytes: int
+    memory_bytes: int | None
     processes: int | None
 
 

@@ -1,0 +1,84 @@
+# gpumap's commands. One virtual environment, .venv, filled in two steps: what gpumap needs to run, then what its
+# developers need. Both come from the hashed locks and are redone only when a lock or pyproject.toml changed.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+UV := .tools/uv-venv/bin/uv
+UV_VERSION := 0.13.9
+COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-annotate --no-header
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check e2e tools golden protos lock wheel clean
+
+help: ## Lists these targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e and lock."
+
+setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
+
+demo: .venv/.runtime ## Runs gpumap on a simulated node: no GPU, no kubelet, no root (ARGS=…)
+	$(BIN)/gpumap demo $(ARGS)
+
+test: check ## All checks and tests; the CI runs this (ARGS=… for pytest)
+	@$(BIN)/python scripts/install_tools.py || echo "The tests that need it are skipped; under CI they fail." >&2
+	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+check: .venv/.dev ## Format, lint, import layers, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbours (Prometheus, …)
+	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."
+	$(BIN)/python -m pytest -m e2e $(ARGS)
+
+tools: | $(BIN)/python ## Puts prometheus, promtool, helm and kubectl into .tools/bin where PATH lacks them
+	$(BIN)/python scripts/install_tools.py
+
+golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
+	$(BIN)/python -m tests.golden
+
+protos: .venv/.dev ## Regenerates src/gpumap/_proto from protos/
+	$(BIN)/python scripts/generate_protos.py
+
+lock: $(UV) ## Brings both locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
+	$(COMPILE) $(ARGS) --output-file requirements.lock
+	$(COMPILE) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
+
+wheel: .venv/.runtime ## Builds dist/gpumap-*.whl
+	rm -rf build
+	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+clean: ## Removes what was built, and caches; .venv and .tools stay
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) here: install Python 3.11 or later, or say make PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
+	  "gpumap needs Python 3.11 or later, and $(PYTHON) is %d.%d: say make PYTHON=python3.12, or the like" % v[:2])'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+# Only the build needs setuptools; it is taken from the other lock, hashes and all.
+.venv/.runtime: requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing gpumap's run-time dependencies and gpumap into .venv"
+	@sed -n '/^setuptools==/,/[^\\]$$/p' requirements-dev.lock >.venv/setuptools.lock
+	@$(PIP) install --require-hashes -r requirements.lock -r .venv/setuptools.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv/.dev: requirements-dev.lock .venv/.runtime
+	@echo "Installing the development dependencies into .venv"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(UV):
+	$(PYTHON) -m venv .tools/uv-venv
+	.tools/uv-venv/bin/python -m pip --quiet --disable-pip-version-check install uv==$(UV_VERSION)

@@ -1,0 +1,6 @@
+"""The reducer: `step(memory, observations) -> (memory, snapshot)`. Pure: no clock, no files, no log."""
+
+from gpumap.join.memory import Memory
+from gpumap.join.step import Rules, step
+
+__all__ = ["Memory", "Rules", "step"]

@@ -1,0 +1,197 @@
+"""Whose each process on each leaf is: NVML's PIDs, through their cgroups, to pods, containers and owners.
+
+Where no source can tell, the owner is `unknown`. `unassigned` and `gone` accuse somebody, so they are said only when
+two snapshots running agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpumap.device_ids import NamedDevice, parse
+from gpumap.join.allocation import Allocation
+from gpumap.join.inventory import Inventory
+from gpumap.join.memory import Suspicion
+from gpumap.join.pods import PodTable, Standing, checkpoint_only
+from gpumap.model import (
+    CgroupKind,
+    CheckpointEntry,
+    ContainerName,
+    GpuProcess,
+    Owner,
+    PodCgroup,
+    PodName,
+    PodUid,
+    ProcEntry,
+    ProcTable,
+    Uuid,
+)
+
+MPS_SERVER_COMM = "nvidia-cuda-mps-server"[:15]
+"""The kernel keeps 15 characters of a name."""
+
+
+class Attributed(NamedTuple):
+    """One process on one leaf. `measures` says whether its container's measured series stand."""
+
+    process: GpuProcess
+    start: int | None
+    comm: str
+    owner: Owner
+    pod_uid: PodUid | None
+    name: ContainerName | None
+    measures: bool
+    unresolved: bool
+    """Whose it is could not be settled, so that a holder it may belong to is not certainly idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What owners are judged by. `read_now`: the List is of this collection; `current`: it may still be served."""
+
+    table: PodTable
+    allocation: Allocation
+    inventory: Inventory
+    procs: ProcTable
+    identity_current: bool
+    list_current: bool
+    list_read_now: bool
+    last_names: Mapping[PodUid, PodName]
+    suspected: frozenset[Suspicion]
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    by_leaf: Mapping[Uuid, tuple[Attributed, ...]]
+    suspicions: frozenset[Suspicion]
+    names: Mapping[PodUid, PodName]
+
+
+class _Verdict(NamedTuple):
+    owner: Owner
+    name: ContainerName | None = None
+    measures: bool = False
+    unresolved: bool = False
+
+
+def attribute(processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence) -> Attribution:
+    """Find the owner of every process."""
+    judge = _Judge(evidence)
+    by_leaf = {
+        leaf: tuple(judge.attributed(process, leaf) for process in processes)
+        for leaf, processes in processes_by_leaf.items()
+    }
+    suspicions = judge.suspicions
+    if not evidence.list_read_now:
+        suspicions |= evidence.suspected  # nothing was looked at anew: what was agreed before still waits
+    return Attribution(by_leaf, frozenset(suspicions), judge.names)
+
+
+class _Judge:
+    """One snapshot's judgements: the evidence, and what is found on the way."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._entries = {entry.pid: entry for entry in evidence.procs.entries}
+        self._unreadable = frozenset(evidence.procs.unreadable)
+        self._held = _held_devices(evidence.allocation, evidence.inventory)
+        self._unlisted = checkpoint_only(evidence.table)
+        self.suspicions: set[Suspicion] = set()
+        self.names: dict[PodUid, PodName] = {}
+
+    def attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:
+        entry = self._entries.get(process.pid)
+        if entry is None:
+            unresolved = process.pid in self._unreadable
+            return Attributed(process, None, "", Owner.UNKNOWN, None, None, measures=False, unresolved=unresolved)
+        if entry.cgroup.kind is CgroupKind.POD:
+            pod = self._known_pod(entry)
+            verdict = self._judge_pod(pod, leaf)
+            uid: PodUid | None = pod.pod_uid
+        else:
+            verdict = _Verdict(Owner.HOST if entry.cgroup.kind is CgroupKind.HOST else Owner.UNKNOWN)
+            uid = None
+        if entry.comm == MPS_SERVER_COMM:
+            # It holds memory for its clients: charged to no container, whichever pod it runs in.
+            verdict = _Verdict(Owner.MPS_SERVER, verdict.name)
+        return Attributed(
+            process, entry.start, entry.comm, verdict.owner, uid, verdict.name, verdict.measures, verdict.unresolved
+        )
+
+    def _known_pod(self, entry: ProcEntry) -> PodCgroup:
+        """Of nested pods the deepest that this node's files know; a kubelet inside a pod has pods of its own."""
+        return next((pod for pod in entry.cgroup.pods if self._name(pod.pod_uid)), entry.cgroup.pods[0])
+
+    def _name(self, uid: PodUid) -> PodName | None:
+        return self._evidence.table.name(uid) or self._evidence.last_names.get(uid)
+
+    def _judge_pod(self, pod: PodCgroup, leaf: Uuid) -> _Verdict:
+        evidence = self._evidence
+        if not evidence.identity_current:
+            return _Verdict(Owner.UNKNOWN, unresolved=True)
+        pod_name = self._name(pod.pod_uid)
+        if pod_name is not None:
+            self.names[pod.pod_uid] = pod_name
+        name = ContainerName(*pod_name, evidence.table.container(*pod)) if pod_name else None
+        if not evidence.list_current:
+            was_gone = Suspicion(*pod, leaf, Owner.GONE) in evidence.suspected
+            has_tree = pod.pod_uid in evidence.table.trees
+            return _Verdict(Owner.UNKNOWN, name, measures=has_tree and not was_gone, unresolved=name is None)
+        standing = evidence.table.standing(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
+        if standing is Standing.GONE:
+            return _Verdict(self._accuse(pod, leaf, Owner.GONE), name)
+        if standing is Standing.UNKNOWN or name is None:
+            return _Verdict(Owner.UNKNOWN, name, unresolved=True)
+        if self._holds(pod.pod_uid, name, leaf):
+            owner = Owner.ASSIGNED
+        elif self._unsettled(name):
+            owner = Owner.UNKNOWN
+        else:
+            owner = self._accuse(pod, leaf, Owner.UNASSIGNED)
+        return _Verdict(owner, name, measures=True)
+
+    def _accuse(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> Owner:
+        if not self._evidence.list_read_now:
+            return Owner.UNKNOWN
+        suspicion = Suspicion(*pod, leaf, verdict)
+        self.suspicions.add(suspicion)
+        return verdict if suspicion in self._evidence.suspected else Owner.UNKNOWN
+
+    def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
+        """Holders hold; a container that only the checkpoint knows does too; one not known has what its pod has."""
+        pod = PodName(name.namespace, name.pod)
+        held = self._held.get(leaf, set())
+        if name.container:
+            if name in held:
+                return True
+            return self._stands_in(self._unlisted.get((uid, name.container), ()), leaf)
+        if any((holder.namespace, holder.pod) == pod for holder in held):
+            return True
+        return any(self._stands_in(rows, leaf) for (other, _), rows in self._unlisted.items() if other == uid)
+
+    def _stands_in(self, rows: Iterable[CheckpointEntry], leaf: Uuid) -> bool:
+        inventory = self._evidence.inventory
+        for row in rows:
+            for device_id in row.ids:
+                named = parse(row.resource, device_id)
+                found = inventory.find(named.uuid) if isinstance(named, NamedDevice) else None
+                if found is not None and leaf in inventory.leaves_of(found):
+                    return True
+        return False
+
+    def _unsettled(self, name: ContainerName) -> bool:
+        unsettled = self._evidence.allocation.unsettled
+        if name.container:
+            return name in unsettled
+        return any((other.namespace, other.pod) == (name.namespace, name.pod) for other in unsettled)
+
+
+def _held_devices(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
+    """Holders by leaf. Whoever holds a partitioned GPU holds all of its leaves."""
+    held: dict[Uuid, set[ContainerName]] = {}
+    for name, uuid in allocation.grants:
+        for leaf in inventory.leaves_of(uuid):
+            held.setdefault(leaf, set()).add(name)
+    return held

@@ -1,0 +1,120 @@
+"""The leaves of the snapshot: what NVML measured, what the kubelet offers and gave away, and whose the memory is."""
+
+from __future__ import annotations
+
+from gpumap.join.allocation import Allocation
+from gpumap.join.attribution import Attributed, Attribution
+from gpumap.join.inventory import Inventory, KnownGpu, KnownLeaf
+from gpumap.join.usage import owner_uses
+from gpumap.model import DeviceMemory, Gpu, GpuProcess, Leaf, MigInstance, Uuid
+
+
+def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]]:
+    """NVML's processes on each leaf that lists them."""
+    found: dict[Uuid, tuple[GpuProcess, ...]] = {}
+    for gpu in inventory.gpus:
+        if gpu.reading is None:
+            continue
+        if gpu.partitioned:
+            found.update({one.uuid: one.processes for one in gpu.reading.instances if one.processes is not None})
+        elif gpu.reading.processes is not None:
+            found[gpu.uuid] = gpu.reading.processes
+    return found
+
+
+def ever_offered(
+    before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
+) -> frozenset[tuple[Uuid, str]]:
+    """Add what is offered or held now to what ever was, as long as its device is here."""
+    now = {(uuid, resource) for uuid, rows in (allocation.offered or {}).items() for resource, _ in rows}
+    held = {(uuid, resource) for (_, uuid), grant in allocation.grants.items() for resource, _ in grant.slots}
+    everything = before | now | held
+    if not inventory.up or everything == before:
+        return before if everything == before else frozenset(everything)
+    return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
+
+
+def leaves(
+    inventory: Inventory,
+    allocation: Allocation,
+    attribution: Attribution,
+    offered: frozenset[tuple[Uuid, str]],
+    *,
+    list_served: bool,
+    owners_by_list: bool,
+    owners_by_this_list: bool,
+    visible: bool,
+) -> tuple[Leaf, ...]:
+    """Make every leaf of the node, and the devices that only the kubelet names."""
+    made: list[Leaf] = []
+    for gpu in inventory.gpus:
+        known = next(known for known in inventory.known if known.uuid == gpu.uuid)
+        for leaf in known.leaves:
+            instance, memory = leaf_parts(gpu, leaf)
+            made.append(
+                Leaf(
+                    uuid=leaf.uuid,
+                    gpu=gpu,
+                    instance=instance,
+                    memory=memory,
+                    holders=allocation.holders.get(leaf.uuid, 0) if list_served else None,
+                    allocatable=_allocatable(leaf, inventory, allocation, offered),
+                    owners=()
+                    if gpu.reading is None
+                    else owner_uses(
+                        memory,
+                        attribution.by_leaf.get(leaf.uuid),
+                        _siblings(known, leaf, attribution) if visible else (),
+                        owners_by_list,
+                        owners_by_this_list,
+                        visible,
+                    ),
+                )
+            )
+    named = {leaf.uuid for leaf in made}
+    for uuid in {*allocation.holders, *(allocation.offered or {})} - named:
+        rows = (allocation.offered or {}).get(uuid, ())
+        made.append(
+            Leaf(uuid, None, holders=allocation.holders.get(uuid, 0) if list_served else None, allocatable=rows)
+        )
+    return tuple(sorted(made, key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
+
+
+def leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:
+    """The MIG instance that a leaf is, and its memory. A lost GPU's instances keep their identity alone."""
+    if not gpu.partitioned:
+        return None, gpu.reading.memory if gpu.reading else None
+    for instance in gpu.reading.instances if gpu.reading else ():
+        if instance.uuid == leaf.uuid:
+            return instance, instance.memory
+    identity = MigInstance(
+        leaf.uuid, leaf.gpu_instance_id or 0, leaf.compute_instance_id or 0, leaf.profile, None, None, None
+    )
+    return identity, None
+
+
+def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple[Attributed, ...]:
+    """Processes of the other compute instances in the same GPU instance: they share its memory."""
+    if leaf.gpu_instance_id is None:
+        return ()
+    return tuple(
+        item
+        for other in gpu.leaves
+        if other.gpu_instance_id == leaf.gpu_instance_id and other.uuid != leaf.uuid
+        for item in attribution.by_leaf.get(other.uuid, ())
+    )
+
+
+def _allocatable(
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: frozenset[tuple[Uuid, str]]
+) -> tuple[tuple[str, int], ...]:
+    """Slots by resource. One that was offered here before, or is on leaves of this kind, counts 0 where it is not."""
+    if allocation.offered is None:
+        return ()
+    rows = dict(allocation.offered.get(leaf.uuid, ()))
+    resources = {resource for uuid, resource in offered if uuid == leaf.uuid}
+    if not resources and not rows:
+        alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
+        resources = {resource for uuid, found in allocation.offered.items() if uuid in alike for resource, _ in found}
+    still = {resource for found in allocation.offered.values() for resource, _ in found}
+    return tuple(sorted({**dict.fromkeys(resources & still, 0), **rows}.items()))

@@ -1,0 +1,148 @@
+"""Which devices the node has: NVML's answer, and the identity of GPUs that just now do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpumap.device_ids import mig_place
+from gpumap.model import Gpu, GpuReading, MigInstance, NvmlReading, Uuid
+
+
+class KnownLeaf(NamedTuple):
+    uuid: Uuid
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    profile: str
+    share: float | None
+    """Of its GPU: 1, or a MIG instance's compute slices by the GPU's."""
+    total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGpu:
+    """What stays true of a GPU while it is lost: its names and its leaves."""
+
+    uuid: Uuid
+    index: int
+    minor: int | None
+    pci_bus_id: str
+    model: str
+    partitioned: bool
+    total_bytes: int | None
+    leaves: tuple[KnownLeaf, ...]
+    last_success: float = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The node's devices by uuid. `up` is whether NVML answered; `nameless`: some GPU has not told its uuid."""
+
+    up: bool
+    nameless: bool
+    known: tuple[KnownGpu, ...]
+    gpus: tuple[Gpu, ...]
+    gpu_of_leaf: Mapping[Uuid, KnownGpu]
+    leaves: Mapping[Uuid, KnownLeaf]
+    parents: Mapping[Uuid, KnownGpu]
+
+    def find(self, uuid: Uuid) -> Uuid | None:
+        """Give the uuid under which a device stands here, a leaf's or a partitioned GPU's; `None` if it is not here."""
+        if uuid in self.leaves or uuid in self.parents:
+            return uuid
+        place = mig_place(uuid)
+        parent = self.parents.get(place.gpu) if place else None
+        if place is None or parent is None:
+            return None
+        wanted = (place.gpu_instance_id, place.compute_instance_id)
+        return next(
+            (leaf.uuid for leaf in parent.leaves if (leaf.gpu_instance_id, leaf.compute_instance_id) == wanted), None
+        )
+
+    def leaves_of(self, uuid: Uuid) -> tuple[Uuid, ...]:
+        """Give the leaves that a device stands for: itself, or all of a partitioned GPU."""
+        parent = self.parents.get(uuid)
+        return tuple(leaf.uuid for leaf in parent.leaves) if parent else (uuid,)
+
+
+def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...]) -> Inventory:
+    """Take stock. `reading` is `None` while NVML is down: then nothing is here, and nothing is forgotten."""
+    answered = {gpu.uuid for gpu in reading.gpus if gpu.fault is None} if reading else set()
+    by_index = {known.index: known for known in remembered if known.uuid not in answered}
+    by_uuid = {known.uuid: known for known in remembered}
+    known_gpus: dict[Uuid, KnownGpu] = {}
+    gpus: list[Gpu] = []
+    nameless = False
+    for said in reading.gpus if reading else ():
+        if said.fault is None and said.uuid is not None:
+            known: KnownGpu | None = _learn(said, said.uuid, wall)
+        else:
+            known = _recall(said, by_uuid, by_index)
+        if known is None:
+            nameless = True
+        elif known.uuid not in known_gpus:
+            known_gpus[known.uuid] = known
+            gpus.append(_gpu(known, said))
+    known_tuple = tuple(known_gpus.values())
+    return Inventory(
+        up=reading is not None,
+        nameless=nameless,
+        known=known_tuple if reading else remembered,
+        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
+        gpu_of_leaf={leaf.uuid: gpu for gpu in known_tuple for leaf in gpu.leaves},
+        leaves={leaf.uuid: leaf for gpu in known_tuple for leaf in gpu.leaves},
+        parents={gpu.uuid: gpu for gpu in known_tuple if gpu.partitioned},
+    )
+
+
+def _learn(said: GpuReading, uuid: Uuid, wall: float) -> KnownGpu:
+    total = said.memory.total_bytes if said.memory else None
+    if said.partitioned:
+        leaves = tuple(_leaf(instance, said.max_mig_devices) for instance in said.instances)
+    else:
+        leaves = (KnownLeaf(uuid, None, None, "", 1.0, total),)
+    return KnownGpu(
+        uuid, said.index, said.minor, said.pci_bus_id, said.model, said.partitioned, total, leaves, last_success=wall
+    )
+
+
+def _leaf(instance: MigInstance, slices_of_gpu: int | None) -> KnownLeaf:
+    share = instance.compute_slices / slices_of_gpu if instance.compute_slices and slices_of_gpu else None
+    return KnownLeaf(
+        instance.uuid,
+        instance.gpu_instance_id,
+        instance.compute_instance_id,
+        instance.profile,
+        share,
+        instance.memory.total_bytes if instance.memory else None,
+    )
+
+
+def _recall(said: GpuReading, by_uuid: Mapping[Uuid, KnownGpu], by_index: Mapping[int, KnownGpu]) -> KnownGpu | None:
+    """Name a GPU that gives no measurement: by the uuid that it still tells, else by its place in NVML's order."""
+    if said.uuid is None:
+        return by_index.get(said.index)
+    known = by_uuid.get(said.uuid)
+    if known is not None:
+        return known
+    leaf = KnownLeaf(said.uuid, None, None, "", 1.0, None)
+    leaves = () if said.partitioned else (leaf,)
+    return KnownGpu(
+        said.uuid, said.index, said.minor, said.pci_bus_id, said.model, said.partitioned, None, leaves, last_success=0.0
+    )
+
+
+def _gpu(known: KnownGpu, said: GpuReading) -> Gpu:
+    return Gpu(
+        uuid=known.uuid,
+        index=said.index,
+        minor=known.minor,
+        pci_bus_id=known.pci_bus_id,
+        model=known.model,
+        partitioned=known.partitioned,
+        fault=said.fault,
+        stuck_seconds=said.stuck_seconds,
+        last_success=known.last_success or None,
+        reading=said if said.fault is None else None,
+    )

@@ -1,0 +1,79 @@
+"""All that gpumap remembers about a node from one collection to the next, as one immutable value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpumap.join.allocation import Allocation
+from gpumap.join.inventory import KnownGpu
+from gpumap.join.pods import PodTable
+from gpumap.model import (
+    ContainerName,
+    KubeletAnswer,
+    ListedPod,
+    Observed,
+    Owner,
+    PodIdentity,
+    PodName,
+    PodUid,
+    Source,
+    SourceHealth,
+    Uuid,
+)
+
+
+class Suspicion(NamedTuple):
+    """A verdict of one snapshot (`unassigned`, `gone`), said aloud when the next one agrees."""
+
+    pod_uid: PodUid
+    container_id: str
+    leaf: Uuid
+    verdict: Owner
+
+
+class LastProcess(NamedTuple):
+    """A process of the last snapshot: its start tells a re-used PID, its container gets what it used till it left."""
+
+    start: int
+    container: ContainerName | None
+
+
+@dataclass(frozen=True, slots=True)
+class UseMemory:
+    """Of a container on a leaf: when first seen, the most memory, when last active (Unix seconds)."""
+
+    pod_uid: PodUid | None
+    first_seen: float
+    peak_bytes: int | None
+    last_active: float
+    kept_until: float
+    """Monotonic: forgotten then, if not seen again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What `step` takes and returns. A fresh one is gpumap's own start."""
+
+    health: tuple[SourceHealth, ...] = tuple(SourceHealth(source) for source in Source)
+    collections: Mapping[str, int] = field(default_factory=dict)
+    kubelet: Observed[KubeletAnswer] | None = None
+    kubelet_back_at: float | None = None
+    """Monotonic time of the first List after a restart that gpumap saw."""
+    kubelet_away: bool = False
+    """Its last attempts found nobody at the socket."""
+    pods: tuple[ListedPod, ...] = ()
+    """The last List, with the pods that the grace after a restart keeps."""
+    pod_uids: Mapping[PodName, PodUid] = field(default_factory=dict)
+    pod_identity: Observed[PodIdentity] | None = None
+    names: Mapping[PodUid, PodName] = field(default_factory=dict)
+    """Last names of pods, as long as processes of theirs are on a GPU."""
+    gpus: tuple[KnownGpu, ...] = ()
+    offered: frozenset[tuple[Uuid, str]] = frozenset()
+    """(leaf, resource) pairs that the kubelet has offered: one that is missing later is unhealthy."""
+    suspicions: frozenset[Suspicion] = frozenset()
+    uses: Mapping[tuple[ContainerName, Uuid], UseMemory] = field(default_factory=dict)
+    processes: Mapping[tuple[Uuid, int], LastProcess] = field(default_factory=dict)
+    table: PodTable | None = None
+    allocation: Allocation | None = None

@@ -1,0 +1,161 @@
+"""Which UID, which name and which containers a pod has: the List joined with the checkpoint and the log directories.
+
+The List has names but no UIDs, a cgroup path has a UID but no name. Both local files tie them; where they leave a
+doubt, nothing is tied: a wrong name is worse than none.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpumap.model import (
+    Checkpoint,
+    CheckpointEntry,
+    ContainerLink,
+    ContainerName,
+    DeviceId,
+    ListedPod,
+    LogTree,
+    PodIdentity,
+    PodLogs,
+    PodName,
+    PodUid,
+)
+
+
+class Standing(enum.Enum):
+    """What can be said of a pod UID against a List."""
+
+    LIVE = "live"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PodTable:
+    """The join of one List with one identity reading; `pods`, `checkpoint` and `logs` are what it was made of."""
+
+    pods: tuple[ListedPod, ...]
+    checkpoint: Checkpoint | None
+    logs: PodLogs | None
+    listed: frozenset[PodName]
+    uid_of: Mapping[PodName, PodUid]
+    """Listed pods whose UID is fixed."""
+    name_of: Mapping[PodUid, PodName]
+    """Its inverse."""
+    trees: Mapping[PodUid, LogTree]
+    links: Mapping[str, ContainerLink]
+    cut_links: tuple[ContainerLink, ...]
+    """Links whose container id lost its tail to a long name."""
+    logs_tell: bool
+    """Whether a missing log tree says that its pod is gone: not if the logs are kept elsewhere."""
+
+    def name(self, uid: PodUid) -> PodName | None:
+        """Name a pod: as the List has it, else as its log directory has it."""
+        tree = self.trees.get(uid)
+        return self.name_of.get(uid) or (PodName(tree.namespace, tree.pod) if tree else None)
+
+    def container(self, uid: PodUid, container_id: str) -> str:
+        """Name a container by its id; empty where nothing ties them."""
+        link = self.links.get(container_id)
+        if link is None and container_id:
+            link = next((cut for cut in self.cut_links if container_id.startswith(cut.container_id)), None)
+        if link is not None and link.pod_uid == uid:
+            return link.name.container
+        tree = self.trees.get(uid)
+        # The directory is made before its container starts: where there is one, no other container has run.
+        return tree.containers[0] if tree and len(tree.containers) == 1 and container_id else ""
+
+    def standing(self, uid: PodUid, last_name: PodName | None) -> Standing:
+        """Say whether the pod of a running process is still the kubelet's (contract §9, "gone").
+
+        `last_name` is the name it was last known by, for pods whose directories are gone.
+        """
+        if uid in self.name_of:
+            return Standing.LIVE
+        if self.logs_tell and uid not in self.trees:
+            return Standing.GONE
+        name = self.name(uid) or last_name
+        if name is None:
+            return Standing.UNKNOWN
+        if name not in self.listed:
+            return Standing.GONE
+        # Listed under this name with another UID; without a fixed UID there are two trees of that name, or none.
+        return Standing.GONE if name in self.uid_of else Standing.UNKNOWN
+
+
+def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None) -> PodTable:
+    """Join a List with what the identity files say."""
+    checkpoint = identity.checkpoint if identity else None
+    logs = identity.logs if identity else None
+    trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
+    listed = frozenset(PodName(pod.namespace, pod.name) for pod in pods)
+    uid_of = _fix_uids(pods, checkpoint, trees)
+    tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
+    links = logs.links if logs else ()
+    return PodTable(
+        pods=pods,
+        checkpoint=checkpoint,
+        logs=logs,
+        listed=listed,
+        uid_of=uid_of,
+        name_of={uid: name for name, uid in uid_of.items()},
+        trees=trees,
+        links={link.container_id: link for link in links if len(link.container_id) == 64},
+        cut_links=tuple(link for link in links if len(link.container_id) < 64),
+        logs_tell=logs is not None and (not listed or not listed.isdisjoint(tree_names)),
+    )
+
+
+def checkpoint_only(table: PodTable) -> dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]]:
+    """Give the rows of live pods' containers that the List leaves out: plain init containers."""
+    if table.checkpoint is None:
+        return {}
+    listed = {
+        ContainerName(pod.namespace, pod.name, container.name) for pod in table.pods for container in pod.containers
+    }
+    rows: dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]] = {}
+    for entry in table.checkpoint.entries:
+        name = table.name_of.get(entry.pod_uid)
+        if name is not None and ContainerName(*name, entry.container) not in listed:
+            key = (entry.pod_uid, entry.container)
+            rows[key] = (*rows.get(key, ()), entry)
+    return rows
+
+
+def _fix_uids(
+    pods: tuple[ListedPod, ...], checkpoint: Checkpoint | None, trees: Mapping[PodUid, LogTree]
+) -> dict[PodName, PodUid]:
+    """Tie each listed pod to its UID, where one and only one fits."""
+    by_row: dict[tuple[str, str, frozenset[DeviceId]], set[PodUid]] = {}
+    for entry in checkpoint.entries if checkpoint else ():
+        by_row.setdefault((entry.container, entry.resource, entry.ids), set()).add(entry.pod_uid)
+    by_name: dict[PodName, set[PodUid]] = {}
+    for tree in trees.values():
+        by_name.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
+
+    found: dict[PodName, PodUid] = {}
+    claims: dict[PodUid, int] = {}
+    for pod in pods:
+        name = PodName(pod.namespace, pod.name)
+        in_logs = by_name.get(name, set())
+        in_checkpoint = {uid for uid in _uids_by_rows(pod, by_row) if uid not in trees or uid in in_logs}
+        candidates = (in_checkpoint & in_logs) or in_checkpoint or in_logs
+        if len(candidates) == 1:
+            (uid,) = candidates
+            found[name] = uid
+            claims[uid] = claims.get(uid, 0) + 1
+    return {name: uid for name, uid in found.items() if claims[uid] == 1}
+
+
+def _uids_by_rows(pod: ListedPod, by_row: Mapping[tuple[str, str, frozenset[DeviceId]], set[PodUid]]) -> set[PodUid]:
+    """UIDs that the checkpoint has for what this pod holds; all of a pod's rows must agree."""
+    agreed: set[PodUid] | None = None
+    for container in pod.containers:
+        for devices in container.devices:
+            uids = by_row.get((container.name, devices.resource, frozenset(devices.ids)))
+            if uids:
+                agreed = uids if agreed is None else agreed & uids
+    return agreed or set()

@@ -1,0 +1,262 @@
+"""One collection reduced: what is remembered and what was just observed become a snapshot and a new memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gpumap.join.allocation import Allocation, Offer, allocate
+from gpumap.join.attribution import Attribution, Evidence, attribute
+from gpumap.join.devices import ever_offered, leaves, processes_by_leaf
+from gpumap.join.health import record
+from gpumap.join.inventory import Inventory, take
+from gpumap.join.memory import LastProcess, Memory, UseMemory
+from gpumap.join.pods import PodTable, tabulate
+from gpumap.join.restart import Listing, take_list
+from gpumap.join.usage import LeafUse, certainly_idle, remember
+from gpumap.model import (
+    ContainerName,
+    ContainerOnDevice,
+    ContainerUse,
+    Failed,
+    Node,
+    Observations,
+    Observed,
+    PodIdentity,
+    PodInfo,
+    PodName,
+    PodUid,
+    ProcessUse,
+    ProcTable,
+    Snapshot,
+    SourceHealth,
+    Uuid,
+)
+
+NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the user decided: who the node is, which resources are GPUs, how old data may be served."""
+
+    node: Node
+    is_gpu_resource: Callable[[str], bool]
+    stale_after_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """One collection, put in order: what every part of the snapshot is computed from."""
+
+    observations: Observations
+    memory: Memory
+    inventory: Inventory
+    listing: Listing
+    identity: Observed[PodIdentity] | None
+    table: PodTable
+    allocation: Allocation
+    procs: ProcTable
+    attribution: Attribution
+    leaf_uses: Mapping[Uuid, LeafUse]
+
+
+def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
+    """Reduce one collection."""
+    scene = _set_scene(memory, observations, rules)
+    containers, uses = _containers(scene)
+    collections = dict(memory.collections)
+    collections[observations.trigger] = collections.get(observations.trigger, 0) + 1
+    offered = ever_offered(memory.offered, scene.allocation, scene.inventory)
+    health = record(memory.health, observations)
+    snapshot = Snapshot(
+        at=observations.finished,
+        node=rules.node,
+        sources=health,
+        capabilities=_capabilities(scene),
+        collections=tuple(sorted(collections.items())),
+        driver=replace(observations.nvml.value, gpus=()) if isinstance(observations.nvml, Observed) else None,
+        gpus=scene.inventory.gpus,
+        leaves=leaves(
+            scene.inventory,
+            scene.allocation,
+            scene.attribution,
+            offered,
+            list_served=scene.listing.current,
+            owners_by_list=scene.listing.current and scene.identity is not None,
+            owners_by_this_list=scene.listing.read_now and scene.identity is not None,
+            visible=scene.procs.pid_visibility,
+        ),
+        containers=containers,
+        processes=tuple(_processes(scene)),
+        unmatched=scene.allocation.unmatched,
+        pods=_pods(scene, containers),
+    )
+    return _remember(scene, health, collections, offered, uses), snapshot
+
+
+def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Scene:
+    nvml = observations.nvml.value if isinstance(observations.nvml, Observed) else None
+    procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
+    identity = _identity(memory, observations, rules.stale_after_seconds)
+    found = identity.value if identity else None
+    inventory = take(nvml, observations.finished.wall, memory.gpus)
+    listing = take_list(memory, observations, found, procs, rules.stale_after_seconds)
+    table = _table(listing, found, memory.table)
+    allocation = allocate(
+        listing.pods if listing.current else (),
+        Offer(listing.allocatable, table.checkpoint.registered if table.checkpoint else ()),
+        inventory,
+        rules.is_gpu_resource,
+        memory.allocation,
+    )
+    evidence = Evidence(
+        table=table,
+        allocation=allocation,
+        inventory=inventory,
+        procs=procs,
+        identity_current=identity is not None,
+        list_current=listing.current,
+        list_read_now=listing.read_now,
+        last_names=memory.names,
+        suspected=memory.suspicions,
+    )
+    attribution = attribute(processes_by_leaf(inventory), evidence)
+    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
+    leaf_uses = {
+        leaf: LeafUse(leaf, items, samples.get(leaf), memory.processes) for leaf, items in attribution.by_leaf.items()
+    }
+    return _Scene(observations, memory, inventory, listing, identity, table, allocation, procs, attribution, leaf_uses)
+
+
+def _identity(memory: Memory, observations: Observations, stale_after_seconds: float) -> Observed[PodIdentity] | None:
+    """The newest identity reading that may still be served."""
+    newest = observations.pod_identity
+    if isinstance(newest, Failed):
+        before = memory.pod_identity
+        young = before and observations.finished.monotonic - before.at.monotonic < stale_after_seconds
+        return before if young else None
+    return newest
+
+
+def _table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
+    """Join names and UIDs anew, unless nothing of what they are joined from has changed."""
+    checkpoint, logs = (identity.checkpoint, identity.logs) if identity else (None, None)
+    if before and before.pods is listing.pods and before.checkpoint is checkpoint and before.logs is logs:
+        return before
+    return tabulate(listing.pods, identity)
+
+
+def _containers(
+    scene: _Scene,
+) -> tuple[tuple[ContainerOnDevice, ...], dict[tuple[ContainerName, Uuid], UseMemory]]:
+    """Lay grants and uses side by side: one row per (container, device)."""
+    at = scene.observations.finished
+    uids = {item.name: item.pod_uid for items in scene.attribution.by_leaf.values() for item in items if item.name}
+    found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
+    for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
+        found.update({(name, leaf): use for name, use in leaf_use.container_uses(_idle(scene, leaf)).items()})
+    kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
+    for key, use in found.items():
+        uid = uids.get(key[0]) or scene.table.uid_of.get(PodName(key[0].namespace, key[0].pod))
+        found[key], kept[key] = remember(use, kept.get(key), uid, at)
+    rows = []
+    for key in sorted({*found, *scene.allocation.grants}):
+        grant = scene.allocation.grants.get(key)
+        rows.append(
+            ContainerOnDevice(
+                name=key[0],
+                uuid=key[1],
+                slots=grant.slots if grant else (),
+                allocated_gpus=grant.gpus if grant else None,
+                allocated_memory_bytes=grant.memory_bytes if grant else None,
+                use=found.get(key),
+            )
+        )
+    return tuple(rows), kept
+
+
+def _idle(scene: _Scene, leaf: Uuid) -> Iterator[ContainerName]:
+    """The holders of a leaf, or of its partitioned GPU, whose zero is certain."""
+    gpu = scene.inventory.gpu_of_leaf[leaf]
+    holders = [name for name, uuid in scene.allocation.grants if uuid in (leaf, gpu.uuid)]
+    return certainly_idle(holders, scene.attribution.by_leaf[leaf], scene.table.uid_of)
+
+
+def _processes(scene: _Scene) -> Iterator[ProcessUse]:
+    for leaf, use in sorted(scene.leaf_uses.items()):
+        for item in sorted(use.attributed, key=lambda item: item.process.pid):
+            sample = use.sample(item) if item.start is not None else None
+            yield ProcessUse(
+                pid=item.process.pid,
+                uuid=leaf,
+                types=item.process.types,
+                comm=item.comm,
+                owner=item.owner,
+                name=item.name,
+                pod_uid=item.pod_uid,
+                memory_bytes=item.process.used_memory_bytes,
+                sm_ratio=sample.sm_ratio if sample else None,
+            )
+
+
+def _pods(scene: _Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
+    """Every pod that holds or uses a device, with its UID where one is known."""
+    uids: dict[PodName, PodUid | None] = {PodName(row.name.namespace, row.name.pod): None for row in containers}
+    uids.update({PodName(row.name.namespace, row.name.pod): None for row in scene.allocation.unmatched})
+    for items in scene.attribution.by_leaf.values():
+        for item in items:
+            if item.measures and item.name is not None:
+                uids[PodName(item.name.namespace, item.name.pod)] = item.pod_uid
+    return tuple(
+        PodInfo(name.namespace, name.pod, scene.table.uid_of.get(name) or uid or "")
+        for name, uid in sorted(uids.items(), key=lambda pair: pair[0])
+    )
+
+
+def _capabilities(scene: _Scene) -> tuple[tuple[str, bool], ...]:
+    identity = scene.identity.value if scene.identity else None
+    readings = [gpu.reading for gpu in scene.inventory.gpus if gpu.reading]
+    return (
+        ("device_checkpoint", identity is not None and identity.checkpoint is not None),
+        ("gpm", False),
+        ("pid_visibility", scene.procs.pid_visibility),
+        ("pod_logs", identity is not None and identity.logs is not None),
+        ("process_utilization", any(reading.samples is not None for reading in readings)),
+        ("push", False),
+        ("xid_events", False),
+    )
+
+
+def _remember(
+    scene: _Scene,
+    health: tuple[SourceHealth, ...],
+    collections: Mapping[str, int],
+    offered: frozenset[tuple[Uuid, str]],
+    uses: Mapping[tuple[ContainerName, Uuid], UseMemory],
+) -> Memory:
+    identity = scene.observations.pod_identity
+    uids = {**scene.memory.pod_uids, **scene.table.uid_of}
+    return Memory(
+        health=health,
+        collections=collections,
+        kubelet=scene.listing.answer,
+        kubelet_back_at=scene.listing.back_at,
+        kubelet_away=scene.listing.away,
+        pods=scene.listing.pods,
+        pod_uids={name: uids[name] for name in scene.table.listed if name in uids},
+        pod_identity=identity if isinstance(identity, Observed) else scene.memory.pod_identity,
+        names=scene.attribution.names,
+        gpus=scene.inventory.known,
+        offered=offered,
+        suspicions=scene.attribution.suspicions,
+        uses=uses,
+        processes={
+            (leaf, item.process.pid): LastProcess(item.start, item.name if item.measures else None)
+            for leaf, items in scene.attribution.by_leaf.items()
+            for item in items
+            if item.start is not None
+        },
+        table=scene.table,
+        allocation=scene.allocation,
+    )

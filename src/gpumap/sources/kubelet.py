@@ -1,0 +1,241 @@
+"""The kubelet's PodResources API over its Unix socket: which device ids each container was given.
+
+Read-only. Asks for raw bytes and decodes only pods whose bytes are new: kubelets answer in random order, so the pods of
+two answers with one content are the same, but the answers are not. Reconnects by its own rules, because gRPC's
+back-off can stay silent for two minutes after a kubelet is back.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from gpumap._proto.podresources import envelope_pb2, v1_pb2, v1alpha1_pb2
+from gpumap.model import (
+    ClaimDevice,
+    Complaint,
+    DeviceId,
+    KubeletAnswer,
+    ListedContainer,
+    ListedPod,
+    ResourceDevices,
+    SourceError,
+    Told,
+)
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""The largest answer that is taken. 17.8 MB were seen (kubernetes/kubernetes#141335)."""
+
+_OPTIONS = (
+    # Servers that are stricter than the kubelet's refuse the path that gRPC would send (grpc/grpc#33571).
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Channels of one process share their back-off unless each has a pool of its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+_LIST_V1 = "/v1.PodResourcesLister/List"
+_LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
+_ALLOCATABLE_V1 = "/v1.PodResourcesLister/GetAllocatableResources"
+_RATE_LIMIT_PAUSE_SECONDS = 0.1
+_RETURN_POLL_SECONDS = 1.0
+
+_CODE_REASONS = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: "deadline_exceeded",
+    grpc.StatusCode.UNIMPLEMENTED: "unimplemented",
+    grpc.StatusCode.PERMISSION_DENIED: "permission_denied",
+    grpc.StatusCode.UNAVAILABLE: "unavailable",
+}
+_REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavailable"})
+
+
+class KubeletSource:
+    """Asks one kubelet. Keeps its channel between calls and makes it anew when the kubelet has made its socket anew."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._channel: grpc.aio.Channel | None = None
+        self._socket = ""
+        self._list_method = _LIST_V1
+        self._tells_allocatable = True
+        self._pods_by_bytes: dict[bytes, ListedPod] = {}
+        self._pods: tuple[ListedPod, ...] = ()
+        self._allocatable_bytes = b""
+        self._allocatable: tuple[ResourceDevices, ...] | None = None
+        self._absent = False
+
+    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+        """Ask for List and GetAllocatableResources. `pods` is the very same object while its content is unchanged.
+
+        Raises SourceError: socket_missing, connection_refused, permission_denied, unavailable, rate_limited,
+        message_too_large, unimplemented, deadline_exceeded, decode, or another gRPC status in lower case.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        complaints: list[Complaint] = []
+        try:
+            await self._connect()
+            pods = await self._list(deadline, complaints)
+            allocatable = await self._allocatable_resources(deadline, complaints)
+        except grpc.aio.AioRpcError as error:
+            reason = self._reason(error)
+            self._absent = reason in _REASONS_OF_ABSENCE
+            if self._absent:
+                await self.close()
+            raise SourceError(reason, _detail(error), tuple(complaints)) from error
+        except DecodeError as error:
+            raise SourceError("decode", f"{self._path}: {error}", tuple(complaints)) from error
+        self._absent = False
+        return Told(KubeletAnswer(pods, allocatable, self._socket), tuple(complaints))
+
+    async def wait_until_back(self) -> None:
+        """Return once a kubelet that was away accepts connections; never, if the last answer came."""
+        while not (self._absent and _accepts(self._path)):  # noqa: ASYNC110 - another process's socket sets no Event
+            await asyncio.sleep(_RETURN_POLL_SECONDS)
+
+    async def close(self) -> None:
+        """Drop the channel. The next read makes a new one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _connect(self) -> None:
+        identity = _identity(self._path)
+        if self._channel is not None and identity != self._socket:
+            await self.close()
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
+            self._list_method = _LIST_V1
+            self._tells_allocatable = True
+        self._socket = identity
+
+    async def _list(self, deadline: float, complaints: list[Complaint]) -> tuple[ListedPod, ...]:
+        try:
+            answer = await self._call(self._list_method, v1_pb2.ListPodResourcesRequest(), deadline, complaints)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.UNIMPLEMENTED or self._list_method == _LIST_V1ALPHA1:
+                raise
+            self._list_method = _LIST_V1ALPHA1  # kubelet < 1.20
+            answer = await self._call(self._list_method, v1alpha1_pb2.ListPodResourcesRequest(), deadline, complaints)
+        chunks = envelope_pb2.ListPodResourcesResponse.FromString(answer).pod_resources
+        known = self._pods_by_bytes
+        # v1alpha1's messages are v1's with fields left out: one decoder reads both.
+        self._pods_by_bytes = {
+            chunk: known.get(chunk) or _pod(v1_pb2.PodResources.FromString(chunk)) for chunk in chunks
+        }
+        pods = tuple(sorted(set(self._pods_by_bytes.values())))
+        if pods != self._pods:
+            self._pods = pods
+        return self._pods
+
+    async def _allocatable_resources(
+        self, deadline: float, complaints: list[Complaint]
+    ) -> tuple[ResourceDevices, ...] | None:
+        """What plugins offer; `None` where this kubelet cannot say, or says nothing because plugins are to register."""
+        if not self._tells_allocatable or self._list_method == _LIST_V1ALPHA1:
+            return None
+        try:
+            answer = await self._call(_ALLOCATABLE_V1, v1_pb2.AllocatableResourcesRequest(), deadline, complaints)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN):
+                self._tells_allocatable = False  # an old kubelet, or its gate is off: until it restarts
+            else:
+                complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
+            return None
+        if answer != self._allocatable_bytes:
+            devices = _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
+            self._allocatable_bytes = answer
+            if devices != self._allocatable:
+                self._allocatable = devices
+        return self._allocatable or None
+
+    async def _call(self, method: str, request: Message, deadline: float, complaints: list[Complaint]) -> bytes:
+        """One call with the time that is left. A rate limit, shared with every other client, is waited out."""
+        if self._channel is None:
+            raise RuntimeError("not connected")
+        call = cast(
+            Callable[..., Awaitable[bytes]],
+            self._channel.unary_unary(method, request_serializer=None, response_deserializer=None),
+        )
+        pause = _RATE_LIMIT_PAUSE_SECONDS
+        while True:
+            try:
+                return await call(request.SerializeToString(), timeout=max(deadline - time.monotonic(), 0.001))
+            except grpc.aio.AioRpcError as error:
+                left = deadline - time.monotonic()
+                if self._reason(error) != "rate_limited" or left <= pause:
+                    raise
+                complaints.append(Complaint("rate_limited", _detail(error)))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _reason(self, error: grpc.aio.AioRpcError) -> str:
+        """Tell errors apart that share a code (texts as grpc-core and the kubelet write them)."""
+        code, details = error.code(), (error.details() or "").lower()
+        if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return "message_too_large" if "larger than max" in details else "rate_limited"
+        if code == grpc.StatusCode.UNAVAILABLE:
+            if "no such file" in details or not self._path.exists():
+                return "socket_missing"
+            if "refused" in details:
+                return "connection_refused"
+            if "permission denied" in details:
+                return "permission_denied"
+        return _CODE_REASONS.get(code, code.name.lower())
+
+
+def _detail(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name} {error.details() or ''}".strip()
+
+
+def _identity(path: Path) -> str:
+    """What changes when the kubelet has made its socket anew; its inode number alone may be used again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino}-{found.st_ctime_ns}"
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _pod(pod: v1_pb2.PodResources) -> ListedPod:
+    containers = (
+        ListedContainer(container.name, _devices(container.devices), _claims(container.dynamic_resources))
+        for container in pod.containers
+    )
+    return ListedPod(pod.namespace, pod.name, tuple(sorted(containers)))
+
+
+def _devices(entries: Iterable[v1_pb2.ContainerDevices]) -> tuple[ResourceDevices, ...]:
+    """Group ids by resource. The kubelet sends an entry per device and NUMA node: repetitions are normal."""
+    ids: dict[str, set[DeviceId]] = {}
+    for entry in entries:
+        ids.setdefault(entry.resource_name, set()).update(map(DeviceId, entry.device_ids))
+    return tuple(ResourceDevices(resource, tuple(sorted(found))) for resource, found in sorted(ids.items()))
+
+
+def _claims(entries: Iterable[v1_pb2.DynamicResource]) -> tuple[ClaimDevice, ...]:
+    """The devices of all claims, each once: kubelets have repeated them (kubernetes/kubernetes#140471, #141335)."""
+    found = {
+        ClaimDevice(device.driver_name, device.pool_name, device.device_name, device.share_id)
+        for claim in entries
+        for device in claim.claim_resources
+    }
+    return tuple(sorted(found))

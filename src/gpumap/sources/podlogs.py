@@ -1,0 +1,104 @@
+"""The names of log directories and links: pod UIDs and container ids with their names, without any API.
+
+Only names are read, never a log. The kubelet makes `pods/<namespace>_<pod>_<uid>/<container>/` before a container
+starts and removes it after the pod; `containers/<pod>_<namespace>_<container>-<id>.log` links to the file in it.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from gpumap.model import ContainerLink, ContainerName, LogTree, PodLogs, PodUid, SourceError
+
+SETTLED_SECONDS = 2.0
+"""A directory whose time stamp is younger than this may still change within the stamp's resolution: read it again."""
+
+
+class _Directory(NamedTuple):
+    changed_ns: int
+    settled: bool
+
+
+class PodLogsSource:
+    """Reads the names below a log root (`/var/log`), a directory again only after its time stamp changed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._containers_of: dict[str, tuple[_Directory, tuple[str, ...]]] = {}
+        self._target_of: dict[str, ContainerLink | None] = {}
+        self._links: tuple[_Directory, tuple[ContainerLink, ...]] | None = None
+        self._logs = PodLogs((), ())
+
+    def read(self, now: float) -> PodLogs:
+        """Give all names, the very same object while nothing changed. `now` is the wall clock.
+
+        Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may lack: the trees alone name pods.
+        """
+        try:
+            logs = PodLogs(self._read_trees(now), self._read_links(now))
+        except FileNotFoundError as error:
+            raise SourceError("pod_logs_missing", f"no directory {self._root / 'pods'}") from error
+        except OSError as error:
+            raise SourceError("pod_logs_unreadable", f"{error.filename}: {error.strerror}") from error
+        if logs != self._logs:
+            self._logs = logs
+        return self._logs
+
+    def _read_trees(self, now: float) -> tuple[LogTree, ...]:
+        trees: list[LogTree] = []
+        containers_of: dict[str, tuple[_Directory, tuple[str, ...]]] = {}
+        for name in os.listdir(self._root / "pods"):
+            parts = name.split("_")
+            if len(parts) != 3 or not name.isprintable():
+                continue
+            path = self._root / "pods" / name
+            try:
+                seen = _directory(path, now)
+                known = self._containers_of.get(name)
+                if known is None or known[0] != seen or not seen.settled:
+                    known = (seen, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry))))
+            except OSError:
+                continue  # removed between two reads, or not a directory
+            containers_of[name] = known
+            trees.append(LogTree(PodUid(parts[2]), parts[0], parts[1], known[1]))
+        self._containers_of = containers_of
+        return tuple(sorted(trees))
+
+    def _read_links(self, now: float) -> tuple[ContainerLink, ...]:
+        folder = self._root / "containers"
+        try:
+            seen = _directory(folder, now)
+            if self._links is not None and self._links[0] == seen and seen.settled:
+                return self._links[1]
+            names = os.listdir(folder)
+        except OSError:
+            return ()  # an optional source: not mounted, or a runtime that makes no links
+        self._target_of = {
+            name: self._target_of[name] if name in self._target_of else _link(folder / name) for name in names
+        }
+        links = tuple(sorted(link for link in self._target_of.values() if link is not None))
+        self._links = (seen, links)
+        return links
+
+
+def _directory(path: Path, now: float) -> _Directory:
+    found = path.stat()
+    return _Directory(found.st_mtime_ns, settled=abs(now - found.st_mtime) > SETTLED_SECONDS)
+
+
+def _is_container(entry: os.DirEntry[str]) -> bool:
+    return entry.name.isprintable() and entry.is_dir()
+
+
+def _link(path: Path) -> ContainerLink | None:
+    """Read one link. Its target is what names the container: the link's own name is cut where it is too long."""
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return None
+    steps = target.split("/")
+    tree = steps[-3].split("_") if len(steps) >= 3 else []
+    container_id = path.name.removesuffix(".log").rpartition("-")[2]
+    if len(tree) != 3 or not target.isprintable() or not container_id or container_id.strip("0123456789abcdef"):
+        return None
+    return ContainerLink(container_id, PodUid(tree[2]), ContainerName(tree[0], tree[1], steps[-2]))

@@ -1,0 +1,109 @@
+"""The /proc entries of GPU processes, and whether PIDs of other containers can be seen at all.
+
+Reads `cgroup` and `stat`, which need no right over the process; never `environ`, `cmdline` or `ns/`. The tree may be
+made of plain files. Remembers one PID, to ask it first the next time, and nothing else.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from gpumap import cgroups
+from gpumap.model import Complaint, ProcEntry, ProcTable, SourceError, Told
+
+SELF = Path("/proc/self")
+
+
+class ProcfsSource:
+    """Reads the tree `root` (`/proc`); `own` is gpumap's own entry, by which other paths are judged."""
+
+    def __init__(self, root: Path, own: Path = SELF) -> None:
+        self._root = root
+        self._own = own
+        self._witness: int | None = None
+
+    def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
+        """Read the entries of `pids`. A process that started after `not_after` (clock ticks) has a re-used PID.
+
+        Raises SourceError `unreadable` where the tree itself cannot be read.
+        """
+        try:
+            own = cgroups.own((self._own / "cgroup").read_text(errors="replace"))
+            visible, reason = self._visibility(own)
+        except OSError as error:
+            raise SourceError("unreadable", f"{error.filename}: {error.strerror}") from error
+        entries: list[ProcEntry] = []
+        unreadable: list[int] = []
+        complaints: list[Complaint] = []
+        for pid in sorted(set(pids)) if visible else ():
+            try:
+                entry = self._entry(pid, own)
+            except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+                continue
+            except (OSError, ValueError) as error:
+                unreadable.append(pid)
+                complaints.append(Complaint("unreadable", f"{self._root / str(pid)}: {error}"))
+                continue
+            if not_after is None or entry.start <= not_after:
+                entries.append(entry)
+        return Told(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
+
+    def clock_ticks(self) -> int | None:
+        """Give the time since boot in clock ticks, the unit of `ProcEntry.start`; `None` for a tree of plain files.
+
+        The clock, not /proc/uptime: lxcfs puts a container's own uptime there.
+        """
+        if not (self._root / "self").is_symlink():
+            return None
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+    def _entry(self, pid: int, own: cgroups.OwnCgroup) -> ProcEntry:
+        folder = self._root / str(pid)
+        cgroup = _text(folder / "cgroup")
+        comm, start = _name_and_start(_text(folder / "stat"))
+        if _text(folder / "cgroup") != cgroup:
+            raise ProcessLookupError  # the PID was given to another process while we read, or it is just moving
+        return ProcEntry(pid, start, comm, cgroups.parse(cgroup, own))
+
+    def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
+        """Establish by what can be seen whether PIDs of other containers are visible (contract §7)."""
+        try:
+            named = os.readlink(self._root / "self")
+        except FileNotFoundError:
+            named = None  # a tree of plain files
+        except OSError as error:
+            return False, f"{error.filename} cannot be read: {error.strerror}"
+        if named is not None and named != str(os.getpid()):
+            return False, f"{self._root} is of another PID namespace: its self is {named}, we are {os.getpid()}"
+        if cgroups.is_bare_host(own) and (self._root / str(os.getpid())).exists():
+            return True, "gpumap runs on the bare host"
+        for pid in self._candidates():
+            try:
+                text = _text(self._root / str(pid) / "cgroup")
+            except OSError:
+                continue
+            if cgroups.is_outside(text, own):
+                self._witness = pid
+                return True, f"PID {pid} is outside gpumap's own pod"
+        self._witness = None
+        return False, f"no process outside gpumap's own pod in {self._root}: the pod needs hostPID: true"
+
+    def _candidates(self) -> Iterator[int]:
+        if self._witness is not None:
+            yield self._witness
+        yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
+
+
+def _text(path: Path) -> str:
+    with open(path, errors="replace") as file:
+        return file.read()
+
+
+def _name_and_start(stat: str) -> tuple[str, int]:
+    """Fields 2 and 22 of /proc/PID/stat. The name stands in brackets and may itself hold blanks and brackets."""
+    name, _, rest = stat.rpartition(")")
+    fields = rest.split()
+    if len(fields) < 20:
+        raise ValueError("its stat has too few fields")
+    return name.partition("(")[2], int(fields[19])

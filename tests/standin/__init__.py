@@ -1,0 +1,379 @@
+"""A compiled stand-in for libnvidia-ml.so.1: `build` compiles it, `Driver.write` says what it answers.
+
+The library reads the state file anew whenever it was replaced, so a test changes the GPUs of a running process by
+changing a `Driver` and writing it again. None as a value always means that the driver does not support that call.
+How the state file is laid out, and what the rules match, stands at the top of nvml.c.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Literal
+
+__all__ = [
+    "FUNCTIONS",
+    "Attributes",
+    "Code",
+    "Driver",
+    "FieldValue",
+    "Gpu",
+    "MigInstance",
+    "Process",
+    "Sample",
+    "Target",
+    "build",
+    "environment",
+    "read_calls",
+]
+
+SOURCE = Path(__file__).with_name("nvml.c")
+FUNCTIONS = frozenset(re.findall(r"^#ifndef WITHOUT_(\w+)$", SOURCE.read_text(), re.MULTILINE))
+"""Every function that the stand-in exports."""
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+Target = int | str
+"""Whom a rule is about: a GPU's index, "*", "0.gpu" (not its MIG instances), "0.mig" (only those), "0.3" (one slot)."""
+
+FieldValue = tuple[Literal["double", "uint", "ulong", "ulonglong", "slonglong", "sint", "ushort", "error"], float]
+"""The type and value of a field; "error" makes the value an nvmlReturn_t."""
+
+
+class Code(IntEnum):
+    """The nvmlReturn_t values that tests have use for."""
+
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    ARGUMENT_VERSION_MISMATCH = 25
+    UNKNOWN = 999
+
+
+def build(directory: Path, without: Sequence[str] = ()) -> Path:
+    """Compile the stand-in, leaving out the functions in `without`, and return the path of its libnvidia-ml.so.1.
+
+    The same source and options are compiled once per `directory`, also by test runs side by side.
+    """
+    unknown = set(without) - FUNCTIONS
+    if unknown:
+        raise ValueError(f"the stand-in has no {', '.join(sorted(unknown))}")
+    command = [os.environ.get("CC", "gcc"), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+    command += ["-shared", "-fPIC", "-pthread", "-Wl,-soname,libnvidia-ml.so.1"]
+    command += [f"-DWITHOUT_{name}" for name in sorted(set(without))]
+    if without:
+        command.append("-Wno-unused-function")  # what only the left-out functions called
+    variant = hashlib.sha256(SOURCE.read_bytes() + "\0".join(command).encode()).hexdigest()[:16]
+    library = directory / variant / "libnvidia-ml.so.1"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            compiled = Path(scratch) / library.name
+            subprocess.run([*command, str(SOURCE), "-o", str(compiled)], check=True)
+            compiled.replace(library)
+    return library
+
+
+def environment(library: Path, state: Path, calls: Path | None = None) -> dict[str, str]:
+    """The variables of a process that shall find `library` by its soname, `state`, and where to write its calls."""
+    variables = {"LD_LIBRARY_PATH": str(library.parent), "GPUMAP_STANDIN_STATE": str(state)}
+    return variables if calls is None else variables | {"GPUMAP_STANDIN_CALLS": str(calls)}
+
+
+def read_calls(path: Path) -> Counter[str]:
+    """How often each function was called, up to the last shutdown or exit of the processes that wrote `path`."""
+    calls: Counter[str] = Counter()
+    for line in path.read_text().splitlines():
+        function, count = line.split()
+        calls[function] += int(count)
+    return calls
+
+
+@dataclass(slots=True)
+class Process:
+    """A row of a process list. Without `gi` and `ci` it has its MIG instance's, or none on a whole GPU."""
+
+    pid: int
+    memory_bytes: int | None = GIB
+    kind: Literal["compute", "graphics", "mps"] = "compute"
+    gi: int | None = None
+    ci: int | None = None
+    cc_protected_bytes: int | None = 0
+
+
+@dataclass(slots=True)
+class Sample:
+    """A row of nvmlDeviceGetProcessUtilization, in percent. Without `timestamp_us` it is as new as each call."""
+
+    pid: int
+    sm: int = 0
+    mem: int = 0
+    enc: int = 0
+    dec: int = 0
+    timestamp_us: int | None = None
+
+
+@dataclass(slots=True)
+class Attributes:
+    """nvmlDeviceAttributes_t, which only MIG instances have; by default those of a 1g.10gb."""
+
+    multiprocessor_count: int = 14
+    shared_copy_engine_count: int = 1
+    shared_decoder_count: int = 0
+    shared_encoder_count: int = 0
+    shared_jpeg_count: int = 0
+    shared_ofa_count: int = 0
+    gpu_instance_slice_count: int = 1
+    compute_instance_slice_count: int = 1
+    memory_size_mib: int = 9728
+
+
+@dataclass(slots=True)
+class MigInstance:
+    """A MIG device. Another uuid or `generation` makes the handles that were given out stale."""
+
+    uuid: str | None
+    gi: int = 1
+    ci: int = 0
+    name: str | None = "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
+    memory_total_bytes: int | None = 9728 * MIB
+    memory_used_bytes: int | None = 0
+    memory_reserved_bytes: int | None = 0
+    attributes: Attributes | None = field(default_factory=Attributes)
+    processes: list[Process] | None = field(default_factory=list)
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class Gpu:
+    """A GPU; `minor` and `pci` follow its index unless given.
+
+    `instances` are its MIG devices by slot, None for a hole; they exist only while `mig_mode` is True, which it is by
+    default for a GPU that was made with instances. `fields` adds to the field values that the other values imply
+    (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id).
+    """
+
+    uuid: str | None
+    name: str | None = "NVIDIA A100-SXM4-80GB"
+    minor: int | Literal["by index"] | None = "by index"
+    pci: str | None = "by index"
+    memory_total_bytes: int | None = 80 * GIB
+    memory_used_bytes: int | None = 0
+    memory_reserved_bytes: int | None = 512 * MIB
+    utilization_gpu: int | None = 0
+    utilization_memory: int | None = 0
+    encoder_utilization: int | None = 0
+    decoder_utilization: int | None = 0
+    temperature_celsius: int | None = 40
+    memory_temperature_celsius: int | None = 45
+    power_milliwatts: int | None = 60_000
+    power_limit_milliwatts: int | None = 400_000
+    enforced_power_limit_milliwatts: int | None = 400_000
+    energy_millijoules: int | None = 1_000_000
+    cc_protected_kib: int | None = None
+    cc_unprotected_kib: int | None = None
+    processes: list[Process] | None = field(default_factory=list)
+    samples: list[Sample] | None = field(default_factory=list)
+    fields: dict[int | tuple[int, int], FieldValue | None] = field(default_factory=dict)
+    mig_mode: bool | None = None
+    mig_pending: bool | None = None
+    mig_max_count: int = 7
+    instances: list[MigInstance | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.instances and self.mig_mode is None:
+            self.mig_mode = True
+
+
+@dataclass(slots=True)
+class Driver:
+    """All that the stand-in answers.
+
+    The keys of `fail`, `delay` and `crash` are (function or "*", target); where several match, the first one counts.
+    `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone).
+    """
+
+    version: str | None = "550.54.15"
+    cuda: int | None = 12040
+    nvml: str | None = "12.550.54.15"
+    gpus: list[Gpu] = field(default_factory=list)
+    fail: dict[tuple[str, Target], int] = field(default_factory=dict)
+    delay: dict[tuple[str, Target], float] = field(default_factory=dict)
+    crash: set[tuple[str, Target]] = field(default_factory=set)
+    init_code: int = 0
+    abi535: bool = False
+
+    def write(self, path: Path) -> None:
+        """Replace the state file at `path`, so that the library sees either the old or the new one."""
+        text = "".join(f"{line}\n" for line in _driver_lines(self))
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+
+
+def _line(key: str, *words: object) -> str:
+    line = " ".join([key, *("-" if word is None else str(word) for word in words)])
+    if "\n" in line:
+        raise ValueError(f"a line of the state file cannot contain a line break: {line!r}")
+    return line
+
+
+def _given(values: dict[str, str | int | None]) -> Iterator[str]:
+    for key, value in values.items():
+        if value is not None:
+            yield _line(key, int(value) if isinstance(value, bool) else value)
+
+
+def _driver_lines(driver: Driver) -> Iterator[str]:
+    yield from _given(
+        {
+            "driver": driver.version,
+            "nvml": driver.nvml,
+            "cuda": driver.cuda,
+            "count": len(driver.gpus),
+            "init": driver.init_code,
+            "abi535": driver.abi535,
+        }
+    )
+    for (function, target), code in driver.fail.items():
+        yield _rule("fail", function, target, int(code))
+    for (function, target), seconds in driver.delay.items():
+        yield _rule("delay", function, target, seconds)
+    for function, target in sorted(driver.crash, key=str):
+        yield _rule("crash", function, target)
+    for index, gpu in enumerate(driver.gpus):
+        yield from _gpu_lines(f"gpu.{index}", index, gpu)
+
+
+def _rule(kind: str, function: str, target: Target, *argument: object) -> str:
+    if function != "*" and function not in FUNCTIONS:
+        raise ValueError(f"the stand-in has no {function}")
+    if not re.fullmatch(r"\*|\d+(\.(gpu|mig|\d+))?", str(target)):
+        raise ValueError(f"{target!r} is not a target")
+    return _line(kind, function, target, *argument)
+
+
+def _gpu_lines(key: str, index: int, gpu: Gpu) -> Iterator[str]:
+    yield from _given(
+        {
+            f"{key}.uuid": gpu.uuid,
+            f"{key}.name": gpu.name,
+            f"{key}.minor": index if gpu.minor == "by index" else gpu.minor,
+            f"{key}.pci": f"00000000:{0x3B + index:02X}:00.0" if gpu.pci == "by index" else gpu.pci,
+            f"{key}.utilization.gpu": gpu.utilization_gpu,
+            f"{key}.utilization.memory": gpu.utilization_memory,
+            f"{key}.encoder": gpu.encoder_utilization,
+            f"{key}.decoder": gpu.decoder_utilization,
+            f"{key}.temperature": gpu.temperature_celsius,
+            f"{key}.power": gpu.power_milliwatts,
+            f"{key}.power.limit": gpu.power_limit_milliwatts,
+            f"{key}.power.enforced_limit": gpu.enforced_power_limit_milliwatts,
+            f"{key}.energy": gpu.energy_millijoules,
+            f"{key}.cc.protected_kib": gpu.cc_protected_kib,
+            f"{key}.cc.unprotected_kib": gpu.cc_unprotected_kib,
+            f"{key}.mig.mode": gpu.mig_mode,
+            f"{key}.mig.pending": gpu.mig_mode if gpu.mig_pending is None else gpu.mig_pending,
+            f"{key}.mig.max": gpu.mig_max_count,
+        }
+    )
+    yield from _memory_lines(key, gpu)
+    yield from _process_lines(key, gpu.processes)
+    yield from _sample_lines(key, gpu.samples)
+    yield from _field_lines(key, gpu)
+    for slot, instance in enumerate(gpu.instances):
+        if instance is not None:
+            yield from _instance_lines(f"{key}.mig.{slot}", instance)
+
+
+def _instance_lines(key: str, instance: MigInstance) -> Iterator[str]:
+    yield from _given(
+        {
+            f"{key}.uuid": instance.uuid,
+            f"{key}.generation": instance.generation,
+            f"{key}.gi": instance.gi,
+            f"{key}.ci": instance.ci,
+            f"{key}.name": instance.name,
+        }
+    )
+    yield from _memory_lines(key, instance)
+    yield from _process_lines(key, instance.processes, instance.gi, instance.ci)
+    if instance.attributes is not None:
+        counts = instance.attributes
+        yield _line(
+            f"{key}.attributes",
+            counts.multiprocessor_count,
+            counts.shared_copy_engine_count,
+            counts.shared_decoder_count,
+            counts.shared_encoder_count,
+            counts.shared_jpeg_count,
+            counts.shared_ofa_count,
+            counts.gpu_instance_slice_count,
+            counts.compute_instance_slice_count,
+            counts.memory_size_mib,
+        )
+
+
+def _memory_lines(key: str, device: Gpu | MigInstance) -> Iterator[str]:
+    yield from _given(
+        {
+            f"{key}.memory.total": device.memory_total_bytes,
+            f"{key}.memory.used": device.memory_used_bytes,
+            f"{key}.memory.reserved": device.memory_reserved_bytes,
+        }
+    )
+
+
+def _process_lines(
+    key: str, processes: list[Process] | None, gi: int | None = None, ci: int | None = None
+) -> Iterator[str]:
+    if processes is None:
+        return
+    yield _line(f"{key}.processes", 1)
+    for process in processes:
+        yield _line(
+            f"{key}.process",
+            process.kind,
+            process.pid,
+            process.memory_bytes,
+            gi if process.gi is None else process.gi,
+            ci if process.ci is None else process.ci,
+            process.cc_protected_bytes,
+        )
+
+
+def _sample_lines(key: str, samples: list[Sample] | None) -> Iterator[str]:
+    if samples is None:
+        return
+    yield _line(f"{key}.samples", 1)
+    for sample in samples:
+        timestamp = "now" if sample.timestamp_us is None else sample.timestamp_us
+        yield _line(f"{key}.sample", sample.pid, timestamp, sample.sm, sample.mem, sample.enc, sample.dec)
+
+
+def _field_lines(key: str, gpu: Gpu) -> Iterator[str]:
+    implied: dict[int, FieldValue | None] = {
+        82: None if gpu.memory_temperature_celsius is None else ("uint", gpu.memory_temperature_celsius),
+        83: None if gpu.energy_millijoules is None else ("ulonglong", gpu.energy_millijoules),
+        185: None if gpu.power_milliwatts is None else ("uint", gpu.power_milliwatts),
+        186: None if gpu.power_milliwatts is None else ("uint", gpu.power_milliwatts),
+    }
+    for field_id, value in (implied | gpu.fields).items():
+        if value is not None:
+            number, scope = field_id if isinstance(field_id, tuple) else (field_id, 0)
+            yield _line(f"{key}.field", number, scope, *value)

@@ -1,0 +1,1049 @@
+/*
+ * A stand-in for libnvidia-ml.so.1, for tests only: it answers pynvml from a text file instead of a driver.
+ *
+ * GPUMAP_STANDIN_STATE names that file. Every call looks whether it was replaced and then reads it anew, so a test
+ * changes the GPUs of a running process by renaming a new file over the old one. A value that the file does not give
+ * answers NVML_ERROR_NOT_SUPPORTED. GPUMAP_STANDIN_CALLS, if set, names a file that gets "function count" lines at
+ * each last nvmlShutdown and at exit; a function may be in it several times.
+ *
+ * The state: one "key value" line each, "#" starts a comment line. N is a GPU's index, S a slot of a MIG instance.
+ *
+ *   driver 550.54.15 | nvml 12.550.54.15 | cuda 12040 | count 2
+ *   init 9                                       what nvmlInit returns
+ *   abi535 1                                     _v3 process rows are 32 bytes, as drivers 535.43 to 535.98 had it
+ *   gpu.N.uuid|name|pci TEXT
+ *   gpu.N.minor|temperature|power|power.limit|power.enforced_limit|energy|encoder|decoder NUMBER
+ *   gpu.N.memory.total|used|reserved BYTES       used without reserved, as in the v2 struct
+ *   gpu.N.utilization.gpu|memory PERCENT
+ *   gpu.N.cc.protected_kib|unprotected_kib NUMBER
+ *   gpu.N.mig.mode 0|1, gpu.N.mig.pending 0|1, gpu.N.mig.max 7
+ *   gpu.N.processes 1                            the lists are supported; then, as often as wanted:
+ *   gpu.N.process compute|graphics|mps PID BYTES GI CI PROTECTED_BYTES       ("-": the driver does not say)
+ *   gpu.N.samples 1                              process utilization is supported; then, as often as wanted:
+ *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER
+ *   gpu.N.field ID SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
+ *   gpu.N.mig.S.gi|ci NUMBER                     gi is what makes the instance exist
+ *   gpu.N.mig.S.uuid|name|memory.*|processes|process    as for a GPU
+ *   gpu.N.mig.S.generation NUMBER                another number makes older handles stale
+ *   gpu.N.mig.S.attributes NINE NUMBERS          in the order of nvmlDeviceAttributes_t
+ *
+ *   fail FUNCTION TARGET CODE                    returns that nvmlReturn_t
+ *   delay FUNCTION TARGET SECONDS                sleeps first ("inf" is allowed); over as soon as the line is gone
+ *   crash FUNCTION TARGET                        abort()
+ *
+ * FUNCTION is a name or "*". TARGET is "*" (also the calls that concern no GPU), "N" (a GPU and its instances),
+ * "N.gpu" (not its instances), "N.mig" (only its instances) or "N.S". The first line that matches counts.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef void *Device;
+
+typedef enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    ARGUMENT_VERSION_MISMATCH = 25,
+} Return;
+
+#define NOT_AVAILABLE (~0ULL)
+#define SAMPLING_PERIOD_MICROSECONDS 167000
+#define VERSION(type, number) ((u32)(sizeof(type) | (number) << 24))
+
+/* The structs of nvml.h that cross the border. */
+typedef struct { u64 total, free, used; } Memory;
+typedef struct { u32 version; u64 total, reserved, free, used; } MemoryV2;
+typedef struct { u32 gpu, memory; } Utilization;
+typedef struct { u32 version, sensor; int celsius; } Temperature;
+typedef struct { u32 pid; u64 used; u32 gi, ci; u64 cc_protected; } ProcessRow;
+typedef struct { u32 version, mode, count; ProcessRow *rows; } ProcessDetailList;
+typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
+typedef struct { u64 protected_kib, unprotected_kib; } ConfComputeMemory;
+typedef struct { u32 counts[8]; u64 memory_mib; } Attributes;
+typedef struct {
+    char legacy_id[16];
+    u32 domain, bus, device, device_id, subsystem_id;
+    char id[32];
+} Pci;
+typedef union {
+    double d;
+    u32 ui;
+    unsigned long ul;
+    u64 ull;
+    long long sll;
+    int si;
+    unsigned short us;
+} Value;
+typedef struct {
+    u32 id, scope;
+    int64_t timestamp, latency;
+    u32 type, code;
+    Value value;
+} Field;
+
+/* One ProcessRow serves every list: the older structs are its beginnings. */
+enum { ROW_V1 = 16, ROW_V2 = 24, ROW_535 = 32 };
+
+_Static_assert(sizeof(Memory) == 24, "nvmlMemory_t");
+_Static_assert(sizeof(MemoryV2) == 40, "nvmlMemory_v2_t");
+_Static_assert(sizeof(Temperature) == 12, "nvmlTemperature_v1_t");
+_Static_assert(sizeof(ProcessRow) == ROW_535, "nvmlProcessDetail_v1_t");
+_Static_assert(offsetof(ProcessRow, cc_protected) == ROW_V2, "nvmlProcessInfo_v2_t");
+_Static_assert(offsetof(ProcessRow, gi) == ROW_V1, "nvmlProcessInfo_v1_t");
+_Static_assert(sizeof(ProcessDetailList) == 24, "nvmlProcessDetailList_v1_t");
+_Static_assert(sizeof(Sample) == 32, "nvmlProcessUtilizationSample_t");
+_Static_assert(sizeof(Attributes) == 40, "nvmlDeviceAttributes_t");
+_Static_assert(sizeof(Pci) == 68, "nvmlPciInfo_t");
+_Static_assert(sizeof(Field) == 40, "nvmlFieldValue_t");
+
+/* ---- the state file -------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *key, *value;
+    size_t order;
+} Line;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
+static struct {
+    int file; /* stays open, so that a new file cannot be given the inode of the one that was read */
+    struct stat seen;
+    char *text;
+    Line *lines;
+    size_t count;
+} state = {.file = -1};
+static u32 initialized;
+static struct { const char *function; u64 count; } calls[128];
+
+/* A mistake in a state file must not look like a driver's answer. */
+__attribute__((noreturn, format(printf, 1, 2))) static void give_up(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("NVML stand-in: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    abort();
+}
+
+static int by_key(const void *left, const void *right)
+{
+    const Line *a = left, *b = right;
+    int order = strcmp(a->key, b->key);
+    return order ? order : (a->order > b->order) - (a->order < b->order);
+}
+
+static void parse(char *text)
+{
+    size_t capacity = 1;
+    for (const char *at = text; *at; at++)
+        capacity += *at == '\n';
+    Line *lines = calloc(capacity, sizeof *lines);
+    size_t count = 0;
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (*line == '#')
+            continue;
+        char *space = strchr(line, ' ');
+        if (!space)
+            give_up("no value in line '%s'", line);
+        *space = '\0';
+        lines[count] = (Line){.key = line, .value = space + 1, .order = count};
+        count++;
+    }
+    qsort(lines, count, sizeof *lines, by_key);
+    free(state.text);
+    free(state.lines);
+    state.text = text;
+    state.lines = lines;
+    state.count = count;
+}
+
+static void refresh(void)
+{
+    const char *path = getenv("GPUMAP_STANDIN_STATE");
+    struct stat now;
+    if (!path || stat(path, &now) != 0)
+        return;
+    if (state.file >= 0 && now.st_ino == state.seen.st_ino && now.st_dev == state.seen.st_dev &&
+        now.st_size == state.seen.st_size && now.st_mtim.tv_sec == state.seen.st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == state.seen.st_mtim.tv_nsec)
+        return;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || fstat(file, &now) != 0)
+        give_up("cannot read %s: %s", path, strerror(errno));
+    char *text = calloc((size_t)now.st_size + 1, 1);
+    for (off_t length = 0; length < now.st_size;) {
+        ssize_t got = read(file, text + length, (size_t)(now.st_size - length));
+        if (got <= 0)
+            give_up("cannot read %s: %s", path, got ? strerror(errno) : "it became shorter");
+        length += got;
+    }
+    if (state.file >= 0)
+        close(state.file);
+    state.file = file;
+    state.seen = now;
+    parse(text);
+}
+
+/* The first line with that key; the others follow it, next_line() finds them. */
+static const Line *first_line(const char *key)
+{
+    size_t low = 0, high = state.count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strcmp(state.lines[middle].key, key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < state.count && strcmp(state.lines[low].key, key) == 0 ? &state.lines[low] : NULL;
+}
+
+static const Line *next_line(const Line *line)
+{
+    const Line *next = line + 1;
+    return next < state.lines + state.count && strcmp(next->key, line->key) == 0 ? next : NULL;
+}
+
+__attribute__((format(printf, 1, 2))) static const Line *find(const char *format, ...)
+{
+    char key[128];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(key, sizeof key, format, arguments);
+    va_end(arguments);
+    return first_line(key);
+}
+
+static u64 number(const char *word)
+{
+    char *end;
+    if (strcmp(word, "-") == 0)
+        return NOT_AVAILABLE;
+    u64 value = strtoull(word, &end, 10);
+    if (end == word || *end)
+        give_up("'%s' is not a number", word);
+    return value;
+}
+
+static u64 number_or(const Line *line, u64 otherwise)
+{
+    return line ? number(line->value) : otherwise;
+}
+
+/* Splits a value at its spaces; the words lie in `copy`. */
+enum { WORD_SPACE = 256 };
+static void split(const Line *line, char copy[WORD_SPACE], char *words[], size_t count)
+{
+    char *rest = NULL;
+    snprintf(copy, WORD_SPACE, "%s", line->value);
+    for (size_t i = 0; i < count; i++) {
+        words[i] = strtok_r(i ? NULL : copy, " ", &rest);
+        if (!words[i])
+            give_up("'%s %s' has fewer than %zu words", line->key, line->value, count);
+    }
+}
+
+/* ---- what each call starts and ends with ----------------------------------------------------------------------- */
+
+enum { NO_GPU = -1, NO_SLOT = -1 };
+enum about { THE_LIBRARY, THE_SYSTEM, AN_INDEX, A_DEVICE };
+
+typedef struct {
+    const char *function;
+    Return code;
+    int gpu, slot;
+    char prefix[32]; /* of the keys that describe the device */
+} Call;
+
+static void point_at(Call *call, int gpu, int slot)
+{
+    call->gpu = gpu;
+    call->slot = slot;
+    if (slot == NO_SLOT)
+        snprintf(call->prefix, sizeof call->prefix, "gpu.%d", gpu);
+    else
+        snprintf(call->prefix, sizeof call->prefix, "gpu.%d.mig.%d", gpu, slot);
+}
+
+static u32 gpu_count(void)
+{
+    return (u32)number_or(first_line("count"), 0);
+}
+
+static bool mig_enabled(int gpu)
+{
+    return number_or(find("gpu.%d.mig.mode", gpu), 0) == 1;
+}
+
+static int mig_slots(int gpu)
+{
+    return mig_enabled(gpu) ? (int)number_or(find("gpu.%d.mig.max", gpu), 7) : 0;
+}
+
+static bool mig_exists(int gpu, int slot)
+{
+    return slot < mig_slots(gpu) && find("gpu.%d.mig.%d.gi", gpu, slot);
+}
+
+/* A handle is made of what the device is, not of where it stands: it outlives a change of order, and goes stale. */
+static uintptr_t handle_of(const Call *call)
+{
+    char identity[256];
+    const Line *uuid = find("%s.uuid", call->prefix);
+    snprintf(identity, sizeof identity, "%s %llu", uuid ? uuid->value : call->prefix,
+             number_or(find("%s.generation", call->prefix), 0));
+    u32 hash = 2166136261u; /* FNV-1a */
+    for (const char *at = identity; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 16777619u;
+    return (uintptr_t)0x4e56 << 48 | (uintptr_t)(call->slot != NO_SLOT) << 32 | hash;
+}
+
+static bool locate_handle(Call *call, uintptr_t handle)
+{
+    for (int gpu = 0; gpu < (int)gpu_count(); gpu++) {
+        for (int slot = NO_SLOT; slot < mig_slots(gpu); slot++) {
+            point_at(call, gpu, slot);
+            if ((slot == NO_SLOT || mig_exists(gpu, slot)) && handle_of(call) == handle)
+                return true;
+        }
+    }
+    return false;
+}
+
+static Return locate(Call *call, enum about about, uintptr_t which)
+{
+    if (about == THE_LIBRARY)
+        return state.file < 0 ? DRIVER_NOT_LOADED : SUCCESS;
+    if (!initialized)
+        return UNINITIALIZED;
+    if (about == AN_INDEX) {
+        if (which >= gpu_count())
+            return INVALID_ARGUMENT;
+        point_at(call, (int)which, NO_SLOT);
+    }
+    if (about == A_DEVICE && !locate_handle(call, which))
+        return INVALID_ARGUMENT;
+    return SUCCESS;
+}
+
+static bool targets(const char *target, const Call *call)
+{
+    if (strcmp(target, "*") == 0)
+        return true;
+    char *part;
+    long gpu = strtol(target, &part, 10);
+    if (gpu != call->gpu || *part == '\0')
+        return gpu == call->gpu;
+    if (strcmp(part, ".gpu") == 0)
+        return call->slot == NO_SLOT;
+    if (strcmp(part, ".mig") == 0)
+        return call->slot != NO_SLOT;
+    return *part == '.' && call->slot != NO_SLOT && number(part + 1) == (u64)call->slot;
+}
+
+/* Whether a "fail", "delay" or "crash" line is about this call, and its last word. */
+static bool ruled(const char *kind, const Call *call, char argument[32])
+{
+    for (const Line *line = first_line(kind); line; line = next_line(line)) {
+        char function[80], target[32];
+        *argument = '\0';
+        if (sscanf(line->value, "%79s %31s %31s", function, target, argument) < 2)
+            give_up("'%s %s' names no target", kind, line->value);
+        if ((strcmp(function, "*") == 0 || strcmp(function, call->function) == 0) && targets(target, call))
+            return true;
+    }
+    return false;
+}
+
+static void count_call(const char *function)
+{
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        if (!calls[i].function)
+            calls[i].function = function;
+        if (calls[i].function == function) {
+            calls[i].count++;
+            return;
+        }
+    }
+}
+
+static void write_calls(void)
+{
+    const char *path = getenv("GPUMAP_STANDIN_CALLS");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (!file)
+        return;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls && calls[i].function; i++) {
+        if (calls[i].count)
+            fprintf(file, "%s %llu\n", calls[i].function, calls[i].count);
+        calls[i].count = 0;
+    }
+    fclose(file);
+}
+
+__attribute__((destructor)) static void at_exit(void)
+{
+    if (pthread_mutex_trylock(&lock) == 0) { /* a thread that still holds it will never let go */
+        write_calls();
+        pthread_mutex_unlock(&lock);
+    }
+}
+
+static double monotonic_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static u64 wall_microseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000;
+}
+
+/* Returns with the lock held, whatever the code; sleeps without it, so that a hung GPU does not stop the others. */
+static Call begin(const char *function, enum about about, uintptr_t which)
+{
+    Call call = {.function = function, .gpu = NO_GPU, .slot = NO_SLOT};
+    char argument[32];
+    double started = monotonic_seconds();
+    pthread_mutex_lock(&lock);
+    count_call(function);
+    for (;;) {
+        refresh();
+        call.code = locate(&call, about, which);
+        if (call.code != SUCCESS)
+            return call;
+        if (!ruled("delay", &call, argument) || monotonic_seconds() - started >= strtod(argument, NULL))
+            break;
+        pthread_mutex_unlock(&lock);
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        pthread_mutex_lock(&lock);
+    }
+    if (ruled("crash", &call, argument))
+        abort();
+    if (ruled("fail", &call, argument))
+        call.code = (Return)number(argument);
+    return call;
+}
+
+static void end(Call *call)
+{
+    (void)call;
+    pthread_mutex_unlock(&lock);
+}
+
+#define BEGIN(about, which)                                                                    \
+    __attribute__((cleanup(end))) Call call = begin(__func__, about, (uintptr_t)(which));      \
+    if (call.code != SUCCESS)                                                                  \
+        return call.code
+
+#define REQUIRE(condition)                                                                     \
+    if (!(condition))                                                                          \
+        return INVALID_ARGUMENT
+
+/* ---- answers from single lines --------------------------------------------------------------------------------- */
+
+static Return answer_text(const Line *line, char *text, u32 size)
+{
+    REQUIRE(text);
+    if (!line)
+        return NOT_SUPPORTED;
+    if (strlen(line->value) >= size)
+        return INSUFFICIENT_SIZE;
+    strcpy(text, line->value);
+    return SUCCESS;
+}
+
+static Return answer_u64(const Line *line, u64 *value)
+{
+    REQUIRE(value);
+    if (!line)
+        return NOT_SUPPORTED;
+    *value = number(line->value);
+    return SUCCESS;
+}
+
+static Return answer_u32(const Line *line, u32 *value)
+{
+    u64 wide = 0;
+    REQUIRE(value);
+    Return code = answer_u64(line, &wide);
+    if (code == SUCCESS)
+        *value = (u32)wide;
+    return code;
+}
+
+#define SYSTEM_TEXT(name, key)                                                                 \
+    Return name(char *text, u32 size)                                                          \
+    {                                                                                          \
+        BEGIN(THE_SYSTEM, 0);                                                                  \
+        return answer_text(first_line(key), text, size);                                       \
+    }
+
+#define SYSTEM_U32(name, key)                                                                  \
+    Return name(u32 *value)                                                                    \
+    {                                                                                          \
+        BEGIN(THE_SYSTEM, 0);                                                                  \
+        return answer_u32(first_line(key), value);                                             \
+    }
+
+#define DEVICE_TEXT(name, key)                                                                 \
+    Return name(Device device, char *text, u32 size)                                           \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        return answer_text(find("%s." key, call.prefix), text, size);                          \
+    }
+
+#define DEVICE_NUMBER(name, key, type)                                                         \
+    Return name(Device device, type *value)                                                    \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        return answer_##type(find("%s." key, call.prefix), value);                             \
+    }
+
+/* ---- the library ----------------------------------------------------------------------------------------------- */
+
+static Return initialize(void)
+{
+    Return code = (Return)number_or(first_line("init"), SUCCESS);
+    initialized += code == SUCCESS;
+    return code;
+}
+
+#ifndef WITHOUT_nvmlInitWithFlags
+Return nvmlInitWithFlags(u32 flags)
+{
+    (void)flags;
+    BEGIN(THE_LIBRARY, 0);
+    return initialize();
+}
+#endif
+
+#ifndef WITHOUT_nvmlInit_v2
+Return nvmlInit_v2(void)
+{
+    BEGIN(THE_LIBRARY, 0);
+    return initialize();
+}
+#endif
+
+#ifndef WITHOUT_nvmlShutdown
+Return nvmlShutdown(void)
+{
+    BEGIN(THE_SYSTEM, 0);
+    if (--initialized == 0)
+        write_calls();
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlErrorString
+const char *nvmlErrorString(u32 code)
+{
+    static const char *const names[] = {
+        "success", "uninitialized", "invalid argument", "not supported", "no permission", "already initialized",
+        "not found", "insufficient size", "insufficient power", "driver not loaded", "timeout", "IRQ issue",
+        "library not found", "function not found", "corrupted infoROM", "GPU is lost", "reset required",
+        "operating system", "driver/library version mismatch", "in use", "memory", "no data",
+        "vGPU ECC not supported", "insufficient resources", "frequency not supported",
+        "argument version mismatch", "deprecated", "not ready", "GPU not found", "invalid state",
+        "reset type not supported",
+    };
+    return code < sizeof names / sizeof *names ? names[code] : "unknown error";
+}
+#endif
+
+#ifndef WITHOUT_nvmlSystemGetDriverVersion
+SYSTEM_TEXT(nvmlSystemGetDriverVersion, "driver")
+#endif
+
+#ifndef WITHOUT_nvmlSystemGetNVMLVersion
+SYSTEM_TEXT(nvmlSystemGetNVMLVersion, "nvml")
+#endif
+
+#ifndef WITHOUT_nvmlSystemGetCudaDriverVersion
+SYSTEM_U32(nvmlSystemGetCudaDriverVersion, "cuda")
+#endif
+
+#ifndef WITHOUT_nvmlSystemGetCudaDriverVersion_v2
+SYSTEM_U32(nvmlSystemGetCudaDriverVersion_v2, "cuda")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetCount_v2
+SYSTEM_U32(nvmlDeviceGetCount_v2, "count")
+#endif
+
+/* ---- a GPU ----------------------------------------------------------------------------------------------------- */
+
+#ifndef WITHOUT_nvmlDeviceGetHandleByIndex_v2
+Return nvmlDeviceGetHandleByIndex_v2(u32 index, Device *device)
+{
+    BEGIN(AN_INDEX, index);
+    REQUIRE(device);
+    *device = (Device)handle_of(&call);
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetUUID
+DEVICE_TEXT(nvmlDeviceGetUUID, "uuid")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetName
+DEVICE_TEXT(nvmlDeviceGetName, "name")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMinorNumber
+DEVICE_NUMBER(nvmlDeviceGetMinorNumber, "minor", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetPciInfo_v3
+Return nvmlDeviceGetPciInfo_v3(Device device, Pci *pci)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(pci);
+    memset(pci, 0, sizeof *pci);
+    Return code = answer_text(find("%s.pci", call.prefix), pci->id, sizeof pci->id);
+    if (code != SUCCESS)
+        return code;
+    if (sscanf(pci->id, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device) != 3)
+        give_up("'%s' is not a PCI address", pci->id);
+    snprintf(pci->legacy_id, sizeof pci->legacy_id, "%04X:%02X:%02X.0", pci->domain & 0xffff, pci->bus & 0xff,
+             pci->device & 0xff);
+    return SUCCESS;
+}
+#endif
+
+/* v1 counts what the driver reserves as used, v2 tells it apart. */
+static Return memory(const Call *call, MemoryV2 *memory)
+{
+    const Line *total = find("%s.memory.total", call->prefix), *used = find("%s.memory.used", call->prefix);
+    if (!total || !used)
+        return NOT_SUPPORTED;
+    memory->total = number(total->value);
+    memory->used = number(used->value);
+    memory->reserved = number_or(find("%s.memory.reserved", call->prefix), 0);
+    memory->free = memory->total - memory->reserved - memory->used;
+    return SUCCESS;
+}
+
+#ifndef WITHOUT_nvmlDeviceGetMemoryInfo
+Return nvmlDeviceGetMemoryInfo(Device device, Memory *info)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(info);
+    MemoryV2 parts;
+    Return code = memory(&call, &parts);
+    if (code == SUCCESS)
+        *info = (Memory){.total = parts.total, .free = parts.free, .used = parts.used + parts.reserved};
+    return code;
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMemoryInfo_v2
+Return nvmlDeviceGetMemoryInfo_v2(Device device, MemoryV2 *info)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(info);
+    if (info->version != VERSION(MemoryV2, 2))
+        return ARGUMENT_VERSION_MISMATCH;
+    return memory(&call, info);
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetUtilizationRates
+Return nvmlDeviceGetUtilizationRates(Device device, Utilization *rates)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(rates);
+    if (mig_enabled(call.gpu))
+        return NOT_SUPPORTED;
+    Return code = answer_u32(find("%s.utilization.gpu", call.prefix), &rates->gpu);
+    return code ? code : answer_u32(find("%s.utilization.memory", call.prefix), &rates->memory);
+}
+#endif
+
+#define CODEC_UTILIZATION(name, key)                                                           \
+    Return name(Device device, u32 *percent, u32 *period)                                      \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        REQUIRE(percent && period);                                                            \
+        *period = SAMPLING_PERIOD_MICROSECONDS;                                                \
+        return mig_enabled(call.gpu) ? NOT_SUPPORTED                                           \
+                                     : answer_u32(find("%s." key, call.prefix), percent);      \
+    }
+
+#ifndef WITHOUT_nvmlDeviceGetEncoderUtilization
+CODEC_UTILIZATION(nvmlDeviceGetEncoderUtilization, "encoder")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetDecoderUtilization
+CODEC_UTILIZATION(nvmlDeviceGetDecoderUtilization, "decoder")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetTemperatureV
+Return nvmlDeviceGetTemperatureV(Device device, Temperature *temperature)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(temperature);
+    if (temperature->version != VERSION(Temperature, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    REQUIRE(temperature->sensor == 0);
+    return answer_u32(find("%s.temperature", call.prefix), (u32 *)&temperature->celsius);
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetTemperature
+Return nvmlDeviceGetTemperature(Device device, u32 sensor, u32 *celsius)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(sensor == 0);
+    return answer_u32(find("%s.temperature", call.prefix), celsius);
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetPowerUsage
+DEVICE_NUMBER(nvmlDeviceGetPowerUsage, "power", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetEnforcedPowerLimit
+DEVICE_NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power.enforced_limit", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetPowerManagementLimit
+DEVICE_NUMBER(nvmlDeviceGetPowerManagementLimit, "power.limit", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetTotalEnergyConsumption
+DEVICE_NUMBER(nvmlDeviceGetTotalEnergyConsumption, "energy", u64)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetConfComputeMemSizeInfo
+Return nvmlDeviceGetConfComputeMemSizeInfo(Device device, ConfComputeMemory *info)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(info);
+    Return code = answer_u64(find("%s.cc.protected_kib", call.prefix), &info->protected_kib);
+    return code ? code : answer_u64(find("%s.cc.unprotected_kib", call.prefix), &info->unprotected_kib);
+}
+#endif
+
+static void answer_field(const Line *line, char *words[], Field *field)
+{
+    static const char *const types[] = {"double", "uint", "ulong", "ulonglong", "slonglong", "sint", "ushort"};
+    const char *type = words[2], *value = words[3];
+    if (strcmp(type, "error") == 0) {
+        field->code = (u32)number(value);
+        return;
+    }
+    for (u32 i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(type, types[i]) != 0)
+            continue;
+        field->code = SUCCESS;
+        field->type = i;
+        memset(&field->value, 0, sizeof field->value);
+        switch (i) { /* numbered as nvmlValueType_t */
+        case 0: field->value.d = strtod(value, NULL); break;
+        case 1: field->value.ui = (u32)number(value); break;
+        case 2: field->value.ul = (unsigned long)number(value); break;
+        case 3: field->value.ull = number(value); break;
+        case 4: field->value.sll = (long long)number(value); break;
+        case 5: field->value.si = (int)number(value); break;
+        case 6: field->value.us = (unsigned short)number(value); break;
+        }
+        return;
+    }
+    give_up("'%s %s' has no known type", line->key, line->value);
+}
+
+#ifndef WITHOUT_nvmlDeviceGetFieldValues
+Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(fields && count > 0);
+    for (Field *field = fields; field < fields + count; field++) {
+        field->code = NOT_SUPPORTED;
+        field->timestamp = (int64_t)wall_microseconds();
+        field->latency = 1;
+        for (const Line *line = find("%s.field", call.prefix); line; line = next_line(line)) {
+            char copy[WORD_SPACE], *words[4];
+            split(line, copy, words, 4);
+            if (number(words[0]) == field->id && number(words[1]) == field->scope)
+                answer_field(line, words, field);
+        }
+    }
+    return SUCCESS;
+}
+#endif
+
+/* ---- MIG ------------------------------------------------------------------------------------------------------- */
+
+#ifndef WITHOUT_nvmlDeviceGetMigMode
+Return nvmlDeviceGetMigMode(Device device, u32 *current, u32 *pending)
+{
+    BEGIN(A_DEVICE, device);
+    Return code = answer_u32(find("%s.mig.mode", call.prefix), current);
+    return code ? code : answer_u32(find("%s.mig.pending", call.prefix), pending);
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMaxMigDeviceCount
+Return nvmlDeviceGetMaxMigDeviceCount(Device device, u32 *count)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(count && call.slot == NO_SLOT);
+    *count = (u32)mig_slots(call.gpu);
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMigDeviceHandleByIndex
+Return nvmlDeviceGetMigDeviceHandleByIndex(Device device, u32 index, Device *instance)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(instance && call.slot == NO_SLOT);
+    if (!find("%s.mig.mode", call.prefix))
+        return NOT_SUPPORTED;
+    REQUIRE(!mig_enabled(call.gpu) || (int)index < mig_slots(call.gpu));
+    if (!mig_exists(call.gpu, (int)index))
+        return NOT_FOUND;
+    point_at(&call, call.gpu, (int)index);
+    *instance = (Device)handle_of(&call);
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetDeviceHandleFromMigDeviceHandle
+Return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device instance, Device *device)
+{
+    BEGIN(A_DEVICE, instance);
+    REQUIRE(device && call.slot != NO_SLOT);
+    point_at(&call, call.gpu, NO_SLOT);
+    *device = (Device)handle_of(&call);
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceIsMigDeviceHandle
+Return nvmlDeviceIsMigDeviceHandle(Device device, u32 *is_instance)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(is_instance);
+    *is_instance = call.slot != NO_SLOT;
+    return SUCCESS;
+}
+#endif
+
+#define INSTANCE_ID(name, key)                                                                 \
+    Return name(Device device, u32 *id)                                                        \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        REQUIRE(call.slot != NO_SLOT);                                                         \
+        return answer_u32(find("%s." key, call.prefix), id);                                   \
+    }
+
+#ifndef WITHOUT_nvmlDeviceGetGpuInstanceId
+INSTANCE_ID(nvmlDeviceGetGpuInstanceId, "gi")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetComputeInstanceId
+INSTANCE_ID(nvmlDeviceGetComputeInstanceId, "ci")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetAttributes_v2
+Return nvmlDeviceGetAttributes_v2(Device device, Attributes *attributes)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(attributes && call.slot != NO_SLOT);
+    const Line *line = find("%s.attributes", call.prefix);
+    if (!line)
+        return NOT_SUPPORTED;
+    char copy[WORD_SPACE], *words[9];
+    split(line, copy, words, 9);
+    for (int i = 0; i < 8; i++)
+        attributes->counts[i] = (u32)number(words[i]);
+    attributes->memory_mib = number(words[8]);
+    return SUCCESS;
+}
+#endif
+
+/* ---- processes ------------------------------------------------------------------------------------------------- */
+
+/* Appends the rows of one device (its own, not its instances') to `rows`, or counts them if that is NULL. */
+static u32 append_rows(const char *prefix, const char *kind, size_t row_size, char *rows, u32 count)
+{
+    for (const Line *line = find("%s.process", prefix); line; line = next_line(line)) {
+        char copy[WORD_SPACE], *words[6];
+        split(line, copy, words, 6);
+        if (kind && strcmp(words[0], kind) != 0)
+            continue;
+        if (rows) {
+            ProcessRow row;
+            memset(&row, 0, sizeof row); /* its padding too: a caller with other structs reads that as well */
+            row.pid = (u32)number(words[1]);
+            row.used = number(words[2]);
+            row.gi = (u32)number(words[3]);
+            row.ci = (u32)number(words[4]);
+            row.cc_protected = number(words[5]);
+            memcpy(rows + count * row_size, &row, row_size);
+        }
+        count++;
+    }
+    return count;
+}
+
+/* A GPU's list has its instances' rows as well. */
+static u32 all_rows(const Call *call, const char *kind, size_t row_size, char *rows)
+{
+    u32 count = append_rows(call->prefix, kind, row_size, rows, 0);
+    for (int slot = 0; call->slot == NO_SLOT && slot < mig_slots(call->gpu); slot++) {
+        Call instance = *call;
+        point_at(&instance, call->gpu, slot);
+        if (mig_exists(call->gpu, slot))
+            count = append_rows(instance.prefix, kind, row_size, rows, count);
+    }
+    return count;
+}
+
+static Return process_rows(const Call *call, const char *kind, size_t row_size, u32 *count, void *rows)
+{
+    REQUIRE(count);
+    if (!find("%s.processes", call->prefix))
+        return NOT_SUPPORTED;
+    u32 needed = all_rows(call, kind, row_size, NULL);
+    bool fits = *count >= needed;
+    *count = needed;
+    if (!fits)
+        return INSUFFICIENT_SIZE;
+    REQUIRE(rows || !needed);
+    all_rows(call, kind, row_size, rows);
+    return SUCCESS;
+}
+
+/* In the 535 window rows are written past what a caller with 24-byte structs counted on: so did those drivers. */
+static size_t v3_row_size(void)
+{
+    return number_or(first_line("abi535"), 0) ? ROW_535 : ROW_V2;
+}
+
+#define PROCESS_LIST(name, kind, row_size)                                                     \
+    Return name(Device device, u32 *count, void *rows)                                         \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        return process_rows(&call, kind, row_size, count, rows);                               \
+    }
+
+#ifndef WITHOUT_nvmlDeviceGetComputeRunningProcesses
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, "compute", ROW_V1)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetComputeRunningProcesses_v2
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, "compute", ROW_V2)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetComputeRunningProcesses_v3
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, "compute", v3_row_size())
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetGraphicsRunningProcesses
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses, "graphics", ROW_V1)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetGraphicsRunningProcesses_v2
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics", ROW_V2)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetGraphicsRunningProcesses_v3
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics", v3_row_size())
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMPSComputeRunningProcesses
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses, "mps", ROW_V1)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMPSComputeRunningProcesses_v2
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps", ROW_V2)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMPSComputeRunningProcesses_v3
+PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps", v3_row_size())
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetRunningProcessDetailList
+Return nvmlDeviceGetRunningProcessDetailList(Device device, ProcessDetailList *list)
+{
+    static const char *const kinds[] = {"compute", "graphics", "mps", NULL /* all */};
+    BEGIN(A_DEVICE, device);
+    REQUIRE(list);
+    if (list->version != VERSION(ProcessDetailList, 1))
+        return ARGUMENT_VERSION_MISMATCH;
+    REQUIRE(list->mode < sizeof kinds / sizeof *kinds);
+    return process_rows(&call, kinds[list->mode], sizeof(ProcessRow), &list->count, list->rows);
+}
+#endif
+
+static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples)
+{
+    u32 count = 0;
+    for (const Line *line = find("%s.sample", call->prefix); line; line = next_line(line)) {
+        char copy[WORD_SPACE], *words[6];
+        split(line, copy, words, 6);
+        Sample sample = {
+            .pid = (u32)number(words[0]),
+            .timestamp = strcmp(words[1], "now") == 0 ? now : number(words[1]),
+            .sm = (u32)number(words[2]),
+            .memory = (u32)number(words[3]),
+            .encoder = (u32)number(words[4]),
+            .decoder = (u32)number(words[5]),
+        };
+        if (sample.timestamp <= since)
+            continue;
+        if (samples)
+            samples[count] = sample;
+        count++;
+    }
+    return count;
+}
+
+#ifndef WITHOUT_nvmlDeviceGetProcessUtilization
+Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *count, u64 since)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(count);
+    if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
+        return NOT_SUPPORTED;
+    u64 now = wall_microseconds();
+    u32 needed = newer_samples(&call, since, now, NULL);
+    bool fits = samples && *count >= needed;
+    *count = needed;
+    if (!needed)
+        return NOT_FOUND;
+    if (!fits)
+        return INSUFFICIENT_SIZE;
+    newer_samples(&call, since, now, samples);
+    return SUCCESS;
+}
+#endif

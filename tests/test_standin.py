@@ -1,0 +1,652 @@
+"""The stand-in for libnvidia-ml.so.1 as the real pynvml sees it: each test talks to a process of its own."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.standin import (
+    FUNCTIONS,
+    Attributes,
+    Code,
+    Driver,
+    Gpu,
+    MigInstance,
+    Process,
+    Sample,
+    build,
+    environment,
+    read_calls,
+)
+
+A, B = "GPU-00000000-0000-0000-0000-00000000000a", "GPU-00000000-0000-0000-0000-00000000000b"
+MIG_A, MIG_B = "MIG-00000000-0000-0000-0000-00000000001a", "MIG-00000000-0000-0000-0000-00000000001b"
+NONE = 0xFFFFFFFF
+
+CHILD = """
+import ctypes, json, sys
+import pynvml as n
+
+def plain(value):
+    if isinstance(value, ctypes.Structure):
+        return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
+    if isinstance(value, ctypes.Union):
+        return value.ullVal
+    if isinstance(value, n.nvmlFriendlyObject):
+        return vars(value)
+    if isinstance(value, ctypes._SimpleCData):
+        return plain(value.value)
+    if isinstance(value, (list, tuple, ctypes.Array)):
+        return [plain(each) for each in value]
+    return value if value is None or isinstance(value, (str, int, float)) else "opaque"
+
+names = {"n": n, "ctypes": ctypes}
+for line in sys.stdin:
+    try:
+        name, _, expression = line.strip().rpartition(" := ")
+        value = eval(expression, names)
+        if name:
+            names[name] = value
+        print(json.dumps({"value": plain(value)}), flush=True)
+    except n.NVMLError as error:
+        print(json.dumps({"code": error.value}), flush=True)
+    except Exception as error:
+        print(json.dumps({"error": type(error).__name__ + ": " + str(error)}), flush=True)
+"""
+
+
+class Failed(Exception):  # noqa: N818 - it is what a call said, not a fault of the test
+    """What an NVML call in the child raised: a code, or another exception's text."""
+
+
+class Session:
+    """A process with pynvml on the stand-in, which evaluates expressions; "name := expression" keeps a value."""
+
+    def __init__(self, library: Path, state: Path) -> None:
+        self.calls = state.with_name("calls")
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", CHILD],
+            env={**os.environ, **environment(library, state, self.calls)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def send(self, expression: str) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(expression + "\n")
+        self._child.stdin.flush()
+
+    def answered(self, within_seconds: float) -> bool:
+        assert self._child.stdout is not None
+        return bool(select.select([self._child.stdout], [], [], within_seconds)[0])
+
+    def receive(self) -> Any:
+        assert self._child.stdout is not None
+        assert self.answered(10), "the call hangs"
+        answer = json.loads(self._child.stdout.readline())
+        if "value" not in answer:
+            raise Failed(answer.get("code", answer.get("error")))
+        return answer["value"]
+
+    def ask(self, expression: str) -> Any:
+        self.send(expression)
+        return self.receive()
+
+    def code(self, expression: str) -> Any:
+        """The code (or other exception) that the expression ends with, 0 if none."""
+        try:
+            self.ask(expression)
+        except Failed as failed:
+            return failed.args[0]
+        return 0
+
+    def leave(self) -> tuple[int, str]:
+        """End the child; its exit status and what it wrote to stderr."""
+        _, stderr = self._child.communicate(timeout=10)
+        return self._child.returncode, stderr
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+class Bench:
+    """A state file and the processes that read it."""
+
+    def __init__(self, libraries: Path, state: Path) -> None:
+        self.libraries = libraries
+        self.state = state
+        self.sessions: list[Session] = []
+
+    def start(self, driver: Driver, without: tuple[str, ...] = (), initialize: bool = True) -> Session:
+        driver.write(self.state)
+        session = Session(build(self.libraries, without), self.state)
+        self.sessions.append(session)
+        if initialize:
+            session.ask("n.nvmlInit()")
+            for index in range(len(driver.gpus)):
+                session.ask(f"gpu{index} := n.nvmlDeviceGetHandleByIndex({index})")
+        return session
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("standin")
+
+
+@pytest.fixture
+def bench(libraries: Path, tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(libraries, tmp_path / "state")
+    yield bench
+    for session in bench.sessions:
+        session.close()
+
+
+def test_system_values_round_trip(bench: Bench) -> None:
+    """The versions, the count and the error strings reach pynvml as the state gives them."""
+    nvml = bench.start(Driver(version="570.1.2", cuda=12080, nvml="12.570.1", gpus=[Gpu(A), Gpu(B)]))
+    assert nvml.ask("n.nvmlSystemGetDriverVersion()") == "570.1.2"
+    assert nvml.ask("n.nvmlSystemGetNVMLVersion()") == "12.570.1"
+    assert nvml.ask("n.nvmlSystemGetCudaDriverVersion()") == 12080
+    assert nvml.ask("n.nvmlSystemGetCudaDriverVersion_v2()") == 12080
+    assert nvml.ask("n.nvmlDeviceGetCount()") == 2
+    assert nvml.ask("n.nvmlErrorString(15)") == "GPU is lost"
+    assert nvml.ask("n.nvmlErrorString(999)") == "unknown error"
+    assert nvml.code("n.nvmlDeviceGetHandleByIndex(2)") == Code.INVALID_ARGUMENT
+
+
+def test_device_values_round_trip(bench: Bench) -> None:
+    """Each value of a GPU reaches pynvml through the call that real drivers answer it with."""
+    gpu = Gpu(
+        A,
+        name="A GPU",
+        minor=3,
+        pci="00000001:AF:1F.0",
+        memory_total_bytes=1000,
+        memory_used_bytes=300,
+        memory_reserved_bytes=50,
+        utilization_gpu=81,
+        utilization_memory=17,
+        encoder_utilization=5,
+        decoder_utilization=6,
+        temperature_celsius=-4,
+        power_milliwatts=123_456,
+        power_limit_milliwatts=400_000,
+        enforced_power_limit_milliwatts=350_000,
+        energy_millijoules=1 << 40,
+        cc_protected_kib=7,
+        cc_unprotected_kib=8,
+    )
+    nvml = bench.start(Driver(gpus=[gpu]))
+    expected: dict[str, object] = {
+        "UUID(gpu0)": A,
+        "Name(gpu0)": "A GPU",
+        "MinorNumber(gpu0)": 3,
+        "UtilizationRates(gpu0)": {"gpu": 81, "memory": 17},
+        "EncoderUtilization(gpu0)": [5, 167000],
+        "DecoderUtilization(gpu0)": [6, 167000],
+        "TemperatureV(gpu0, 0)": -4,
+        "PowerUsage(gpu0)": 123_456,
+        "PowerManagementLimit(gpu0)": 400_000,
+        "EnforcedPowerLimit(gpu0)": 350_000,
+        "TotalEnergyConsumption(gpu0)": 1 << 40,
+        "ConfComputeMemSizeInfo(gpu0)": {"protectedMemSizeKib": 7, "unprotectedMemSizeKib": 8},
+        "MemoryInfo(gpu0)": {"total": 1000, "free": 650, "used": 350},
+        "PciInfo(gpu0)": {
+            "busIdLegacy": "0001:AF:1F.0",
+            "domain": 1,
+            "bus": 0xAF,
+            "device": 0x1F,
+            "pciDeviceId": 0,
+            "pciSubSystemId": 0,
+            "busId": "00000001:AF:1F.0",
+        },
+    }
+    assert {call: nvml.ask(f"n.nvmlDeviceGet{call}") for call in expected} == expected
+    gpu.temperature_celsius = 61
+    Driver(gpus=[gpu]).write(bench.state)
+    assert nvml.ask("n.nvmlDeviceGetTemperature(gpu0, 0)") == 61
+
+
+def test_values_not_given_are_not_supported(bench: Bench) -> None:
+    """None in the state is NOT_SUPPORTED in pynvml, also for process lists and samples."""
+    gpu = Gpu(
+        A,
+        name=None,
+        minor=None,
+        pci=None,
+        memory_total_bytes=None,
+        utilization_gpu=None,
+        temperature_celsius=None,
+        power_milliwatts=None,
+        energy_millijoules=None,
+        processes=None,
+        samples=None,
+    )
+    nvml = bench.start(Driver(cuda=None, gpus=[gpu]))
+    assert nvml.code("n.nvmlSystemGetCudaDriverVersion()") == Code.NOT_SUPPORTED
+    for call in (
+        "Name(gpu0)",
+        "MinorNumber(gpu0)",
+        "PciInfo(gpu0)",
+        "MemoryInfo(gpu0)",
+        "MemoryInfo(gpu0, n.nvmlMemory_v2)",
+        "UtilizationRates(gpu0)",
+        "TemperatureV(gpu0, 0)",
+        "PowerUsage(gpu0)",
+        "TotalEnergyConsumption(gpu0)",
+        "ConfComputeMemSizeInfo(gpu0)",
+        "MigMode(gpu0)",
+        "ComputeRunningProcesses(gpu0)",
+        "ProcessUtilization(gpu0, 0)",
+        "RunningProcessDetailList(gpu0, n.nvmlProcessDetailList_v1, 0)",
+    ):
+        assert nvml.code(f"n.nvmlDeviceGet{call}") == Code.NOT_SUPPORTED, call
+
+
+def test_memory_v2_checks_the_struct_version(bench: Bench) -> None:
+    """The v2 memory struct must say its version; it tells reserved from used bytes."""
+    gpu = Gpu(A, memory_total_bytes=1000, memory_used_bytes=300, memory_reserved_bytes=50)
+    nvml = bench.start(Driver(gpus=[gpu]))
+    assert nvml.ask("n.nvmlDeviceGetMemoryInfo(gpu0, 0x2000028)") == {
+        "version": 0x2000028,
+        "total": 1000,
+        "reserved": 50,
+        "free": 650,
+        "used": 300,
+    }
+    assert nvml.code("n.nvmlDeviceGetMemoryInfo(gpu0, 0x1000028)") == Code.ARGUMENT_VERSION_MISMATCH
+
+
+def test_field_values_answer_one_by_one(bench: Bench) -> None:
+    """A batch of field values succeeds as a whole, and each value has its own code, type and scope."""
+    gpu = Gpu(A, memory_temperature_celsius=61, energy_millijoules=5_000_000_000, power_milliwatts=70_000)
+    gpu.fields = {186: ("uint", 80_000), (138, 2): ("ulonglong", 99), 230: ("error", Code.NO_PERMISSION)}
+    nvml = bench.start(Driver(gpus=[gpu]))
+    values = nvml.ask("n.nvmlDeviceGetFieldValues(gpu0, [82, 83, 185, 186, (138, 2), 138, 230, 307])")
+    assert [(each["nvmlReturn"], each["valueType"], each["value"]) for each in values] == [
+        (0, 1, 61),
+        (0, 3, 5_000_000_000),
+        (0, 1, 70_000),
+        (0, 1, 80_000),
+        (0, 3, 99),
+        (Code.NOT_SUPPORTED, 0, 0),
+        (Code.NO_PERMISSION, 0, 0),
+        (Code.NOT_SUPPORTED, 0, 0),
+    ]
+    assert abs(values[0]["timestamp"] / 1e6 - time.time()) < 60
+
+
+def test_process_lists_tell_kinds_apart(bench: Bench) -> None:
+    """Each kind of process is in its own list, in both struct versions, and unknown memory is None."""
+    gpu = Gpu(A, processes=[Process(11, 100), Process(12, None), Process(13, 300, "graphics"), Process(14, 4, "mps")])
+    nvml = bench.start(Driver(gpus=[gpu, Gpu(B)]))
+
+    def row(pid: int, memory: int | None) -> dict[str, int | None]:
+        return {"pid": pid, "usedGpuMemory": memory, "gpuInstanceId": NONE, "computeInstanceId": NONE}
+
+    for suffix in ("", "_v2", "_v3"):
+        assert nvml.ask(f"n.nvmlDeviceGetComputeRunningProcesses{suffix}(gpu0)") == [row(11, 100), row(12, None)]
+        assert nvml.ask(f"n.nvmlDeviceGetGraphicsRunningProcesses{suffix}(gpu0)") == [row(13, 300)]
+        assert nvml.ask(f"n.nvmlDeviceGetMPSComputeRunningProcesses{suffix}(gpu0)") == [row(14, 4)]
+        assert nvml.ask(f"n.nvmlDeviceGetComputeRunningProcesses{suffix}(gpu1)") == []
+
+
+def test_first_process_list_has_short_rows(bench: Bench) -> None:
+    """The call without a suffix, of drivers before 450, writes 16-byte rows."""
+    nvml = bench.start(Driver(gpus=[Gpu(A, processes=[Process(11, 100), Process(12, 200)])]))
+    nvml.ask("f := n._nvmlGetFunctionPointer('nvmlDeviceGetComputeRunningProcesses')")
+    nvml.ask("count := ctypes.c_uint(4)")
+    nvml.ask("rows := (ctypes.c_ulonglong * 8)()")
+    assert nvml.ask("f(gpu0, ctypes.byref(count), rows)") == 0
+    assert nvml.ask("count") == 2
+    assert nvml.ask("rows") == [11, 100, 12, 200, 0, 0, 0, 0]
+
+
+def test_process_lists_tell_the_size_they_need(bench: Bench) -> None:
+    """Too small a count fails and says how many rows there are; no processes need no array."""
+    nvml = bench.start(Driver(gpus=[Gpu(A, processes=[Process(pid) for pid in (1, 2, 3)]), Gpu(B)]))
+    for suffix in ("", "_v2", "_v3"):
+        nvml.ask(f"f := n._nvmlGetFunctionPointer('nvmlDeviceGetComputeRunningProcesses{suffix}')")
+        for count in (0, 2):
+            nvml.ask(f"count := ctypes.c_uint({count})")
+            assert nvml.ask("f(gpu0, ctypes.byref(count), None)") == Code.INSUFFICIENT_SIZE
+            assert nvml.ask("count") == 3
+        assert nvml.ask("f(gpu0, ctypes.byref(count), None)") == Code.INVALID_ARGUMENT
+        nvml.ask("count := ctypes.c_uint(0)")
+        assert nvml.ask("f(gpu1, ctypes.byref(count), None)") == 0
+
+
+def test_detail_list_adds_protected_memory(bench: Bench) -> None:
+    """The detail list holds the rows of one kind, or of all, with confidential-computing memory."""
+    gpu = Gpu(A, processes=[Process(11, 100, cc_protected_bytes=7), Process(12, 200, "graphics")])
+    nvml = bench.start(Driver(gpus=[gpu]))
+    call = "n.nvmlDeviceGetRunningProcessDetailList(gpu0, n.nvmlProcessDetailList_v1, {})"
+    assert nvml.ask(call.format(0)) == [
+        {
+            "pid": 11,
+            "usedGpuMemory": 100,
+            "gpuInstanceId": NONE,
+            "computeInstanceId": NONE,
+            "usedGpuCcProtectedMemory": 7,
+        }
+    ]
+    assert [row["pid"] for row in nvml.ask(call.format(1))] == [12]
+    assert nvml.ask(call.format(2)) == []
+    assert [row["pid"] for row in nvml.ask(call.format(3))] == [11, 12]
+    assert nvml.code(call.format(4)) == Code.INVALID_ARGUMENT
+    wrong = "n.nvmlDeviceGetRunningProcessDetailList(gpu0, 0x2000018, 0)"
+    assert nvml.code(wrong) == Code.ARGUMENT_VERSION_MISMATCH
+
+
+def test_process_rows_of_the_535_window(bench: Bench) -> None:
+    """With abi535 the _v3 rows are 32 bytes, so pynvml misreads the second one; the _v2 rows stay right."""
+    gpu = Gpu(A, processes=[Process(11, 100, cc_protected_bytes=7), Process(12, 200)])
+    window = ("nvmlDeviceGetRunningProcessDetailList",)
+    nvml = bench.start(Driver(version="535.86.10", gpus=[gpu], abi535=True), without=window)
+    rows = nvml.ask("n.nvmlDeviceGetComputeRunningProcesses_v3(gpu0)")
+    assert [(row["pid"], row["usedGpuMemory"]) for row in rows] == [(11, 100), (7, 12)]
+    rows = nvml.ask("n.nvmlDeviceGetComputeRunningProcesses_v2(gpu0)")
+    assert [(row["pid"], row["usedGpuMemory"]) for row in rows] == [(11, 100), (12, 200)]
+    assert nvml.code(f"n.{window[0]}(gpu0, n.nvmlProcessDetailList_v1, 0)") == Code.FUNCTION_NOT_FOUND
+
+
+def test_process_utilization_holds_what_is_newer(bench: Bench) -> None:
+    """Only samples after the given time are told; without any the answer is NOT_FOUND."""
+    old, new = 1_700_000_000_000_000, 1_700_000_001_000_000
+    samples = [Sample(11, 40, 10, timestamp_us=old), Sample(12, 1, 2, 3, 4, timestamp_us=new)]
+    nvml = bench.start(Driver(gpus=[Gpu(A, samples=samples), Gpu(B)]))
+    row = {"pid": 12, "timeStamp": new, "smUtil": 1, "memUtil": 2, "encUtil": 3, "decUtil": 4}
+    assert [each["pid"] for each in nvml.ask("n.nvmlDeviceGetProcessUtilization(gpu0, 0)")] == [11, 12]
+    assert nvml.ask(f"n.nvmlDeviceGetProcessUtilization(gpu0, {old})") == [row]
+    assert nvml.code(f"n.nvmlDeviceGetProcessUtilization(gpu0, {new})") == Code.NOT_FOUND
+    assert nvml.code("n.nvmlDeviceGetProcessUtilization(gpu1, 0)") == Code.NOT_FOUND
+    nvml.ask("f := n._nvmlGetFunctionPointer('nvmlDeviceGetProcessUtilization')")
+    nvml.ask("rows := (n.c_nvmlProcessUtilizationSample_t * 8)()")
+    nvml.ask("count := ctypes.c_uint(1)")
+    assert nvml.ask("f(gpu0, rows, ctypes.byref(count), ctypes.c_ulonglong(0))") == Code.INSUFFICIENT_SIZE
+    assert nvml.ask("count") == 2
+    nvml.ask("count := ctypes.c_uint(8)")
+    assert nvml.ask("f(gpu0, rows, ctypes.byref(count), ctypes.c_ulonglong(0))") == 0
+    assert nvml.ask("count") == 2
+
+
+def test_samples_without_a_time_are_always_new(bench: Bench) -> None:
+    """A sample without a timestamp carries the wall clock of each call."""
+    nvml = bench.start(Driver(gpus=[Gpu(A, samples=[Sample(11, sm=40)])]))
+    first = nvml.ask("n.nvmlDeviceGetProcessUtilization(gpu0, 0)")[0]["timeStamp"]
+    second = nvml.ask(f"n.nvmlDeviceGetProcessUtilization(gpu0, {first})")[0]["timeStamp"]
+    assert first < second
+    assert abs(second / 1e6 - time.time()) < 60
+
+
+def test_mig_instances_are_found_past_holes(bench: Bench) -> None:
+    """An empty slot is NOT_FOUND, the next one an instance with ids, memory, attributes and its parent."""
+    instance = MigInstance(MIG_A, gi=9, ci=1, memory_total_bytes=1000, attributes=Attributes(memory_size_mib=5))
+    nvml = bench.start(Driver(gpus=[Gpu(A, instances=[None, instance]), Gpu(B), Gpu(None, mig_mode=False)]))
+    assert nvml.ask("n.nvmlDeviceGetMigMode(gpu0)") == [1, 1]
+    assert nvml.ask("n.nvmlDeviceGetMaxMigDeviceCount(gpu0)") == 7
+    assert nvml.code("n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 0)") == Code.NOT_FOUND
+    assert nvml.code("n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 7)") == Code.INVALID_ARGUMENT
+    nvml.ask("mig := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 1)")
+    nvml.ask("parent := n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig)")
+    assert nvml.ask("n.nvmlDeviceGetUUID(parent)") == A
+    assert nvml.ask("n.nvmlDeviceGetUUID(mig)") == MIG_A
+    assert nvml.ask("n.nvmlDeviceGetGpuInstanceId(mig)") == 9
+    assert nvml.ask("n.nvmlDeviceGetComputeInstanceId(mig)") == 1
+    assert nvml.ask("n.nvmlDeviceGetMemoryInfo(mig)")["total"] == 1000
+    attributes = nvml.ask("n.nvmlDeviceGetAttributes_v2(mig)")
+    assert (attributes["multiprocessorCount"], attributes["memorySizeMB"]) == (14, 5)
+    assert nvml.ask("n.nvmlDeviceIsMigDeviceHandle(mig)") == 1
+    assert nvml.ask("n.nvmlDeviceIsMigDeviceHandle(gpu0)") == 0
+    assert nvml.code("n.nvmlDeviceGetGpuInstanceId(gpu0)") == Code.INVALID_ARGUMENT
+    assert nvml.code("n.nvmlDeviceGetPowerUsage(mig)") == Code.NOT_SUPPORTED
+    assert nvml.ask("n.nvmlDeviceGetMaxMigDeviceCount(gpu1)") == 0
+    assert nvml.code("n.nvmlDeviceGetMigDeviceHandleByIndex(gpu1, 0)") == Code.NOT_SUPPORTED
+    assert nvml.ask("n.nvmlDeviceGetMigMode(gpu2)") == [0, 0]
+    assert nvml.code("n.nvmlDeviceGetMigDeviceHandleByIndex(gpu2, 0)") == Code.NOT_FOUND
+
+
+def test_mig_splits_processes_and_hides_utilization(bench: Bench) -> None:
+    """An instance lists its own processes, the GPU all of them with their ids; no utilization of any kind."""
+    instances: list[MigInstance | None] = [
+        MigInstance(MIG_A, gi=1, ci=0, processes=[Process(11, 100)]),
+        MigInstance(MIG_B, gi=2, ci=3, processes=[Process(12, 200)]),
+    ]
+    nvml = bench.start(Driver(gpus=[Gpu(A, instances=instances, samples=[Sample(11, 50)])]))
+    nvml.ask("mig := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 1)")
+    row = {"pid": 12, "usedGpuMemory": 200, "gpuInstanceId": 2, "computeInstanceId": 3}
+    assert nvml.ask("n.nvmlDeviceGetComputeRunningProcesses(mig)") == [row]
+    both = nvml.ask("n.nvmlDeviceGetComputeRunningProcesses(gpu0)")
+    assert [(each["pid"], each["gpuInstanceId"]) for each in both] == [(11, 1), (12, 2)]
+    for device in ("gpu0", "mig"):
+        for call in ("UtilizationRates({})", "EncoderUtilization({})", "ProcessUtilization({}, 0)"):
+            assert nvml.code(f"n.nvmlDeviceGet{call.format(device)}") == Code.NOT_SUPPORTED
+
+
+def test_mig_handles_go_stale(bench: Bench) -> None:
+    """A handle outlives a move to another slot, but not the end, or a new generation, of its instance."""
+    gpu = Gpu(A, instances=[MigInstance(MIG_A)])
+    driver = Driver(gpus=[gpu])
+    nvml = bench.start(driver)
+    nvml.ask("mig := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 0)")
+    gpu.instances = [None, MigInstance(MIG_A)]
+    driver.write(bench.state)
+    assert nvml.ask("n.nvmlDeviceGetUUID(mig)") == MIG_A
+    changes: list[list[MigInstance | None]] = [[MigInstance(MIG_B)], [MigInstance(MIG_A, generation=1)], []]
+    for instances in changes:
+        gpu.instances = instances
+        driver.write(bench.state)
+        assert nvml.code("n.nvmlDeviceGetUUID(mig)") == Code.INVALID_ARGUMENT
+    gpu.instances, gpu.mig_mode = [MigInstance(MIG_A)], False
+    driver.write(bench.state)
+    assert nvml.code("n.nvmlDeviceGetUUID(mig)") == Code.INVALID_ARGUMENT
+    assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
+
+
+def test_initialization_is_counted(bench: Bench) -> None:
+    """Calls before the first init, or after as many shutdowns, are UNINITIALIZED."""
+    driver = Driver(gpus=[Gpu(A)], init_code=Code.LIB_RM_VERSION_MISMATCH)
+    nvml = bench.start(driver, initialize=False)
+    nvml.ask("n._LoadNvmlLibrary()")
+    assert nvml.code("n.nvmlDeviceGetCount()") == Code.UNINITIALIZED
+    assert nvml.code("n.nvmlShutdown()") == Code.UNINITIALIZED
+    assert nvml.code("n.nvmlInit()") == Code.LIB_RM_VERSION_MISMATCH
+    driver.init_code = 0
+    driver.write(bench.state)
+    nvml.ask("n.nvmlInit()")
+    assert nvml.ask("n._nvmlGetFunctionPointer('nvmlInit_v2')()") == 0
+    nvml.ask("n.nvmlShutdown()")
+    assert nvml.ask("n.nvmlDeviceGetCount()") == 1
+    nvml.ask("n.nvmlShutdown()")
+    assert nvml.code("n.nvmlDeviceGetCount()") == Code.UNINITIALIZED
+
+
+def test_no_state_is_no_driver(libraries: Path, tmp_path: Path) -> None:
+    """Without a state file the stand-in says that no driver is loaded."""
+    nvml = Session(build(libraries), tmp_path / "missing")
+    try:
+        assert nvml.code("n.nvmlInit()") == Code.DRIVER_NOT_LOADED
+    finally:
+        nvml.close()
+
+
+def test_failures_hit_their_target(bench: Bench) -> None:
+    """A rule concerns one GPU with or without its instances, one slot, or everything, and ends with its line."""
+    gpus = [Gpu(A, instances=[MigInstance(MIG_A), MigInstance(MIG_B)]), Gpu(B)]
+    driver = Driver(gpus=gpus)
+    nvml = bench.start(driver)
+    for slot in (0, 1):
+        nvml.ask(f"mig{slot} := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, {slot})")
+
+    def failing() -> set[str]:
+        driver.write(bench.state)
+        devices = ("gpu0", "gpu1", "mig0", "mig1")
+        codes = {device: nvml.code(f"n.nvmlDeviceGetName({device})") for device in devices}
+        return {device for device, code in codes.items() if code == Code.GPU_IS_LOST}
+
+    driver.fail["*", 0] = Code.GPU_IS_LOST
+    assert failing() == {"gpu0", "mig0", "mig1"}
+    assert nvml.code("n.nvmlDeviceGetHandleByIndex(0)") == Code.GPU_IS_LOST
+    assert nvml.code("n.nvmlDeviceGetHandleByIndex(1)") == 0
+    assert nvml.code("n.nvmlDeviceGetCount()") == 0
+    driver.fail = {("nvmlDeviceGetName", "0.gpu"): Code.GPU_IS_LOST}
+    assert failing() == {"gpu0"}
+    assert nvml.code("n.nvmlDeviceGetUUID(gpu0)") == 0
+    driver.fail = {("nvmlDeviceGetName", "0.mig"): Code.GPU_IS_LOST}
+    assert failing() == {"mig0", "mig1"}
+    driver.fail = {("nvmlDeviceGetName", "0.1"): Code.GPU_IS_LOST}
+    assert failing() == {"mig1"}
+    driver.fail = {("nvmlDeviceGetName", 1): 3, ("*", "*"): Code.GPU_IS_LOST}
+    assert failing() == {"gpu0", "mig0", "mig1"}
+    assert nvml.code("n.nvmlDeviceGetCount()") == Code.GPU_IS_LOST
+    driver.fail = {}
+    assert failing() == set()
+
+
+def test_rules_must_name_what_exists(tmp_path: Path) -> None:
+    """A misspelt function or target, or a line break in a value, is an error of the test that writes it."""
+    with pytest.raises(ValueError, match="nvmlDeviceGetNam"):
+        Driver(fail={("nvmlDeviceGetNam", 0): 3}).write(tmp_path / "state")
+    with pytest.raises(ValueError, match="target"):
+        Driver(crash={("nvmlDeviceGetName", "gpu0")}).write(tmp_path / "state")
+    with pytest.raises(ValueError, match="line break"):
+        Driver(gpus=[Gpu("GPU-1\ncount 9")]).write(tmp_path / "state")
+    with pytest.raises(ValueError, match="nvmlNothing"):
+        build(tmp_path, without=["nvmlNothing"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_delay_holds_one_call_only(bench: Bench) -> None:
+    """A delayed call takes its time and then answers; the same call of another GPU is not delayed."""
+    nvml = bench.start(Driver(gpus=[Gpu(A), Gpu(B)], delay={("nvmlDeviceGetName", 0): 0.3}))
+    nvml.send("n.nvmlDeviceGetName(gpu1)")
+    started = time.monotonic()
+    assert "A100" in nvml.receive()
+    assert "A100" in nvml.ask("n.nvmlDeviceGetName(gpu0)")
+    assert time.monotonic() - started >= 0.3
+
+
+def test_hang_ends_when_its_line_is_gone(bench: Bench) -> None:
+    """A call that hangs for ever goes on with the new state as soon as that no longer delays it."""
+    gpu = Gpu(A, name="before")
+    driver = Driver(gpus=[gpu], delay={("nvmlDeviceGetName", 0): float("inf")})
+    nvml = bench.start(driver)
+    nvml.send("n.nvmlDeviceGetName(gpu0)")
+    assert not nvml.answered(within_seconds=0.2)
+    gpu.name = "after"
+    driver.write(bench.state)
+    assert not nvml.answered(within_seconds=0.2)
+    driver.delay.clear()
+    driver.write(bench.state)
+    assert nvml.receive() == "after"
+
+
+def test_hang_does_not_stop_other_threads(bench: Bench) -> None:
+    """While one thread hangs in a call about one GPU, another thread's calls are answered."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], delay={("*", 0): float("inf")})
+    driver.write(bench.state)
+    nvml = bench.start(driver, initialize=False)
+    nvml.ask("n.nvmlInit()")
+    nvml.ask("threading := __import__('threading')")
+    nvml.ask("stuck := threading.Thread(target=n.nvmlDeviceGetHandleByIndex, args=(0,), daemon=True)")
+    nvml.ask("stuck.start()")
+    assert nvml.ask("n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(1))") == B
+    assert nvml.ask("stuck.is_alive()")
+    driver.delay.clear()
+    driver.write(bench.state)
+    nvml.ask("stuck.join(10)")
+    assert not nvml.ask("stuck.is_alive()")
+
+
+def test_crash_ends_the_process(bench: Bench) -> None:
+    """A crashing call takes its process with it, as a fault in the driver's library does."""
+    nvml = bench.start(Driver(gpus=[Gpu(A)], crash={("nvmlDeviceGetPowerUsage", 0)}))
+    assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
+    nvml.send("n.nvmlDeviceGetPowerUsage(gpu0)")
+    assert nvml.leave()[0] == -6
+
+
+def test_mistakes_in_a_state_are_loud(bench: Bench) -> None:
+    """A state that makes no sense ends the process with a word why, instead of looking like a driver's answer."""
+    nvml = bench.start(Driver(gpus=[Gpu(A)]))
+    bench.state.with_name("bad").write_text("count 1\ngpu.0.uuid " + A + "\ngpu.0.power many\n")
+    bench.state.with_name("bad").replace(bench.state)
+    nvml.send("n.nvmlDeviceGetPowerUsage(gpu0)")
+    assert nvml.leave() == (-6, "NVML stand-in: 'many' is not a number\n")
+
+
+def test_gpus_come_and_go(bench: Bench) -> None:
+    """A handle stays with its GPU when the order changes, and is invalid once the GPU is gone."""
+    first, second = Gpu(A), Gpu(B, temperature_celsius=77)
+    nvml = bench.start(Driver(gpus=[first, second]))
+    Driver(gpus=[second]).write(bench.state)
+    assert nvml.ask("n.nvmlDeviceGetTemperature(gpu1, 0)") == 77
+    assert nvml.code("n.nvmlDeviceGetTemperature(gpu0, 0)") == Code.INVALID_ARGUMENT
+    assert nvml.ask("n.nvmlDeviceGetCount()") == 1
+
+
+def test_every_change_is_seen(bench: Bench) -> None:
+    """Changes of the same length, one right after the other, are each seen by the next call."""
+    gpu = Gpu(A, temperature_celsius=10)
+    nvml = bench.start(Driver(gpus=[gpu]))
+    for celsius in range(10, 60):
+        gpu.temperature_celsius = celsius
+        Driver(gpus=[gpu]).write(bench.state)
+        assert nvml.ask("n.nvmlDeviceGetTemperatureV(gpu0, 0)") == celsius
+
+
+def test_symbols_can_be_missing(bench: Bench) -> None:
+    """A variant without some symbols is an older driver: FUNCTION_NOT_FOUND, or pynvml's own mismatch error."""
+    without = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3")
+    nvml = bench.start(Driver(gpus=[Gpu(A, processes=[Process(11)])]), without=without)
+    assert nvml.code("n.nvmlDeviceGetTemperatureV(gpu0, 0)") == Code.FUNCTION_NOT_FOUND
+    assert nvml.ask("n.nvmlDeviceGetTemperature(gpu0, 0)") == 40
+    assert nvml.code("n.nvmlDeviceGetMemoryInfo(gpu0, n.nvmlMemory_v2)") == Code.FUNCTION_NOT_FOUND
+    assert nvml.ask("n.nvmlDeviceGetMemoryInfo(gpu0)")["total"] == 80 << 30
+    assert nvml.code("n.nvmlDeviceGetComputeRunningProcesses(gpu0)").startswith("NVMLLibraryMismatchError")
+    assert [row["pid"] for row in nvml.ask("n.nvmlDeviceGetComputeRunningProcesses_v2(gpu0)")] == [11]
+
+
+def test_every_function_is_exported_and_can_be_left_out(libraries: Path) -> None:
+    """The whole library exports each function that the source names, the empty variant none of them."""
+    probe = "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); print([f for f in sys.argv[2:] if hasattr(lib, f)])"
+    for without in ((), tuple(FUNCTIONS)):
+        command = [sys.executable, "-c", probe, str(build(libraries, without)), *sorted(FUNCTIONS)]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert found.strip() == str(sorted(FUNCTIONS - set(without)))
+
+
+def test_builds_are_kept(libraries: Path) -> None:
+    """The same variant is compiled once, whatever the order of what it leaves out."""
+    names = ("nvmlDeviceGetName", "nvmlDeviceGetUUID")
+    first = build(libraries, names)
+    compiled = first.stat().st_mtime_ns
+    assert build(libraries, names[::-1]) == first
+    assert first.stat().st_mtime_ns == compiled
+    assert build(libraries) != first
+
+
+def test_calls_are_counted(bench: Bench) -> None:
+    """The counts of calls are written at the last shutdown and at exit, and add up."""
+    nvml = bench.start(Driver(gpus=[Gpu(A)]))
+    nvml.ask("n.nvmlDeviceGetName(gpu0)")
+    nvml.ask("n.nvmlShutdown()")
+    nvml.ask("n.nvmlInit()")
+    nvml.ask("n.nvmlDeviceGetName(gpu0)")
+    assert nvml.leave() == (0, "")
+    assert read_calls(nvml.calls) == {
+        "nvmlInitWithFlags": 2,
+        "nvmlShutdown": 1,
+        "nvmlDeviceGetHandleByIndex_v2": 1,
+        "nvmlDeviceGetName": 2,
+    }
