@@ -67,8 +67,9 @@ def _pods(path: str) -> tuple[PodCgroup, ...]:
     """All pods of one path, deepest first, each with the first container id after it: an inner one must not win."""
     matches = list(_POD.finditer(path))
     pods = []
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
-        container = _CONTAINER.search(path, match.end(), following.start() if following else len(path))
+    for number, match in enumerate(matches):
+        end = matches[number + 1].start() if number + 1 < len(matches) else len(path)
+        container = _CONTAINER.search(path, match.end(), end)
         pods.append(PodCgroup(PodUid(match[1].replace("_", "-")), container[1] if container else ""))
     return tuple(reversed(pods))
 

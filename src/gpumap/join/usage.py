@@ -67,6 +67,8 @@ class LeafUse:
         )
 
     def _times(self, items: list[Attributed], left: tuple[ProcessSample, ...]) -> _Times | None:
+        if self.samples is None:
+            return None
         found = [*left]
         for item in items:
             sample = self.sample(item)

@@ -1,0 +1,149 @@
+"""The loop: ask the sources in the right order, step, publish the newest snapshot.
+
+The order makes the truth: NVML's processes, their /proc entries at once, pod identity, and the kubelet's List last. A
+process exists only after its pod was given the device, so a List read after NVML knows every owner. The loop itself
+remembers nothing about the node; that is all in `Memory`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from gpumap.changes import log_changes
+from gpumap.join import Memory, Rules, step
+from gpumap.lanes import Lane
+from gpumap.model import (
+    Complaint,
+    Failed,
+    KubeletAnswer,
+    Moment,
+    NvmlReading,
+    Observations,
+    Observed,
+    PodIdentity,
+    ProcTable,
+    Snapshot,
+    SourceError,
+    Told,
+)
+
+T = TypeVar("T")
+DEADLINE_SECONDS_MIN = 1.0
+DEADLINE_SECONDS_MAX = 5.0
+
+log = logging.getLogger("gpumap")
+
+
+class Nvml(Protocol):
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]: ...
+
+
+class Kubelet(Protocol):
+    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]: ...
+    async def wait_until_back(self) -> None: ...
+
+
+class Procfs(Protocol):
+    def clock_ticks(self) -> int | None: ...
+    def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]: ...
+
+
+def now() -> Moment:
+    return Moment(time.monotonic(), time.time())
+
+
+class Collector:
+    """One node's loop. `publish` gets each snapshot, on the event loop."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        procfs: Procfs,
+        read_identity: Callable[[], Told[PodIdentity]],
+        kubelet: Kubelet,
+        rules: Rules,
+        interval_seconds: float,
+        publish: Callable[[Snapshot], None],
+    ) -> None:
+        self._nvml = nvml
+        self._procfs = procfs
+        self._read_identity = read_identity
+        self._kubelet = kubelet
+        self._rules = rules
+        self._interval_seconds = interval_seconds
+        self._deadline_seconds = min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
+        self._publish = publish
+        self._files = Lane("gpumap-files")
+        self._steps = Lane("gpumap-step")
+        self._memory = Memory()
+        self._last: Snapshot | None = None
+
+    async def run(self) -> None:
+        """Collect for ever: at each interval, and as soon as a kubelet that was away is back."""
+        while True:
+            started = time.monotonic()
+            try:
+                await self.collect()
+            except Exception as error:  # the page goes stale and says so; the next collection may be well
+                log.error("collection failed error=%s detail=%r", type(error).__name__, str(error))
+                log.debug("where it failed", exc_info=True)
+            await self._wait(started + self._interval_seconds - time.monotonic())
+
+    async def collect(self, trigger: str = "interval") -> Snapshot:
+        """Ask every source once, publish the snapshot and return it. No source's failure is raised."""
+        ticks = self._procfs.clock_ticks()
+        nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
+        pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
+        procfs = await self._observe(self._in_files(lambda: self._procfs.read(pids, ticks)))
+        pod_identity = await self._observe(self._in_files(self._read_identity))
+        kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
+        observations = Observations(nvml, procfs, pod_identity, kubelet, finished=now(), trigger=trigger)
+        memory = self._memory
+        self._memory, snapshot = await self._steps.run(lambda: step(memory, observations, self._rules))
+        log_changes(log, self._last, snapshot, observations)
+        self._last = snapshot
+        self._publish(snapshot)
+        return snapshot
+
+    def close(self) -> None:
+        """Let both threads end."""
+        self._files.close()
+        self._steps.close()
+
+    async def _wait(self, seconds: float) -> None:
+        back = asyncio.create_task(self._kubelet.wait_until_back())
+        try:
+            await asyncio.wait((back,), timeout=max(seconds, 0.0))
+        finally:
+            back.cancel()
+
+    async def _in_files(self, call: Callable[[], Told[T]]) -> Told[T]:
+        return await self._files.run(call, self._deadline_seconds)
+
+    async def _observe(self, asked: Awaitable[Told[T]]) -> Observed[T] | Failed:
+        """Await a source's answer and turn whatever it raises into health."""
+        started = time.monotonic()
+        try:
+            told = await asked
+        except SourceError as error:
+            return Failed(now(), time.monotonic() - started, error.complaints)
+        except TimeoutError:
+            detail = f"no answer within {self._deadline_seconds:g} s"
+            complaint = Complaint("deadline_exceeded", detail)
+            return Failed(now(), time.monotonic() - started, (complaint,))
+        except Exception as error:
+            log.debug("a source failed in a way that it should not", exc_info=True)
+            complaint = Complaint("internal_error", f"{type(error).__name__}: {error}")
+            return Failed(now(), time.monotonic() - started, (complaint,))
+        return Observed(told.value, now(), time.monotonic() - started, told.complaints)
+
+
+def _pids(reading: NvmlReading) -> list[int]:
+    pids: set[int] = set()
+    for gpu in reading.gpus:
+        pids.update(process.pid for process in gpu.processes or ())
+        for instance in gpu.instances:
+            pids.update(process.pid for process in instance.processes or ())
+    return sorted(pids)

@@ -1,0 +1,112 @@
+"""Stands in for the NVML worker: `python -m gpumap.demo.driver`, spoken to in the same lines on stdin and stdout.
+
+Plays a scenario by the wall clock, so that it agrees with the node that another process plays. A GPU that is hung
+answers when its fault is over. Ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gpumap.demo.cast import process_lives
+from gpumap.demo.play import Scenario
+from gpumap.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
+from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario
+from gpumap.model import GpuReading
+from gpumap.nvml_worker import wire
+
+POLL_SECONDS = 0.1
+"""How soon after the end of its fault a hung GPU answers."""
+
+
+class Driver:
+    """Answers requests. `now` tells the seconds since the play began; a hung GPU's read stays pending until it ends."""
+
+    def __init__(self, scenario: Scenario, now: Callable[[], float]) -> None:
+        self._scenario = scenario
+        self._now = now
+        self._pending: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some GPU hangs."""
+        return bool(self._pending)
+
+    def read(self, request: wire.Request) -> Iterator[bytes]:
+        """The driver's line, then a line for each GPU that answers now."""
+        busy = tuple(sorted(self._pending))
+        gpus = len(self._scenario.gpus)
+        said = wire.DriverSaid(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
+        yield wire.encode_driver(said)
+        for gpu in sorted(self._readings(), key=lambda gpu: gpu.index in request.last):
+            if gpu.index in busy or gpu.index in request.skip:
+                continue
+            if gpu.fault == "hung":
+                self._pending[gpu.index] = request.read
+            else:
+                yield wire.encode_gpu(request.read, gpu)
+
+    def late(self) -> Iterator[bytes]:
+        """Lines of GPUs that hung and no longer do."""
+        for gpu in self._readings() if self._pending else ():
+            if gpu.index in self._pending and gpu.fault != "hung":
+                yield wire.encode_gpu(self._pending.pop(gpu.index), gpu)
+
+    def _readings(self) -> tuple[GpuReading, ...]:
+        seconds = self._now()
+        return gpu_readings(self._scenario, process_lives(self._scenario, seconds), seconds)
+
+
+def serve(driver: Driver) -> None:
+    """Answer each line of stdin until it ends."""
+    received = b""
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS if driver.waiting else None)
+        if readable:
+            chunk = os.read(sys.stdin.fileno(), 65536)
+            if not chunk:
+                return
+            received += chunk
+        *lines, received = received.split(b"\n")
+        for answer in driver.late():
+            _write(answer)
+        for line in lines:
+            for answer in driver.read(wire.decode_request(line)):
+                _write(answer)
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    """Exit 0 when stdin ended, 2 for a scenario with a mistake."""
+    parser = argparse.ArgumentParser(prog="gpumap.demo.driver", description="The NVML worker of a simulated node.")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--scenario", type=Path, help="a scenario (docs/scenario.md)")
+    which.add_argument("--default", action="store_true", help="the embedded scenario")
+    parser.add_argument("--epoch", type=float, required=True, help="when the play began, in Unix seconds")
+    arguments = parser.parse_args()
+    # Ctrl-C goes to the whole terminal; the service decides, and closes our stdin.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        scenario = default_scenario() if arguments.default else load_scenario(arguments.scenario)
+        serve(Driver(scenario, lambda: time.time() - arguments.epoch))
+    except (ScenarioError, ValueError) as error:
+        print(f"gpumap.demo.driver: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

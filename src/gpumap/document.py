@@ -1,0 +1,160 @@
+"""The snapshot as the JSON document of /api/v1/map: what scripts and the tables read.
+
+Names and meanings are frozen with `VERSION`. What is not known is null, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpumap.model import ContainerOnDevice, DeviceMemory, Gpu, Leaf, OwnerUse, ProcessUse, Snapshot, SourceHealth
+
+VERSION = 1
+
+Document = dict[str, Any]
+
+
+def document(snapshot: Snapshot) -> Document:
+    """Make the document: devices with their holders, users and owners; what is unmatched; the sources' health."""
+    rows: dict[str, list[ContainerOnDevice]] = {}
+    for row in snapshot.containers:
+        rows.setdefault(row.uuid, []).append(row)
+    processes: dict[str, list[ProcessUse]] = {}
+    for process in snapshot.processes:
+        processes.setdefault(process.uuid, []).append(process)
+    known = {leaf.uuid for leaf in snapshot.leaves}
+    named_alone = [Leaf(uuid=row.uuid, gpu=None) for row in snapshot.containers if row.uuid not in known]
+    driver = snapshot.driver
+    return {
+        "version": VERSION,
+        "timestamp": snapshot.at.wall,
+        "node": {"name": snapshot.node.name, "internal_ip": snapshot.node.internal_ip or None},
+        "driver": {
+            "driver_version": driver.driver_version,
+            "cuda_version": driver.cuda_version,
+            "nvml_version": driver.nvml_version,
+        }
+        if driver
+        else None,
+        "gpus": [_gpu(gpu) for gpu in snapshot.gpus],
+        "devices": [
+            _device(leaf, rows.get(leaf.uuid, ()), processes.get(leaf.uuid, ()))
+            for leaf in (*snapshot.leaves, *dict.fromkeys(named_alone))
+        ],
+        "unmatched": [
+            {**row.name._asdict(), "resource": row.resource, "reason": row.reason, "slots": row.slots}
+            for row in snapshot.unmatched
+        ],
+        "pods": [{"namespace": pod.namespace, "pod": pod.pod, "uid": pod.uid or None} for pod in snapshot.pods],
+        "sources": [_source(health) for health in snapshot.sources],
+        "capabilities": dict(snapshot.capabilities),
+    }
+
+
+def _gpu(gpu: Gpu) -> Document:
+    reading = gpu.reading
+    return {
+        "uuid": gpu.uuid,
+        "index": gpu.index,
+        "minor": gpu.minor,
+        "pci_bus_id": gpu.pci_bus_id,
+        "model": gpu.model,
+        "partitioned": gpu.partitioned,
+        "up": gpu.fault is None,
+        "fault": gpu.fault,
+        "stuck_seconds": gpu.stuck_seconds,
+        "last_success": gpu.last_success,
+        "memory": _memory(reading.memory if reading else None),
+        "utilization_ratio": reading.utilization_ratio if reading else None,
+        "memory_controller_busy_ratio": reading.memory_controller_ratio if reading else None,
+        "temperatures_celsius": dict(reading.temperatures_celsius) if reading else {},
+        "power_watts": reading.power_watts if reading else None,
+        "power_limit_watts": reading.power_limit_watts if reading else None,
+        "energy_joules": reading.energy_joules if reading else None,
+    }
+
+
+def _device(leaf: Leaf, rows: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse]) -> Document:
+    gpu, mig = leaf.gpu, leaf.instance
+    rows = list(rows)
+    return {
+        "uuid": leaf.uuid,
+        "gpu_uuid": gpu.uuid if gpu else None,
+        "index": gpu.index if gpu else None,
+        "model": gpu.model if gpu else None,
+        "mig_profile": mig.profile if mig else None,
+        "gpu_instance_id": mig.gpu_instance_id if mig else None,
+        "compute_instance_id": mig.compute_instance_id if mig else None,
+        "memory": _memory(leaf.memory),
+        "allocatable": [{"resource": resource, "slots": slots} for resource, slots in leaf.allocatable],
+        "owners": [_owner(use) for use in leaf.owners],
+        "holders": [_holder(row) for row in rows if row.holds],
+        "users": [_user(row) for row in rows if row.use is not None],
+        "processes": [_process(process) for process in processes],
+    }
+
+
+def _memory(memory: DeviceMemory | None) -> Document | None:
+    if memory is None:
+        return None
+    return {
+        "total_bytes": memory.total_bytes,
+        "used_bytes": memory.used_bytes,
+        "free_bytes": memory.free_bytes,
+        "reserved_bytes": memory.reserved_bytes,
+    }
+
+
+def _owner(use: OwnerUse) -> Document:
+    return {"owner": use.owner.value, "memory_bytes": use.memory_bytes, "processes": use.processes}
+
+
+def _holder(row: ContainerOnDevice) -> Document:
+    return {
+        **row.name._asdict(),
+        "slots": [{"resource": resource, "slots": slots} for resource, slots in row.slots],
+        "allocated_gpus": row.allocated_gpus,
+        "allocated_memory_bytes": row.allocated_memory_bytes,
+    }
+
+
+def _user(row: ContainerOnDevice) -> Document:
+    use = row.use
+    return {
+        **row.name._asdict(),
+        "memory_bytes": use.memory_bytes if use else None,
+        "memory_peak_bytes": use.memory_peak_bytes if use else None,
+        "processes": use.processes if use else None,
+        "sm_ratio": use.sm_ratio if use else None,
+        "memory_controller_busy_ratio": use.memory_controller_ratio if use else None,
+        "unassigned": use.unassigned if use else False,
+        "last_active": use.last_active if use else None,
+    }
+
+
+def _process(process: ProcessUse) -> Document:
+    name = process.name
+    return {
+        "pid": process.pid,
+        "type": process.types,
+        "name": process.comm or None,
+        "owner": process.owner.value,
+        "namespace": name.namespace if name else None,
+        "pod": name.pod if name else None,
+        "container": (name.container or None) if name else None,
+        "pod_uid": process.pod_uid,
+        "memory_bytes": process.memory_bytes,
+        "sm_ratio": process.sm_ratio,
+    }
+
+
+def _source(health: SourceHealth) -> Document:
+    return {
+        "source": health.source.value,
+        "up": health.up,
+        "reason": health.reason or None,
+        "detail": health.detail or None,
+        "last_success": health.last_success.wall if health.last_success else None,
+        "errors": dict(sorted(health.errors.items())),
+    }

@@ -1,0 +1,30 @@
+"""What a family of metrics is: one table row with its name, help, labels and computation together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from gpumap.model import Snapshot
+
+Kind = Literal["gauge", "counter", "summary"]
+
+
+class Series(NamedTuple):
+    """One sample: its label values in the family's order. `suffix` is `_sum` or `_count` in a summary."""
+
+    labels: tuple[str, ...]
+    value: float
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`name` as it stands on the text page, a counter's with `_total`. `read` gives the samples in a fixed order."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[Snapshot], Iterable[Series]]

@@ -1,0 +1,138 @@
+"""NVML's two lists of processes, asked in one call each into arrays that are kept, and read in bulk.
+
+pynvml's own wrappers ask twice, race between the two calls, and take an idle GPU for an error (facts: nvml.md §3).
+One `Lists` belongs to one thread. Raises `RefusedError`.
+"""
+
+from collections.abc import Callable, Iterator
+from ctypes import CDLL, byref, c_ubyte, c_uint, c_ulonglong, c_void_p
+from struct import Struct
+from typing import NamedTuple
+
+from gpumap.nvml_worker.codes import FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, NOT_FOUND
+from gpumap.nvml_worker.library import Handle, RefusedError
+
+SLOTS = 256
+TRIES = 4
+LARGEST_ROW_BYTES = 32
+
+NO_ID = 0xFFFF_FFFF  # nvml.h, nvmlProcessInfo_t: "0xFFFFFFFF otherwise"
+NOT_TOLD = 0xFFFF_FFFF_FFFF_FFFF  # nvml.h, NVML_VALUE_NOT_AVAILABLE as unsigned long long
+
+# nvmlProcessInfo_v1_t; _v2_t, which _v3 has too; and the row of drivers 535.43 to 535.98.
+ROW_V1, ROW_V2, ROW_535 = Struct("=I4xQ"), Struct("=I4xQII"), Struct("=I4xQIIQ")
+SAMPLE = Struct("=I4xQIIII")  # nvmlProcessUtilizationSample_t
+
+
+class ProcessRow(NamedTuple):
+    """A row of a process list. The ids are `None` on whole GPUs, and where the driver keeps them back."""
+
+    pid: int
+    used_memory_bytes: int | None
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+
+
+class SampleRow(NamedTuple):
+    """A process's time on the engines, in percent. The time is the driver's, in microseconds since 1970."""
+
+    pid: int
+    timestamp_us: int
+    sm: int
+    memory_controller: int
+    encoder: int
+    decoder: int
+
+
+class Lists:
+    def __init__(self, library: CDLL) -> None:
+        self._library = library
+        self._functions: dict[str, tuple[str, Callable[..., int], Struct]] = {}
+        self._sample_function: Callable[..., int] | None = None
+        self._count = c_uint()
+        self._make_room(SLOTS)
+
+    def compute(self, device: Handle) -> list[ProcessRow]:
+        return self._processes("nvmlDeviceGetComputeRunningProcesses", device)
+
+    def graphics(self, device: Handle) -> list[ProcessRow]:
+        return self._processes("nvmlDeviceGetGraphicsRunningProcesses", device)
+
+    def mps(self, device: Handle) -> list[ProcessRow]:
+        return self._processes("nvmlDeviceGetMPSComputeRunningProcesses", device)
+
+    def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
+        """The samples newer than `since_us`."""
+        name = "nvmlDeviceGetProcessUtilization"
+        if self._sample_function is None:
+            function = self._symbol(name, (c_void_p, c_void_p, c_void_p, c_ulonglong))
+            if function is None:
+                raise RefusedError(name, FUNCTION_NOT_FOUND)
+            self._sample_function = function
+        ask = self._sample_function
+        try:
+            rows = self._rows(name, lambda: ask(device, self._array, byref(self._count), since_us), SAMPLE)
+        except RefusedError as refused:
+            if refused.code == NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
+                return []
+            raise
+        return [SampleRow(*row) for row in rows]
+
+    def _processes(self, base: str, device: Handle) -> list[ProcessRow]:
+        if base not in self._functions:
+            self._functions[base] = self._newest(base)
+        name, function, row = self._functions[base]
+        rows = self._rows(name, lambda: function(device, byref(self._count), self._array), row)
+        return [_process_row(*fields[:4]) for fields in rows]
+
+    def _newest(self, base: str) -> tuple[str, Callable[..., int], Struct]:
+        for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2), ("", ROW_V1)):
+            function = self._symbol(base + suffix, (c_void_p, c_void_p, c_void_p))
+            if function is not None:
+                return base + suffix, function, row
+        raise RefusedError(base, FUNCTION_NOT_FOUND)
+
+    def _row_of_v3(self) -> Struct:
+        """Drivers 535.43 to 535.98 wrote longer rows: they have the one symbol and not yet the other.
+
+        nvitop's rule (api/libnvml.py; its issues 75, 76, 79, 88); NVIDIA took the change back with 535.104.05.
+        """
+        window = self._has("nvmlDeviceGetConfComputeMemSizeInfo")
+        return ROW_535 if window and not self._has("nvmlDeviceGetRunningProcessDetailList") else ROW_V2
+
+    def _has(self, name: str) -> bool:
+        return self._symbol(name, ()) is not None
+
+    def _symbol(self, name: str, arguments: tuple[type, ...]) -> Callable[..., int] | None:
+        try:
+            function = self._library[name]  # by item: an object of our own, whose argtypes pynvml does not see
+        except AttributeError:
+            return None
+        function.argtypes = list(arguments)
+        return function
+
+    def _rows(self, name: str, ask: Callable[[], int], row: Struct) -> Iterator[tuple[int, ...]]:
+        for _ in range(TRIES):
+            self._count.value = self._slots
+            code = ask()
+            if code == 0:
+                return row.iter_unpack(self._view[: min(self._count.value, self._slots) * row.size])
+            if code != INSUFFICIENT_SIZE:
+                raise RefusedError(name, code)
+            self._make_room(max(self._count.value, self._slots) * 2)
+        raise RefusedError(name, INSUFFICIENT_SIZE)
+
+    def _make_room(self, slots: int) -> None:
+        # Slots of the longest row there is: a driver whose rows are longer than we think cannot write past the end.
+        self._slots = min(slots, 1 << 16)
+        self._array = (c_ubyte * (self._slots * LARGEST_ROW_BYTES))()
+        self._view = memoryview(self._array).cast("B")
+
+
+def _process_row(pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> ProcessRow:
+    return ProcessRow(
+        pid,
+        None if used == NOT_TOLD else used,
+        None if gpu_instance == NO_ID else gpu_instance,
+        None if compute_instance == NO_ID else compute_instance,
+    )

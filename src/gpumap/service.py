@@ -1,0 +1,138 @@
+"""One node's pipeline put together, and its life: started, serving, stopped by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import platform
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+from aiohttp import web
+
+from gpumap import __version__
+from gpumap.collect import Collector
+from gpumap.dialects import DIALECTS
+from gpumap.dialects.pod_gpu_map import node_family
+from gpumap.errors import UsageError
+from gpumap.families import Family
+from gpumap.join import Rules
+from gpumap.metrics import native, self_families
+from gpumap.model import Node, Snapshot
+from gpumap.pages import Pages
+from gpumap.settings import Listen, Settings
+from gpumap.sources.checkpoint import CheckpointSource
+from gpumap.sources.identity import PodIdentitySource
+from gpumap.sources.kubelet import KubeletSource
+from gpumap.sources.nvml import NvmlSource
+from gpumap.sources.podlogs import PodLogsSource
+from gpumap.sources.procfs import ProcfsSource
+from gpumap.web import application
+
+SHUTDOWN_SECONDS = 1.0
+
+log = logging.getLogger("gpumap")
+
+
+@contextlib.asynccontextmanager
+async def collector(
+    settings: Settings, driver_command: Sequence[str], publish: Callable[[Snapshot], None]
+) -> AsyncIterator[Collector]:
+    """Put the sources and the loop together; close them at the end."""
+    nvml = NvmlSource(driver_command)
+    kubelet = KubeletSource(settings.kubelet_socket)
+    identity = PodIdentitySource(
+        CheckpointSource(settings.checkpoint_candidates), PodLogsSource(settings.pod_log_root), time.time
+    )
+    resource = settings.resource
+    rules = Rules(
+        node=Node(settings.node_name, settings.node_ip),
+        is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
+        stale_after_seconds=settings.stale_after_seconds,
+    )
+    loop = Collector(
+        nvml, ProcfsSource(settings.proc), identity.read, kubelet, rules, settings.interval_seconds, publish
+    )
+    try:
+        yield loop
+    finally:
+        loop.close()
+        await asyncio.gather(nvml.close(), kubelet.close())
+
+
+def families(settings: Settings) -> tuple[Family, ...]:
+    """The families of the main page, besides those on gpumap itself."""
+    chosen = native(settings.groups, settings.process_metrics) if "native" in settings.dialects else ()
+    return (*chosen, *(family for name in settings.dialects for family in DIALECTS.get(name, ())))
+
+
+async def serve(settings: Settings, driver_command: Sequence[str], listener: socket.socket) -> None:
+    """Collect and serve until a signal comes. Raises what ended the loop, if anything else did."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serves_nodes = "pod-gpu-map" in settings.dialects
+    pages = Pages(
+        families(settings),
+        self_families(__version__, platform.python_version()),
+        (node_family(settings.node_name),) if serves_nodes else (),
+        settings.stale_after_seconds,
+        time.monotonic,
+    )
+    runner = web.AppRunner(
+        application(pages, serve_nodes=serves_nodes), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        host, port = listener.getsockname()[:2]
+        log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
+        async with collector(settings, driver_command, pages.publish) as loop:
+            await _until(stop, loop.run())
+        log.info("stopped")
+    finally:
+        await runner.cleanup()
+        pages.close()
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> None:
+    """Let `work` go on until `stop` is set; an end of its own is an error to raise."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def bind(listen: Listen) -> socket.socket:
+    """Bind the listening socket; an empty host is every address, IPv6 too where the machine has it.
+
+    Raises UsageError where the address cannot be had.
+    """
+    try:
+        if listen.host:
+            family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+            return socket.create_server((listen.host, listen.port), family=family, backlog=128)
+        if socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(("", listen.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+        return socket.create_server(("", listen.port), backlog=128)
+    except OSError as error:
+        where = _address(listen.host, listen.port)
+        raise UsageError(f"--listen {where}: {error.strerror or error}") from error
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,88 @@
+"""`gpumap map`: the document of a node, from a running agent or from two collections here, shown as people like it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import aiohttp
+import yaml
+
+from gpumap.document import VERSION, Document, document
+from gpumap.errors import FatalError, UsageError
+from gpumap.settings import Settings
+from gpumap.tables import map_table
+
+LOCAL_INTERVAL_SECONDS = 1.0
+REQUEST_SECONDS = 10.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+async def show(documents: AsyncIterator[Document], *, form: str, watch: bool) -> int:
+    """Print the first document, or each of them. Gives 1 where neither the kubelet nor NVML answered."""
+    code = 1
+    async for found in documents:
+        if watch and sys.stdout.isatty() and form in ("table", "wide"):
+            print(end=_CLEAR)
+        print(end=_text(found, form), flush=True)
+        up = {source["source"] for source in found["sources"] if source["up"]}
+        code = 0 if up & {"kubelet", "nvml"} else 1
+        if not watch:
+            break
+        if form in ("table", "wide"):
+            print()
+    return code
+
+
+async def from_node(settings: Settings) -> AsyncIterator[Document]:
+    """Collect here. The first collection is not shown: time on the SMs, and accusations, take two."""
+    from gpumap import service
+    from gpumap.sources.nvml import worker_command
+
+    settings = replace(settings, interval_seconds=LOCAL_INTERVAL_SECONDS)
+    command = worker_command(settings.nvml_library or None)
+    async with service.collector(settings, command, lambda snapshot: None) as loop:
+        await loop.collect()
+        while True:
+            await asyncio.sleep(LOCAL_INTERVAL_SECONDS)
+            yield document(await loop.collect())
+
+
+async def from_agent(url: str, interval_seconds: float) -> AsyncIterator[Document]:
+    """Ask a running gpumap again and again. Raises FatalError, UsageError for what is no URL."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--url {url}: does not start with http:// or https://")
+    address = url.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map"
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while True:
+            yield await _ask(session, address)
+            await asyncio.sleep(interval_seconds)
+
+
+async def _ask(session: aiohttp.ClientSession, address: str) -> Document:
+    try:
+        async with session.get(address) as response:
+            if response.status != 200:
+                raise FatalError(f"{address} answered {response.status} {response.reason}")
+            found = await response.json(content_type=None)
+    except aiohttp.InvalidURL as error:
+        raise UsageError(f"--url {address}: is not a URL") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise FatalError(f"{address} did not answer: {error or type(error).__name__}") from error
+    except ValueError as error:
+        raise FatalError(f"{address} did not answer with JSON") from error
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise FatalError(f"{address} is no gpumap of this version")
+    return found
+
+
+def _text(found: Document, form: str) -> str:
+    if form == "json":
+        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    if form == "yaml":
+        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+    return map_table(found, wide=form == "wide")
