@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import sys
 import time
@@ -20,6 +21,8 @@ from gpumap.demo.play import Scenario
 from gpumap.demo.world import World, world
 
 TICK_SECONDS = 0.25
+
+_log = logging.getLogger(__name__)
 
 
 class DemoNode:
@@ -56,7 +59,8 @@ class DemoNode:
         if self._epoch is None:
             raise RuntimeError("the node must be entered first")
         scenario = str(self._directory / "scenario.yaml")
-        return [sys.executable, "-m", "gpumap.demo.driver", "--scenario", scenario, "--epoch", repr(self._epoch)]
+        command = [sys.executable, "-P", "-m", "gpumap.demo.driver"]
+        return [*command, "--scenario", scenario, "--epoch", repr(self._epoch)]
 
     async def __aenter__(self) -> DemoNode:
         self._made_directory = not self._directory.exists()
@@ -87,9 +91,16 @@ class DemoNode:
         return world(self._scenario, time.time() - (self._epoch or 0.0))
 
     async def _play(self) -> None:
+        trouble = ""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            await self._show(self._now())
+            try:
+                await self._show(self._now())
+                trouble = ""
+            except OSError as error:  # a full disk, say; the next time writes what is missing
+                if str(error) != trouble:
+                    _log.warning("simulated node is not up to date error=%s", error)
+                trouble = str(error)
 
     async def _show(self, now: World) -> None:
         """In a node's order: the kubelet knows of a pod first, then its files do, and its processes come last."""

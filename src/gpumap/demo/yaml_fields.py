@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import yaml
 
+from gpumap.units import parse_duration
+
 T = TypeVar("T")
 D = TypeVar("D")
 Reader = Callable[[object, str], T]
 
-DURATION = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m(?!s))?(?:(\d{1,6})s)?(?:(\d{1,6})ms)?", re.ASCII)
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]i)?B", re.ASCII)
 UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 KUBERNETES_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
@@ -184,12 +185,12 @@ def integer(least: int, most: int) -> Reader[int]:
 
 def instant(value: object, place: str) -> float:
     """A time since the play began: a duration, or 0."""
-    if value == 0 and not isinstance(value, bool):
+    if value in (0, "0", "0s") and not isinstance(value, bool):
         return 0.0
-    if isinstance(value, str) and value and (match := DURATION.fullmatch(value)):
-        hours, minutes, seconds, milliseconds = (int(group or 0) for group in match.groups())
-        return hours * 3600 + minutes * 60 + seconds + milliseconds / 1000
-    raise expected("a time such as 90s or 1m30s", value, place)
+    try:
+        return parse_duration(value if isinstance(value, str) else "")
+    except ValueError as error:
+        raise expected("a time such as 90s or 1m30s", value, place) from error
 
 
 def duration(value: object, place: str) -> float:

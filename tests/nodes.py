@@ -1,0 +1,308 @@
+"""Nodes as tests describe them: what truly is, and what each source would say of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.join import Memory, Rules, step
+from gpumap.model import (
+    CgroupKind,
+    CgroupMembership,
+    Checkpoint,
+    CheckpointEntry,
+    Complaint,
+    ContainerLink,
+    ContainerName,
+    ContainerOnDevice,
+    ContainerUse,
+    DeviceId,
+    DeviceMemory,
+    Failed,
+    GpuProcess,
+    GpuReading,
+    KubeletAnswer,
+    ListedContainer,
+    ListedPod,
+    LogTree,
+    MigInstance,
+    Moment,
+    Node,
+    NvmlReading,
+    Observations,
+    Observed,
+    PodCgroup,
+    PodIdentity,
+    PodLogs,
+    PodUid,
+    ProcEntry,
+    ProcessSample,
+    ProcTable,
+    ResourceDevices,
+    Snapshot,
+    Uuid,
+)
+
+T = TypeVar("T")
+
+GIB = 1 << 30
+RULES = Rules(
+    node=Node("node-a", "10.0.0.1"),
+    is_gpu_resource=lambda name: re.fullmatch(DEFAULT_RESOURCE_PATTERN, name) is not None,
+    stale_after_seconds=60.0,
+)
+
+
+def hex_of(*words: object, digits: int = 64) -> str:
+    return hashlib.sha256("/".join(map(str, words)).encode()).hexdigest()[:digits]
+
+
+def uuid_of(*words: object) -> str:
+    text = hex_of(*words, digits=32)
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def gpu_uuid(index: int) -> Uuid:
+    return Uuid(f"GPU-{uuid_of('gpu', index)}")
+
+
+def mig_uuid(index: int, gi: int, ci: int) -> Uuid:
+    return Uuid(f"MIG-{uuid_of('mig', index, gi, ci)}")
+
+
+@dataclass
+class Process:
+    """`pod` is `None` for a process of the host."""
+
+    pid: int
+    leaf: Uuid
+    pod: Pod | None
+    container: str = "main"
+    memory: int | None = GIB
+    sm: float = 0.0
+    types: str = "C"
+    start: int = 1000
+    comm: str = "python3"
+    readable: bool = True
+    left: bool = False
+
+
+@dataclass
+class Pod:
+    """A pod: `ids` by container and resource. `init` containers are in the checkpoint and the log tree alone."""
+
+    namespace: str
+    name: str
+    ids: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    init: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    generation: int = 0
+    listed: bool = True
+    in_checkpoint: bool = True
+    has_tree: bool = True
+    has_links: bool = True
+
+    @property
+    def uid(self) -> PodUid:
+        return PodUid(uuid_of(self.namespace, self.name, self.generation))
+
+    def container_id(self, container: str) -> str:
+        return hex_of(self.uid, container)
+
+    def full(self, container: str = "main") -> ContainerName:
+        return ContainerName(self.namespace, self.name, container)
+
+    def as_listed(self) -> ListedPod:
+        containers = tuple(ListedContainer(name, tuple(resources(ids))) for name, ids in sorted(self.ids.items()))
+        return ListedPod(self.namespace, self.name, containers)
+
+
+def resources(ids: dict[str, list[str]]) -> Iterable[ResourceDevices]:
+    return (ResourceDevices(name, tuple(sorted(map(DeviceId, set(found))))) for name, found in sorted(ids.items()))
+
+
+@dataclass
+class Gpu:
+    """`mig` lists (gpu instance, compute instance, slices); `None` is a GPU that is not partitioned."""
+
+    index: int
+    mig: list[tuple[int, int, int]] | None = None
+    fault: str | None = None
+    total: int = 80 * GIB
+    overhead: int = 100 << 20
+    tells_samples: bool = True
+
+    @property
+    def uuid(self) -> Uuid:
+        return gpu_uuid(self.index)
+
+    @property
+    def leaves(self) -> list[Uuid]:
+        return [self.uuid] if self.mig is None else [mig_uuid(self.index, gi, ci) for gi, ci, _ in self.mig]
+
+
+@dataclass
+class TestNode:
+    """The truth, and which sources are down. `observe` asks; `collect` steps on."""
+
+    __test__ = False
+
+    gpus: list[Gpu] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
+    processes: list[Process] = field(default_factory=list)
+    allocatable: dict[str, list[str]] | None = None
+    registered: dict[str, list[str]] = field(default_factory=dict)
+    down: set[str] = field(default_factory=set)
+    kubelet_reason: str = "socket_missing"
+    socket: str = "first"
+    visible: bool = True
+    checkpoint_readable: bool = True
+    logs_readable: bool = True
+    clock: float = 1000.0
+    memory: Memory = field(default_factory=Memory)
+
+    def collect(self, seconds: float = 5.0) -> Snapshot:
+        """Let time pass and collect once."""
+        self.clock += seconds
+        self.memory, snapshot = step(self.memory, self.observe(), RULES)
+        return snapshot
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.clock, 1.7e9 + self.clock)
+
+    def observe(self) -> Observations:
+        return Observations(
+            nvml=self._failed("no driver") if "nvml" in self.down else self._seen(self._nvml()),
+            procfs=self._failed("unreadable") if "procfs" in self.down else self._seen(self._proc()),
+            pod_identity=self._failed("missing") if self._no_identity() else self._seen(self._identity()),
+            kubelet=self._failed(self.kubelet_reason) if "kubelet" in self.down else self._seen(self._kubelet()),
+            finished=self.now,
+        )
+
+    def _no_identity(self) -> bool:
+        return "pod_identity" in self.down or not (self.checkpoint_readable or self.logs_readable)
+
+    def _seen(self, value: T) -> Observed[T]:
+        return Observed(value, self.now, 0.001)
+
+    def _failed(self, reason: str) -> Failed:
+        return Failed(self.now, 0.001, (Complaint(reason, f"{reason} of the test"),))
+
+    def _kubelet(self) -> KubeletAnswer:
+        pods = tuple(sorted({pod.as_listed() for pod in self.pods if pod.listed}))
+        allocatable = tuple(resources(self.allocatable)) if self.allocatable else None
+        return KubeletAnswer(pods, allocatable, self.socket)
+
+    def _identity(self) -> PodIdentity:
+        checkpoint = None
+        if self.checkpoint_readable:
+            rows = tuple(
+                CheckpointEntry(pod.uid, container, resource, frozenset(map(DeviceId, ids)))
+                for pod in self.pods
+                if pod.in_checkpoint
+                for container, of_container in {**pod.ids, **pod.init}.items()
+                for resource, ids in of_container.items()
+            )
+            checkpoint = Checkpoint(rows, tuple(resources(self.registered)))
+        logs = None
+        if self.logs_readable:
+            with_tree = [pod for pod in self.pods if pod.has_tree]
+            trees = tuple(
+                sorted(LogTree(p.uid, p.namespace, p.name, tuple(sorted({**p.ids, **p.init}))) for p in with_tree)
+            )
+            links = tuple(
+                ContainerLink(pod.container_id(container), pod.uid, pod.full(container))
+                for pod in with_tree
+                if pod.has_links
+                for container in {**pod.ids, **pod.init}
+            )
+            logs = PodLogs(trees, links)
+        return PodIdentity(checkpoint, logs)
+
+    def _proc(self) -> ProcTable:
+        here = {process.pid: process for process in self.processes if not process.left}
+        entries = tuple(_entry(process) for pid, process in sorted(here.items()) if process.readable)
+        unreadable = tuple(pid for pid, process in sorted(here.items()) if not process.readable)
+        if not self.visible:
+            return ProcTable((), (), pid_visibility=False, visibility_reason="not in this test")
+        return ProcTable(entries, unreadable, pid_visibility=True, visibility_reason="in this test")
+
+    def _nvml(self) -> NvmlReading:
+        return NvmlReading("550.54", "12.4", "12.550", tuple(self._gpu(gpu) for gpu in self.gpus))
+
+    def _gpu(self, gpu: Gpu) -> GpuReading:
+        if gpu.fault is not None:
+            return GpuReading(gpu.index, fault=gpu.fault)
+        base = GpuReading(
+            gpu.index, uuid=gpu.uuid, minor=gpu.index, pci_bus_id=f"00000000:0{gpu.index}:00.0", model="NVIDIA Test"
+        )
+        if gpu.mig is None:
+            processes = self._on(gpu.uuid)
+            samples = tuple(
+                ProcessSample(process.pid, process.sm, process.sm / 2, 0.0, 0.0)
+                for process in self.processes
+                if process.leaf == gpu.uuid and process.sm
+            )
+            return replace(
+                base,
+                memory=self._memory(gpu, processes),
+                processes=processes,
+                samples=samples if gpu.tells_samples else None,
+            )
+        instances = tuple(self._instance(gpu, gi, ci, slices) for gi, ci, slices in gpu.mig)
+        everything = tuple(process for leaf in gpu.leaves for process in self._on(leaf))
+        return replace(
+            base, partitioned=True, max_mig_devices=7, instances=instances, memory=self._memory(gpu, everything)
+        )
+
+    def _instance(self, gpu: Gpu, gi: int, ci: int, slices: int) -> MigInstance:
+        in_gpu_instance = [mig_uuid(gpu.index, gi, other) for one, other, _ in gpu.mig or [] if one == gi]
+        shared = tuple(process for leaf in in_gpu_instance for process in self._on(leaf))
+        leaf = mig_uuid(gpu.index, gi, ci)
+        memory = self._memory(replace(gpu, total=gpu.total // 8), shared)
+        return MigInstance(leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf))
+
+    def _on(self, leaf: Uuid) -> tuple[GpuProcess, ...]:
+        return tuple(
+            GpuProcess(process.pid, process.memory, process.types) for process in self.processes if process.leaf == leaf
+        )
+
+    def _memory(self, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> DeviceMemory:
+        used = gpu.overhead + sum(process.used_memory_bytes or 0 for process in processes)
+        return DeviceMemory(gpu.total, used, gpu.total - used, 0)
+
+
+def _entry(process: Process) -> ProcEntry:
+    if process.pod is None:
+        membership = CgroupMembership(CgroupKind.HOST)
+    else:
+        cgroup = PodCgroup(process.pod.uid, process.pod.container_id(process.container))
+        membership = CgroupMembership(CgroupKind.POD, (cgroup,))
+    return ProcEntry(process.pid, process.start, process.comm, membership)
+
+
+def owners(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:
+    """Bytes of a leaf by owner."""
+    uses = (use for found in snapshot.leaves if found.uuid == leaf for use in found.owners)
+    return {use.owner.value: use.memory_bytes for use in uses}
+
+
+def processes_by_owner(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:
+    """Processes of a leaf by owner."""
+    uses = (use for found in snapshot.leaves if found.uuid == leaf for use in found.owners)
+    return {use.owner.value: use.processes for use in uses}
+
+
+def row(snapshot: Snapshot, name: ContainerName, uuid: Uuid) -> ContainerOnDevice | None:
+    """The row of a container and a device."""
+    return next((found for found in snapshot.containers if (found.name, found.uuid) == (name, uuid)), None)
+
+
+def use(snapshot: Snapshot, name: ContainerName, uuid: Uuid) -> ContainerUse | None:
+    """What was measured of a container on a device."""
+    found = row(snapshot, name, uuid)
+    return found.use if found else None

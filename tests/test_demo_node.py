@@ -1,0 +1,130 @@
+"""The simulated node's files and socket look as those of the real captures, and are gone when it is."""
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from gpumap._proto.podresources import v1_pb2
+from gpumap.demo.kubelet import LIST
+from gpumap.demo.node import DemoNode
+from gpumap.demo.scenario import default_scenario, parse_scenario
+
+UID = r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
+CGROUPS = {
+    "v2-systemd": r"0::/kubepods\.slice/(kubepods-burstable\.slice/)?kubepods-(burstable-)?pod[0-9a-f_]{32,36}\.slice"
+    r"/cri-containerd-[0-9a-f]{64}\.scope\n",
+    "v2-cgroupfs": r"0::/kubepods/(burstable/)?pod[0-9a-f-]{32,36}/[0-9a-f]{64}\n",
+    # As in the capture of kubelet 1.36.2: nine controllers and the unified line.
+    "v1-cgroupfs": r"9:name=systemd:(?P<path>/kubepods/(burstable/)?pod[0-9a-f-]{32,36}/[0-9a-f]{64})\n"
+    r"8:pids:(?P=path)\n7:blkio:(?P=path)\n6:freezer:(?P=path)\n5:devices:(?P=path)\n4:memory:(?P=path)\n"
+    r"3:cpuset:(?P=path)\n2:cpuacct:(?P=path)\n1:cpu:(?P=path)\n0::(?P=path)\n",
+}
+SHORT = """
+cgroups: {style}
+gpus: [{{model: H100, memory: 80GiB}}, {{model: H100, memory: 80GiB}}]
+kubelet: {{away: [{{from: 20s, until: 21s, static_pods_for: 0s}}]}}
+pods:
+  - {{name: steady, containers: [{{name: c, gpus: [0], processes: [{{memory: 1GiB}}]}}]}}
+  - {{name: calm, qos: guaranteed, static: true, containers: [{{name: c}}]}}
+  - {{name: job, from: 10s, containers: [{{name: c, gpus: [1]}}]}}
+"""
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def test_its_files_look_like_a_real_nodes(tmp_path: Path) -> None:
+    """Log directories, links, /proc and checkpoint have the shapes of the captures."""
+    async with DemoNode(default_scenario(), tmp_path / "node", epoch=time.time() - 5) as node:
+        trees = sorted(path.name for path in (node.log_root / "pods").iterdir())
+        assert all(re.fullmatch(rf"[a-z0-9.-]+_[a-z0-9.-]+_{UID}", name) for name in trees)
+        links = list((node.log_root / "containers").iterdir())
+        assert links
+        for link in links:
+            assert re.fullmatch(r"[a-z0-9.-]+_[a-z0-9.-]+_[a-z0-9.-]+-[0-9a-f]{64}\.log", link.name)
+            target = os.readlink(link)
+            assert target.startswith("/var/log/pods/")
+            assert (node.log_root / target.removeprefix("/var/log/")).is_file()
+        for folder in node.proc_root.iterdir():
+            fields = (folder / "stat").read_text().split()
+            assert (fields[0], fields[1]) == (folder.name, f"({(folder / 'comm').read_text().strip()})")
+            assert len(fields) == 52
+            assert int(fields[21]) > 0
+        checkpoint = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
+        document = json.loads(checkpoint.read_text())
+        assert list(document) == ["Data", "Checksum"]
+        assert set(document["Data"]["PodDeviceEntries"][0]) == {
+            *("PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp")
+        }
+        assert checkpoint.stat().st_mode & 0o777 == 0o600
+        uids = {name.rpartition("_")[2] for name in trees}
+        assert {row["PodUID"] for row in document["Data"]["PodDeviceEntries"]} < uids
+        assert node.node_name == "demo-node"
+    assert not (tmp_path / "node").exists()
+
+
+@pytest.mark.parametrize("style", CGROUPS)
+async def test_cgroups_have_the_style_asked_for(tmp_path: Path, style: str) -> None:
+    """Processes of pods are in cgroups as the chosen runtime and driver name them."""
+    async with DemoNode(parse_scenario(SHORT.format(style=style)), tmp_path) as node:
+        texts = {path.read_text() for path in node.proc_root.glob("*/cgroup") if path.parent.name != "1"}
+        assert len(texts) == 2
+        assert all(re.fullmatch(CGROUPS[style], text) for text in texts)
+
+
+async def test_it_changes_as_time_goes_by(tmp_path: Path) -> None:
+    """A pod that comes is in the checkpoint and the logs without anyone asking; others are left as they were."""
+    epoch = time.time() - 9.5
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, epoch) as node:
+        pods = node.log_root / "pods"
+        checkpoint = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
+        before = {path.name: path.stat().st_ino for path in pods.iterdir()}
+        assert "job" not in " ".join(before)
+        rows = len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"])
+        await until(lambda: len(list(pods.iterdir())) == len(before) + 1)
+        assert len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]) == rows + 1
+        assert before.items() <= {path.name: path.stat().st_ino for path in pods.iterdir()}.items()
+
+
+async def test_its_kubelet_serves_and_restarts(tmp_path: Path) -> None:
+    """The socket answers; during the restart it refuses; afterwards there is another one."""
+    epoch = time.time() - 19.0
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, epoch) as node:
+        socket = node.kubelet_root / "pod-resources" / "kubelet.sock"
+        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(LIST)
+            answer = v1_pb2.ListPodResourcesResponse.FromString(await call(b"", timeout=5))
+            assert {pod.name for pod in answer.pod_resources} == {"steady", "job", "calm-demo-node"}
+        before = socket.stat()
+        await until(lambda: not node.kubelet.running)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_unix_connection(socket)
+        await until(lambda: node.kubelet.running)
+        after = socket.stat()
+        assert (after.st_ino, after.st_ctime_ns) != (before.st_ino, before.st_ctime_ns)
+
+
+async def test_its_driver_plays_the_same_text(tmp_path: Path) -> None:
+    """The command names a copy of the scenario and the epoch; a folder that was there stays, emptied."""
+    (tmp_path / "mine").touch()
+    scenario = parse_scenario(SHORT.format(style="v2-systemd"))
+    node = DemoNode(scenario, tmp_path)
+    with pytest.raises(RuntimeError):
+        _ = node.driver_command
+    async with node:
+        command = node.driver_command
+        assert command[1:4] == ["-P", "-m", "gpumap.demo.driver"]
+        played = Path(command[command.index("--scenario") + 1])
+        assert await asyncio.to_thread(played.read_text) == scenario.text
+    assert os.listdir(tmp_path) == ["mine"]

@@ -1,0 +1,207 @@
+"""The simulated node is the same for everyone who looks at the same moment, and obeys what real nodes obey."""
+
+import base64
+import json
+
+import pytest
+
+from gpumap.demo.scenario import Scenario, default_scenario, parse_scenario
+from gpumap.demo.world import World, world
+from gpumap.model import DeviceId, GpuProcess, GpuReading, MigInstance
+
+GPUS = """
+repeat: 100s
+gpus:
+  - {model: H100, memory: 80GiB}
+  - {model: H100, memory: 80GiB, mig: [{profile: 3g.40gb, compute: [1c.3g.40gb, 2c.3g.40gb]}]}
+"""
+JOB = """
+pods:
+  - name: job
+    from: 10s
+    until: 40s
+    containers:
+      - {name: warm, init: true, gpus: [0]}
+      - {name: main, gpus: [0], processes: [{memory: {from: 1GiB, to: 3GiB, over: 20s}, sm: 50%}]}
+"""
+
+
+@pytest.fixture(scope="module", name="default")
+def load_default() -> Scenario:
+    return default_scenario()
+
+
+def listed(now: World) -> set[str]:
+    return {pod.name for pod in now.pods}
+
+
+def leaves(now: World) -> list[GpuReading | MigInstance]:
+    """Every GPU and MIG device."""
+    return [*now.gpus, *(instance for gpu in now.gpus for instance in gpu.instances)]
+
+
+def processes(now: World) -> list[GpuProcess]:
+    return [row for leaf in leaves(now) for row in leaf.processes or ()]
+
+
+def test_two_readers_see_the_same_world() -> None:
+    """Two processes that read the same text agree on everything, at any time."""
+    for seconds in (0.0, 17.3, 130.0, 190.0, 1000.0):
+        assert world(default_scenario(), seconds) == world(default_scenario(), seconds)
+
+
+def test_processes_never_use_more_than_their_device(default: Scenario) -> None:
+    """On each leaf the processes' memory fits in what is used, and used, reserved and free make up the total."""
+    for second in range(0, 330, 3):
+        now = world(default, second)
+        for leaf in leaves(now):
+            if (memory := leaf.memory) is None:
+                assert isinstance(leaf, GpuReading)
+                assert leaf.fault
+                continue
+            assert sum(row.used_memory_bytes or 0 for row in leaf.processes or ()) <= memory.used_bytes
+            assert memory.used_bytes + memory.free_bytes + (memory.reserved_bytes or 0) == memory.total_bytes
+            assert memory.free_bytes >= 0
+
+
+def test_every_gpu_process_is_in_proc(default: Scenario) -> None:
+    """Whatever NVML lists has an entry in /proc, before, while and after, and no PID stands there twice."""
+    for tenth in range(0, 6200, 7):
+        now = world(default, tenth / 10)
+        pids = [proc.pid for proc in now.procs]
+        assert len(set(pids)) == len(pids)
+        assert {row.pid for row in processes(now)} <= set(pids)
+
+
+def test_energy_is_a_counter(default: Scenario) -> None:
+    """Energy never goes back, also when the play starts again, and rises as the power says."""
+    for index in (0, 3, 7):
+        readings = [world(default, second).gpus[index] for second in range(280, 330)]
+        energies = [reading.energy_joules or 0.0 for reading in readings]
+        assert energies == sorted(energies)
+        power = readings[10].power_watts or 0.0
+        assert energies[11] - energies[10] == pytest.approx(power, rel=0.05)
+
+
+def test_a_pod_comes_and_goes() -> None:
+    """It is listed first, then has a log tree, then processes; it goes the other way round; next time it is another."""
+    scenario = parse_scenario(GPUS + JOB)
+    story = [
+        (9.9, False, 0, 0),
+        (10.1, True, 0, 0),
+        (10.6, True, 1, 0),
+        (13.0, True, 1, 1),
+        (38.9, True, 1, 1),
+        (39.6, True, 1, 0),
+        (41.0, False, 1, 0),
+        (43.5, False, 0, 0),
+    ]
+    for seconds, is_listed, trees, users in story:
+        now = world(scenario, seconds)
+        assert (bool(now.pods), len(now.logs.trees), len(processes(now))) == (is_listed, trees, users), seconds
+    first, second = world(scenario, 20.0), world(scenario, 120.0)
+    assert first.logs.trees[0].pod_uid != second.logs.trees[0].pod_uid
+    assert processes(first)[0].pid != processes(second)[0].pid
+    assert processes(world(scenario, 21.0))[0].pid == processes(first)[0].pid
+
+
+def test_an_init_container_is_in_files_but_not_listed() -> None:
+    """A plain init container is in the checkpoint and the logs, and never in the kubelet's List."""
+    now = world(parse_scenario(GPUS + JOB), 20.0)
+    assert [container.name for container in now.pods[0].containers] == ["main"]
+    assert now.logs.trees[0].containers == ("main", "warm")
+    rows = json.loads(now.checkpoint)["Data"]["PodDeviceEntries"]
+    assert sorted(row["ContainerName"] for row in rows) == ["main", "warm"]
+
+
+def test_memory_grows_as_the_ramp_says() -> None:
+    """A ramp goes from its first to its last size in its time, from the start of the process."""
+    scenario = parse_scenario(GPUS + JOB)
+    used = [processes(world(scenario, 12.0 + after))[0].used_memory_bytes for after in (0, 10, 20, 25)]
+    assert used == [1 << 30, 2 << 30, 3 << 30, 3 << 30]
+
+
+def test_the_checkpoint_keeps_rows_until_it_is_written_again() -> None:
+    """Rows of pods that are gone stay until the next pod is admitted, as kubelets do."""
+    scenario = parse_scenario(GPUS + JOB + "  - {name: late, from: 60s, containers: [{name: c}]}")
+    counts = [len(json.loads(world(scenario, at).checkpoint)["Data"]["PodDeviceEntries"] or ()) for at in (20, 50, 61)]
+    assert counts == [2, 2, 0]
+
+
+def test_a_leak_outlives_its_pod(default: Scenario) -> None:
+    """The process of a pod that leaks is still on the GPU when the pod is neither listed nor in the logs."""
+    now = world(default, 30.0)
+    assert "nightly-eval" not in listed(now)
+    assert not any(tree.pod == "nightly-eval" for tree in now.logs.trees)
+    rows = now.gpus[4].processes or ()
+    assert len(rows) == 1
+    assert "besteffort" in next(proc.cgroup for proc in now.procs if proc.pid == rows[0].pid)
+
+
+def test_a_lost_gpu_tells_only_its_identity(default: Scenario) -> None:
+    """While it is lost nothing is measured and its plugin does not offer it; afterwards it is as before."""
+    uuid = default.gpus[6].uuid
+
+    def offered(now: World) -> bool:
+        return any(DeviceId(uuid) in devices.ids for devices in now.allocatable)
+
+    before, lost, after = (world(default, at) for at in (110.0, 130.0, 165.0))
+    assert (lost.gpus[6].fault, lost.gpus[6].uuid, lost.gpus[6].memory) == ("lost", uuid, None)
+    assert before.gpus[6].fault is None
+    assert after.gpus[6].fault is None
+    assert [offered(now) for now in (before, lost, after)] == [True, False, True]
+
+
+def test_a_kubelet_lists_only_static_pods_after_a_restart(default: Scenario) -> None:
+    """It is down, then up with static pods alone and nothing allocatable, then complete."""
+    down, fresh, complete = (world(default, at) for at in (185.0, 192.0, 196.0))
+    assert not down.kubelet_up
+    assert fresh.kubelet_up
+    assert listed(fresh) == {"embedder-demo-node"}
+    assert fresh.allocatable == ()
+    assert len(complete.pods) > 8
+    assert complete.allocatable
+
+
+def test_compute_instances_show_the_memory_that_they_share() -> None:
+    """Both instances of a GPU instance tell its memory whole, each its own processes."""
+    pods = "pods: [{name: a, containers: [{name: c, mig: {gpu: 1, instance: 0}, processes: [{memory: 5GiB}]}]}]"
+    first, second = world(parse_scenario(GPUS + pods), 5.0).gpus[1].instances
+    assert first.memory == second.memory
+    assert first.memory is not None
+    assert first.memory.used_bytes > 5 << 30
+    assert (len(first.processes or ()), len(second.processes or ())) == (1, 0)
+
+
+def test_untold_memory_is_none_and_still_used() -> None:
+    """A process whose memory NVML does not tell has none, and the device's used memory has it all the same."""
+    gpu = world(parse_scenario(GPUS + "host_processes: [{gpu: 0, memory: unknown}]"), 5.0).gpus[0]
+    assert [row.used_memory_bytes for row in gpu.processes or ()] == [None]
+    assert gpu.memory is not None
+    assert gpu.memory.used_bytes >= 1 << 30
+
+
+def test_partitioned_gpus_have_no_utilization(default: Scenario) -> None:
+    """NVML keeps no utilisation and no samples for a MIG GPU, and for processes that do nothing no row."""
+    gpu = world(default, 20.0).gpus[3]
+    assert gpu.partitioned
+    assert (gpu.utilization_ratio, gpu.samples, gpu.processes) == (None, None, None)
+    xorg = next(row.pid for row in world(default, 20.0).gpus[7].processes or () if row.types == "G")
+    assert xorg not in {sample.pid for sample in world(default, 20.0).gpus[7].samples or ()}
+
+
+def test_alloc_resp_names_the_gpu() -> None:
+    """The NVIDIA plugin's answer in the checkpoint has the uuid without the slot; a foreign plugin's has its own."""
+    text = (
+        "gpus: [{model: H100, memory: 80GiB, replicas: 4}]\n"
+        "pods:\n"
+        "  - {name: a, containers: [{name: c, slots: {gpu: 0, count: 2}}]}\n"
+        "  - {name: b, containers: [{name: c, ids: {x.io/y: ['{0}-1']}, alloc_env: {X_DEVICE: '0'}}]}\n"
+    )
+    scenario = parse_scenario(text)
+    own, foreign = json.loads(world(scenario, 0.0).checkpoint)["Data"]["PodDeviceEntries"]
+    uuid = scenario.gpus[0].uuid.encode()
+    assert base64.b64decode(own["AllocResp"]) == b"\n\x42\n\x16NVIDIA_VISIBLE_DEVICES\x12\x28" + uuid
+    assert base64.b64decode(foreign["AllocResp"]) == b"\n\x0d\n\x08X_DEVICE\x12\x010"
+    assert own["DeviceIDs"]["0"] == [f"{scenario.gpus[0].uuid}::0", f"{scenario.gpus[0].uuid}::1"]
+    assert foreign["DeviceIDs"] == {"-1": [f"{scenario.gpus[0].uuid}-1"]}

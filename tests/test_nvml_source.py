@@ -1,0 +1,424 @@
+"""The NVML source, over small children that misbehave in one way each, and over the real worker with the stand-in."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumap.model import Complaint, GpuReading, NvmlReading, SourceError, Told
+from gpumap.sources.nvml import NvmlSource, worker_command
+from tests import standin
+from tests.standin import Code, Driver, Gpu
+
+A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
+PATIENCE_SECONDS = 10.0
+
+CHILD = """
+import json, os, signal, sys, time
+
+def say(**answer):
+    os.write(1, json.dumps(answer).encode() + b"\\n")
+
+def driver(read, count=2, busy=()):
+    versions = dict(driver_version=str(os.getpid()), cuda_version="12.4", nvml_version="")  # the pid is for the tests
+    say(read=read, driver={**versions, "count": count, "busy": busy})
+
+def gpu(read, *indices, **more):
+    for index in indices:
+        say(read=read, gpu={"index": index, "uuid": f"GPU-{index}", **more})
+
+def requests():
+    for line in sys.stdin:
+        request = json.loads(line)
+        with open(sys.argv[1], "a") as log:
+            print(line, end="", file=log)
+        yield request["read"], request
+
+"""
+
+Start = Callable[..., NvmlSource]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where the small children write their requests."""
+    return tmp_path / "requests"
+
+
+@pytest.fixture
+async def start(log: Path) -> AsyncIterator[Start]:
+    """Makes sources whose child runs the given lines; each is closed, and has left nothing behind."""
+    sources: list[NvmlSource] = []
+    before = set(os.listdir("/proc/self/fd"))
+
+    def make(program: str, **options: Any) -> NvmlSource:
+        sources.append(NvmlSource([sys.executable, "-S", "-c", CHILD + program, str(log)], **options))
+        return sources[-1]
+
+    yield make
+    for source in sources:
+        await source.close()
+    await poll(lambda: len(os.listdir("/proc/self/fd")) <= len(before), "file descriptors were left open")
+    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("nvml")] == []
+
+
+async def poll(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        await asyncio.sleep(0.005)
+
+
+async def read(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS) -> Told[NvmlReading]:
+    """A read that must end by its deadline."""
+    begun = time.monotonic()
+    try:
+        return await source.read(1.0, timeout_seconds)
+    finally:
+        assert time.monotonic() - begun < timeout_seconds + 0.25
+
+
+async def failure(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS) -> Complaint:
+    with pytest.raises(SourceError) as caught:
+        await read(source, timeout_seconds)
+    return caught.value.complaints[-1]
+
+
+def faults(told: Told[NvmlReading]) -> list[str | None]:
+    return [gpu.fault for gpu in told.value.gpus]
+
+
+def pid(told: Told[NvmlReading]) -> int:
+    return int(told.value.driver_version)
+
+
+def requests(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def gone(process: int) -> bool:
+    return not Path(f"/proc/{process}").exists()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_one_child_answers_all_reads(start: Start, log: Path) -> None:
+    """The child is started by the first read and asked again by the next; GPUs come in the order of their indices."""
+    source = start("for n, _ in requests(): driver(n); gpu(n, 1, 0)")
+    first, second = await read(source), await read(source)
+    assert first == second
+    assert first.complaints == ()
+    assert first.value.gpus == (
+        GpuReading(0, uuid=first.value.gpus[0].uuid),
+        GpuReading(1, uuid=second.value.gpus[1].uuid),
+    )
+    assert requests(log) == [{"read": n, "interval": 1.0, "last": [], "skip": []} for n in (1, 2)]
+
+
+async def test_faults_and_refusals_are_complaints(start: Start) -> None:
+    """A GPU's fault passes through with its complaint; a refusal that two GPUs share is said once."""
+    source = start(
+        """for n, _ in requests():
+            driver(n, 3)
+            gpu(n, 0, fault="lost", refusals=[["nvmlDeviceGetUUID", 15]])
+            gpu(n, 1, 2, refusals=[["nvmlDeviceGetPowerUsage", 4]])"""
+    )
+    told = await read(source)
+    assert faults(told) == ["lost", None, None]
+    assert told.complaints == (
+        Complaint("lost", "gpu 0 (GPU-0): nvmlDeviceGetUUID said 15 (gpu_is_lost)"),
+        Complaint("no_permission", "gpu 1, 2: nvmlDeviceGetPowerUsage said 4 (no_permission)"),
+    )
+
+
+async def test_an_error_is_the_sources_failure(start: Start) -> None:
+    """What the library says in place of an answer is raised with its word; the child is asked again."""
+    source = start(
+        """for n, _ in requests():
+            n > 2 or say(read=n, error=dict(code=9, reason="driver_not_loaded", detail="no driver"))
+            n < 3 or driver(n, 0)"""
+    )
+    for _ in range(2):
+        assert await failure(source) == Complaint("driver_not_loaded", "no driver")
+    assert (await read(source)).value.gpus == ()
+
+
+# --- hangs ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_hung_gpu_costs_itself(start: Start) -> None:
+    """The read ends at its deadline with the others' answers; later reads do not wait for a GPU that is not asked."""
+    source = start("for n, _ in requests(): driver(n, busy=[1] if n > 1 else []); gpu(n, 0)")
+    told = await read(source, 0.3)
+    assert faults(told) == [None, "hung"]
+    assert told.complaints[0].reason == "hung"
+    assert told.value.gpus[1].stuck_seconds >= 0.3
+    begun = time.monotonic()
+    again = await read(source)
+    assert time.monotonic() - begun < 0.25
+    assert faults(again) == [None, "hung"]
+    assert again.value.gpus[1].stuck_seconds > told.value.gpus[1].stuck_seconds
+
+
+async def test_a_late_answer_is_not_used_and_ends_the_hang(start: Start) -> None:
+    """An answer to an older read says that the GPU lives, and nothing about now."""
+    source = start(
+        """for n, _ in requests():
+            if n == 2: gpu(1, 1, model="old")
+            if n == 4: gpu(3, 1, model="old")
+            driver(n, busy=[1] if n == 4 else [])
+            gpu(n, 0)
+            if n not in (1, 3, 4): gpu(n, 1)"""
+    )
+    assert faults(await read(source, 0.2)) == [None, "hung"]
+    told = await read(source)
+    assert faults(told) == [None, None]
+    assert told.value.gpus[1].model == ""
+    assert faults(await read(source, 0.2)) == [None, "hung"]
+    assert faults(await read(source)) == [None, "hung"]  # it was not asked
+    assert faults(await read(source)) == [None, None]
+
+
+async def test_a_driver_that_hangs_is_a_deadline(start: Start) -> None:
+    """Where nothing answers, the source fails by its deadline, says for how long, and tries another child in time."""
+    source = start("for n, _ in requests(): n < 4 or driver(n, 0)", replace_after_seconds=0.3)
+    complaint = await failure(source, 0.2)
+    assert complaint.reason == "deadline_exceeded"
+    assert "0.2 s" in complaint.detail
+    assert "0.4 s" in (await failure(source, 0.2)).detail
+    await failure(source, 0.2)
+    assert (await read(source)).value.gpus == ()
+
+
+async def test_a_worker_that_stays_stuck_is_replaced_with_growing_patience(start: Start) -> None:
+    """The child of a GPU that is stuck for long is killed and started anew, each time after twice as long."""
+    source = start(
+        "for i, (n, _) in enumerate(requests()): driver(n, busy=[1] if i else []); gpu(n, 0)", replace_after_seconds=0.2
+    )
+    first_seen: dict[int, float] = {}
+    begun = time.monotonic()
+    while len(first_seen) < 3:
+        assert time.monotonic() < begun + PATIENCE_SECONDS, "the worker was not replaced"
+        with contextlib.suppress(SourceError):  # a new child may take longer than that
+            told = await read(source, 0.1)
+            assert faults(told) == [None, "hung"]
+            first_seen.setdefault(pid(told), time.monotonic())
+        await asyncio.sleep(0.01)
+    assert told.value.gpus[1].stuck_seconds > 0.6
+    first, second, third = first_seen.values()
+    assert second - first > 0.05  # of 0.2 s, less the wait of the first read
+    assert third - second > 0.25  # of 0.4 s
+    await poll(lambda: all(gone(process) for process in list(first_seen)[:-1]), "a replaced worker was left behind")
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_crash_costs_nobody_else(start: Start, log: Path) -> None:
+    """Answers before the crash stand; who had not answered is asked by another child, one by one, in the same read."""
+    source = start(
+        """for n, request in requests():
+            asked = [i for i in range(4) if i not in request["skip"]]
+            driver(n, 4)
+            for i in sorted(asked, key=lambda i: i in request["last"]):
+                if i == 2 and n == 1: os.kill(os.getpid(), signal.SIGSEGV)
+                gpu(n, i)"""
+    )
+    told = await read(source)
+    assert faults(told) == [None, None, "worker_crashed", None]
+    assert told.complaints == (
+        Complaint("worker_crashed", "the worker was killed by SIGSEGV"),
+        Complaint("worker_crashed", "gpu 2 crashed the worker, and is left out for a while"),
+    )
+    assert faults(await read(source)) == [None, None, "worker_crashed", None]
+    assert faults(await read(source)) == [None, None, None, None]
+    assert [(asked["read"], asked["last"], asked["skip"]) for asked in requests(log)] == [
+        (1, [], []),
+        (1, [2, 3], [0, 1]),
+        (1, [3], [0, 1, 2]),
+        (2, [], [2]),
+        (3, [2], []),
+    ]
+
+
+async def test_a_gpu_that_crashes_the_worker_is_left_out_for_a_while(start: Start) -> None:
+    """A GPU that alone had not answered is the culprit: for a while the others are read without it."""
+    source = start(
+        """for n, request in requests():
+            driver(n)
+            gpu(n, 0)
+            1 in request["skip"] or os.abort()"""
+    )
+    told = [await read(source) for _ in range(6)]
+    assert all(faults(each) == [None, "worker_crashed"] for each in told)
+    aborted = ["SIGABRT" in each.complaints[0].detail for each in told]
+    assert aborted == [True, False, True, False, False, True]
+
+
+async def test_a_worker_that_always_crashes_is_not_started_without_end(start: Start, log: Path) -> None:
+    """A read gives up after some crashes, and tells who could not be asked."""
+    source = start("for n, _ in requests(): driver(n, 9); os.abort()")
+    assert faults(await read(source)) == ["worker_crashed"] * 9
+    assert len(requests(log)) == 4
+
+
+async def test_a_child_that_dies_before_it_answers_is_a_failure(start: Start) -> None:
+    """The failure says how the child ended, and the last that it wrote to stderr."""
+    source = start("print('first', file=sys.stderr); sys.exit('no such flag')")
+    assert await failure(source) == Complaint("worker_crashed", "the worker exited with 1: no such flag")
+
+
+async def test_a_child_that_was_killed_is_replaced(start: Start) -> None:
+    """A child killed between two reads costs nothing; one killed in a read costs that read."""
+    source = start("for n, _ in requests(): driver(n, 1); n == 3 or gpu(n, 0)")
+    first = pid(await read(source))
+    os.kill(first, signal.SIGKILL)
+    second = await read(source)
+    assert faults(second) == [None]
+    assert pid(second) != first
+    reading = asyncio.create_task(source.read(1.0, PATIENCE_SECONDS))
+    await asyncio.sleep(0.1)
+    os.kill(pid(second), signal.SIGKILL)
+    assert faults(await reading) == ["worker_crashed"]
+    await read(source)  # leaves the suspect out
+    assert faults(await read(source)) == [None]
+
+
+async def test_a_line_cut_off_by_a_crash_is_a_crash(start: Start) -> None:
+    """Half a line at the end of the output is not nonsense, but what a dying child had no time to finish."""
+    source = start("""for n, _ in requests(): driver(n, 1); os.write(1, b'{"read'); os.abort()""")
+    assert faults(await read(source)) == ["worker_crashed"]
+
+
+@pytest.mark.parametrize("line", ["hello", "[]", '{"read": 1}', '{"read": 1, "gpu": {"index": "0"}}', "\\xff"])
+async def test_nonsense_is_a_failure_and_ends_the_child(start: Start, line: str) -> None:
+    """A child that does not keep to the protocol is replaced by the next read."""
+    source = start(f"""for n, _ in requests(): driver(n, 1); gpu(n, 0) if n > 1 else os.write(1, b'{line}\\n')""")
+    assert (await failure(source)).reason == "protocol"
+    assert faults(await read(source)) == [None]
+
+
+async def test_a_line_without_an_end_is_nonsense(start: Start) -> None:
+    """A line that is longer than any answer is not waited for."""
+    source = start("for n, _ in requests(): [os.write(1, b'x' * (1 << 20)) for _ in range(40)]")
+    assert (await failure(source)).reason == "protocol"
+
+
+async def test_a_program_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    """A worker that cannot be started is told as such."""
+    source = NvmlSource([str(tmp_path / "missing")])
+    assert (await failure(source)).reason == "worker_start"
+    await source.close()
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_read_leaves_the_next_one_right(start: Start) -> None:
+    """After a cancellation, the answers to the cancelled read are passed over."""
+    source = start("for n, _ in requests(): driver(n, 1); time.sleep(0.2); gpu(n, 0, model=str(n))")
+    reading = asyncio.create_task(source.read(1.0, PATIENCE_SECONDS))
+    await asyncio.sleep(0.1)
+    reading.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await reading
+    assert (await read(source)).value.gpus[0].model == "2"
+
+
+@pytest.mark.parametrize("manner", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+async def test_close_leaves_no_process(start: Start, manner: str) -> None:
+    """The child is dead and reaped after close, whatever it does with signals; a later read starts another."""
+    source = start(f"for n, _ in requests(): driver(n, 0); {manner}")
+    first = pid(await read(source))
+    await source.close()
+    assert gone(first)
+    second = pid(await read(source))
+    await source.close()
+    await source.close()
+    assert gone(second)
+
+
+# --- the real worker --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin.build(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+async def worker(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NvmlSource]:
+    """A source over the real worker, its driver being `tmp_path/state`."""
+    monkeypatch.setenv("GPUMAP_STANDIN_STATE", str(tmp_path / "state"))
+    source = NvmlSource(worker_command(str(library)))
+    yield source
+    await source.close()
+
+
+async def test_the_worker_tells_every_gpu(worker: NvmlSource, tmp_path: Path) -> None:
+    """All GPUs of the driver are in the reading, with its versions."""
+    Driver(gpus=[Gpu(A), Gpu(B)]).write(tmp_path / "state")
+    told = await read(worker)
+    assert [gpu.uuid for gpu in told.value.gpus] == [A, B]
+    assert told.value.driver_version == "550.54.15"
+    assert told.complaints == ()
+
+
+async def test_the_worker_lives_through_a_hang(worker: NvmlSource, tmp_path: Path) -> None:
+    """A hung call costs one deadline and one GPU, which is back as soon as the driver lets go of it."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    driver.write(tmp_path / "state")
+    await read(worker)
+    driver.delay["nvmlDeviceGetPowerUsage", 1] = float("inf")
+    driver.write(tmp_path / "state")
+    assert faults(await read(worker, 0.3)) == [None, "hung"]
+    begun = time.monotonic()
+    assert faults(await read(worker, PATIENCE_SECONDS)) == [None, "hung"]
+    assert time.monotonic() - begun < 1
+    driver.delay.clear()
+    driver.write(tmp_path / "state")
+    await asyncio.sleep(0.1)
+    assert faults(await read(worker)) == [None, None]
+
+
+async def test_the_worker_lives_through_a_crash(worker: NvmlSource, tmp_path: Path) -> None:
+    """A GPU whose call crashes the library costs the others nothing; once mended, it comes back."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], crash={("nvmlDeviceGetPowerUsage", 1)})
+    driver.write(tmp_path / "state")
+    await read(worker)
+    for _ in range(4):
+        assert faults(await read(worker)) == [None, "worker_crashed", None]
+    driver.crash.clear()
+    driver.write(tmp_path / "state")
+    for _ in range(4):
+        told = await read(worker)
+    assert faults(told) == [None, None, None]
+
+
+async def test_the_worker_takes_a_new_drivers_library(worker: NvmlSource, tmp_path: Path) -> None:
+    """A version mismatch is told, and gone as soon as library and driver agree, by another process."""
+    driver = Driver(gpus=[Gpu(A)], init_code=Code.LIB_RM_VERSION_MISMATCH)
+    driver.write(tmp_path / "state")
+    for _ in range(2):
+        assert (await failure(worker)).reason == "driver_version_mismatch"
+    driver.init_code = 0
+    driver.write(tmp_path / "state")
+    assert faults(await read(worker)) == [None]
+
+
+async def test_a_missing_library_is_a_failure(tmp_path: Path) -> None:
+    """The worker says that the library is missing, and where it looked."""
+    source = NvmlSource(worker_command(str(tmp_path / "missing.so")))
+    complaint = await failure(source)
+    assert complaint.reason == "library_not_found"
+    assert "missing.so" in complaint.detail
+    await source.close()

@@ -1,0 +1,627 @@
+"""The NVML worker as a process of its own, over the compiled stand-in and the real pynvml, by its protocol."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.nvml_worker import wire
+from gpumap.nvml_worker.suspects import LONGEST_PAUSE_READS, Suspects
+from tests import standin
+from tests.standin import Attributes, Code, Driver, Gpu, Process, Sample
+
+A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
+MIG_A, MIG_B = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for letter in "ab")
+GIB = 1 << 30
+PATIENCE_SECONDS = 10.0
+
+
+class Answers(NamedTuple):
+    driver: wire.DriverSaid
+    gpus: dict[int, GpuReading]
+
+
+class Worker:
+    """A worker process, and the state file of its driver."""
+
+    def __init__(self, library: Path, state: Path, **environment: str) -> None:
+        self._state = state
+        self._reads = 0
+        self._pending = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gpumap.nvml_worker", "--library", str(library)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"GPUMAP_STANDIN_STATE": str(state)} | environment,
+        )
+
+    def ask(self, driver: Driver | None = None, last: tuple[int, ...] = (), skip: tuple[int, ...] = ()) -> int:
+        """Send a request, `driver` being written before, and return its number."""
+        if driver is not None:
+            driver.write(self._state)
+        self._reads += 1
+        assert self.process.stdin is not None
+        self.process.stdin.write(wire.request(self._reads, 1.0, last, skip))
+        return self._reads
+
+    def answer(self, patience_seconds: float = PATIENCE_SECONDS) -> wire.Answer | None:
+        """The next answer; `None` where the worker has ended, or says nothing for so long."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + patience_seconds
+        while b"\n" not in self._pending:
+            readable, _, _ = select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            more = os.read(self.process.stdout.fileno(), 1 << 20) if readable else b""
+            if not more:
+                return None
+            self._pending += more
+        line, _, self._pending = self._pending.partition(b"\n")
+        return wire.decode(line)
+
+    def read(self, driver: Driver | None = None, last: tuple[int, ...] = (), hung: int = 0) -> Answers:
+        """All answers to a new request; but `hung` of the GPUs do not answer."""
+        number = self.ask(driver, last)
+        said = self.answer()
+        assert isinstance(said, wire.DriverSaid), said
+        gpus: dict[int, GpuReading] = {}
+        while len(gpus) < said.gpus - hung:
+            answer = self.answer()
+            assert isinstance(answer, wire.GpuSaid), answer
+            assert answer.read == said.read == number
+            gpus[answer.gpu.index] = answer.gpu
+        return Answers(said, gpus)
+
+    def read_one(self, driver: Driver) -> GpuReading:
+        return self.read(driver).gpus[0]
+
+    def refusal(self, driver: Driver | None = None) -> wire.ErrorSaid:
+        """The error that answers a new request."""
+        self.ask(driver)
+        said = self.answer()
+        assert isinstance(said, wire.ErrorSaid), said
+        return said
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.fixture
+def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts a worker, with a library that lacks the functions in `without`."""
+    workers: list[Worker] = []
+
+    def start_worker(without: tuple[str, ...] = (), library: Path | None = None, **environment: str) -> Worker:
+        worker = Worker(library or standin.build(libraries, without), tmp_path / "state", **environment)
+        workers.append(worker)
+        return worker
+
+    yield start_worker
+    for worker in workers:
+        worker.process.kill()
+        worker.process.communicate()
+
+
+# --- a whole GPU ------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_gpu_is_told_in_base_units(start: Start) -> None:
+    """Watts, joules, bytes, ratios and degrees Celsius, with the GPU's identity as NVML gives it."""
+    gpu = Gpu(
+        A,
+        minor=3,
+        memory_used_bytes=GIB,
+        utilization_gpu=61,
+        utilization_memory=7,
+        encoder_utilization=5,
+        decoder_utilization=4,
+        power_milliwatts=250_500,
+    )
+    answers = start().read(Driver(gpus=[gpu]))
+    assert answers.driver[1:] == ("550.54.15", "12.4", "12.550.54.15", 1, ())
+    assert answers.gpus[0] == GpuReading(
+        index=0,
+        uuid=Uuid(A),
+        minor=3,
+        pci_bus_id="00000000:3B:00.0",
+        model="NVIDIA A100-SXM4-80GB",
+        memory=DeviceMemory(80 * GIB, GIB, 79 * GIB - (512 << 20), 512 << 20),
+        processes=(),
+        samples=(),
+        utilization_ratio=0.61,
+        memory_controller_ratio=0.07,
+        encoder_ratio=0.05,
+        decoder_ratio=0.04,
+        temperatures_celsius=(("gpu", 40.0), ("memory", 45.0)),
+        power_watts=250.5,
+        power_limit_watts=400.0,
+        energy_joules=1000.0,
+    )
+
+
+def test_what_a_gpu_does_not_support_is_absent_without_complaint(start: Start) -> None:
+    """A card without memory sensor, power metering, codecs, device memory or process lists tells the rest."""
+    gpu = Gpu(
+        A,
+        memory_total_bytes=None,
+        memory_temperature_celsius=None,
+        power_milliwatts=None,
+        energy_millijoules=None,
+        encoder_utilization=None,
+        processes=None,
+        samples=None,
+    )
+    reading = start().read_one(Driver(gpus=[gpu]))
+    assert reading.fault is None
+    assert reading.refusals == ()
+    assert (reading.memory, reading.power_watts, reading.energy_joules) == (None, None, None)
+    assert (reading.encoder_ratio, reading.processes, reading.samples) == (None, None, None)
+    assert reading.temperatures_celsius == (("gpu", 40.0),)
+
+
+def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
+    """A value that NVML refuses is absent, and the refusal is told with its code."""
+    driver = Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetPowerUsage", 0): Code.NO_PERMISSION})
+    reading = start().read_one(driver)
+    assert (reading.fault, reading.power_watts, reading.energy_joules) == (None, None, 1000.0)
+    assert reading.refusals == (("nvmlDeviceGetPowerUsage", Code.NO_PERMISSION),)
+
+
+def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
+    """A call that answered "not supported" is asked once until NVML is initialised anew."""
+    calls = tmp_path / "calls"
+    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, encoder_utilization=None)])
+    for _ in range(3):
+        worker.read(driver)
+    driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNKNOWN  # makes it shut down, which writes the calls
+    worker.refusal(driver)
+    counted = standin.read_calls(calls)
+    assert (counted["nvmlDeviceGetEncoderUtilization"], counted["nvmlDeviceGetDecoderUtilization"]) == (1, 3)
+    assert (counted["nvmlDeviceGetHandleByIndex_v2"], counted["nvmlDeviceGetUUID"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("without", "used_bytes", "reserved_bytes"),
+    [((), GIB, 512 << 20), (("nvmlDeviceGetMemoryInfo_v2",), GIB + (512 << 20), None)],
+)
+def test_memory_of_an_old_driver_is_as_it_counts(
+    start: Start, without: tuple[str, ...], used_bytes: int, reserved_bytes: int | None
+) -> None:
+    """Without the v2 call, used includes what the driver reserves, and reserved is absent."""
+    memory = start(without).read_one(Driver(gpus=[Gpu(A, memory_used_bytes=GIB)])).memory
+    assert memory is not None
+    assert (memory.used_bytes, memory.reserved_bytes) == (used_bytes, reserved_bytes)
+
+
+def test_memory_falls_back_where_v2_is_another_version(start: Start) -> None:
+    """A driver that refuses the v2 struct's version is asked for v1."""
+    driver = Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetMemoryInfo_v2", 0): Code.ARGUMENT_VERSION_MISMATCH})
+    memory = start().read_one(driver).memory
+    assert memory is not None
+    assert memory.reserved_bytes is None
+
+
+@pytest.mark.parametrize("symbol", ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"])
+def test_either_temperature_call_will_do(start: Start, symbol: str) -> None:
+    """The temperature is told by drivers that lack the new call, and by those that will lack the old one."""
+    assert start((symbol,)).read_one(Driver(gpus=[Gpu(A)])).temperatures_celsius[0] == ("gpu", 40.0)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_in_several_lists_is_one(start: Start) -> None:
+    """A PID in two lists has both types and the larger memory; memory that is not told stays unknown."""
+    processes = [
+        Process(30, None),
+        Process(10, 2 * GIB),
+        Process(10, 3 * GIB, kind="graphics"),
+        Process(20, None, kind="mps"),
+        Process(20, GIB),
+        Process(40, GIB, kind="graphics"),
+        Process(50, 0, kind="mps"),
+    ]
+    assert start().read_one(Driver(gpus=[Gpu(A, processes=processes)])).processes == (
+        GpuProcess(10, 3 * GIB, "C+G"),
+        GpuProcess(20, GIB, "M+C"),
+        GpuProcess(30, None, "C"),
+        GpuProcess(40, GIB, "G"),
+        GpuProcess(50, 0, "M"),
+    )
+
+
+LISTS = [f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics", "MPSCompute")]
+
+
+@pytest.mark.parametrize("suffixes", [("_v3",), ("_v3", "_v2")])
+def test_older_process_lists_are_read_too(start: Start, suffixes: tuple[str, ...]) -> None:
+    """Drivers without the third version of the lists are asked by the second, or the first with its shorter rows."""
+    worker = start(tuple(name + suffix for name in LISTS for suffix in suffixes))
+    processes = [Process(10, GIB), Process(11, None), Process(12, 5, kind="graphics")]
+    assert worker.read_one(Driver(gpus=[Gpu(A, processes=processes)])).processes == (
+        GpuProcess(10, GIB, "C"),
+        GpuProcess(11, None, "C"),
+        GpuProcess(12, 5, "G"),
+    )
+
+
+def test_the_longer_rows_of_early_535_drivers_are_read(start: Start) -> None:
+    """Drivers 535.43 to 535.98 wrote 32-byte rows under the name of the 24-byte ones."""
+    worker = start(("nvmlDeviceGetRunningProcessDetailList",))
+    processes = [Process(pid, pid, cc_protected_bytes=77) for pid in range(1, 4)]
+    reading = worker.read_one(Driver(version="535.54.03", abi535=True, gpus=[Gpu(A, processes=processes)]))
+    assert reading.processes == tuple(GpuProcess(pid, pid, "C") for pid in range(1, 4))
+
+
+def test_long_lists_make_room(start: Start) -> None:
+    """More processes than there are slots are asked for again, with more of them."""
+    gpu = Gpu(A, processes=[Process(pid) for pid in range(1, 901)], samples=[Sample(pid, 1) for pid in range(1, 901)])
+    reading = start().read_one(Driver(gpus=[gpu]))
+    assert [process.pid for process in reading.processes or ()] == list(range(1, 901))
+    assert [sample.pid for sample in reading.samples or ()] == list(range(1, 901))
+
+
+def test_only_the_compute_list_is_essential(start: Start) -> None:
+    """Without the graphics list the others stand; without the compute list nobody knows who is there."""
+    worker = start()
+    driver = Driver(gpus=[Gpu(A, processes=[Process(10)])])
+    driver.fail["nvmlDeviceGetGraphicsRunningProcesses_v3", 0] = Code.NO_PERMISSION
+    reading = worker.read_one(driver)
+    assert reading.processes == (GpuProcess(10, GIB, "C"),)
+    assert reading.refusals == (("nvmlDeviceGetGraphicsRunningProcesses_v3", Code.NO_PERMISSION),)
+    driver.fail = {("nvmlDeviceGetComputeRunningProcesses_v3", 0): Code.UNKNOWN}
+    assert worker.read_one(driver).processes is None
+
+
+def test_samples_are_means_by_process(start: Start) -> None:
+    """Percent become ratios of at most 1; several rows of a PID become their mean."""
+    samples = [Sample(10, 50, 10), Sample(10, 70, 30), Sample(11, 130, 0, 20, 40)]
+    assert start().read_one(Driver(gpus=[Gpu(A, samples=samples)])).samples == (
+        ProcessSample(10, 0.6, 0.2, 0.0, 0.0),
+        ProcessSample(11, 1.0, 0.0, 0.2, 0.4),
+    )
+
+
+def test_each_sample_counts_once(start: Start) -> None:
+    """The first reading asks for the last interval, each later one for what is newer than it has seen."""
+    worker = start()
+    now = time.time_ns() // 1000
+    gpu = Gpu(A, samples=[Sample(9, 90, timestamp_us=now - 60_000_000), Sample(10, 50, timestamp_us=now)])
+    driver = Driver(gpus=[gpu])
+    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
+    assert worker.read_one(driver).samples == ()
+    gpu.samples = [Sample(10, 50, timestamp_us=now), Sample(11, 20, timestamp_us=now + 1)]
+    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
+
+
+def test_samples_survive_a_clock_that_was_set_back(start: Start) -> None:
+    """After samples from what is now the future, those of the last interval are asked for."""
+    worker = start()
+    gpu = Gpu(A, samples=[Sample(10, 50, timestamp_us=time.time_ns() // 1000 + 3_600_000_000)])
+    driver = Driver(gpus=[gpu])
+    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
+    gpu.samples = [Sample(11, 20)]
+    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
+
+
+# --- MIG --------------------------------------------------------------------------------------------------------------
+
+
+def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
+    """A partitioned GPU tells each MIG device with its own memory and processes, and no utilisation or samples."""
+    first = standin.MigInstance(MIG_A, gi=7, memory_used_bytes=GIB, processes=[Process(10)])
+    second = standin.MigInstance(MIG_B, gi=9, processes=[])
+    gpu = Gpu(A, instances=[first, None, second], samples=[Sample(10, 50)], utilization_gpu=50)
+    reading = start().read_one(Driver(gpus=[gpu]))
+    assert (reading.partitioned, reading.max_mig_devices) == (True, 7)
+    assert reading.refusals == ()
+    assert (reading.processes, reading.samples, reading.utilization_ratio) == (None, None, None)
+    assert (reading.power_watts, reading.temperatures_celsius[0]) == (60.0, ("gpu", 40.0))
+    assert [instance.uuid for instance in reading.instances] == [MIG_A, MIG_B]
+    assert reading.instances[0] == MigInstance(
+        uuid=Uuid(MIG_A),
+        gpu_instance_id=7,
+        compute_instance_id=0,
+        profile="1g.10gb",
+        compute_slices=1,
+        memory=DeviceMemory(9728 << 20, GIB, (9728 << 20) - GIB, 0),
+        processes=(GpuProcess(10, GIB, "C"),),
+    )
+    assert reading.instances[1].processes == ()
+
+
+def test_compute_instances_of_one_gpu_instance_keep_their_own_processes(start: Start) -> None:
+    """A list that is the whole GPU instance's is cut down to the compute instance by its ids."""
+    attributes = Attributes(gpu_instance_slice_count=3, compute_instance_slice_count=1, memory_size_mib=40192)
+    rows = [Process(10, gi=1, ci=0), Process(11, gi=1, ci=1)]
+    siblings: list[standin.MigInstance | None] = [
+        standin.MigInstance(uuid, gi=1, ci=ci, name="NVIDIA A100-SXM4-80GB", attributes=attributes, processes=rows)
+        for ci, uuid in enumerate((MIG_A, MIG_B))
+    ]
+    first, second = start().read_one(Driver(gpus=[Gpu(A, instances=siblings)])).instances
+    assert (first.processes, second.processes) == ((GpuProcess(10, GIB, "C"),), (GpuProcess(11, GIB, "C"),))
+    assert (first.profile, first.compute_slices) == ("1c.3g.40gb", 1)
+
+
+def test_processes_of_mig_devices_come_from_the_gpu_where_only_that_tells(start: Start) -> None:
+    """Where MIG handles have no process lists, the GPU's own are sorted by their ids; without ids nothing is told."""
+    worker = start()
+    instance = standin.MigInstance(MIG_A, gi=1, processes=None)
+    gpu = Gpu(A, instances=[instance], processes=[Process(10, gi=1, ci=0), Process(11, gi=2, ci=0)])
+    driver = Driver(gpus=[gpu])
+    assert worker.read_one(driver).instances[0].processes == (GpuProcess(10, GIB, "C"),)
+    gpu.processes = [Process(10), Process(11, gi=1, ci=0)]
+    assert worker.read_one(driver).instances[0].processes is None
+
+
+def test_mig_changes_are_seen_in_the_next_reading(start: Start) -> None:
+    """Partitioning, another layout and its end each show at once, though handles and refusals are kept."""
+    worker = start()
+    gpu = Gpu(A, mig_mode=False)
+    driver = Driver(gpus=[gpu])
+    assert worker.read_one(driver).utilization_ratio == 0.0
+    gpu.mig_mode, gpu.instances = True, [standin.MigInstance(MIG_A)]
+    assert [instance.uuid for instance in worker.read_one(driver).instances] == [MIG_A]
+    gpu.instances = [None, standin.MigInstance(MIG_B, gi=2, name=None)]
+    reading = worker.read_one(driver)
+    assert [(instance.uuid, instance.profile) for instance in reading.instances] == [(MIG_B, "1g.10gb")]
+    gpu.mig_mode = False
+    reading = worker.read_one(driver)
+    assert (reading.partitioned, reading.instances, reading.utilization_ratio) == (False, (), 0.0)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "fault"),
+    [
+        ("nvmlDeviceGetHandleByIndex_v2", Code.GPU_IS_LOST, "lost"),
+        ("nvmlDeviceGetHandleByIndex_v2", Code.NO_PERMISSION, "no_permission"),
+        ("nvmlDeviceGetUUID", Code.UNKNOWN, "unknown"),
+        ("nvmlDeviceGetHandleByIndex_v2", 8, "insufficient_power"),
+        ("nvmlDeviceGetHandleByIndex_v2", 11, "irq_issue"),
+        ("nvmlDeviceGetTemperatureV", 28, "lost"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", Code.RESET_REQUIRED, "reset_required"),
+    ],
+)
+def test_a_fault_is_of_one_gpu_and_passes(start: Start, call: str, code: int, fault: str) -> None:
+    """A GPU that NVML calls faulty from the start tells only that; the other is read; it comes back by itself."""
+    worker = start()
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={(call, 1): code})
+    gpus = worker.read(driver).gpus
+    assert (gpus[0].fault, gpus[1].fault) == (None, fault)
+    assert gpus[1].memory is None
+    assert gpus[1].refusals[0][1] == code
+    driver.fail.clear()
+    assert worker.read(driver).gpus[1].uuid == B
+
+
+def test_a_gpu_lost_later_keeps_its_identity(start: Start) -> None:
+    """A GPU that falls off the bus keeps the identity that it had, and loses it where the count changes."""
+    worker = start()
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker.read(driver)
+    driver.fail["*", 1] = Code.GPU_IS_LOST
+    lost = worker.read(driver).gpus[1]
+    assert (lost.fault, lost.uuid, lost.minor, lost.pci_bus_id) == ("lost", B, 1, "00000000:3C:00.0")
+    driver.gpus.append(Gpu(C))
+    assert worker.read(driver).gpus[1].uuid is None
+
+
+def test_a_driver_that_lost_everything_is_initialised_anew(start: Start) -> None:
+    """Where NVML has forgotten its initialisation, the GPUs are at fault once, and back in the next reading."""
+    worker = start()
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker.read(driver)
+    for code in (Code.UNINITIALIZED, Code.UNKNOWN):
+        driver.fail = {("*", 0): code, ("*", 1): code}
+        assert [gpu.fault for gpu in worker.read(driver).gpus.values()] == ["unknown", "unknown"]
+        driver.fail.clear()
+        assert {gpu.fault for gpu in worker.read(driver).gpus.values()} == {None}
+
+
+def test_a_hung_call_costs_its_gpu_alone(start: Start) -> None:
+    """The others answer in this and later reads; the hung one is not asked twice, and its late answer says which."""
+    worker = start()
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], delay={("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")})
+    assert set(worker.read(driver, hung=1).gpus) == {1}
+    answers = worker.read(hung=1)
+    assert (answers.driver.busy, set(answers.gpus)) == ((0,), {1})
+    Driver(gpus=driver.gpus).write(worker._state)
+    late = worker.answer()
+    assert isinstance(late, wire.GpuSaid)
+    assert (late.read, late.gpu.index, late.gpu.fault) == (1, 0, None)
+    assert set(worker.read().gpus) == {0, 1}
+
+
+def test_a_crash_of_the_library_ends_the_worker_after_the_suspects_are_last(start: Start) -> None:
+    """A suspect is read when the others have answered, so that they have, if it crashes the process again."""
+    worker = start()
+    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], crash={("nvmlDeviceGetPowerUsage", 0)})
+    driver.delay["nvmlDeviceGetPowerUsage", 2] = 0.1
+    worker.ask(driver, last=(0,))
+    indices = [answer.gpu.index for answer in iter(worker.answer, None) if isinstance(answer, wire.GpuSaid)]
+    assert indices == [1, 2]
+    assert worker.process.wait(PATIENCE_SECONDS) == -signal.SIGABRT
+
+
+def test_skipped_gpus_are_not_asked(start: Start) -> None:
+    """A GPU in `skip` is left alone, so that it cannot crash the worker."""
+    worker = start()
+    worker.ask(Driver(gpus=[Gpu(A), Gpu(B)], crash={("*", 0)}), skip=(0,))
+    assert isinstance(worker.answer(), wire.DriverSaid)
+    answer = worker.answer()
+    assert isinstance(answer, wire.GpuSaid)
+    assert answer.gpu.index == 1
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def test_a_library_that_appears_later_is_found(start: Start, libraries: Path, tmp_path: Path) -> None:
+    """A missing library and one that is no library are told as such, and looked for in each request."""
+    path = tmp_path / "libnvidia-ml.so.1"
+    worker = start(library=path)
+    error = worker.refusal()
+    assert (error.code, error.reason) == (12, "library_not_found")
+    assert str(path) in error.detail
+    path.write_text("made for another machine")
+    assert worker.refusal().reason == "library_not_found"
+    path.unlink()
+    path.symlink_to(standin.build(libraries))
+    assert set(worker.read(Driver(gpus=[Gpu(A)])).gpus) == {0}
+
+
+def test_a_driver_that_appears_later_is_found(start: Start) -> None:
+    """Init's refusals are told by their words, and tried anew in each request."""
+    worker = start()
+    for code, word in ((9, "driver_not_loaded"), (4, "no_permission"), (999, "unknown"), (17, "operating_system")):
+        error = worker.refusal(Driver(gpus=[Gpu(A)], init_code=code))
+        assert (error.code, error.reason) == (code, word)
+    assert set(worker.read(Driver(gpus=[Gpu(A)])).gpus) == {0}
+
+
+def test_a_library_of_another_driver_takes_another_process(start: Start) -> None:
+    """A version mismatch is told, and then the worker ends: only a new process can load the new library."""
+    worker = start()
+    assert worker.refusal(Driver(init_code=Code.LIB_RM_VERSION_MISMATCH)).reason == "driver_version_mismatch"
+    assert worker.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_driver_without_gpus_is_no_error(start: Start) -> None:
+    """Zero GPUs are counted as such, and GPUs that appear are read."""
+    worker = start()
+    assert worker.read(Driver()).driver.gpus == 0
+    assert worker.read(Driver(gpus=[Gpu(A)])).gpus[0].uuid == A
+
+
+def test_another_pynvml_is_named(start: Start, tmp_path: Path) -> None:
+    """A module that shadows nvidia-ml-py's is said to do so, with its place."""
+    (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): pass\n")
+    error = start(PYTHONPATH=str(tmp_path)).refusal()
+    assert error.reason == "wrong_pynvml"
+    assert str(tmp_path / "pynvml.py") in error.detail
+
+
+@pytest.mark.parametrize("hung", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"])
+def test_the_worker_ends_with_its_stdin(start: Start, hung: str) -> None:
+    """Whoever started it being gone, it ends at once, also while a call hangs."""
+    worker = start()
+    worker.ask(Driver(gpus=[Gpu(A)], delay={(hung, "*"): float("inf")}))
+    if hung == "nvmlInitWithFlags":
+        assert worker.answer(0.5) is None
+    else:
+        assert isinstance(worker.answer(), wire.DriverSaid)
+    assert worker.process.stdin is not None
+    worker.process.stdin.close()
+    assert worker.process.wait(PATIENCE_SECONDS) == 0
+    worker.process.stdin = None
+
+
+# --- the words --------------------------------------------------------------------------------------------------------
+
+whole = st.integers(0, 1 << 63)
+ratio = st.none() | st.floats(0, 1)
+memories = st.none() | st.builds(DeviceMemory, whole, whole, whole, st.none() | whole)
+processes = st.lists(st.builds(GpuProcess, whole, st.none() | whole, st.sampled_from(["C", "M+C"])), max_size=2)
+instances = st.builds(
+    MigInstance, st.text().map(Uuid), whole, whole, st.text(), st.none() | whole, memories, processes.map(tuple)
+)
+readings = st.builds(
+    GpuReading,
+    index=whole,
+    fault=st.none() | st.text(),
+    uuid=st.none() | st.text().map(Uuid),
+    minor=st.none() | whole,
+    model=st.text(),
+    memory=memories,
+    partitioned=st.booleans(),
+    instances=st.lists(instances, max_size=2).map(tuple),
+    processes=st.none() | processes.map(tuple),
+    samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0),)) | st.just(()),
+    utilization_ratio=ratio,
+    temperatures_celsius=st.just((("gpu", 40.5),)) | st.just(()),
+    energy_joules=st.none() | st.floats(0, 1e12),
+    refusals=st.just((("nvmlDeviceGetUUID", 999),)) | st.just(()),
+)
+
+
+@given(readings)
+def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
+    """What is decoded equals what was encoded, on one line."""
+    line = wire.encode_gpu(7, reading)
+    assert line.count(b"\n") == 1
+    assert wire.decode(line) == wire.GpuSaid(7, reading)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"1",
+        b"\xff\n",
+        b'{"read":1}',
+        b'{"read":"1","gpu":{"index":0}}',
+        b'{"read":1,"gpu":{"index":true}}',
+        b'{"read":1,"gpu":{"index":0,"power_watts":NaN}}',
+        b'{"read":1,"gpu":{"index":0,"power_watts":1' + b"0" * 400 + b"}}",
+        b'{"read":1,"gpu":{"index":0,"processes":[[1,2]]}}',
+        b'{"read":1,"driver":{"driver_version":"","cuda_version":"","nvml_version":"","count":1000000000}}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_answer_is_refused(line: bytes) -> None:
+    """A line that is not an answer raises `ValueError`, whatever is wrong with it."""
+    with pytest.raises(ValueError):  # noqa: PT011 -- json's and ours, of many texts
+        wire.decode(line)
+
+
+def test_unknown_keys_are_ignored() -> None:
+    """A newer worker may say more."""
+    assert wire.decode(b'{"read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuSaid(1, GpuReading(0))
+
+
+def test_a_culprit_is_left_out_for_longer_each_time() -> None:
+    """1, 2, 4 … 64 reads, as long as it crashes whenever it is asked."""
+    suspects = Suspects()
+    suspects.crashed([0, 1], last=())  # both at the same time: each is asked last
+    pauses: list[int] = []
+    left_out = 0
+    while len(pauses) < 9:
+        last, skip = suspects.plan()
+        left_out += 1 in skip
+        if 1 in last:
+            pauses.append(left_out)
+            left_out = 0
+            suspects.crashed([1], last)
+        suspects.answered(0)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, LONGEST_PAUSE_READS, LONGEST_PAUSE_READS]
+
+
+def test_a_suspect_that_answers_is_cleared_by_and_by() -> None:
+    """Each answer halves the pause that its next crash would cost, and the last one clears it."""
+    suspects = Suspects()
+    suspects.crashed([3], last=())
+    assert suspects.plan() == ((), (3,))
+    for expected in ((3,), (3,), ()):
+        assert suspects.plan() == (expected, ())
+        suspects.answered(3)

@@ -1,0 +1,267 @@
+"""Whose a process is: assigned, unassigned, gone, host, unknown, and what each needs."""
+
+from dataclasses import replace
+
+from gpumap.model import ContainerName
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
+
+CARD = gpu_uuid(0)
+
+
+def shared(pod: str, *replicas: int, container: str = "main") -> Pod:
+    return Pod("ml", pod, {container: {"nvidia.com/gpu.shared": [f"{CARD}::{n}" for n in replicas]}})
+
+
+def test_card_shared_by_three_pods_gives_each_container_its_own_bytes() -> None:
+    """Each container has the memory of its own processes, the idle one 0, and the owners add up to the device."""
+    idle, greedy = shared("idle", 0), shared("greedy", 1)
+    pair = Pod("ml", "pair", {name: {"nvidia.com/gpu.shared": [f"{CARD}::{n}"]} for name, n in (("a", 2), ("b", 3))})
+    node = TestNode(
+        [Gpu(0)], [idle, greedy, pair], allocatable={"nvidia.com/gpu.shared": [f"{CARD}::{n}" for n in range(4)]}
+    )
+    node.processes = [
+        Process(10, CARD, greedy, memory=50 * GIB, sm=0.5),
+        Process(11, CARD, pair, "a", memory=2 * GIB, sm=0.2),
+        Process(12, CARD, pair, "a", memory=1 * GIB),
+        Process(13, CARD, pair, "b", memory=None),
+    ]
+    snapshot = node.collect()
+    found = {r.name: r for r in snapshot.containers}
+    assert found[idle.full()].use == use(snapshot, idle.full(), CARD)
+    assert {name.pod + "/" + name.container: r.use.memory_bytes for name, r in found.items() if r.use} == {
+        "idle/main": 0,
+        "greedy/main": 50 * GIB,
+        "pair/a": 3 * GIB,
+        "pair/b": None,
+    }
+    assert all(r.allocated_gpus == 0.25 and r.allocated_memory_bytes is None for r in snapshot.containers)
+    split = owners(snapshot, CARD)
+    assert split == {
+        "assigned": 53 * GIB,
+        "unassigned": 0,
+        "gone": 0,
+        "host": 0,
+        "unknown": 0,
+        "unaccounted": 100 << 20,
+    }
+    assert processes_by_owner(snapshot, CARD)["assigned"] == 4
+
+
+def test_unassigned_is_said_when_two_snapshots_agree() -> None:
+    """A container on a card that it does not hold is unknown at first, and a squatter in the second snapshot."""
+    squatter = Pod("ml", "squatter", {"main": {}})
+    node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)])
+    first, second = node.collect(), node.collect()
+    assert (owners(first, CARD)["unassigned"], owners(first, CARD)["unknown"]) == (0, GIB)
+    assert (owners(second, CARD)["unassigned"], owners(second, CARD)["unknown"]) == (GIB, 0)
+    assert [bool(u and u.unassigned) for u in (use(s, squatter.full(), CARD) for s in (first, second))] == [False, True]
+    assert use(first, squatter.full(), CARD) is not None, "its use is measured all the same"
+
+
+def test_pod_that_starts_between_two_reads_is_no_squatter() -> None:
+    """A process seen before its pod is listed is unknown once and then assigned: never unassigned, never gone."""
+    pod = Pod("ml", "new", {"main": {"nvidia.com/gpu": [CARD]}}, listed=False)
+    node = TestNode([Gpu(0)], [pod, Pod("ml", "other", {"main": {}})], [Process(10, CARD, pod)])
+    first = node.collect()
+    pod.listed = True
+    second = node.collect()
+    assert (owners(first, CARD)["unknown"], owners(second, CARD)["assigned"]) == (GIB, GIB)
+    assert owners(first, CARD)["gone"] == owners(second, CARD)["gone"] == owners(second, CARD)["unassigned"] == 0
+
+
+def test_process_of_deleted_pod_is_gone_with_its_last_name() -> None:
+    """A process that outlives its pod is `gone` in the second snapshot, credited to no container, its name kept."""
+    pod, other = Pod("ml", "old", {"main": {"nvidia.com/gpu": [CARD]}}), Pod("ml", "other", {"main": {}})
+    node = TestNode([Gpu(0)], [pod, other], [Process(10, CARD, pod)])
+    node.collect()
+    node.pods.remove(pod)
+    snapshot = [node.collect(), node.collect()][1]
+    assert owners(snapshot, CARD)["gone"] == GIB
+    assert snapshot.containers == ()
+    assert snapshot.processes[0].name == ContainerName("ml", "old", "")
+    assert [pod.pod for pod in snapshot.pods] == []
+
+
+def test_recreated_pod_of_the_same_name_is_told_from_its_predecessor() -> None:
+    """The new pod's process is assigned; the old one's, whose UID the checkpoint no longer ties to the name, is gone."""
+    old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}})
+    new = replace(old, generation=1)
+    node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
+    node.collect()
+    old.listed, old.in_checkpoint = False, False
+    node.pods.append(new)
+    node.processes.append(Process(11, CARD, new, memory=3 * GIB))
+    node.collect()
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["assigned"], owners(snapshot, CARD)["gone"]) == (3 * GIB, GIB)
+    found = use(snapshot, new.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == 3 * GIB
+    assert [pod.uid for pod in snapshot.pods] == [new.uid]
+
+
+def test_two_trees_of_one_name_without_checkpoint_leave_the_owner_unknown() -> None:
+    """Where a name has two log trees and nothing fixes its UID, no process of either is credited."""
+    old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}}, listed=False)
+    new = replace(old, generation=1, listed=True)
+    node = TestNode([Gpu(0)], [old, new], [Process(10, CARD, old), Process(11, CARD, new)], checkpoint_readable=False)
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unknown"] == 2 * GIB
+    found = row(snapshot, new.full(), CARD)
+    assert found is not None
+    assert found.holds
+    assert found.use is None, "its zero is not certain"
+
+
+def test_two_pods_with_one_container_name_are_told_apart() -> None:
+    """Pods of a namespace whose containers have the same name each get their own."""
+    one, two = shared("one", 0, container="train"), shared("two", 1, container="train")
+    node = TestNode([Gpu(0)], [one, two])
+    node.processes = [Process(10, CARD, one, "train", GIB), Process(11, CARD, two, "train", 2 * GIB)]
+    snapshot = node.collect()
+    assert [use(snapshot, pod.full("train"), CARD).memory_bytes for pod in (one, two)] == [GIB, 2 * GIB]  # type: ignore[union-attr]
+
+
+def test_init_container_is_assigned_while_it_runs_and_never_a_holder() -> None:
+    """A plain init container, which only the checkpoint knows, owns its processes but holds no slot."""
+    ids = {"nvidia.com/gpu": [str(CARD)]}
+    pod = Pod("ml", "job", {"main": dict(ids)}, init={"warm": dict(ids)})
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "warm")])
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == GIB
+    assert {r.name.container: (r.holds, r.use and r.use.memory_bytes) for r in snapshot.containers} == {
+        "main": (True, 0),
+        "warm": (False, GIB),
+    }
+    assert [leaf.holders for leaf in snapshot.leaves] == [1]
+
+
+def test_container_that_cannot_be_named_leaves_its_pods_zeros_out() -> None:
+    """Without container links in a pod of two, the use stands under container="", and no sibling is called idle."""
+    ids = {"nvidia.com/gpu.shared": [f"{CARD}::0"]}
+    pod = Pod("ml", "two", {"a": ids, "b": {"nvidia.com/gpu.shared": [f"{CARD}::1"]}}, has_links=False)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "a")])
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == GIB, "the pod's allocation decides"
+    assert {r.name.container: r.use.memory_bytes if r.use else None for r in snapshot.containers} == {
+        "": GIB,
+        "a": None,
+        "b": None,
+    }
+
+
+def test_single_container_is_named_by_its_log_directory() -> None:
+    """Before the container link is made, a pod's only log directory names its container."""
+    pod = Pod("ml", "one", {"main": {"nvidia.com/gpu": [CARD]}}, has_links=False)
+    snapshot = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)]).collect()
+    assert use(snapshot, pod.full(), CARD) is not None
+
+
+def test_container_that_uses_its_siblings_card_is_unassigned() -> None:
+    """Holding goes by container: a sidecar on the card of its pod's other container is a squatter all the same."""
+    pod = Pod("ml", "pair", {"main": {"nvidia.com/gpu": [CARD]}, "side": {}})
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "side")])
+    node.collect()
+    assert owners(node.collect(), CARD)["unassigned"] == GIB
+
+
+def test_unmatched_slots_leave_the_owner_unknown() -> None:
+    """A container whose ids name no device may hold any: it is not called a squatter."""
+    pod = Pod("ml", "legacy", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-{n}" for n in range(4)]}})
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)])
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unknown"] == GIB
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("untrusted_id", 4)]
+    found = use(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == GIB
+
+
+def test_host_and_unreadable_and_departed_processes() -> None:
+    """Host processes are `host`; a PID that left or cannot be read is `unknown`, and only the latter blocks a zero."""
+    idle = shared("idle", 0)
+    node = TestNode([Gpu(0)], [idle])
+    node.processes = [Process(10, CARD, None, memory=GIB), Process(11, CARD, None, memory=2 * GIB, left=True)]
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["host"], owners(snapshot, CARD)["unknown"]) == (GIB, 2 * GIB)
+    assert use(snapshot, idle.full(), CARD) is not None
+    node.processes[1].left, node.processes[1].readable = False, False
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unknown"] == 2 * GIB
+    assert use(snapshot, idle.full(), CARD) is None, "the unreadable process may be its own"
+
+
+def test_mps_server_is_charged_to_nobody() -> None:
+    """The MPS server's memory is its own owner, in whichever pod it runs; an MPS client's SM time is no false zero."""
+    client = shared("client", 0)
+    daemon = Pod("gpu-operator", "mps", {"daemon": {}})
+    node = TestNode([Gpu(0)], [client, daemon])
+    node.processes = [
+        Process(10, CARD, daemon, "daemon", 300 << 20, comm="nvidia-cuda-mps-server"[:15]),
+        Process(11, CARD, client, memory=GIB, types="M+C"),
+    ]
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["mps_server"], owners(snapshot, CARD)["assigned"]) == (300 << 20, GIB)
+    found = use(snapshot, client.full(), CARD)
+    assert found is not None
+    assert found.sm_ratio is None
+
+
+def test_compute_instances_of_one_gpu_instance_show_its_memory_whole() -> None:
+    """Each compute instance shows the shared memory whole, the others' processes as `sibling`; SM is absent on MIG."""
+    leaves = [mig_uuid(0, 1, 0), mig_uuid(0, 1, 1)]
+    pods = [Pod("ml", f"p{n}", {"main": {"nvidia.com/mig-1c.2g": [str(leaf)]}}) for n, leaf in enumerate(leaves)]
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])], pods)
+    node.processes = [Process(10, leaves[0], pods[0], memory=GIB), Process(11, leaves[1], pods[1], memory=2 * GIB)]
+    snapshot = node.collect()
+    assert (owners(snapshot, leaves[0])["assigned"], owners(snapshot, leaves[0])["sibling"]) == (GIB, 2 * GIB)
+    assert (owners(snapshot, leaves[1])["assigned"], owners(snapshot, leaves[1])["sibling"]) == (2 * GIB, GIB)
+    for leaf in leaves:
+        assert sum(value or 0 for value in owners(snapshot, leaf).values()) == 3 * GIB + (100 << 20)
+    assert all(r.use and r.use.sm_ratio is None for r in snapshot.containers)
+
+
+def test_holder_of_a_partitioned_gpu_is_assigned_on_all_its_leaves() -> None:
+    """Allocation stands on the GPU whose id was handed out, use on its leaves, each of them assigned or idle."""
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
+    pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
+    node = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)])
+    snapshot = node.collect()
+    assert owners(snapshot, gpu.leaves[0])["assigned"] == GIB
+    held = row(snapshot, pod.full(), gpu.uuid)
+    assert held is not None
+    assert (held.allocated_gpus, held.use) == (1.0, None)
+    assert [use(snapshot, pod.full(), leaf).memory_bytes for leaf in gpu.leaves] == [GIB, 0]  # type: ignore[union-attr]
+
+
+def test_pid_that_was_given_to_another_process_gets_no_sm_time_of_the_old_one() -> None:
+    """After PID re-use the sample row of the interval may be of the process before: its SM time is not known."""
+    pod = shared("a", 0)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.7, start=1)])
+    node.collect()
+    node.processes[0].start = 2
+    found = use(node.collect(), pod.full(), CARD)
+    assert found is not None
+    assert found.sm_ratio is None
+
+
+def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
+    """A sample of a PID that left within the interval goes to the container that it was in at the last snapshot."""
+    pod = shared("a", 0)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.3), Process(11, CARD, pod, sm=0.2)])
+    node.collect()
+    observed = node.observe()
+    node.processes.pop()
+    gone = node.observe()
+    nvml = gone.nvml.value  # type: ignore[union-attr]
+    with_sample = replace(nvml.gpus[0], samples=observed.nvml.value.gpus[0].samples)  # type: ignore[union-attr]
+    from gpumap.join import step
+    from tests.nodes import RULES
+
+    reading = replace(gone.nvml, value=replace(nvml, gpus=(with_sample,)))  # type: ignore[type-var]
+    _, snapshot = step(node.memory, replace(gone, nvml=reading), RULES)
+    found = use(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.sm_ratio == 0.5

@@ -1,0 +1,248 @@
+"""What a snapshot says while sources are down, away, stale or back: nothing stale, no false zero, no flap."""
+
+from gpumap.model import Uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+
+CARD = gpu_uuid(0)
+
+
+def one_pod() -> tuple[TestNode, Pod]:
+    pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    return TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, CARD, pod)]), pod
+
+
+def test_kubelet_that_is_away_costs_no_label() -> None:
+    """While the List is young, allocation and `assigned` stand; `unassigned` and `gone` need a List read just now."""
+    node, pod = one_pod()
+    before = node.collect()
+    node.down.add("kubelet")
+    during = node.collect()
+    assert during.containers == before.containers
+    assert set(owners(during, CARD)) == {"assigned", "host", "unknown", "unaccounted"}
+    assert not {health.source: health.up for health in during.sources}["kubelet"]
+
+
+def test_stale_list_is_not_served_but_measured_use_stays() -> None:
+    """Past --stale-after allocation, zeros and owners that need the List are absent; measured container series stay."""
+    node, pod = one_pod()
+    idle = Pod("ml", "idle", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
+    node.pods.append(idle)
+    node.collect()
+    node.down.add("kubelet")
+    for _ in range(13):
+        snapshot = node.collect()
+    found = row(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert not found.holds
+    assert found.use is not None
+    assert found.use.memory_bytes == GIB
+    assert row(snapshot, idle.full(), gpu_uuid(1)) is None
+    assert owners(snapshot, CARD) == {"host": 0, "unknown": GIB, "unaccounted": 100 << 20}
+    assert all(leaf.holders is None and leaf.allocatable == () for leaf in snapshot.leaves)
+
+
+def test_restarted_kubelet_that_lists_nothing_yet_keeps_pods_that_stand() -> None:
+    """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup stands."""
+    node, pod = one_pod()
+    ended = Pod("ml", "ended", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
+    node.pods.append(ended)
+    node.collect()
+    node.down.add("kubelet")
+    node.collect()
+    node.down.clear()
+    node.socket = "second"
+    pod.listed = False
+    node.pods.remove(ended)
+    snapshot = node.collect()
+    found = row(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.holds
+    assert owners(snapshot, CARD)["assigned"] == GIB
+    assert row(snapshot, ended.full(), gpu_uuid(1)) is None, "its directory is gone: it is too"
+    for _ in range(12):
+        snapshot = node.collect()
+    assert row(snapshot, pod.full(), CARD) is None, "the grace is over"
+
+
+def test_restart_is_seen_by_a_new_socket_alone() -> None:
+    """A kubelet that restarted between two collections is known by its new socket."""
+    node, pod = one_pod()
+    node.collect()
+    node.socket, pod.listed = "second", False
+    assert row(node.collect(), pod.full(), CARD) is not None
+
+
+def test_slow_kubelet_was_not_away() -> None:
+    """A List that missed its deadline starts no grace: a pod missing from the next one is gone."""
+    node, pod = one_pod()
+    node.collect()
+    node.down, node.kubelet_reason = {"kubelet"}, "deadline_exceeded"
+    node.collect()
+    node.down = set()
+    pod.listed = False
+    found = row(node.collect(), pod.full(), CARD)
+    assert found is None or not found.holds
+
+
+def test_gpumaps_own_start_has_no_grace() -> None:
+    """Nothing is remembered at the start, so nothing is kept: the first List counts."""
+    node, pod = one_pod()
+    pod.listed = False
+    found = row(node.collect(), pod.full(), CARD)
+    assert found is None or not found.holds
+
+
+def test_without_pid_visibility_nothing_is_said_of_containers() -> None:
+    """No measured container value; of the owners only `unknown` and `unaccounted`; allocation as ever."""
+    node, pod = one_pod()
+    node.visible = False
+    snapshot = node.collect()
+    found = row(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.holds
+    assert all(r.use is None for r in snapshot.containers)
+    assert owners(snapshot, CARD) == {"unknown": GIB, "unaccounted": 100 << 20}
+    assert dict(snapshot.capabilities)["pid_visibility"] is False
+
+
+def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
+    """While the driver is away an id's own uuid makes its series, and nothing is called not_in_nvml."""
+    node, pod = one_pod()
+    odd = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}", "nvidia0"]}})
+    node.pods.append(odd)
+    node.down.add("nvml")
+    snapshot = node.collect()
+    found = row(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert (found.allocated_gpus, found.allocated_memory_bytes, found.use) == (1.0, None, None)
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("unparsed", 1)]
+    assert all(leaf.gpu is None and leaf.memory is None for leaf in snapshot.leaves)
+    node.down.clear()
+    assert sorted((u.reason, u.slots) for u in node.collect().unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
+
+
+def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
+    """A GPU that fell off the bus keeps name, leaves and holders; its measurements are absent at once."""
+    mig = Gpu(2, mig=[(1, 0, 3)])
+    leaf = mig_uuid(2, 1, 0)
+    node, pod = one_pod()
+    on_mig = Pod("ml", "on-mig", {"main": {"nvidia.com/mig-3g.40gb": [str(leaf)]}})
+    node.gpus.append(mig)
+    node.pods.append(on_mig)
+    before = node.collect()
+    node.gpus[0].fault = mig.fault = "lost"
+    during = node.collect()
+    assert [(gpu.uuid, gpu.fault) for gpu in during.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
+    assert {l.uuid for l in during.leaves} == {l.uuid for l in before.leaves}
+    for name, uuid in ((pod.full(), CARD), (on_mig.full(), leaf)):
+        found = row(during, name, uuid)
+        assert found is not None
+        assert found.holds
+        assert found.use is None
+        assert owners(during, uuid) == {}
+    assert during.unmatched == ()
+    assert row(during, pod.full(), CARD) != row(before, pod.full(), CARD)
+
+
+def test_gpu_that_never_told_its_uuid_may_be_the_one_that_an_id_names() -> None:
+    """While some GPU has not told its uuid, an id that nothing answers to is `device_down`, not `not_in_nvml`."""
+    node, pod = one_pod()
+    node.gpus[0].fault = "lost"
+    snapshot = node.collect()
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
+
+
+def test_old_form_of_a_mig_name_is_found_by_its_place() -> None:
+    """`MIG-GPU-<uuid>/<gi>/<ci>` names the MIG device in that place."""
+    gpu = Gpu(0, mig=[(3, 0, 2)])
+    pod = Pod("ml", "old", {"main": {"nvidia.com/mig-2g.10gb": [f"MIG-{gpu.uuid}/3/0"]}})
+    snapshot = TestNode([gpu], [pod]).collect()
+    found = row(snapshot, pod.full(), mig_uuid(0, 3, 0))
+    assert found is not None
+    assert found.allocated_gpus == 2 / 7
+    assert snapshot.unmatched == ()
+
+
+def test_allocatable_is_zero_where_the_resource_is_offered_without_the_leaf() -> None:
+    """A GPU that its plugin calls unhealthy has 0 slots; while the kubelet does not tell, nothing is said."""
+    node, _ = one_pod()
+    node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
+    node.collect()
+    node.allocatable = {"nvidia.com/gpu": [str(CARD)]}
+    snapshot = node.collect()
+    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.leaves} == {
+        CARD: (("nvidia.com/gpu", 1),),
+        gpu_uuid(1): (("nvidia.com/gpu", 0),),
+    }
+    node.allocatable = None
+    assert all(leaf.allocatable == () for leaf in node.collect().leaves)
+
+
+def test_card_offered_twice_is_not_given_away_twice() -> None:
+    """Where plugins offer one card as a whole and in replicas, the shares of its holders still add up to one (L9)."""
+    whole = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    part = Pod("ml", "part", {"main": {"nvidia.com/gpu.shared": [f"{CARD}::0"]}})
+    node = TestNode([Gpu(0)], [whole, part], registered={"nvidia.com/gpu.shared": [f"{CARD}::{n}" for n in range(4)]})
+    shares = [r.allocated_gpus for r in node.collect().containers]
+    assert shares == [0.25 / 1.25, 1 / 1.25]
+
+
+def test_replicas_are_unknown_where_nobody_tells_them() -> None:
+    """Without allocatable and registered devices the share of a replica is absent."""
+    pod = Pod("ml", "part", {"main": {"nvidia.com/gpu.shared": [f"{CARD}::0"]}})
+    snapshot = TestNode([Gpu(0)], [pod], checkpoint_readable=False).collect()
+    assert [r.allocated_gpus for r in snapshot.containers] == [None]
+
+
+def test_peak_is_the_most_since_first_seen_and_starts_anew_with_a_new_pod() -> None:
+    """The peak holds while memory falls, and a successor of the same name starts from its own."""
+    node, pod = one_pod()
+    peaks = []
+    for memory in (GIB, 5 * GIB, 2 * GIB):
+        node.processes[0].memory = memory
+        found = use(node.collect(), pod.full(), CARD)
+        peaks.append(found and found.memory_peak_bytes)
+    assert peaks == [GIB, 5 * GIB, 5 * GIB]
+    pod.generation = 1
+    found = use(node.collect(), pod.full(), CARD)
+    assert found is not None
+    assert found.memory_peak_bytes == 2 * GIB
+
+
+def test_last_active_is_first_seen_until_it_computes() -> None:
+    """Until SM time is seen it is when the container was first seen; absent where SM is not known."""
+    node, pod = one_pod()
+    first = use(node.collect(), pod.full(), CARD)
+    second = use(node.collect(), pod.full(), CARD)
+    assert first is not None
+    assert second is not None
+    assert first.last_active == second.last_active == node.now.wall - 5
+    node.processes[0].sm = 0.5
+    third = use(node.collect(), pod.full(), CARD)
+    assert third is not None
+    assert third.last_active == node.now.wall
+    node.gpus[0].tells_samples = False
+    fourth = use(node.collect(), pod.full(), CARD)
+    assert fourth is not None
+    assert (fourth.sm_ratio, fourth.last_active) == (None, None)
+
+
+def test_unchanged_answers_cost_no_second_join() -> None:
+    """While List, files and devices are the same, the tables made of them are the very same objects."""
+    node, _ = one_pod()
+    observations = node.observe()
+    from gpumap.join import Memory, step
+    from tests.nodes import RULES
+
+    first, _ = step(Memory(), observations, RULES)
+    second, _ = step(first, observations, RULES)
+    assert second.table is first.table
+    assert second.allocation is first.allocation
+
+
+def test_uuid_of_another_form_is_no_device() -> None:
+    """An id with a known uuid in it, but more than that, stands for no device."""
+    pod = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [f"{CARD}\n", f"x{CARD}"]}})
+    snapshot = TestNode([Gpu(0)], [pod]).collect()
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("unparsed", 2)]
+    assert row(snapshot, pod.full(), Uuid(str(CARD))) is None
