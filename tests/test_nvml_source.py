@@ -177,7 +177,7 @@ async def test_a_late_answer_is_not_used_and_ends_the_hang(start: Start) -> None
             if n == 4: gpu(3, 1, model="old")
             driver(n, busy=[1] if n == 4 else [])
             gpu(n, 0)
-            if n not in (1, 3, 4): gpu(n, 1)"""
+            if n == 2 or n > 5: gpu(n, 1)"""
     )
     assert faults(await read(source, 0.2)) == [None, "hung"]
     told = await read(source)
@@ -185,6 +185,10 @@ async def test_a_late_answer_is_not_used_and_ends_the_hang(start: Start) -> None
     assert told.value.gpus[1].model == ""
     assert faults(await read(source, 0.2)) == [None, "hung"]
     assert faults(await read(source)) == [None, "hung"]  # it was not asked
+    await asyncio.sleep(0.3)
+    again = await read(source, 0.2)
+    assert faults(again) == [None, "hung"]
+    assert again.value.gpus[1].stuck_seconds < 0.5  # a hang of its own
     assert faults(await read(source)) == [None, None]
 
 

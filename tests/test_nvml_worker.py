@@ -386,6 +386,16 @@ def test_mig_changes_are_seen_in_the_next_reading(start: Start) -> None:
     assert (reading.partitioned, reading.instances, reading.utilization_ratio) == (False, (), 0.0)
 
 
+def test_what_only_a_partitioned_gpu_refuses_is_asked_again(start: Start) -> None:
+    """A call that was not supported while MIG was on is tried again as soon as it is off."""
+    worker = start()
+    gpu = Gpu(A, instances=[standin.MigInstance(MIG_A, processes=None)], processes=None)
+    driver = Driver(gpus=[gpu])
+    assert worker.read_one(driver).instances[0].processes is None
+    gpu.mig_mode, gpu.processes = False, [Process(10)]
+    assert worker.read_one(driver).processes == (GpuProcess(10, GIB, "C"),)
+
+
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 

@@ -265,3 +265,22 @@ def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
     found = use(snapshot, pod.full(), CARD)
     assert found is not None
     assert found.sm_ratio == 0.5
+
+
+def test_process_of_a_pod_that_nobody_knows_is_gone() -> None:
+    """A UID without a log directory, though the logs can be read, is of a pod that no longer is: gone, without a name."""
+    stranger, other = Pod("ml", "x", {"main": {}}, listed=False, has_tree=False), Pod("ml", "other", {"main": {}})
+    node = TestNode([Gpu(0)], [stranger, other], [Process(10, CARD, stranger)])
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["gone"] == GIB
+    assert snapshot.processes[0].name is None
+
+
+def test_logs_kept_elsewhere_make_nobody_gone() -> None:
+    """Where no listed pod has a log directory the logs are elsewhere: a missing directory then says nothing."""
+    stranger = Pod("ml", "x", {"main": {}}, listed=False, has_tree=False)
+    other = Pod("ml", "other", {"main": {}}, has_tree=False)
+    node = TestNode([Gpu(0)], [stranger, other], [Process(10, CARD, stranger)])
+    node.collect()
+    assert owners(node.collect(), CARD)["unknown"] == GIB

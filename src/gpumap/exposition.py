@@ -12,6 +12,7 @@ from gpumap.model import Snapshot
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_NOT_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
 class Exposition:
@@ -35,7 +36,7 @@ class Exposition:
                 parts.extend(lines)
         if self._openmetrics:
             parts.append("# EOF\n")
-        return "".join(parts).encode("utf-8", "replace")
+        return "".join(parts).encode()
 
     def _line(
         self,
@@ -49,8 +50,7 @@ class Exposition:
         if prefix is None:
             prefix = _prefix(family, series)
         current[key] = prefix
-        value = series.value
-        return f"{prefix}{value}\n" if isinstance(value, int) else f"{prefix}{value!r}\n"
+        return f"{prefix}{_number(series.value)}\n"
 
     def _head(self, family: Family) -> str:
         name = family.name
@@ -59,6 +59,14 @@ class Exposition:
             name = name.removesuffix("_total") if family.kind == "counter" else name
             help_text = help_text.replace('"', '\\"')
         return f"# HELP {name} {help_text}\n# TYPE {name} {family.kind}\n"
+
+
+def _number(value: float) -> str:
+    """Write every digit: an int as it is, however large, a float as the shortest text that reads back the same."""
+    if isinstance(value, int):
+        return f"{value:d}"
+    text = repr(value)
+    return _NOT_FINITE.get(text, text)
 
 
 def _prefix(family: Family, series: Series) -> str:
@@ -73,5 +81,10 @@ def _label_part(family: Family, series: Series) -> str:
 
 def _pairs(family: Family, series: Series) -> Iterator[str]:
     for name, value in zip(family.labels, series.labels, strict=True):
-        escaped = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+        escaped = _encodable(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
         yield f'{name}="{escaped}"'
+
+
+def _encodable(value: str) -> str:
+    r"""Spell out what UTF-8 cannot carry, bytes of a file name that were no UTF-8, as `\udcff`: two names stay two."""
+    return value.encode("utf-8", "backslashreplace").decode()

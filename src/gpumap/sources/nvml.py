@@ -152,7 +152,7 @@ class NvmlSource:
             since = max(self._worker.started, min(self._unanswered.values()))
             if now - since >= self._patience_seconds:
                 self._end_worker()
-                self._patience_seconds = self._patience_seconds
+                self._patience_seconds = min(2 * self._patience_seconds, LONGEST_PATIENCE_SECONDS)
 
     async def _listen(self, worker: Worker, read: _Read) -> bool:
         """Until the read is complete or the worker has ended: whether it told of the driver."""
