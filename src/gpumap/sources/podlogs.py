@@ -5,11 +5,15 @@ starts and removes it after the pod; `containers/<pod>_<namespace>_<container>-<
 """
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from gpumap.model import ContainerLink, ContainerName, LogTree, PodLogs, PodUid, SourceError
 
+# Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
+# must still tell containers of a pod apart.
+_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 SETTLED_SECONDS = 2.0
 """A directory whose time stamp is younger than this may still change within the stamp's resolution: read it again."""
 
@@ -98,7 +102,11 @@ def _link(path: Path) -> ContainerLink | None:
         return None
     steps = target.split("/")
     tree = steps[-3].split("_") if len(steps) >= 3 else []
-    container_id = path.name.removesuffix(".log").rpartition("-")[2]
-    if len(tree) != 3 or not target.isprintable() or not container_id or container_id.strip("0123456789abcdef"):
+    if len(tree) != 3 or not target.isprintable():
         return None
-    return ContainerLink(container_id, PodUid(tree[2]), ContainerName(tree[0], tree[1], steps[-2]))
+    name = ContainerName(tree[0], tree[1], steps[-2])
+    full_name = f"{name.pod}_{name.namespace}_{name.container}-"
+    container_id = path.name.removesuffix(".log").removeprefix(full_name)
+    if not path.name.startswith(full_name) or _CONTAINER_ID.fullmatch(container_id) is None:
+        return None
+    return ContainerLink(container_id, PodUid(tree[2]), name)

@@ -1,0 +1,147 @@
+"""Made-up snapshots for the tests of the pages: `busy_node` has a sample of every native family."""
+
+from gpumap.model import (
+    ContainerName,
+    ContainerOnDevice,
+    ContainerUse,
+    DeviceMemory,
+    Gpu,
+    GpuReading,
+    Leaf,
+    MigInstance,
+    Moment,
+    Node,
+    NvmlReading,
+    Owner,
+    OwnerUse,
+    PodInfo,
+    PodUid,
+    ProcessUse,
+    Snapshot,
+    Source,
+    SourceHealth,
+    UnmatchedSlots,
+    Uuid,
+)
+
+GIB = 1 << 30
+MODEL = "NVIDIA H100 80GB HBM3"
+DRIVER = NvmlReading("570.124.06", "12.8", "12.570.124.06", ())
+OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
+CAPABILITIES = ("device_checkpoint", "gpm", "pid_visibility", "pod_logs", "process_utilization", "push", "xid_events")
+UNKNOWN_USE = ContainerUse(None, None, 1, None, None, None, None, unassigned=False, last_active=None)
+
+
+def empty_node(name: str = "node-1") -> Snapshot:
+    """A node whose sources have all failed since the start."""
+    return Snapshot(
+        at=Moment(10.0, 1_800_000_000.25),
+        node=Node(name, ""),
+        sources=tuple(SourceHealth(source, attempts=1, seconds=0.5, errors={"hung": 1}) for source in Source),
+        capabilities=tuple((capability, False) for capability in CAPABILITIES),
+        collections=(("interval", 1),),
+    )
+
+
+def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> Gpu:
+    """A GPU that tells all that a GPU can tell, or nothing for its fault."""
+    uuid = Uuid(f"GPU-{index:08d}-0000-0000-0000-000000000000")
+    reading = GpuReading(
+        index=index,
+        uuid=uuid,
+        memory=DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
+        partitioned=partitioned,
+        utilization_ratio=0.5,
+        memory_controller_ratio=0.25,
+        encoder_ratio=0.125,
+        decoder_ratio=0.0,
+        temperatures_celsius=(("gpu", 61.0), ("memory", 69.0)),
+        power_watts=507.409,
+        power_limit_watts=700.0,
+        energy_joules=1_000_143.994,
+    )
+    return Gpu(
+        uuid,
+        index,
+        index,
+        f"00000000:{index:02X}:00.0",
+        MODEL,
+        partitioned,
+        fault,
+        0.0,
+        1e9,
+        None if fault else reading,
+    )
+
+
+def leaf(on: Gpu, uuid: str, instance: MigInstance | None = None, *, holders: int = 1) -> Leaf:
+    """A leaf whose used memory is told apart by every owner there is."""
+    owners = [OwnerUse(owner, GIB, 1) for owner in OWNERS]
+    return Leaf(
+        Uuid(uuid),
+        on,
+        instance,
+        DeviceMemory(80 * GIB, 40 * GIB, 39 * GIB, GIB),
+        holders,
+        (("nvidia.com/gpu", 0), ("nvidia.com/gpu.shared", 10)),
+        (*owners, OwnerUse(Owner.UNACCOUNTED, 35 * GIB, None)),
+    )
+
+
+def instances(on: Gpu) -> tuple[MigInstance, ...]:
+    return tuple(
+        MigInstance(Uuid(f"MIG-{on.index:08d}-0000-0000-0000-{number:012d}"), number, 0, "1g.10gb", 1, None, None)
+        for number in range(7)
+    )
+
+
+def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
+    """A holder that is measured in every way, or one that uses what it does not hold."""
+    use = ContainerUse(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0, unassigned=not holds, last_active=1e9)
+    name = ContainerName("team", pod, "main")
+    if not holds:
+        return ContainerOnDevice(name, Uuid(uuid), use=use)
+    return ContainerOnDevice(name, Uuid(uuid), (("nvidia.com/gpu.shared", 1),), 0.1, 8 * GIB, use)
+
+
+def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
+    name = ContainerName("team", pod, "main") if pod else None
+    return ProcessUse(pid, Uuid(uuid), "C", "python", Owner.ASSIGNED if pod else Owner.HOST, name, None, GIB, 0.25)
+
+
+def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
+    """A node with everything: every second GPU partitioned, the last one lost, `sharing` holders on each leaf."""
+    cards = [
+        *(gpu(index, partitioned=index % 2 == 1) for index in range(gpus - 1)),
+        gpu(gpus - 1, fault="lost"),
+    ]
+    leaves: list[Leaf] = []
+    for card in cards:
+        if card.partitioned:
+            leaves += [leaf(card, instance.uuid, instance, holders=sharing) for instance in instances(card)]
+        elif card.fault:
+            leaves.append(Leaf(card.uuid, card, holders=sharing, allocatable=(("nvidia.com/gpu", 0),)))
+        else:
+            leaves.append(leaf(card, card.uuid, holders=sharing))
+    containers = [
+        row(f"pod-{number}-{place}", one.uuid, holds=number < sharing)
+        for place, one in enumerate(leaves)
+        for number in range(sharing + 1)
+    ]
+    return Snapshot(
+        at=Moment(10.0, 1_800_000_000.25),
+        node=Node("node-1", "10.0.0.7"),
+        sources=tuple(
+            SourceHealth(source, True, "", "", Moment(9.5, 1_799_999_999.5), 7, 0.125, {"hung": 2, "decode": 1})
+            for source in Source
+        ),
+        capabilities=tuple((capability, True) for capability in CAPABILITIES),
+        collections=(("interval", 7), ("push", 3)),
+        driver=DRIVER,
+        gpus=tuple(cards),
+        leaves=tuple(leaves),
+        containers=tuple(sorted(containers, key=lambda one: (one.name, one.uuid))),
+        processes=(process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid)),
+        unmatched=(UnmatchedSlots(ContainerName("team", "other", "main"), "aliyun.com/gpu-mem", "untrusted_id", 4),),
+        pods=tuple(PodInfo(one.name.namespace, one.name.pod, PodUid("uid")) for one in containers),
+    )

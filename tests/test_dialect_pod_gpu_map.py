@@ -1,0 +1,182 @@
+"""The dialect pod-gpu-map: the original's names, labels and words, without its repeated rows and invalid names."""
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS, LATER_DIALECTS
+from gpumap.dialects.pod_gpu_map import FAMILIES, node_family
+from gpumap.exposition import Exposition
+from gpumap.families import Family
+from gpumap.metrics import GROUPS, native, self_families
+from gpumap.model import ContainerName, ContainerOnDevice, Gpu, Leaf, Node, Snapshot, Uuid
+from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu, instances
+from tests.tools import tool
+
+CARD_0 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61"
+CARD_1 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91"
+TEST = f'gpu_id="{CARD_0}",gpu_model="4080ti",namespace="default",node="ti",pod_name="test"'
+TEST2 = f'gpu_id="{CARD_0}",gpu_model="4080ti",namespace="default",node="ti",pod_name="test2"'
+TEST3 = f'gpu_id="{CARD_1}",gpu_model="2080ti",namespace="default",node="ti",pod_name="test3"'
+CONTRACT_DIALECTS = {
+    "native",
+    "pod-gpu-map",
+    "pod-gpu-map-deprecated",
+    "gpu-mem-monitor",
+    "cadvisor",
+    "gpu-manager",
+    "nvidia-smi",
+    "dcgm",
+    "dcgm-join",
+    "arms",
+}
+
+
+def card(index: int, uuid: str, model: str) -> Gpu:
+    return replace(gpu(index), uuid=Uuid(uuid), model=model)
+
+
+def holder(pod: str, uuid: str, container: str = "main", slots: int = 1) -> ContainerOnDevice:
+    return ContainerOnDevice(ContainerName("default", pod, container), Uuid(uuid), (("nvidia.com/gpu", slots),))
+
+
+def node(*containers: ContainerOnDevice, name: str = "ti", nvml: bool = True) -> Snapshot:
+    cards = (
+        card(0, CARD_0, "4080ti"),
+        card(1, CARD_1, "2080ti"),
+    )
+    leaves = tuple(Leaf(one.uuid, one if nvml else None) for one in cards)
+    return replace(empty_node(name), gpus=cards if nvml else (), leaves=leaves, containers=containers)
+
+
+def ti(*, nvml: bool = True) -> Snapshot:
+    return node(
+        holder("test", CARD_0),
+        holder("test2", CARD_0),
+        holder("test3", CARD_1),
+        nvml=nvml,
+    )
+
+
+def page(families: tuple[Family, ...], snapshot: Snapshot) -> str:
+    return Exposition(families).render(snapshot).decode()
+
+
+def test_the_map_is_written_as_the_original_writes_it() -> None:
+    """Names, labels in alphabetical order, HELP, TYPE and the value 1 are the original's."""
+    assert page(FAMILIES, ti()) == (
+        "# HELP pod_and_gpu_map_info Provide a mapping relationship between pod and gpu\n"
+        "# TYPE pod_and_gpu_map_info gauge\n"
+        f"pod_and_gpu_map_info{{{TEST}}} 1\n"
+        f"pod_and_gpu_map_info{{{TEST2}}} 1\n"
+        f"pod_and_gpu_map_info{{{TEST3}}} 1\n"
+    )
+
+
+def test_the_nodes_page_is_written_as_the_original_writes_it() -> None:
+    """/metrics/nodes has the same rows under the node's own name."""
+    assert page((node_family("ti"),), ti()) == (
+        "# HELP ti_info Provide every node's pod and gpu mapping relationship\n"
+        "# TYPE ti_info gauge\n"
+        f"ti_info{{{TEST}}} 1\n"
+        f"ti_info{{{TEST2}}} 1\n"
+        f"ti_info{{{TEST3}}} 1\n"
+    )
+
+
+def test_a_pod_has_one_row_a_device() -> None:
+    """Two containers, or many slots, of one pod on one device are one row: the original repeated them."""
+    rows = page(FAMILIES, node(holder("test", CARD_0, "a", slots=4), holder("test", CARD_0, "b"))).splitlines()[2:]
+    assert rows == [f"pod_and_gpu_map_info{{{TEST}}} 1"]
+
+
+def test_rows_do_not_depend_on_the_order_of_containers() -> None:
+    """The same map is the same page."""
+    snapshot = ti()
+    assert page(FAMILIES, replace(snapshot, containers=snapshot.containers[::-1])) == page(FAMILIES, snapshot)
+
+
+def test_who_uses_without_holding_is_not_on_the_map() -> None:
+    """The map is of what the kubelet gave, not of what processes take."""
+    squatter = ContainerOnDevice(ContainerName("default", "squatter", "c"), Uuid("GPU-1"), use=UNKNOWN_USE)
+    assert page(FAMILIES, node(squatter)) == ""
+
+
+def test_the_map_stands_while_nvml_is_down() -> None:
+    """The kubelet's ids name the GPU without NVML; its model is empty until NVML tells it."""
+    rows = page(FAMILIES, ti(nvml=False)).splitlines()[2:]
+    assert rows == [
+        f"pod_and_gpu_map_info{{{row.replace('4080ti', '').replace('2080ti', '')}}} 1" for row in (TEST, TEST2, TEST3)
+    ]
+
+
+def test_a_mig_device_has_its_own_uuid_and_its_gpus_model() -> None:
+    """gpu_id is what was given away, the MIG device; so is a partitioned GPU that was given as a whole."""
+    parent = replace(gpu(0, partitioned=True), model="A100")
+    instance = instances(parent)[0]
+    rows = (holder("mig", instance.uuid), holder("whole", parent.uuid))
+    snapshot = replace(node(*rows), gpus=(parent,), leaves=(Leaf(instance.uuid, parent, instance),))
+    read = next(iter(text_string_to_metric_families(page(FAMILIES, snapshot)))).samples
+    assert {(one.labels["pod_name"], one.labels["gpu_id"], one.labels["gpu_model"]) for one in read} == {
+        ("mig", instance.uuid, "A100"),
+        ("whole", parent.uuid, "A100"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("ti", "ti_info"),
+        ("ti2", "ti2_info"),
+        ("gpu-node.example.com", "gpu_node_example_com_info"),
+        ("10.0.0.7", "_10_0_0_7_info"),
+        ("7th", "_7th_info"),
+        ("Knoten_ä:1", "Knoten___1_info"),
+        ("", "_info"),
+        ("٣", "__info"),
+    ],
+)
+def test_the_nodes_name_becomes_a_valid_metric_name(name: str, family: str) -> None:
+    """What is no letter or digit becomes _, and a leading digit gets one before it; the label keeps the name."""
+    snapshot = replace(ti(), node=Node(name, ""))
+    (read,) = text_string_to_metric_families(page((node_family(name),), snapshot))
+    assert read.name == family
+    assert {one.labels["node"] for one in read.samples} == {name}
+
+
+def test_an_empty_map_is_an_empty_page() -> None:
+    """Without a holder nothing is said, on both pages."""
+    assert page(FAMILIES, node()) == ""
+    assert page((node_family("ti"),), node()) == ""
+
+
+def test_the_dialects_are_those_of_the_contract() -> None:
+    """Built and to come are the contract's dialects; native and pod-gpu-map are on by default."""
+    assert {"native", *DIALECTS, *LATER_DIALECTS} == CONTRACT_DIALECTS
+    assert not {"native", *DIALECTS} & set(LATER_DIALECTS)
+    assert DEFAULT_DIALECTS == ("native", "pod-gpu-map")
+
+
+def test_no_two_dialects_emit_one_name() -> None:
+    """Each family of the page belongs to one dialect, so that all can be on at once."""
+    families = (*native(GROUPS, process_metrics=True), *self_families("1", "2"))
+    every = [one.name for one in families] + [one.name for rows in DIALECTS.values() for one in rows]
+    assert len(every) == len(set(every))
+
+
+def test_a_large_node_has_no_row_twice() -> None:
+    """On a busy node each (pod, device) pair that the kubelet gave is there once."""
+    snapshot = busy_node()
+    lines = page(FAMILIES, snapshot).splitlines()[2:]
+    assert len(lines) == len(set(lines)) == len({(one.name[:2], one.uuid) for one in snapshot.containers if one.holds})
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, node_family("gpu-node.example.com")], ids=lambda family: family.name)
+def test_promtool_finds_nothing_to_say(family: Family) -> None:
+    """`promtool check metrics` has nothing against this dialect (docs/dialects.md says so)."""
+    command = [str(tool("promtool")), "check", "metrics"]
+    text = page((family,), busy_node())
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

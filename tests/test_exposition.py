@@ -1,0 +1,231 @@
+"""Both page formats: what any parser of them reads back is what the snapshot says, digit for digit."""
+
+import math
+import random
+import subprocess
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.samples import Sample
+
+from gpumap.exposition import Exposition
+from gpumap.families import Family, Series
+from gpumap.metrics import GROUPS, native, self_families
+from gpumap.model import ContainerName, PodInfo, Snapshot
+from tests.snapshots import busy_node, empty_node
+from tests.tools import tool
+
+EVERYTHING = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
+AWKWARD = {
+    "quotes": 'say "hi"',
+    "backslashes": "C:\\new\\table\\",
+    "newlines": "one\ntwo\r\nthree",
+    "a backslash before an n": "\\n",
+    "control characters": "".join(map(chr, (*range(0x20), 0x7F, 0x85))),
+    "other line ends": "a\u2028b\u2029c\x0bd\x0ce",
+    "the longest name": "x" * 253,
+    "right to left": "\u202eمرحبا\u202c",
+    "what looks like syntax": '{a="b"} 1 # EOF',
+    "nothing": "",
+    "spaces": "  a  ",
+    "beyond the basic plane": "\U0001f600\U0010ffff",
+}
+
+
+def family(*series: Series, name: str = "thing", kind: str = "gauge", labels: tuple[str, ...] = ("a",)) -> Family:
+    return Family(name, kind, "Some help.", labels, lambda snapshot: series)  # type: ignore[arg-type]
+
+
+def page(*families: Family, openmetrics: bool = False, snapshot: Snapshot | None = None) -> str:
+    return Exposition(families, openmetrics=openmetrics).render(snapshot or empty_node()).decode()
+
+
+def samples(text: str, *, openmetrics: bool) -> list[Sample]:
+    parse = parse_openmetrics if openmetrics else parse_text
+    return [sample for one in parse(text) for sample in one.samples]
+
+
+def expected(snapshot: Snapshot) -> list[tuple[str, dict[str, str], float]]:
+    """What the page must say, read from the families directly."""
+    return [
+        (one.name + series.suffix, dict(zip(one.labels, series.labels, strict=True)), series.value)
+        for one in EVERYTHING
+        for series in one.read(snapshot)
+    ]
+
+
+both_formats = pytest.mark.parametrize("openmetrics", [False, True], ids=["text", "openmetrics"])
+
+
+@both_formats
+@pytest.mark.parametrize("value", AWKWARD.values(), ids=AWKWARD.keys())
+def test_label_values_are_escaped(value: str, openmetrics: bool) -> None:
+    """A parser reads back each label value exactly, whatever characters are in it."""
+    text = page(family(Series((value,), 1)), openmetrics=openmetrics)
+    assert [sample.labels for sample in samples(text, openmetrics=openmetrics)] == [{"a": value}]
+
+
+@both_formats
+@given(value=st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_label_value_comes_back(value: str, openmetrics: bool) -> None:
+    """There is no text that a label value could not be."""
+    text = page(family(Series((value,), 1), Series((value + "x",), 2)), openmetrics=openmetrics)
+    read = [(sample.labels["a"], sample.value) for sample in samples(text, openmetrics=openmetrics)]
+    assert read == [(value, 1), (value + "x", 2)]
+
+
+@both_formats
+def test_what_utf8_cannot_carry_is_spelled_out(openmetrics: bool) -> None:
+    """File names that are no UTF-8 (lone surrogates in Python) neither break the page nor become one and the same."""
+    text = page(family(Series(("a\udcff",), 1), Series(("a\udcfe",), 2)), openmetrics=openmetrics)
+    read = [(sample.labels["a"], sample.value) for sample in samples(text, openmetrics=openmetrics)]
+    assert read == [("a\\udcff", 1), ("a\\udcfe", 2)]
+
+
+@pytest.mark.parametrize("value", [0, 1, -5, 2**53 + 1, 85_520_809_984, 2**64 - 1, 10**25])
+def test_integers_keep_every_digit(value: int) -> None:
+    """Bytes and counts are written as integers, also where a float could not hold them."""
+    assert page(family(Series(("x",), value))).endswith(f'thing{{a="x"}} {value}\n')
+
+
+def test_true_is_one() -> None:
+    """A boolean that reaches the page is 0 or 1, not a word."""
+    assert page(family(Series(("x",), True), Series(("y",), False))).endswith('thing{a="x"} 1\nthing{a="y"} 0\n')
+
+
+@both_formats
+@given(value=st.floats(allow_nan=False))
+def test_floats_come_back_exactly(value: float, openmetrics: bool) -> None:
+    """A parser reads back the very same float, infinities too."""
+    (sample,) = samples(page(family(Series(("x",), value)), openmetrics=openmetrics), openmetrics=openmetrics)
+    assert sample.value == value
+
+
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "+Inf"), (-math.inf, "-Inf")])
+def test_what_is_not_finite_is_written_as_prometheus_does(value: float, text: str) -> None:
+    """Both formats know NaN, +Inf and -Inf by these spellings."""
+    assert page(family(Series(("x",), value))).endswith(f" {text}\n")
+
+
+@both_formats
+def test_counters_end_in_total(openmetrics: bool) -> None:
+    """A counter's samples end in _total; only OpenMetrics leaves it off the family's name."""
+    text = page(family(Series(("x",), 3), name="things_total", kind="counter"), openmetrics=openmetrics)
+    name = "things" if openmetrics else "things_total"
+    wanted = f'# HELP {name} Some help.\n# TYPE {name} counter\nthings_total{{a="x"}} 3\n'
+    assert text == wanted + "# EOF\n" * openmetrics
+    assert [sample.name for sample in samples(text, openmetrics=openmetrics)] == ["things_total"]
+
+
+@both_formats
+def test_summaries_have_sum_and_count(openmetrics: bool) -> None:
+    """A summary's two samples stand under one HELP and TYPE."""
+    series = (Series(("x",), 0.5, "_sum"), Series(("x",), 2, "_count"))
+    text = page(family(*series, kind="summary"), openmetrics=openmetrics)
+    assert text.startswith(
+        '# HELP thing Some help.\n# TYPE thing summary\nthing_sum{a="x"} 0.5\nthing_count{a="x"} 2\n'
+    )
+    assert [sample.name for sample in samples(text, openmetrics=openmetrics)] == ["thing_sum", "thing_count"]
+
+
+@both_formats
+def test_help_is_escaped(openmetrics: bool) -> None:
+    """Help comes back as it was; OpenMetrics escapes quotes in it, the text format does not."""
+    text = 'One\\two "three"\nfour.'
+    shown = Exposition([replace(family(Series(("x",), 1)), help=text)], openmetrics=openmetrics).render(empty_node())
+    parse = parse_openmetrics if openmetrics else parse_text
+    assert [one.documentation for one in parse(shown.decode())] == [text]
+    assert (b'\\"three\\"' in shown) == openmetrics
+
+
+def test_a_family_without_samples_leaves_no_trace() -> None:
+    """No HELP and no TYPE stand for what has no sample; a label-less family has no braces."""
+    assert page(family()) == ""
+    assert page(family(), openmetrics=True) == "# EOF\n"
+    assert page(family(Series((), 1), labels=())).endswith("\nthing 1\n")
+
+
+def test_every_native_family_is_on_the_busy_page() -> None:
+    """The snapshot that these tests render leaves out no family, so that what they say holds for all of them."""
+    snapshot = busy_node()
+    assert [one.name for one in EVERYTHING if not list(one.read(snapshot))] == []
+
+
+@both_formats
+def test_the_whole_page_comes_back(openmetrics: bool) -> None:
+    """prometheus_client's parser finds on a full page exactly the samples of the families, none more, none less."""
+    snapshot = busy_node()
+    read = samples(page(*EVERYTHING, openmetrics=openmetrics, snapshot=snapshot), openmetrics=openmetrics)
+    assert [(sample.name, sample.labels, sample.value) for sample in read] == expected(snapshot)
+
+
+@both_formats
+def test_the_whole_page_is_well_formed(openmetrics: bool) -> None:
+    """HELP and TYPE stand once a family and before its samples, no series twice, # EOF once and last or not at all."""
+    text = page(*EVERYTHING, openmetrics=openmetrics, snapshot=busy_node())
+    lines = text.split("\n")
+    assert lines.pop() == ""
+    heads = Counter(" ".join(line.split()[1:3]) for line in lines if line.startswith("# ") and line != "# EOF")
+    assert set(heads.values()) == {1}
+    assert len(heads) == 2 * len(EVERYTHING)
+    series = Counter(line.rsplit(" ", 1)[0] for line in lines if not line.startswith("#"))
+    assert set(series.values()) == {1}
+    assert [number for number, line in enumerate(lines) if line == "# EOF"] == [len(lines) - 1] * openmetrics
+
+
+def test_the_same_snapshot_gives_the_same_bytes() -> None:
+    """A page depends on the snapshot alone, neither on what was rendered before nor on who renders."""
+    kept = Exposition(EVERYTHING)
+    first = kept.render(busy_node())
+    kept.render(empty_node())
+    assert kept.render(busy_node()) == first == Exposition(EVERYTHING).render(busy_node())
+
+
+def test_nothing_stale_is_left_after_churn() -> None:
+    """Kept line beginnings never show a pod of before, and do not pile up as pods come and go."""
+    kept = Exposition(EVERYTHING)
+    chance = random.Random(1)
+    full = busy_node(gpus=4)
+    for generation in range(20):
+        containers = [
+            replace(one, name=ContainerName("team", f"p-{generation}-{number}", "c"))
+            for number, one in enumerate(full.containers)
+            if chance.random() < 0.5
+        ]
+        pods = tuple(PodInfo(one.name.namespace, one.name.pod, "") for one in containers)
+        now = replace(full, containers=tuple(containers), pods=pods, processes=(), unmatched=())
+        assert kept.render(now) == Exposition(EVERYTHING).render(now)
+        assert sum(map(len, kept._prefixes)) == len(expected(now))
+
+
+@both_formats
+def test_self_metrics_stand_when_everything_has_failed(openmetrics: bool) -> None:
+    """With no source up the page is valid and still says so."""
+    text = page(*EVERYTHING, openmetrics=openmetrics, snapshot=empty_node())
+    read = samples(text, openmetrics=openmetrics)
+    assert {sample.labels["source"]: sample.value for sample in read if sample.name == "gpumap_source_up"} == {
+        "kubelet": 0,
+        "nvml": 0,
+        "procfs": 0,
+        "pod_identity": 0,
+    }
+    assert {sample.name for sample in read if not sample.name.startswith("gpumap_source_")} == {
+        "gpumap_node_info",
+        "gpumap_build_info",
+        "gpumap_snapshot_timestamp_seconds",
+        "gpumap_collections_total",
+        "gpumap_capability",
+    }
+
+
+def test_promtool_finds_nothing_to_say() -> None:
+    """`promtool check metrics` reads the full native page, with every family on it, and is silent."""
+    command = [str(tool("promtool")), "check", "metrics"]
+    text = page(*EVERYTHING, snapshot=busy_node())
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

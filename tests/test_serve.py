@@ -1,0 +1,515 @@
+"""`gpumap serve` as it runs: over a real socket, a driver's library, files, and processes in cgroups of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumap import cgroups
+from tests import standin
+from tests.node import (
+    GIB,
+    GPUMAP,
+    MIB,
+    HostProcesses,
+    Node,
+    NoCgroupsError,
+    Page,
+    PlainProcesses,
+    Pod,
+    Processes,
+    RealProcesses,
+    environment,
+    gpu_uuid,
+    serve,
+    short_directory,
+    until,
+)
+
+SHARED, WHOLE, OTHER = (gpu_uuid(index) for index in range(3))
+USED = "gpumap_container_gpu_memory_used_bytes"
+OWNED = "gpumap_device_memory_used_by_owner_bytes"
+HOST = "/system.slice/sshd.service"
+
+
+@pytest.fixture(name="library", scope="module")
+def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin.build(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(name="directory")
+def make_directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(name="real")
+def make_real_processes() -> Iterator[RealProcesses]:
+    try:
+        processes = RealProcesses()
+    except NoCgroupsError as error:
+        pytest.skip(str(error))
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+@pytest.fixture(name="node", params=["files", "cgroups"])
+async def make_any_node(
+    request: pytest.FixtureRequest, directory: Path, library: Path
+) -> AsyncIterator[Node]:
+    """A node whose processes are files of a plain tree, and once more with real ones in real cgroups."""
+    processes: Processes = (
+        PlainProcesses(directory / "proc") if request.param == "files" else request.getfixturevalue("real")
+    )
+    node = Node(directory, library, processes)
+    async with node.kubelet:
+        yield node
+
+
+@pytest.fixture(name="plain")
+async def make_plain_node(directory: Path, library: Path) -> AsyncIterator[Node]:
+    """A node whose processes are files."""
+    node = Node(directory, library, PlainProcesses(directory / "proc"))
+    async with node.kubelet:
+        yield node
+
+
+def share(node: Node) -> tuple[Pod, Pod, Pod]:
+    """One card of four slots: an idle pod, one with two containers, and one that uses more than its quarter."""
+    idle = node.admit("idle", main=[f"{SHARED}::0"])
+    pair = node.admit("pair", left=[f"{SHARED}::1"], right=[f"{SHARED}::2"])
+    greedy = node.admit("greedy", main=[f"{SHARED}::3"])
+    node.run(pair.cgroup("left"), 0, 2 * GIB)
+    node.run(pair.cgroup("right"), 0, 3 * GIB)
+    node.run(pair.cgroup("right"), 0, 5 * MIB)
+    node.run(greedy.cgroup("main"), 0, 50 * GIB, sm_percent=30)
+    node.run(HOST, 0, 7 * MIB)
+    return idle, pair, greedy
+
+
+def on_shared_card(page: Page, name: str) -> dict[tuple[str, str], float]:
+    """A container family's values on GPU 0, by pod and container."""
+    rows = page.samples.get(name, {})
+    labels = {row: dict(row) for row in rows}
+    return {(labels[row]["pod"], labels[row]["container"]): rows[row] for row in rows if labels[row]["uuid"] == SHARED}
+
+
+THEIR_BYTES = {
+    ("idle", "main"): 0,
+    ("pair", "left"): 2 * GIB,
+    ("pair", "right"): 3 * GIB + 5 * MIB,
+    ("greedy", "main"): 50 * GIB,
+}
+
+
+async def test_a_shared_card_is_told_by_container(node: Node) -> None:
+    """Three pods share a card: each container has its own bytes, the idle one 0, and owners add up to the device."""
+    share(node)
+    async with serve(node) as agent:
+        page = await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
+        assert on_shared_card(page, USED) == THEIR_BYTES
+        assert on_shared_card(page, "gpumap_container_gpu_processes")["pair", "right"] == 2
+        assert set(on_shared_card(page, "gpumap_container_allocated_gpus").values()) == {0.25}
+        assert on_shared_card(page, "gpumap_container_allocated_gpu_memory_bytes") == {}
+        assert not on_shared_card(page, "gpumap_container_unassigned_use")
+        owners = page.by(OWNED, "owner", uuid=SHARED)
+        assert (owners["assigned"], owners["host"], owners["unaccounted"]) == (sum(THEIR_BYTES.values()), 7 * MIB, 64 * MIB)
+        assert sum(owners.values()) == page.value("gpumap_device_memory_used_bytes", uuid=SHARED)
+        assert page.capable("pid_visibility")
+        page = await agent.until(
+            lambda page: on_shared_card(page, "gpumap_container_sm_utilization_ratio").get(("greedy", "main")) == 0.3,
+            "its time on the SMs is not told",
+        )
+        assert on_shared_card(page, "gpumap_container_sm_utilization_ratio")["idle", "main"] == 0
+
+
+async def test_map_shows_what_a_running_agent_knows(node: Node) -> None:
+    """`gpumap map --url` tells the same bytes as /metrics, as JSON and as a table."""
+    share(node)
+    async with serve(node) as agent:
+        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
+        document = json.loads(await gpumap("map", "-o", "json", "--url", agent.url))
+        device = next(device for device in document["devices"] if device["uuid"] == SHARED)
+        users = {(user["pod"], user["container"]): user["memory_bytes"] for user in device["users"]}
+        assert users == THEIR_BYTES
+        assert sum(owner["memory_bytes"] for owner in device["owners"]) == device["memory"]["used_bytes"]
+        table = await gpumap("map", "--url", agent.url)
+        row = next(line.split() for line in table.splitlines() if " greedy " in line)
+        assert row == ["ml", "greedy", "main", "1", "0.25", "-", "50.0GiB", row[7], "assigned"]
+
+
+async def gpumap(*arguments: str) -> str:
+    """Run the command to its end."""
+    process = await asyncio.create_subprocess_exec(
+        str(GPUMAP), *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
+    out, errors = await process.communicate()
+    assert (process.returncode, errors.decode()) == (0, "")
+    return out.decode()
+
+
+async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:
+    """While a driver call hangs: pages at once, that GPU down with its allocation, the others fresh; then all is back."""
+    share(plain)
+    holder = plain.admit("whole", main=[WHOLE])
+    plain.run(holder.cgroup("main"), 1, 11 * GIB)
+    async with serve(plain) as agent:
+        whole = await agent.until(lambda page: page.value(USED, pod="whole") == 11 * GIB, "it is not measured")
+        plain.driver.delay["*", 0] = float("inf")
+        plain.tell_driver()
+        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=SHARED) == 0, "the hang is not told")
+        for _ in range(3):
+            asked = time.monotonic()
+            page = await agent.page()
+            assert time.monotonic() - asked < 1.0
+            assert page.value("gpumap_gpu_up", uuid=SHARED) == 0
+            assert page.value("gpumap_gpu_fault_info", uuid=SHARED, reason="hung") == 1
+            assert (page.value("gpumap_nvml_stuck_seconds", uuid=SHARED) or 0) > 0
+            measured = {name for name, rows in page.samples.items() if any(dict(row).get("uuid") == SHARED for row in rows)}
+            assert {name for name in measured if "memory" in name or "utilization" in name or "power" in name} == set()
+            assert on_shared_card(page, "gpumap_allocation_info") == dict.fromkeys(THEIR_BYTES, 1)
+            assert set(on_shared_card(page, "gpumap_container_allocated_gpus").values()) == {0.25}
+            assert page.value(USED, pod="whole") == 11 * GIB
+            assert page.value("gpumap_gpu_up", uuid=WHOLE) == 1
+            assert page.up("nvml")
+            before = page.value("gpumap_snapshot_timestamp_seconds") or 0
+            page = await agent.later(1)
+            assert (page.value("gpumap_snapshot_timestamp_seconds") or 0) > before
+        del plain.driver.delay["*", 0]
+        plain.tell_driver()
+        page = await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "it is not back")
+        assert page.value("gpumap_gpu_up", uuid=SHARED) == 1
+        assert page.container_series() == whole.container_series()
+
+
+async def test_it_ends_at_once_while_the_driver_hangs(plain: Node) -> None:
+    """SIGTERM is obeyed in a few seconds also when every driver call hangs, and nothing is left running."""
+    plain.driver.delay["*", "*"] = float("inf")
+    plain.tell_driver()
+    async with serve(plain) as agent:
+        page = await agent.until(lambda page: page.value("gpumap_source_up", source="nvml") == 0, "the hang is not told")
+        assert page.up("kubelet")
+        assert (await agent.get("/readyz")).status == 200
+        children = agent.children()
+        assert len(children) == 1
+        asked = time.monotonic()
+        assert await agent.stop() == 0
+        assert time.monotonic() - asked < 5.0
+        await gone(*children)
+
+
+async def gone(*pids: int) -> None:
+    async def running() -> list[int]:
+        return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+    await until(running, lambda found: not found, "processes are left over")
+
+
+async def test_a_kubelet_restart_changes_nothing(plain: Node) -> None:
+    """Through a restart, static pods first: the same series with the same values, and only source_up tells of it."""
+    _, _, greedy = share(plain)
+    async with serve(plain) as agent:
+        whole = await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
+        whole = await agent.later()
+
+        def unchanged(page: Page) -> bool:
+            shares = on_shared_card(page, "gpumap_container_allocated_gpus")
+            return (
+                page.container_series() == whole.container_series()
+                and on_shared_card(page, USED) == THEIR_BYTES
+                and set(shares.values()) == {0.25}
+            )
+
+        await plain.kubelet.stop()
+        await agent.until(lambda page: not page.up("kubelet"), "its absence is not told")
+        for _ in range(3):
+            page = await agent.later(1)
+            assert unchanged(page), page
+            assert not page.up("kubelet")
+        plain.tell_kubelet(listed=[greedy], registered=False)
+        await plain.kubelet.start()
+        await agent.until(lambda page: page.up("kubelet"), "its return is not told")
+        for _ in range(3):
+            page = await agent.later(1)
+            assert unchanged(page), page
+            assert page.up("kubelet")
+        plain.tell_kubelet()
+        page = await agent.later()
+        assert unchanged(page), page
+        assert "source down source=kubelet reason=socket_missing" in agent.log
+        assert agent.log.count("source up source=kubelet") == 2
+
+
+async def test_after_a_restart_deleted_pods_are_gone(plain: Node) -> None:
+    """A pod that was deleted while the kubelet was away, its logs and processes with it, is gone with the first List."""
+    idle, _, greedy = share(plain)
+    async with serve(plain) as agent:
+        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
+        await plain.kubelet.stop()
+        await agent.until(lambda page: not page.up("kubelet"), "its absence is not told")
+        plain.delete(idle)
+        plain.tell_kubelet(listed=[greedy], registered=False)
+        await plain.kubelet.start()
+        page = await agent.until(lambda page: page.up("kubelet"), "its return is not told")
+        assert set(on_shared_card(page, "gpumap_allocation_info")) == set(THEIR_BYTES) - {("idle", "main")}
+
+
+async def test_a_kubelet_that_is_away_for_long(plain: Node) -> None:
+    """Past --stale-after allocation and zeros are absent, what is measured stays, and owners are unknown."""
+    share(plain)
+    async with serve(plain, "--stale-after", "1s") as agent:
+        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
+        await plain.kubelet.stop()
+        page = await agent.until(lambda page: "gpumap_allocation_info" not in page.samples, "the stale List is served")
+        assert not [name for name in page.samples if "allocat" in name or name.startswith("pod_and_gpu")]
+        assert on_shared_card(page, USED) == {name: value for name, value in THEIR_BYTES.items() if value}
+        owners = page.by(OWNED, "owner", uuid=SHARED)
+        assert "assigned" not in owners
+        assert owners["unknown"] == sum(THEIR_BYTES.values())
+        assert (await agent.get("/readyz")).status == 200
+
+
+async def test_a_kubelet_that_comes_is_seen_at_once(plain: Node) -> None:
+    """However long the interval, the kubelet's return starts a collection within two seconds."""
+    share(plain)
+    await plain.kubelet.stop()
+    async with serve(plain, "--interval", "30s") as agent:
+        page = await agent.until(lambda page: page.collections == 1, "it does not collect")
+        assert not page.up("kubelet")
+        await plain.kubelet.start()
+        began = time.monotonic()
+        page = await agent.until(lambda page: page.up("kubelet"), "the return is not seen")
+        assert time.monotonic() - began < 5.0  # 2 s are meant, and a busy machine may take longer
+        assert on_shared_card(page, USED) == THEIR_BYTES
+
+
+async def test_a_killed_worker_is_replaced(plain: Node) -> None:
+    """The process that asks the driver may be killed: another one is started, and the numbers are there again."""
+    share(plain)
+    async with serve(plain) as agent:
+        await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
+        ((worker, command),) = agent.children().items()
+        assert "gpumap.nvml_worker" in command
+        os.kill(worker, signal.SIGKILL)
+        page = await agent.later()
+        assert on_shared_card(page, USED) == THEIR_BYTES
+        assert page.up("nvml")
+        assert worker not in agent.children()
+    await gone(worker)
+
+
+async def test_without_pid_visibility_nothing_is_said_of_containers(plain: Node) -> None:
+    """Where only gpumap's own cgroup is seen: allocation stands, use is unknown, and one line of log says why."""
+    holder = plain.admit("whole", main=[WHOLE])
+    pid = 4242
+    assert isinstance(plain.processes, PlainProcesses)
+    plain.processes.write(pid, Path("/proc/self/cgroup").read_text())
+    plain.use(pid, 1, 11 * GIB)
+    async with serve(plain) as agent:
+        page = await agent.later(3)
+        blind(page)
+        assert page.value("gpumap_allocation_info", pod=holder.name) == 1
+        assert agent.log.count("pid_visibility=0") == 1
+        assert "no process outside gpumap's own pod" in agent.log
+
+
+async def test_the_proc_of_another_pid_namespace_is_not_believed(plain: Node) -> None:
+    """A tree whose `self` names another PID is not ours: its PIDs mean other processes."""
+    share(plain)
+    (plain.processes.root / "self").symlink_to("1")
+    async with serve(plain) as agent:
+        page = await agent.later(3)
+        blind(page, uuid=SHARED, used=sum(THEIR_BYTES.values()) + 7 * MIB)
+        assert agent.log.count("pid_visibility=0") == 1
+        assert "is of another PID namespace: its self is 1" in agent.log
+
+
+async def test_a_new_pid_namespace_sees_no_containers(directory: Path, library: Path, real: RealProcesses) -> None:
+    """gpumap in a pod without hostPID: with a /proc of its own, and with the host's /proc mounted."""
+    node = Node(directory, library, real)
+    pod = node.admit("whole", main=[WHOLE])
+    node.run(pod.cgroup("main"), 1, 11 * GIB)
+    exporter = node.admit("gpumap", "monitoring", main=[])
+    unshare = [*real.entering(exporter.cgroup("main")), "unshare", "--pid", "--fork", "--kill-child"]
+    async with node.kubelet:
+        for parent, reason in (([*unshare, "--mount-proc"], "the pod needs hostPID"), (unshare, "PID namespace")):
+            async with serve(node, parent=parent) as agent:
+                page = await agent.later()
+                blind(page)
+                assert page.value("gpumap_allocation_info", pod="whole") == 1
+                assert reason in agent.log
+
+
+def blind(page: Page, uuid: str = WHOLE, used: int = 11 * GIB) -> None:
+    """No PID visibility: owners `unknown` and `unaccounted`, and nothing measured of a container."""
+    assert page.value("gpumap_capability", capability="pid_visibility") == 0
+    assert page.by(OWNED, "owner", uuid=uuid) == {"unknown": used, "unaccounted": 64 * MIB}
+    assert page.by("gpumap_device_processes", "owner", uuid=uuid).keys() == {"unknown"}
+    measured = {name for name in page.samples if name.startswith("gpumap_container_") and "allocated" not in name}
+    assert measured == set()
+
+
+async def test_it_starts_with_nothing_and_recovers(plain: Node, directory: Path) -> None:
+    """No kubelet socket and no driver: it runs, says so, is not ready, and is whole when both appear."""
+    share(plain)
+    await plain.kubelet.stop()
+    library = directory / "late" / "libnvidia-ml.so.1"
+    async with serve(plain, library=library) as agent:
+        page = await agent.later(1)
+        assert (page.up("kubelet"), page.up("nvml")) == (False, False)
+        errors = page.samples["gpumap_source_errors_total"]
+        reasons = {(dict(row)["source"], dict(row)["reason"]) for row in errors}
+        assert {("kubelet", "socket_missing"), ("nvml", "library_not_found")} <= reasons
+        assert "gpumap_build_info" in page.samples
+        assert not [name for name in page.samples if name.startswith(("gpumap_gpu_", "gpumap_device_"))]
+        ready = await agent.get("/readyz")
+        assert ready.status == 503
+        assert "socket_missing" in ready.text
+        assert "library_not_found" in ready.text
+        assert (await agent.get("/healthz")).status == 200
+        library.parent.mkdir()
+        shutil.copy(plain.library, library)
+        page = await agent.until(lambda page: page.up("nvml"), "the driver is not found")
+        assert page.value("gpumap_device_memory_total_bytes", uuid=SHARED) == 80 * GIB
+        assert (await agent.get("/readyz")).status == 200
+        await plain.kubelet.start()
+        page = await agent.until(lambda page: page.up("kubelet"), "the kubelet is not found")
+        assert on_shared_card(page, USED) == THEIR_BYTES
+
+
+async def test_a_driver_that_is_loaded_later(plain: Node) -> None:
+    """The library is there but its driver is not: NVML is down by that reason, and up as soon as it is loaded."""
+    holder = plain.admit("whole", main=[WHOLE])
+    plain.driver.init_code = standin.Code.DRIVER_NOT_LOADED
+    plain.tell_driver()
+    async with serve(plain) as agent:
+        page = await agent.later(1)
+        assert page.value("gpumap_source_errors_total", source="nvml", reason="driver_not_loaded")
+        assert page.value("gpumap_allocation_info", pod=holder.name) == 1
+        plain.driver.init_code = 0
+        plain.tell_driver()
+        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=WHOLE) == 1, "the driver is not found")
+
+
+async def test_squatters_are_accused_by_two_snapshots(node: Node) -> None:
+    """A container that uses a card it does not hold is `unknown` in the first snapshot, `unassigned` from the second."""
+    squatter = node.admit("squatter", main=[])
+    async with serve(node, "--interval", "1s") as agent:
+        await agent.later(1)
+        node.run(squatter.cgroup("main"), 2, 9 * GIB)
+        owners = []
+        async for page in agent.pages():
+            of_owner = page.by(OWNED, "owner", uuid=OTHER)
+            owner = next((name for name in ("unknown", "unassigned") if of_owner.get(name)), None)
+            said = page.value("gpumap_container_unassigned_use", pod="squatter", uuid=OTHER)
+            if owner:
+                assert of_owner[owner] == 9 * GIB
+                assert page.value(USED, pod="squatter", container="main", uuid=OTHER) == 9 * GIB
+                assert (said == 1) == (owner == "unassigned")
+                owners.append(owner)
+            if len(owners) == 3:
+                break
+        assert owners == ["unknown", "unassigned", "unassigned"]
+
+
+async def test_a_deleted_pods_leftover_process_is_gone(node: Node) -> None:
+    """When its pod is deleted, a process that stays is `gone`, and the pod has no series from the first List on."""
+    pod = node.admit("whole", main=[WHOLE])
+    node.run(pod.cgroup("main"), 1, 9 * GIB)
+    async with serve(node) as agent:
+        await agent.until(lambda page: page.value(USED, pod="whole") == 9 * GIB, "it is not measured")
+        node.delete(pod)
+        await agent.until(lambda page: not page.container_series(), "the deleted pod is still told")
+        page = await agent.until(lambda page: page.by(OWNED, "owner", uuid=WHOLE).get("gone") == 9 * GIB, "not gone")
+        assert page.value("gpumap_device_processes", uuid=WHOLE, owner="gone") == 1
+        assert not page.container_series()
+
+
+async def test_a_process_that_ends_leaves_a_zero(node: Node) -> None:
+    """When the last process of a holder ends, its series stay, at 0."""
+    pod = node.admit("whole", main=[WHOLE])
+    pid = node.run(pod.cgroup("main"), 1, 9 * GIB)
+    other = node.admit("other", main=[])
+    node.processes.start(other.cgroup("main"))  # else nothing in a tree of files would show that PIDs are visible
+    async with serve(node) as agent:
+        await agent.until(lambda page: page.value(USED, pod="whole") == 9 * GIB, "it is not measured")
+        node.release(pid)
+        page = await agent.until(lambda page: page.value(USED, pod="whole") != 9 * GIB, "it is still measured")
+        assert page.value(USED, pod="whole") == 0
+        assert page.value("gpumap_container_gpu_memory_peak_bytes", pod="whole") == 9 * GIB
+        assert page.value("gpumap_container_gpu_processes", pod="whole") == 0
+
+
+async def test_the_host_sees_its_own_processes(directory: Path, library: Path) -> None:
+    """On the bare host, outside every pod, processes are visible without any pod being there."""
+    if not cgroups.is_bare_host(cgroups.own(Path("/proc/self/cgroup").read_text())):
+        pytest.skip("these tests run in a container")
+    node = Node(directory, library, HostProcesses())
+    node.use(os.getpid(), 1, GIB)
+    async with node.kubelet, serve(node) as agent:
+        page = await agent.later(1)
+        assert page.capable("pid_visibility")
+        assert page.by(OWNED, "owner", uuid=WHOLE) == {
+            "assigned": 0,
+            "gone": 0,
+            "host": GIB,
+            "unaccounted": 64 * MIB,
+            "unassigned": 0,
+            "unknown": 0,
+        }
+        assert "pid_visibility=1 reason='gpumap runs on the bare host'" in agent.log
+
+
+async def test_the_driver_is_found_by_the_loader(plain: Node) -> None:
+    """Without --nvml-library the loader's search finds it, and flags may come as environment variables."""
+    share(plain)
+    variables = {"GPUMAP_DIALECT": "native", "GPUMAP_COLLECT": "use,device", "GPUMAP_NODE_NAME": "node-7"}
+    async with serve(plain, **variables) as agent:
+        page = await agent.later(1)
+        assert on_shared_card(page, USED) == THEIR_BYTES
+        assert "pod_and_gpu_map_info" not in page.samples
+        assert "gpumap_allocation_info" not in page.samples
+        assert "node=node-7" in agent.log
+        assert (await agent.get("/metrics/nodes")).status == 404
+
+
+async def test_a_driver_that_never_answers_costs_no_allocation(plain: Node) -> None:
+    """With NVML down by its own error code, ids that carry a UUID still make their series."""
+    share(plain)
+    plain.driver.init_code = standin.Code.LIB_RM_VERSION_MISMATCH
+    plain.tell_driver()
+    async with serve(plain) as agent:
+        page = await agent.later()
+        assert not page.up("nvml")
+        assert on_shared_card(page, "gpumap_allocation_info") == dict.fromkeys(THEIR_BYTES, 1)
+        assert page.value("gpumap_unmatched_slots") is None
+
+
+async def test_a_socket_that_accepts_and_is_no_kubelet(plain: Node) -> None:
+    """Something else behind the kubelet's socket is a source that is down, not a reason to collect without pause."""
+    await plain.kubelet.stop()
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    plain.kubelet.socket_path.parent.mkdir(parents=True, exist_ok=True)
+    async with await asyncio.start_unix_server(hang_up, plain.kubelet.socket_path):
+        async with serve(plain, "--interval", "30s") as agent:
+            await agent.until(lambda page: page.collections >= 1, "it does not collect")
+            began = time.monotonic()
+            while time.monotonic() - began < 1.5:
+                page = await agent.page()
+                await asyncio.sleep(0.1)
+            assert not page.up("kubelet")
+            assert page.collections <= 5
