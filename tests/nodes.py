@@ -134,6 +134,8 @@ class Gpu:
     total: int = 80 * GIB
     overhead: int = 100 << 20
     tells_samples: bool = True
+    late_samples: tuple[ProcessSample, ...] = ()
+    """Of processes that have left within the interval."""
 
     @property
     def uuid(self) -> Uuid:
@@ -251,7 +253,7 @@ class TestNode:
                 base,
                 memory=self._memory(gpu, processes),
                 processes=processes,
-                samples=samples if gpu.tells_samples else None,
+                samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
             )
         instances = tuple(self._instance(gpu, gi, ci, slices) for gi, ci, slices in gpu.mig)
         everything = tuple(process for leaf in gpu.leaves for process in self._on(leaf))

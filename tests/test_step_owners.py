@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gpumap.model import ContainerName
+from gpumap.model import ContainerName, ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 
 CARD = gpu_uuid(0)
@@ -83,7 +83,7 @@ def test_process_of_deleted_pod_is_gone_with_its_last_name() -> None:
 
 
 def test_recreated_pod_of_the_same_name_is_told_from_its_predecessor() -> None:
-    """The new pod's process is assigned; the old one's, whose UID the checkpoint no longer ties to the name, is gone."""
+    """The new pod's process is assigned; the old one's, whose UID no longer goes with the name, is gone."""
     old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}})
     new = replace(old, generation=1)
     node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
@@ -252,23 +252,15 @@ def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
     pod = shared("a", 0)
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, sm=0.3), Process(11, CARD, pod, sm=0.2)])
     node.collect()
-    observed = node.observe()
+    node.gpus[0].late_samples = (ProcessSample(11, 0.2, 0.1, 0.0, 0.0),)
     node.processes.pop()
-    gone = node.observe()
-    nvml = gone.nvml.value  # type: ignore[union-attr]
-    with_sample = replace(nvml.gpus[0], samples=observed.nvml.value.gpus[0].samples)  # type: ignore[union-attr]
-    from gpumap.join import step
-    from tests.nodes import RULES
-
-    reading = replace(gone.nvml, value=replace(nvml, gpus=(with_sample,)))  # type: ignore[type-var]
-    _, snapshot = step(node.memory, replace(gone, nvml=reading), RULES)
-    found = use(snapshot, pod.full(), CARD)
+    found = use(node.collect(), pod.full(), CARD)
     assert found is not None
     assert found.sm_ratio == 0.5
 
 
 def test_process_of_a_pod_that_nobody_knows_is_gone() -> None:
-    """A UID without a log directory, though the logs can be read, is of a pod that no longer is: gone, without a name."""
+    """A UID without a log directory, where the logs can be read, is of a pod that is no more: gone, and nameless."""
     stranger, other = Pod("ml", "x", {"main": {}}, listed=False, has_tree=False), Pod("ml", "other", {"main": {}})
     node = TestNode([Gpu(0)], [stranger, other], [Process(10, CARD, stranger)])
     node.collect()

@@ -13,13 +13,13 @@ def one_pod() -> tuple[TestNode, Pod]:
 
 def test_kubelet_that_is_away_costs_no_label() -> None:
     """While the List is young, allocation and `assigned` stand; `unassigned` and `gone` need a List read just now."""
-    node, pod = one_pod()
+    node, _ = one_pod()
     before = node.collect()
     node.down.add("kubelet")
     during = node.collect()
     assert during.containers == before.containers
     assert set(owners(during, CARD)) == {"assigned", "host", "unknown", "unaccounted"}
-    assert not {health.source: health.up for health in during.sources}["kubelet"]
+    assert not {health.source.value: health.up for health in during.sources}["kubelet"]
 
 
 def test_stale_list_is_not_served_but_measured_use_stays() -> None:
@@ -133,7 +133,7 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     node.gpus[0].fault = mig.fault = "lost"
     during = node.collect()
     assert [(gpu.uuid, gpu.fault) for gpu in during.gpus if gpu.fault] == [(CARD, "lost"), (mig.uuid, "lost")]
-    assert {l.uuid for l in during.leaves} == {l.uuid for l in before.leaves}
+    assert {leaf.uuid for leaf in during.leaves} == {leaf.uuid for leaf in before.leaves}
     for name, uuid in ((pod.full(), CARD), (on_mig.full(), leaf)):
         found = row(during, name, uuid)
         assert found is not None
@@ -146,7 +146,7 @@ def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
 
 def test_gpu_that_never_told_its_uuid_may_be_the_one_that_an_id_names() -> None:
     """While some GPU has not told its uuid, an id that nothing answers to is `device_down`, not `not_in_nvml`."""
-    node, pod = one_pod()
+    node, _ = one_pod()
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
     assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]

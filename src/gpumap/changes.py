@@ -2,7 +2,7 @@
 
 import logging
 
-from gpumap.model import Observations, Observed, Snapshot, SourceHealth
+from gpumap.model import Observations, Observed, Snapshot, Source, SourceHealth
 
 
 def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
@@ -34,10 +34,11 @@ def _log_source(log: logging.Logger, before: SourceHealth | None, after: SourceH
 
 
 def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
-    seen = dict(after.capabilities)["pid_visibility"]
-    if before is not None and dict(before.capabilities)["pid_visibility"] == seen:
-        return
     if not isinstance(observations.procfs, Observed):
+        return
+    seen = dict(after.capabilities)["pid_visibility"]
+    known = before is not None and any(health.up for health in before.sources if health.source is Source.PROCFS)
+    if before is not None and known and dict(before.capabilities)["pid_visibility"] == seen:
         return
     reason = observations.procfs.value.visibility_reason
     if seen:

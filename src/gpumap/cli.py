@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be honoured."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the service has its own way to stop
     try:
         given = _parser().parse_args(arguments)
         return int(given.run(given))
@@ -38,15 +39,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"gpumap: {_one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: nothing is left to say
         return 0
+    except BrokenPipeError:
+        return 0  # nobody reads on
     except Exception as error:
         if os.environ.get("GPUMAP_DEBUG"):
             raise
         print(f"gpumap: failed: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return 1
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is left to write; where nobody reads on, let it go instead of failing at the very end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: Exception) -> str:
@@ -131,9 +142,7 @@ def _map(given: argparse.Namespace) -> int:
         settings = replace(settings, log_level="error")
     set_up_log(settings.log_format, settings.log_level)
     documents = show.from_agent(given.url, settings.interval_seconds) if given.url else show.from_node(settings)
-    with contextlib.suppress(KeyboardInterrupt):
-        return asyncio.run(show.show(documents, form=given.output, watch=given.watch))
-    return 0
+    return asyncio.run(show.show(documents, form=given.output, watch=given.watch))
 
 
 if __name__ == "__main__":

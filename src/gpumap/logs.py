@@ -12,7 +12,7 @@ class _Text(logging.Formatter):
         self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record) if record.exc_info else super().format(record).replace("\n", " ")
+        return super().format(record) if record.exc_info else " ".join(super().format(record).splitlines())
 
 
 class _Json(logging.Formatter):
@@ -28,9 +28,21 @@ class _Json(logging.Formatter):
         return json.dumps(line)
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Say in a word what a library would say in a traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        record.msg, record.args = f"{record.getMessage()} error={type(error).__name__} detail={str(error)!r}", None
+    record.exc_info = record.exc_text = None
+    return True
+
+
 def set_up_log(form: str, level: str) -> None:
     """Send the log to standard error."""
+    logging.raiseExceptions = False  # a log that nobody can read any more is no reason for a traceback
     handler = logging.StreamHandler(sys.stderr)
+    if level != "debug":
+        handler.addFilter(_without_traceback)
     handler.setFormatter(_Json() if form == "json" else _Text())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -130,8 +130,10 @@ def bind(listen: Listen) -> socket.socket:
                     raise
         return socket.create_server(("", listen.port), backlog=128)
     except OSError as error:
-        where = _address(listen.host, listen.port)
-        raise UsageError(f"--listen {where}: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # asyncio's and socket's own words
+        raise UsageError(f"{listen.given}: {reason}") from error
+    except UnicodeError as error:
+        raise UsageError(f"{listen.given}: is not a host's name") from error
 
 
 def _address(host: str, port: int) -> str:

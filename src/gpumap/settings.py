@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import socket
+import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -20,6 +22,8 @@ from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS
 from gpumap.units import parse_duration
 
 T = TypeVar("T")
+SOCKET_PATH_BYTES_MAX = 107
+"""unix(7): sun_path is 108 bytes, the last of them 0."""
 
 
 class Flag(NamedTuple):
@@ -79,10 +83,11 @@ LATER_FLAGS = ("--pods-api-socket", "--nvml-release", "--push", "--state-file", 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """`host` is empty for every address of this machine."""
+    """`host` is empty for every address of this machine. `given` is how the user gave it, for messages."""
 
     host: str
     port: int
+    given: str = "--listen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str]) -> Settin
     in_root = Path("device-plugins/kubelet_internal_checkpoint")
     candidates = dict.fromkeys((root / in_root, Path("/var/lib/kubelet") / in_root))
     return Settings(
-        listen=values.parse("--listen", parse_listen),
+        listen=replace(values.parse("--listen", parse_listen), given=values.origin("--listen")),
         interval_seconds=interval_seconds,
         stale_after_seconds=stale_after_seconds,
         node_name=values.word("--node-name") or environment.get("NODE_NAME", "") or socket.gethostname(),
@@ -174,8 +179,11 @@ class _Values:
         words = self._given[name].words
         return words[-1] if words else ""
 
+    def origin(self, name: str) -> str:
+        return self._given[name].origin
+
     def error(self, name: str, message: str) -> UsageError:
-        return UsageError(f"{self._given[name].origin}: {message}")
+        return UsageError(f"{self.origin(name)}: {message}")
 
     def parse(self, name: str, parse: Callable[[str], T]) -> T:
         try:
@@ -203,12 +211,13 @@ def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str])
     """The flag wins over its variable; both over the default."""
     value = getattr(given, flag.name.removeprefix("--").replace("-", "_"), None)
     if value is not None:
-        words = tuple(value) if isinstance(value, list) else (value,)
-        return _Given(words, f"{flag.name} {words[-1]}".strip() if flag.metavar else flag.name)
+        if isinstance(value, list):
+            return _Given(tuple(value), flag.name)
+        return _Given((value,), f"{flag.name} {value}" if flag.metavar else flag.name)
     text = environment.get(flag.variable)
     if text:
         return _Given(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
-    return _Given(_split(flag, flag.default), flag.name)
+    return _Given(_split(flag, flag.default), f"{flag.name} {flag.default}".strip())
 
 
 def _split(flag: Flag, text: str) -> tuple[str, ...]:
@@ -231,26 +240,34 @@ def parse_listen(text: str) -> Listen:
 
 
 def _directory(text: str) -> Path:
-    path = Path(text)
-    if not text or (path.exists() and not path.is_dir()):
+    mode = _mode(text)
+    if not text or (mode is not None and not stat.S_ISDIR(mode)):
         raise ValueError("is not a directory")
-    return path
+    return Path(text)
 
 
 def _file(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir():
-        raise ValueError("is a directory")
-    return path
+    mode = _mode(text)
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError("is a directory" if stat.S_ISDIR(mode) else "is not a file")
+    return Path(text)
 
 
 def _socket(text: str) -> Path:
-    path = Path(text)
-    if path.is_dir():
-        raise ValueError("is a directory, not a socket")
-    if path.exists() and not path.is_socket():
-        raise ValueError("is not a socket")
-    return path
+    mode = _mode(text)
+    if mode is not None and not stat.S_ISSOCK(mode):
+        raise ValueError("is a directory, not a socket" if stat.S_ISDIR(mode) else "is not a socket")
+    if len(os.fsencode(text)) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"is longer than the path of a socket may be ({SOCKET_PATH_BYTES_MAX} bytes)")
+    return Path(text)
+
+
+def _mode(text: str) -> int | None:
+    """What stands at a path; `None` where nothing does, or it may not be looked at: that is a source's to tell."""
+    try:
+        return os.stat(text).st_mode
+    except OSError:
+        return None
 
 
 def _socket_below(root: Path, values: _Values) -> Path:

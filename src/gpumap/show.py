@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import aiohttp
@@ -19,25 +21,30 @@ from gpumap.tables import map_table
 LOCAL_INTERVAL_SECONDS = 1.0
 REQUEST_SECONDS = 10.0
 _CLEAR = "\x1b[H\x1b[2J"
+_PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
+
+Documents = AsyncGenerator[Document, None]
 
 
-async def show(documents: AsyncIterator[Document], *, form: str, watch: bool) -> int:
+async def show(documents: Documents, *, form: str, watch: bool) -> int:
     """Print the first document, or each of them. Gives 1 where neither the kubelet nor NVML answered."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names come from outside, and not every terminal can write them
     code = 1
-    async for found in documents:
-        if watch and sys.stdout.isatty() and form in ("table", "wide"):
-            print(end=_CLEAR)
-        print(end=_text(found, form), flush=True)
-        up = {source["source"] for source in found["sources"] if source["up"]}
-        code = 0 if up & {"kubelet", "nvml"} else 1
-        if not watch:
-            break
-        if form in ("table", "wide"):
-            print()
+    async with contextlib.aclosing(documents):
+        async for found in documents:
+            if watch and sys.stdout.isatty() and form in ("table", "wide"):
+                print(end=_CLEAR)
+            print(end=_text(found, form), flush=True)
+            up = {source["source"] for source in found["sources"] if source["up"]}
+            code = 0 if up & {"kubelet", "nvml"} else 1
+            if not watch:
+                break
+            print(end={"yaml": "---\n", "json": ""}.get(form, "\n"))
     return code
 
 
-async def from_node(settings: Settings) -> AsyncIterator[Document]:
+async def from_node(settings: Settings) -> Documents:
     """Collect here. The first collection is not shown: time on the SMs, and accusations, take two."""
     from gpumap import service
     from gpumap.sources.nvml import worker_command
@@ -51,7 +58,7 @@ async def from_node(settings: Settings) -> AsyncIterator[Document]:
             yield document(await loop.collect())
 
 
-async def from_agent(url: str, interval_seconds: float) -> AsyncIterator[Document]:
+async def from_agent(url: str, interval_seconds: float) -> Documents:
     """Ask a running gpumap again and again. Raises FatalError, UsageError for what is no URL."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url {url}: does not start with http:// or https://")
@@ -75,7 +82,7 @@ async def _ask(session: aiohttp.ClientSession, address: str) -> Document:
         raise FatalError(f"{address} did not answer: {error or type(error).__name__}") from error
     except ValueError as error:
         raise FatalError(f"{address} did not answer with JSON") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
         raise FatalError(f"{address} is no gpumap of this version")
     return found
 

@@ -103,6 +103,6 @@ def quality(header: str, token: str) -> float:
                 except ValueError:
                     weight = 0.0
             elif key.strip().lower() == "version" and token.endswith("openmetrics-text"):
-                weight = weight if value.strip() == "1.0.0" else 0.0
+                weight = weight if value.strip().strip('"') == "1.0.0" else 0.0
         best = max(best, weight)
     return best

@@ -56,21 +56,20 @@ def parse(text: bytes) -> Checkpoint:
     data = document.get("Data") if isinstance(document, dict) else None
     if not isinstance(data, dict):
         raise ValueError("no object Data in it")
-    rows = data.get("PodDeviceEntries") or ()
-    registered = data.get("RegisteredDevices") or {}
-    if not isinstance(rows, list | tuple) or not isinstance(registered, dict):
+    rows, registered = data.get("PodDeviceEntries"), data.get("RegisteredDevices")
+    if not isinstance(rows, list | None) or not isinstance(registered, dict | None):
         raise ValueError("PodDeviceEntries is no list, or RegisteredDevices no object")
     return Checkpoint(
-        entries=tuple(sorted(set(_entries(rows)), key=_order)),
+        entries=tuple(sorted(set(_entries(rows or [])), key=_order)),
         registered=tuple(
             ResourceDevices(resource, tuple(sorted(set(_ids(ids)))))
-            for resource, ids in sorted(registered.items())
+            for resource, ids in sorted((registered or {}).items())
             if _is_text(resource)
         ),
     )
 
 
-def _entries(rows: list[object] | tuple[object, ...]) -> Iterator[CheckpointEntry]:
+def _entries(rows: list[object]) -> Iterator[CheckpointEntry]:
     for row in rows:
         if not isinstance(row, dict):
             continue

@@ -1,0 +1,137 @@
+"""Cgroup paths of every runtime and driver, as the host, a container or a nested kubelet sees them."""
+
+import pytest
+
+from gpumap.cgroups import is_bare_host, is_outside, own, parse
+from gpumap.model import CgroupKind, PodCgroup, PodUid
+
+UID = "2c48913c-b29f-11e7-9350-020968147796"
+UID_ = UID.replace("-", "_")
+STATIC = "09a70ae9ccc491e651e5c773579b3490"
+CID = "0537ac6c84027b804ba9fa205cc9043ef6bcbc8467dafa6b88b30aa7f4adf18e"
+INNER = "1" * 64
+POD = PodCgroup(PodUid(UID), CID)
+SERVICE = own("0::/system.slice/gpumap.service\n")
+PRIVATE = own("0::/\n")
+OWN_UID = "99999999-0000-4000-8000-000000000000"
+HOST_VIEW = own(f"0::/kubepods/besteffort/pod{OWN_UID}/{INNER}\n")
+KUBEPODS = "/kubepods.slice/kubepods-burstable.slice"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods/burstable/pod{UID}/{CID}",
+        f"/kubepods/besteffort/pod{UID}/{CID}",
+        f"/kubepods/pod{UID}/{CID}",
+        f"/kubepods/pod{UID}/crio-{CID}",
+        f"{KUBEPODS}/kubepods-burstable-pod{UID_}.slice/cri-containerd-{CID}.scope",
+        f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope",
+        f"{KUBEPODS}/kubepods-burstable-pod{UID_}.slice/crio-{CID}.scope",
+        f"{KUBEPODS}/kubepods-burstable-pod{UID_}.slice/crio-{CID}.scope/container",
+        f"{KUBEPODS}/kubepods-burstable-pod{UID_}.slice/docker-{CID}.scope",
+        f"/system.slice/containerd.service/kubepods-burstable-pod{UID_}.slice:cri-containerd:{CID}",
+        "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+        f"kubelet-kubepods-burstable-pod{UID_}.slice/cri-containerd-{CID}.scope",
+        f"/system.slice/docker-{INNER}.scope/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope",
+        f"/docker/{INNER}/kubelet/kubepods/burstable/pod{UID}/{CID}",
+        f"/custom/root/kubepods/burstable/pod{UID}/{CID}",
+        f"/kubepods/burstable/pod{UID}/{CID}/init.scope",
+        f"/kubepods/burstable/pod{UID}/{CID}/docker/{INNER}",
+        f"/../../kubepods-besteffort-pod{UID_}.slice/cri-containerd-{CID}.scope",
+        f"/../../pod{UID}/{CID}",
+        f"/../../../pod{UID}/{CID}",
+    ],
+)
+def test_pod_and_container_of_a_path(path: str) -> None:
+    """Every runtime's and driver's path gives the pod's UID and the outermost container in it."""
+    assert parse(f"0::{path}\n", PRIVATE) == parse(f"8:pids:{path}\n", PRIVATE)
+    assert parse(f"0::{path}\n", PRIVATE).kind is CgroupKind.POD
+    assert parse(f"0::{path}\n", PRIVATE).pods == (POD,)
+
+
+def test_static_pod_has_a_hash_for_a_uid() -> None:
+    """32 hex digits without dashes are a UID as well."""
+    found = parse(f"0::/kubepods/besteffort/pod{STATIC}/{CID}\n", PRIVATE)
+    assert found.pods == (PodCgroup(PodUid(STATIC), CID),)
+
+
+def test_hybrid_hierarchies_are_read_on_all_lines() -> None:
+    """A bare line of one hierarchy does not hide what the others say."""
+    found = parse(f"9:name=systemd:/\n4:memory:/kubepods/pod{UID}/{CID}\n0::/\n", PRIVATE)
+    assert found.pods == (POD,)
+
+
+def test_kubelet_in_a_pod_leaves_both_deepest_first() -> None:
+    """Kubernetes in a pod has two UIDs in its paths; which one counts, this node's files decide."""
+    outer = f"/kubepods/burstable/pod{OWN_UID}/{INNER}"
+    found = parse(f"0::{outer}/kubelet/kubepods/pod{UID}/{CID}\n", PRIVATE)
+    assert found.pods == (POD, PodCgroup(PodUid(OWN_UID), INNER))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/docker/{CID}",
+        f"/system.slice/docker-{CID}.scope",
+        f"/machine.slice/libpod-{CID}.scope/container",
+        "/user.slice/user-1000.slice/session-1.scope",
+        "/system.slice/display-manager.service",
+        "/podman/pod-of-somebody",
+        "/../../../../system.slice/containerd.service",
+        "/../../..",
+    ],
+)
+def test_processes_in_no_pod_are_the_hosts(path: str) -> None:
+    """Services, sessions and plain containers are in no pod."""
+    assert parse(f"0::{path}\n", PRIVATE).kind is CgroupKind.HOST
+
+
+def test_bare_root_is_unknown_where_our_own_path_is_root() -> None:
+    """`0::/` may be gpumap's own container, if gpumap sees itself at `/`; otherwise it is the host's root."""
+    assert parse("0::/\n", PRIVATE).kind is CgroupKind.UNKNOWN
+    assert parse("0::/\n", SERVICE).kind is CgroupKind.HOST
+    assert parse(f"0::/../cri-containerd-{CID}.scope\n", PRIVATE).kind is CgroupKind.UNKNOWN
+    assert parse("", SERVICE).kind is CgroupKind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("path", "ours", "outside"),
+    [
+        (f"/../../kubepods-pod{UID_}.slice/cri-containerd-{CID}.scope", PRIVATE, True),
+        ("/../../../../system.slice/kubelet.service", PRIVATE, True),
+        ("/../../..", PRIVATE, True),
+        (f"/../../docker/{CID}", PRIVATE, True),
+        (f"/../cri-containerd-{CID}.scope", PRIVATE, False),
+        (f"/../crio-{CID}.scope/container", PRIVATE, False),
+        (f"/../{CID}", PRIVATE, False),
+        ("/", PRIVATE, False),
+        ("/init.scope", PRIVATE, False),
+        (f"/kubepods/pod{UID}/{CID}", HOST_VIEW, True),
+        ("/system.slice/kubelet.service", HOST_VIEW, True),
+        ("/", HOST_VIEW, True),
+        (f"/kubepods/besteffort/pod{OWN_UID}/{CID}", HOST_VIEW, False),
+        (f"/kubepods/pod{UID}/{CID}", SERVICE, True),
+        ("/system.slice/kubelet.service", SERVICE, False),
+    ],
+)
+def test_what_is_certainly_outside_our_own_pod(path: str, ours: object, outside: bool) -> None:
+    """Other pods and the node's own processes are; containers beside ours, and what cannot be told, are not."""
+    assert is_outside(f"0::{path}\n", ours) is outside  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("0::/system.slice/gpumap.service\n", True),
+        ("4:memory:/user.slice/session-1.scope\n0::/\n", True),
+        ("0::/\n", False),
+        ("", False),
+        (f"0::/docker/{CID}\n", False),
+        (f"0::/kubepods/pod{UID}/{CID}\n", False),
+        ("0::/../..\n", False),
+    ],
+)
+def test_bare_host(text: str, bare: bool) -> None:
+    """A service or session is the bare host; `/`, a pod or a container is not."""
+    assert is_bare_host(own(text)) is bare

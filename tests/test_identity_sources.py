@@ -1,0 +1,239 @@
+"""The checkpoint, the log names and /proc: both formats, broken ones, and what is not read twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpumap.model import CgroupKind, ContainerName, PodUid, SourceError
+from gpumap.sources.checkpoint import CheckpointSource, parse
+from gpumap.sources.identity import PodIdentitySource
+from gpumap.sources.podlogs import PodLogsSource
+from gpumap.sources.procfs import ProcfsSource
+
+UID = "2c48913c-b29f-11e7-9350-020968147796"
+CID = "0537ac6c84027b804ba9fa205cc9043ef6bcbc8467dafa6b88b30aa7f4adf18e"
+ROW = {"PodUID": UID, "ContainerName": "main", "ResourceName": "nvidia.com/gpu"}
+
+
+def checkpoint(*rows: object, registered: object = None) -> bytes:
+    return json.dumps({"Data": {"PodDeviceEntries": rows or None, "RegisteredDevices": registered}}).encode()
+
+
+def test_both_formats_of_the_checkpoint() -> None:
+    """Ids come as a list (kubelet ≤ 1.19) or by NUMA node, -1 being none."""
+    first = parse(checkpoint({**ROW, "DeviceIDs": ["b", "a"]}))
+    later = parse(checkpoint({**ROW, "DeviceIDs": {"0": ["a"], "-1": ["b"]}, "BootID": "unheard of"}))
+    assert first.entries == later.entries
+    assert first.entries[0].ids == {"a", "b"}
+
+
+def test_empty_and_partly_broken_checkpoints() -> None:
+    """null is none; a row that is no row costs itself alone; half a character is no text."""
+    assert parse(checkpoint(registered=None)).entries == ()
+    assert parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, 7, {"PodUID": 1}, {**ROW, "PodUID": "\ud800"})).entries[0].ids
+    assert len(parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, {**ROW, "PodUID": "\ud800"})).entries) == 1
+    assert parse(checkpoint(registered={"nvidia.com/gpu": ["a", "a", 3]})).registered[0].ids == ("a",)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"Data": 3}', b"\xff", b'{"Data":{"PodDeviceEntries":{}}}', b"[" * 100_000]
+)
+def test_corrupt_checkpoint_is_one_reason(tmp_path: Path, text: bytes) -> None:
+    """Whatever is in the file, the source fails with its one reason and is well again with the next write."""
+    path = tmp_path / "checkpoint"
+    path.write_bytes(text)
+    source = CheckpointSource((tmp_path / "none", path))
+    with pytest.raises(SourceError) as caught:
+        source.read()
+    assert caught.value.complaints[-1].reason == "checkpoint_corrupt"
+    path.write_bytes(checkpoint({**ROW, "DeviceIDs": ["a"]}))
+    assert source.read().entries
+
+
+def test_unchanged_checkpoint_is_not_read_again(tmp_path: Path) -> None:
+    """The same file gives the very same object; one renamed into its place is read."""
+    path = tmp_path / "checkpoint"
+    path.write_bytes(checkpoint({**ROW, "DeviceIDs": ["a"]}))
+    source = CheckpointSource((path,))
+    first = source.read()
+    assert source.read() is first
+    (tmp_path / "new").write_bytes(checkpoint({**ROW, "DeviceIDs": ["b"]}))
+    (tmp_path / "new").rename(path)
+    assert source.read().entries[0].ids == {"b"}
+
+
+def make_pod(root: Path, *, uid: str = UID, name: str = "pod", container: str = "main", cid: str = CID) -> None:
+    """A pod's log directory and its container's link, as the kubelet makes them."""
+    tree = f"ml_{name}_{uid}"
+    (root / "pods" / tree / container).mkdir(parents=True)
+    (root / "containers").mkdir(exist_ok=True)
+    full = f"{name}_ml_{container}-{cid}"[:251]
+    (root / "containers" / f"{full}.log").symlink_to(f"/var/log/pods/{tree}/{container}/0.log")
+
+
+def test_names_of_log_directories_and_links(tmp_path: Path) -> None:
+    """Trees give UID, names and containers; links tie a container id to its name without following them."""
+    make_pod(tmp_path)
+    (tmp_path / "pods" / "not-a-pod").mkdir()
+    (tmp_path / "containers" / "strange.log").symlink_to("/elsewhere")
+    (tmp_path / "containers" / "plain.log").touch()
+    logs = PodLogsSource(tmp_path).read(time.time())
+    assert [(tree.pod_uid, tree.namespace, tree.pod, tree.containers) for tree in logs.trees] == [
+        (UID, "ml", "pod", ("main",))
+    ]
+    assert [(link.container_id, link.name) for link in logs.links] == [(CID, ContainerName("ml", "pod", "main"))]
+
+
+def test_long_names_cut_the_container_id(tmp_path: Path) -> None:
+    """What is left of an id is kept if it can still tell containers apart; the target names them in full."""
+    make_pod(tmp_path, name="p" * 180, container="c" * 30)
+    make_pod(tmp_path, uid=UID.replace("2", "3"), name="q" * 205, container="c" * 30)
+    links = PodLogsSource(tmp_path).read(time.time()).links
+    assert [(link.name.pod[0], CID.startswith(link.container_id), len(link.container_id)) for link in links] == [
+        ("p", True, 251 - 180 - len("_ml_") - 30 - 1)
+    ]
+
+
+def test_unchanged_directories_give_the_same_object_and_changes_are_seen(tmp_path: Path) -> None:
+    """Once settled, nothing is listed again; a new pod, a new container and a removed link are seen at once."""
+    make_pod(tmp_path)
+    source = PodLogsSource(tmp_path)
+    later = time.time() + 3600
+    first = source.read(later)
+    assert source.read(later) is first
+    make_pod(tmp_path, uid=UID.replace("2", "3"), name="other", cid="f" * 64)
+    assert len(source.read(later).trees) == 2
+    (tmp_path / "pods" / f"ml_pod_{UID}" / "debugger").mkdir()
+    os.utime(tmp_path / "pods" / f"ml_pod_{UID}", (later, later - 60))
+    assert ("debugger", "main") in [tree.containers for tree in source.read(later).trees]
+
+
+def test_change_in_the_same_tick_is_seen(tmp_path: Path) -> None:
+    """A directory that changed just now is read again even if its time stamp is the same."""
+    make_pod(tmp_path)
+    source = PodLogsSource(tmp_path)
+    stamp = (tmp_path / "pods" / f"ml_pod_{UID}").stat()
+    assert source.read(time.time()).trees[0].containers == ("main",)
+    (tmp_path / "pods" / f"ml_pod_{UID}" / "second").mkdir()
+    os.utime(tmp_path / "pods" / f"ml_pod_{UID}", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert source.read(time.time()).trees[0].containers == ("main", "second")
+
+
+def test_identity_needs_one_of_its_two_sources(tmp_path: Path) -> None:
+    """Either alone answers, without complaint of the other's absence; neither is a failure; broken ones are told."""
+    path = tmp_path / "checkpoint"
+    source = PodIdentitySource(CheckpointSource((path,)), PodLogsSource(tmp_path / "log"), time.time)
+    with pytest.raises(SourceError) as caught:
+        source.read()
+    assert [one.reason for one in caught.value.complaints] == ["checkpoint_missing", "pod_logs_missing"]
+    make_pod(tmp_path / "log")
+    told = source.read()
+    assert (told.value.checkpoint, told.complaints) == (None, ())
+    path.write_bytes(b"{")
+    assert [one.reason for one in source.read().complaints] == ["checkpoint_corrupt"]
+    path.write_bytes(checkpoint())
+    told = source.read()
+    assert told.value.checkpoint is not None
+    assert told.value.logs is not None
+
+
+def make_process(root: Path, pid: int, path: str, *, start: int = 77, comm: str = "python3") -> None:
+    """A process of a plain-file tree."""
+    (root / str(pid)).mkdir(parents=True)
+    (root / str(pid) / "cgroup").write_text(f"0::{path}\n")
+    (root / str(pid) / "stat").write_text(f"{pid} ({comm}) S {' '.join(['1'] * 18)} {start} 0 0\n")
+
+
+def own_at(tmp_path: Path, path: str) -> Path:
+    (tmp_path / "own").mkdir(exist_ok=True)
+    (tmp_path / "own" / "cgroup").write_text(f"0::{path}\n")
+    return tmp_path / "own"
+
+
+def test_plain_file_tree_is_read_as_proc(tmp_path: Path) -> None:
+    """Name, start and cgroup of what was asked for; who left is missing; who cannot be read is told."""
+    root = tmp_path / "proc"
+    make_process(root, 10, f"/kubepods/pod{UID}/{CID}", comm="a) b (c")
+    make_process(root, 11, "/system.slice/x.service")
+    make_process(root, 12, "/x")
+    (root / "12" / "stat").write_text("nonsense")
+    told = ProcfsSource(root, own_at(tmp_path, "/system.slice/gpumap.service")).read([10, 11, 12, 13], None)
+    assert told.value.pid_visibility
+    assert [(entry.pid, entry.start, entry.comm, entry.cgroup.kind) for entry in told.value.entries] == [
+        (10, 77, "a) b (c", CgroupKind.POD),
+        (11, 77, "python3", CgroupKind.HOST),
+    ]
+    assert told.value.unreadable == (12,)
+    assert [complaint.reason for complaint in told.complaints] == ["unreadable"]
+
+
+def test_process_that_started_after_the_question_has_a_reused_pid(tmp_path: Path) -> None:
+    """NVML named the PID before this process began: it is another one, and counts as having left."""
+    root = tmp_path / "proc"
+    make_process(root, 10, f"/kubepods/pod{UID}/{CID}", start=500)
+    source = ProcfsSource(root, own_at(tmp_path, "/"))
+    assert [entry.pid for entry in source.read([10], 500).value.entries] == [10]
+    assert source.read([10], 499).value.entries == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "processes", "visible"),
+    [
+        ("/", {"10": f"/../../kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{CID}.scope"}, True),
+        ("/", {"1": "/", "7": f"/../cri-containerd-{CID}.scope"}, False),
+        ("/", {}, False),
+        (f"/kubepods/pod{UID}/{CID}", {"1": f"/kubepods/pod{UID}/{CID}"}, False),
+        (f"/kubepods/pod{UID}/{CID}", {"1": "/init.scope"}, True),
+        ("/system.slice/gpumap.service", {"1": "/init.scope"}, False),
+    ],
+)
+def test_pid_visibility_by_what_can_be_seen(tmp_path: Path, own: str, processes: dict[str, str], visible: bool) -> None:
+    """Seeing one process that is certainly outside gpumap's own pod is what makes PIDs visible."""
+    root = tmp_path / "proc"
+    root.mkdir()
+    for pid, path in processes.items():
+        make_process(root, int(pid), path)
+    assert ProcfsSource(root, own_at(tmp_path, own)).read([], None).value.pid_visibility is visible
+
+
+def test_tree_of_another_pid_namespace_is_not_believed(tmp_path: Path) -> None:
+    """Where `self` names another PID than ours the tree is of another namespace: the host's /proc in a pod."""
+    root = tmp_path / "proc"
+    make_process(root, 10, f"/../../pod{UID}/{CID}")
+    (root / "self").symlink_to(str(os.getpid() + 1))
+    told = ProcfsSource(root, own_at(tmp_path, "/")).read([10], None)
+    assert (told.value.pid_visibility, told.value.entries) == (False, ())
+    assert "another PID namespace" in told.value.visibility_reason
+    (root / "self").unlink()
+    (root / "self").symlink_to(str(os.getpid()))
+    assert ProcfsSource(root, own_at(tmp_path, "/")).read([10], None).value.pid_visibility
+
+
+def test_missing_tree_is_a_failure(tmp_path: Path) -> None:
+    """Without the tree the source is down, with a reason."""
+    with pytest.raises(SourceError) as caught:
+        ProcfsSource(tmp_path / "none", own_at(tmp_path, "/")).read([], None)
+    assert caught.value.complaints[-1].reason == "unreadable"
+
+
+def test_own_process_on_the_real_proc() -> None:
+    """The real tree of this machine: a child's entry is read, a child that has ended is missing, the clock is told."""
+    source = ProcfsSource(Path("/proc"))
+    ticks = source.clock_ticks()
+    assert ticks is not None
+    with subprocess.Popen(["sleep", "60"]) as child:
+        told = source.read([child.pid], None)
+        if not told.value.pid_visibility:
+            pytest.skip(told.value.visibility_reason)
+        assert [(entry.pid, entry.comm) for entry in told.value.entries] == [(child.pid, "sleep")]
+        assert told.value.entries[0].start >= ticks - 1
+        assert source.read([child.pid], ticks - 1000).value.entries == ()
+        child.kill()
+    assert source.read([child.pid], None).value.entries == ()
+    assert PodUid(UID)
