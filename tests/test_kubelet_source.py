@@ -199,7 +199,7 @@ async def test_kubelet_that_was_away_is_back_within_two_seconds(kubelet: FakeKub
     for _ in range(5):
         assert await reason(source, 1.0) == "connection_refused"
     waiting = asyncio.create_task(source.wait_until_back())
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(1.5)
     assert not waiting.done()
     await kubelet.start()
     back = time.monotonic()

@@ -121,6 +121,19 @@ def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     assert sorted((u.reason, u.slots) for u in node.collect().unmatched) == [("not_in_nvml", 1), ("unparsed", 1)]
 
 
+def test_nvml_that_goes_down_changes_no_allocation() -> None:
+    """What a MIG device is of its GPU, and a device by an older name, stay known while the driver is away."""
+    gpu = Gpu(0, mig=[(3, 0, 2)])
+    pod = Pod("ml", "old", {"main": {"renamed.example/mig": [f"MIG-{gpu.uuid}/3/0"]}})
+    node = TestNode([gpu], [pod])
+    before = row(node.collect(), pod.full(), mig_uuid(0, 3, 0))
+    node.down.add("nvml")
+    during = row(node.collect(), pod.full(), mig_uuid(0, 3, 0))
+    assert before is not None
+    assert during is not None
+    assert (during.slots, during.allocated_gpus, during.use) == (before.slots, 2 / 7, None)
+
+
 def test_lost_gpu_keeps_its_uuid_and_its_allocation() -> None:
     """A GPU that fell off the bus keeps name, leaves and holders; its measurements are absent at once."""
     mig = Gpu(2, mig=[(1, 0, 3)])

@@ -24,7 +24,9 @@ def document(snapshot: Snapshot) -> Document:
     for process in snapshot.processes:
         processes.setdefault(process.uuid, []).append(process)
     known = {leaf.uuid for leaf in snapshot.leaves}
-    named_alone = [Leaf(uuid=row.uuid, gpu=None) for row in snapshot.containers if row.uuid not in known]
+    gpus = {gpu.uuid: gpu for gpu in snapshot.gpus}
+    # A partitioned GPU that was given out whole, or a device that only the kubelet names.
+    others = [Leaf(uuid=row.uuid, gpu=gpus.get(row.uuid)) for row in snapshot.containers if row.uuid not in known]
     driver = snapshot.driver
     return {
         "version": VERSION,
@@ -40,7 +42,7 @@ def document(snapshot: Snapshot) -> Document:
         "gpus": [_gpu(gpu) for gpu in snapshot.gpus],
         "devices": [
             _device(leaf, rows.get(leaf.uuid, ()), processes.get(leaf.uuid, ()))
-            for leaf in (*snapshot.leaves, *dict.fromkeys(named_alone))
+            for leaf in (*snapshot.leaves, *dict.fromkeys(others))
         ],
         "unmatched": [
             {**row.name._asdict(), "resource": row.resource, "reason": row.reason, "slots": row.slots}

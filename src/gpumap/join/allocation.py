@@ -94,19 +94,21 @@ def allocate(
 
 def _shape(inventory: Inventory) -> tuple[object, ...]:
     """What allocation needs to know of the devices: all but the moment they last answered."""
-    present = {gpu.uuid for gpu in inventory.gpus}
-    return inventory.up, inventory.nameless, tuple(gpu for gpu in inventory.known if gpu.uuid in present)
+    return inventory.up, inventory.nameless, inventory.known
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return all(a is b or a == b for a, b in zip(one, other, strict=True))
 
 
-def _listed(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, str, DeviceId]]:
-    for pod in pods:
-        for container in pod.containers:
-            name = ContainerName(pod.namespace, pod.name, container.name)
-            yield from ((name, resource, device_id) for resource, device_id in _ids(container))
+def _listed(pods: Iterable[ListedPod]) -> Iterable[tuple[ContainerName, str, DeviceId]]:
+    """Every (container, resource, id) once: kubelets before 1.34 may list an ended pod beside its successor."""
+    return dict.fromkeys(
+        (ContainerName(pod.namespace, pod.name, container.name), resource, device_id)
+        for pod in pods
+        for container in pod.containers
+        for resource, device_id in _ids(container)
+    )
 
 
 def _ids(container: ListedContainer) -> Iterator[tuple[str, DeviceId]]:
@@ -121,9 +123,9 @@ def _locate(resource: str, device_id: DeviceId, inventory: Inventory) -> NamedDe
     named = parse(resource, device_id)
     if isinstance(named, Unnamed):
         return Unnamed("nvml_down") if named.reason == "not_in_nvml" and not inventory.up else named
-    if not inventory.up:
-        return named
     uuid = inventory.find(named.uuid)
+    if uuid is None and not inventory.up:
+        return named
     if uuid is None:
         return Unnamed("device_down" if inventory.nameless else "not_in_nvml")
     return named._replace(uuid=uuid)

@@ -37,7 +37,10 @@ class KnownGpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The node's devices by uuid. `up` is whether NVML answered; `nameless`: some GPU has not told its uuid."""
+    """The node's devices by uuid. `up` is whether NVML answered; `nameless`: some GPU has not told its uuid.
+
+    `gpus` are those of NVML's answer. The rest is identity, which stays while NVML is down.
+    """
 
     up: bool
     nameless: bool
@@ -67,7 +70,7 @@ class Inventory:
 
 
 def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...]) -> Inventory:
-    """Take stock. `reading` is `None` while NVML is down: then nothing is here, and nothing is forgotten."""
+    """Take stock. `reading` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
     answered = {gpu.uuid for gpu in reading.gpus if gpu.fault is None} if reading else set()
     by_index = {known.index: known for known in remembered if known.uuid not in answered}
     by_uuid = {known.uuid: known for known in remembered}
@@ -84,15 +87,15 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
         elif known.uuid not in known_gpus:
             known_gpus[known.uuid] = known
             gpus.append(_gpu(known, said))
-    known_tuple = tuple(known_gpus.values())
+    identities = tuple(known_gpus.values()) if reading else remembered
     return Inventory(
         up=reading is not None,
         nameless=nameless,
-        known=known_tuple if reading else remembered,
+        known=identities,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
-        gpu_of_leaf={leaf.uuid: gpu for gpu in known_tuple for leaf in gpu.leaves},
-        leaves={leaf.uuid: leaf for gpu in known_tuple for leaf in gpu.leaves},
-        parents={gpu.uuid: gpu for gpu in known_tuple if gpu.partitioned},
+        gpu_of_leaf={leaf.uuid: gpu for gpu in identities for leaf in gpu.leaves},
+        leaves={leaf.uuid: leaf for gpu in identities for leaf in gpu.leaves},
+        parents={gpu.uuid: gpu for gpu in identities if gpu.partitioned},
     )
 
 

@@ -246,7 +246,7 @@ def _remember(
         pods=scene.listing.pods,
         pod_uids={name: uids[name] for name in scene.table.listed if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else scene.memory.pod_identity,
-        names=scene.attribution.names,
+        names=scene.attribution.names if scene.inventory.up else scene.memory.names,
         gpus=scene.inventory.known,
         offered=offered,
         suspicions=scene.attribution.suspicions,

@@ -97,9 +97,11 @@ class KubeletSource:
         return Told(KubeletAnswer(pods, allocatable, self._socket), tuple(complaints))
 
     async def wait_until_back(self) -> None:
-        """Return once a kubelet that was away accepts connections; never, if the last answer came."""
-        while not (self._absent and _accepts(self._path)):  # noqa: ASYNC110 - another process's socket sets no Event
+        """Return once a kubelet that was away accepts connections, a second later at least; never, if it was not."""
+        while True:
             await asyncio.sleep(_RETURN_POLL_SECONDS)
+            if self._absent and _accepts(self._path):
+                return
 
     async def close(self) -> None:
         """Drop the channel. The next read makes a new one."""
