@@ -237,3 +237,22 @@ def test_own_process_on_the_real_proc() -> None:
         child.kill()
     assert source.read([child.pid], None).value.entries == ()
     assert PodUid(UID)
+
+
+def test_running_process_is_read_once_and_an_ended_one_forgotten() -> None:
+    """A process that still runs keeps its entry; one that ended, or is asked for no more, frees its descriptor."""
+    source = ProcfsSource(Path("/proc"))
+    if not source.read([], None).value.pid_visibility:
+        pytest.skip("processes of others are not visible here")
+    before = len(os.listdir("/proc/self/fd"))
+    with subprocess.Popen(["sleep", "60"]) as one, subprocess.Popen(["sleep", "60"]) as two:
+        far = 1 << 60
+        first = source.read([one.pid, two.pid], far).value.entries
+        again = source.read([one.pid, two.pid], far).value.entries
+        assert [a is b for a, b in zip(first, again, strict=True)] == [True, True]
+        one.kill()
+        one.wait()
+        assert [entry.pid for entry in source.read([one.pid, two.pid], far).value.entries] == [two.pid]
+        two.kill()
+    assert source.read([], far).value.entries == ()
+    assert len(os.listdir("/proc/self/fd")) == before

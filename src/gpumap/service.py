@@ -54,13 +54,13 @@ async def collector(
         is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
         stale_after_seconds=settings.stale_after_seconds,
     )
-    loop = Collector(
-        nvml, ProcfsSource(settings.proc), identity.read, kubelet, rules, settings.interval_seconds, publish
-    )
+    procfs = ProcfsSource(settings.proc)
+    loop = Collector(nvml, procfs, identity.read, kubelet, rules, settings.interval_seconds, publish)
     try:
         yield loop
     finally:
         loop.close()
+        procfs.close()
         await asyncio.gather(nvml.close(), kubelet.close())
 
 

@@ -66,7 +66,11 @@ async def from_agent(url: str, interval_seconds: float) -> Documents:
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while True:
-            yield await _ask(session, address)
+            try:
+                found = await _ask(session, address)
+            except aiohttp.InvalidURL as error:
+                raise UsageError(f"--url {url}: is not a URL") from error
+            yield found
             await asyncio.sleep(interval_seconds)
 
 
@@ -76,8 +80,8 @@ async def _ask(session: aiohttp.ClientSession, address: str) -> Document:
             if response.status != 200:
                 raise FatalError(f"{address} answered {response.status} {response.reason}")
             found = await response.json(content_type=None)
-    except aiohttp.InvalidURL as error:
-        raise UsageError(f"--url {address}: is not a URL") from error
+    except aiohttp.InvalidURL:
+        raise
     except (aiohttp.ClientError, TimeoutError) as error:
         raise FatalError(f"{address} did not answer: {error or type(error).__name__}") from error
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,15 @@ from gpumap.demo.node import DemoNode
 from gpumap.demo.play import Scenario
 from gpumap.settings import Settings
 
+TEMPORARY_BYTES_MAX = 48
+"""A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
+
 
 async def serve_demo(settings: Settings, scenario: Scenario) -> None:
     """Serve a scenario until a signal comes. What `settings` says of sources is overruled by the simulated ones."""
-    with service.bind(settings.listen) as listener, tempfile.TemporaryDirectory(prefix="gpumap-demo-") as folder:
+    parent = None if len(os.fsencode(tempfile.gettempdir())) <= TEMPORARY_BYTES_MAX else "/tmp"  # noqa: S108
+    temporary = tempfile.TemporaryDirectory(prefix="gpumap-demo-", dir=parent)
+    with service.bind(settings.listen) as listener, temporary as folder:
         async with DemoNode(scenario, Path(folder)) as node:
             await service.serve(simulated(settings, node), node.driver_command, listener)
 

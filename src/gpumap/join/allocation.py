@@ -48,7 +48,7 @@ class Allocation:
     unmatched: tuple[UnmatchedSlots, ...]
     unsettled: frozenset[ContainerName]
     """Containers with unmatched slots: which devices they hold is not known."""
-    holders: Mapping[Uuid, int]
+    holders: Mapping[Uuid, tuple[ContainerName, ...]]
     offered: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
     """Allocatable slots by leaf and resource; `None` while the kubelet does not tell."""
 
@@ -131,12 +131,11 @@ def _locate(resource: str, device_id: DeviceId, inventory: Inventory) -> NamedDe
     return named._replace(uuid=uuid)
 
 
-def _holders(slots: Iterable[_Slot]) -> dict[Uuid, int]:
-    pairs = {(slot.uuid, slot.container) for slot in slots}
-    holders: dict[Uuid, int] = {}
-    for uuid, _ in pairs:
-        holders[uuid] = holders.get(uuid, 0) + 1
-    return holders
+def _holders(slots: Iterable[_Slot]) -> dict[Uuid, tuple[ContainerName, ...]]:
+    holders: dict[Uuid, set[ContainerName]] = {}
+    for slot in slots:
+        holders.setdefault(slot.uuid, set()).add(slot.container)
+    return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
 def _offered(allocatable: tuple[ResourceDevices, ...], inventory: Inventory) -> dict[Uuid, tuple[tuple[str, int], ...]]:

@@ -191,7 +191,7 @@ class _Judge:
 def _held_devices(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
     """Holders by leaf. Whoever holds a partitioned GPU holds all of its leaves."""
     held: dict[Uuid, set[ContainerName]] = {}
-    for name, uuid in allocation.grants:
+    for uuid, names in allocation.holders.items():
         for leaf in inventory.leaves_of(uuid):
-            held.setdefault(leaf, set()).add(name)
+            held.setdefault(leaf, set()).update(names)
     return held

@@ -57,7 +57,7 @@ def leaves(
                     gpu=gpu,
                     instance=instance,
                     memory=memory,
-                    holders=allocation.holders.get(leaf.uuid, 0) if list_served else None,
+                    holders=len(allocation.holders.get(leaf.uuid, ())) if list_served else None,
                     allocatable=_allocatable(leaf, inventory, allocation, offered),
                     owners=()
                     if gpu.reading is None
@@ -75,7 +75,7 @@ def leaves(
     for uuid in {*allocation.holders, *(allocation.offered or {})} - named:
         rows = (allocation.offered or {}).get(uuid, ())
         made.append(
-            Leaf(uuid, None, holders=allocation.holders.get(uuid, 0) if list_served else None, allocatable=rows)
+            Leaf(uuid, None, holders=len(allocation.holders.get(uuid, ())) if list_served else None, allocatable=rows)
         )
     return tuple(sorted(made, key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
 

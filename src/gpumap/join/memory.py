@@ -40,12 +40,10 @@ class LastProcess(NamedTuple):
     container: ContainerName | None
 
 
-@dataclass(frozen=True, slots=True)
-class UseMemory:
-    """Of a container on a leaf: when first seen, the most memory, when last active (Unix seconds)."""
+class UseMemory(NamedTuple):
+    """Of a container on a leaf: the most memory, and when it was last active (until then: first seen, Unix seconds)."""
 
     pod_uid: PodUid | None
-    first_seen: float
     peak_bytes: int | None
     last_active: float
     kept_until: float

@@ -122,7 +122,11 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         suspected=memory.suspicions,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence)
-    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
+    samples = {
+        gpu.uuid: {sample.pid: sample for sample in gpu.reading.samples}
+        for gpu in inventory.gpus
+        if gpu.reading and gpu.reading.samples is not None and not gpu.partitioned
+    }
     leaf_uses = {
         leaf: LeafUse(leaf, items, samples.get(leaf), memory.processes) for leaf, items in attribution.by_leaf.items()
     }
@@ -154,12 +158,11 @@ def _containers(
     at = scene.observations.finished
     uids = {item.name: item.pod_uid for items in scene.attribution.by_leaf.values() for item in items if item.name}
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
-    for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
-        found.update({(name, leaf): use for name, use in leaf_use.container_uses(_idle(scene, leaf)).items()})
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
-    for key, use in found.items():
-        uid = uids.get(key[0]) or scene.table.uid_of.get(PodName(key[0].namespace, key[0].pod))
-        found[key], kept[key] = remember(use, kept.get(key), uid, at)
+    for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
+        for name, measured in leaf_use.by_container(_idle(scene, leaf)).items():
+            uid = uids.get(name) or scene.table.uid_of.get(PodName(name.namespace, name.pod))
+            found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, at)
     rows = []
     for key in sorted({*found, *scene.allocation.grants}):
         grant = scene.allocation.grants.get(key)
@@ -178,8 +181,10 @@ def _containers(
 
 def _idle(scene: _Scene, leaf: Uuid) -> Iterator[ContainerName]:
     """The holders of a leaf, or of its partitioned GPU, whose zero is certain."""
-    gpu = scene.inventory.gpu_of_leaf[leaf]
-    holders = [name for name, uuid in scene.allocation.grants if uuid in (leaf, gpu.uuid)]
+    holders = scene.allocation.holders.get(leaf, ())
+    parent = scene.inventory.gpu_of_leaf[leaf].uuid
+    if parent != leaf:
+        holders = (*holders, *scene.allocation.holders.get(parent, ()))
     return certainly_idle(holders, scene.attribution.by_leaf[leaf], scene.table.uid_of)
 
 

@@ -6,7 +6,7 @@ Sums of measured values only. A holder that certainly has no process has 0; wher
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.join.attribution import Attributed
@@ -32,53 +32,65 @@ _OF_THE_LIST = frozenset({Owner.ASSIGNED})
 _OF_THIS_LIST = frozenset({Owner.UNASSIGNED, Owner.GONE})
 
 
+class Measured(NamedTuple):
+    """What one collection measured of a container on a leaf. `times` is `None` where they cannot be told."""
+
+    memory_bytes: int | None
+    processes: int
+    times: _Times | None
+    unassigned: bool
+
+
+class _Times(NamedTuple):
+    """Ratios 0-1 of the interval."""
+
+    sm: float
+    memory_controller: float
+    encoder: float
+    decoder: float
+
+
 @dataclass(frozen=True, slots=True)
 class LeafUse:
-    """All that was measured on one leaf. `samples` is `None` where the GPU tells no process's time."""
+    """All that was measured on one leaf. `samples`, by PID, is `None` where the GPU tells no process's time."""
 
     uuid: Uuid
     attributed: tuple[Attributed, ...]
-    samples: tuple[ProcessSample, ...] | None
+    samples: Mapping[int, ProcessSample] | None
     before: Mapping[tuple[Uuid, int], LastProcess]
 
-    def container_uses(self, idle: Iterable[ContainerName]) -> dict[ContainerName, ContainerUse]:
+    def by_container(self, idle: Iterable[ContainerName]) -> dict[ContainerName, Measured]:
         """Sum up by container; `idle` are the holders whose zeros stand."""
         of_container: dict[ContainerName, list[Attributed]] = {name: [] for name in idle}
         for item in self.attributed:
             if item.measures and item.name is not None:
                 of_container.setdefault(item.name, []).append(item)
         left = self._left_by_container()
-        return {name: self._use(items, left.get(name, ())) for name, items in of_container.items()}
+        return {name: self._measured(items, left.get(name, ())) for name, items in of_container.items()}
 
-    def _use(self, items: list[Attributed], left: tuple[ProcessSample, ...]) -> ContainerUse:
+    def _measured(self, items: list[Attributed], left: Iterable[ProcessSample]) -> Measured:
         memories = [item.process.used_memory_bytes for item in items]
         known = [memory for memory in memories if memory is not None]
-        times = self._times(items, left)
-        return ContainerUse(
+        return Measured(
             memory_bytes=sum(known) if len(known) == len(memories) else None,
-            memory_peak_bytes=None,
             processes=len(items),
-            sm_ratio=times.sm if times else None,
-            memory_controller_ratio=times.memory_controller if times else None,
-            encoder_ratio=times.encoder if times else None,
-            decoder_ratio=times.decoder if times else None,
+            times=self._times(items, left),
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
-            last_active=None,
         )
 
-    def _times(self, items: list[Attributed], left: tuple[ProcessSample, ...]) -> _Times | None:
+    def _times(self, items: list[Attributed], left: Iterable[ProcessSample]) -> _Times | None:
         if self.samples is None:
             return None
-        found = [*left]
-        for item in items:
-            sample = self.sample(item)
-            if sample is None:
-                return None
-            found.append(sample)
-        return (
-            _Times(*(min(1.0, sum(column)) for column in zip(*(_Times.of(sample) for sample in found), strict=True)))
-            if found
-            else _Times(0.0, 0.0, 0.0, 0.0)
+        found = [self.sample(item) for item in items]
+        told = [sample for sample in found if sample is not None]
+        if len(told) < len(found):
+            return None
+        told.extend(left)
+        return _Times(
+            min(1.0, sum((sample.sm_ratio for sample in told), 0.0)),
+            min(1.0, sum((sample.memory_controller_ratio for sample in told), 0.0)),
+            min(1.0, sum((sample.encoder_ratio for sample in told), 0.0)),
+            min(1.0, sum((sample.decoder_ratio for sample in told), 0.0)),
         )
 
     def sample(self, item: Attributed) -> ProcessSample | None:
@@ -88,49 +100,39 @@ class LeafUse:
         before = self.before.get((self.uuid, item.process.pid))
         if before is not None and before.start != item.start:
             return None  # the row may be of the process that had this PID before
-        for sample in self.samples:
-            if sample.pid == item.process.pid:
-                return sample
+        sample = self.samples.get(item.process.pid)
         # The driver credits MPS clients' time to their server: no row is no zero.
-        return None if "M" in item.process.types else ProcessSample(item.process.pid, 0.0, 0.0, 0.0, 0.0)
+        if sample is None and "M" not in item.process.types:
+            return ProcessSample(item.process.pid, 0.0, 0.0, 0.0, 0.0)
+        return sample
 
-    def _left_by_container(self) -> dict[ContainerName, tuple[ProcessSample, ...]]:
+    def _left_by_container(self) -> dict[ContainerName, list[ProcessSample]]:
         """Time of processes that have left since the last snapshot, by the container that they were in."""
         running = {item.process.pid for item in self.attributed}
-        left: dict[ContainerName, tuple[ProcessSample, ...]] = {}
-        for sample in self.samples or ():
-            before = self.before.get((self.uuid, sample.pid))
-            if sample.pid not in running and before is not None and before.container is not None:
-                left[before.container] = (*left.get(before.container, ()), sample)
+        left: dict[ContainerName, list[ProcessSample]] = {}
+        for pid, sample in (self.samples or {}).items():
+            before = self.before.get((self.uuid, pid))
+            if pid not in running and before is not None and before.container is not None:
+                left.setdefault(before.container, []).append(sample)
         return left
-
-
-class _Times(NamedTuple):
-    sm: float
-    memory_controller: float
-    encoder: float
-    decoder: float
-
-    @staticmethod
-    def of(sample: ProcessSample) -> _Times:
-        return _Times(sample.sm_ratio, sample.memory_controller_ratio, sample.encoder_ratio, sample.decoder_ratio)
 
 
 def certainly_idle(
     holders: Iterable[ContainerName], attributed: tuple[Attributed, ...], uid_of: Mapping[PodName, PodUid]
 ) -> Iterator[ContainerName]:
     """Give the holders of a leaf that have no process on it, leaving out those of whom one may be."""
+    doubtful = {
+        PodName(item.name.namespace, item.name.pod)
+        for item in attributed
+        if item.name is not None and (item.unresolved or (item.measures and not item.name.container))
+    }
+    nameless = {item.pod_uid for item in attributed if item.name is None and item.unresolved}
     for holder in holders:
         pod = PodName(holder.namespace, holder.pod)
-        if not any(_may_be_of(item, pod, uid_of.get(pod)) for item in attributed):
-            yield holder
-
-
-def _may_be_of(item: Attributed, pod: PodName, uid: PodUid | None) -> bool:
-    if item.name is not None:
-        same_pod = (item.name.namespace, item.name.pod) == pod
-        return same_pod and (item.unresolved or (item.measures and not item.name.container))
-    return item.unresolved and (item.pod_uid is None or uid is None or item.pod_uid == uid)
+        uid = uid_of.get(pod)
+        if pod in doubtful or None in nameless or (nameless and (uid is None or uid in nameless)):
+            continue
+        yield holder
 
 
 def owner_uses(
@@ -168,22 +170,28 @@ def _told_bytes(items: list[Attributed]) -> int | None:
 
 
 def remember(
-    use: ContainerUse, before: UseMemory | None, uid: PodUid | None, at: Moment
+    measured: Measured, before: UseMemory | None, uid: PodUid | None, at: Moment
 ) -> tuple[ContainerUse, UseMemory]:
-    """Complete a use with what time adds to it: the peak, and when it was last active. Another pod starts anew."""
+    """Add what time tells of a use: its peak, and when it was last active. Another pod of the name starts anew."""
     if before is None or (before.pod_uid and uid and before.pod_uid != uid):
-        before = UseMemory(uid, at.wall, None, at.wall, at.monotonic)
-    peaks = [value for value in (before.peak_bytes, use.memory_bytes) if value is not None]
-    after = replace(
-        before,
+        before = UseMemory(uid, None, at.wall, at.monotonic)
+    peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
+    times = measured.times
+    after = UseMemory(
         pod_uid=uid or before.pod_uid,
         peak_bytes=max(peaks, default=None),
-        last_active=at.wall if use.sm_ratio else before.last_active,
+        last_active=at.wall if times and times.sm else before.last_active,
         kept_until=at.monotonic + KEPT_SECONDS,
     )
-    completed = replace(
-        use,
-        memory_peak_bytes=after.peak_bytes if use.memory_bytes is not None else None,
-        last_active=after.last_active if use.sm_ratio is not None else None,
+    use = ContainerUse(
+        memory_bytes=measured.memory_bytes,
+        memory_peak_bytes=after.peak_bytes if measured.memory_bytes is not None else None,
+        processes=measured.processes,
+        sm_ratio=times.sm if times else None,
+        memory_controller_ratio=times.memory_controller if times else None,
+        encoder_ratio=times.encoder if times else None,
+        decoder_ratio=times.decoder if times else None,
+        unassigned=measured.unassigned,
+        last_active=after.last_active if times else None,
     )
-    return completed, after
+    return use, after

@@ -1,7 +1,7 @@
 """The /proc entries of GPU processes, and whether PIDs of other containers can be seen at all.
 
 Reads `cgroup` and `stat`, which need no right over the process; never `environ`, `cmdline` or `ns/`. The tree may be
-made of plain files. Remembers one PID, to ask it first the next time, and nothing else.
+made of plain files. What it remembers saves reading only: one PID to ask first, and processes that still run.
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpumap import cgroups
 from gpumap.model import Complaint, ProcEntry, ProcTable, SourceError, Told
+from gpumap.sources.pidfds import KnownProcesses
 
 SELF = Path("/proc/self")
 
@@ -22,6 +23,7 @@ class ProcfsSource:
         self._root = root
         self._own = own
         self._witness: int | None = None
+        self._known = KnownProcesses()
 
     def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
         """Read the entries of `pids`. A process that started after `not_after` (clock ticks) has a re-used PID.
@@ -36,9 +38,11 @@ class ProcfsSource:
         entries: list[ProcEntry] = []
         unreadable: list[int] = []
         complaints: list[Complaint] = []
-        for pid in sorted(set(pids)) if visible else ():
+        wanted = frozenset(pids) if visible else frozenset()
+        self._known.drop_ended(wanted)
+        for pid in sorted(wanted):
             try:
-                entry = self._entry(pid, own)
+                entry = self._known.get(pid, time.monotonic()) or self._read(pid, own, is_real=not_after is not None)
             except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
                 continue
             except (OSError, ValueError) as error:
@@ -58,13 +62,31 @@ class ProcfsSource:
             return None
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
+    def close(self) -> None:
+        """Let go of every process."""
+        self._known.close()
+
+    def _read(self, pid: int, own: cgroups.OwnCgroup, *, is_real: bool) -> ProcEntry:
+        """Read an entry. A process of a real tree is held, so that it need not be read the next time."""
+        pidfd = self._known.open(pid) if is_real else None
+        try:
+            entry = self._entry(pid, own)
+        except BaseException:
+            if pidfd is not None:
+                os.close(pidfd)
+            raise
+        if pidfd is not None:
+            self._known.keep(pidfd, entry, time.monotonic())
+        return entry
+
     def _entry(self, pid: int, own: cgroups.OwnCgroup) -> ProcEntry:
-        folder = self._root / str(pid)
-        cgroup = _text(folder / "cgroup")
-        comm, start = _name_and_start(_text(folder / "stat"))
-        if _text(folder / "cgroup") != cgroup:
-            raise ProcessLookupError  # the PID was given to another process while we read, or it is just moving
-        return ProcEntry(pid, start, comm, cgroups.parse(cgroup, own))
+        # Both files are read below one open directory: it stays the process's own, whoever gets its PID next.
+        folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            comm, start = _name_and_start(_text("stat", folder))
+            return ProcEntry(pid, start, comm, cgroups.parse(_text("cgroup", folder), own))
+        finally:
+            os.close(folder)
 
     def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
         """Establish by what can be seen whether PIDs of other containers are visible (contract §7)."""
@@ -80,7 +102,7 @@ class ProcfsSource:
             return True, "gpumap runs on the bare host"
         for pid in self._candidates():
             try:
-                text = _text(self._root / str(pid) / "cgroup")
+                text = _text(str(self._root / str(pid) / "cgroup"))
             except OSError:
                 continue
             if cgroups.is_outside(text, own):
@@ -95,9 +117,15 @@ class ProcfsSource:
         yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
 
 
-def _text(path: Path) -> str:
-    with open(path, errors="replace") as file:
-        return file.read()
+def _text(path: str, folder: int | None = None) -> str:
+    file = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        parts = []
+        while part := os.read(file, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(file)
+    return b"".join(parts).decode(errors="replace")
 
 
 def _name_and_start(stat: str) -> tuple[str, int]:

@@ -1,0 +1,60 @@
+"""Known processes, each held by a pidfd: as long as one runs, what was read of it need not be read again.
+
+A pidfd stays with its process, so a PID that was given to another one is never taken for the first.
+"""
+
+import os
+import select
+
+from gpumap.model import ProcEntry
+
+REREAD_SECONDS = 60.0
+"""A process may be moved to another cgroup: it is read again after this long."""
+
+
+class KnownProcesses:
+    """Entries of processes that still run. Takes one file descriptor each; without one it does not know the process."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[int, float, ProcEntry]] = {}
+        self._poll = select.poll()
+
+    def open(self, pid: int) -> int | None:
+        """Hold a process, before it is read. `None` where it cannot be held; ProcessLookupError where it has left."""
+        try:
+            return os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except OSError:
+            return None
+
+    def keep(self, pidfd: int, entry: ProcEntry, now: float) -> None:
+        """Remember what was read of the process that `pidfd` holds."""
+        self._entries[entry.pid] = (pidfd, now + REREAD_SECONDS, entry)
+        self._poll.register(pidfd, select.POLLIN)
+
+    def get(self, pid: int, now: float) -> ProcEntry | None:
+        """Give a process's entry, unless it has to be read again. `drop_ended` comes first."""
+        known = self._entries.get(pid)
+        if known is None:
+            return None
+        if known[1] < now:
+            self._drop(pid)
+            return None
+        return known[2]
+
+    def drop_ended(self, wanted: frozenset[int]) -> None:
+        """Forget processes that have ended, and those that nobody asks for any more."""
+        ended = {pidfd for pidfd, _ in self._poll.poll(0)} if self._entries else set()
+        for pid in [pid for pid, known in self._entries.items() if known[0] in ended or pid not in wanted]:
+            self._drop(pid)
+
+    def close(self) -> None:
+        """Forget all."""
+        for pid in list(self._entries):
+            self._drop(pid)
+
+    def _drop(self, pid: int) -> None:
+        pidfd, _, _ = self._entries.pop(pid)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
