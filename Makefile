@@ -12,7 +12,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check e2e tools golden protos lock wheel clean
+.PHONY: help setup demo test check e2e tools golden protos docs lock wheel clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` 
 
 protos: .venv/.dev ## Regenerates src/gpumap/_proto from protos/
 	$(BIN)/python scripts/generate_protos.py
+
+docs: .venv/.dev ## Rewrites the tables of docs/ from the code
+	$(BIN)/python scripts/generate_docs.py
 
 lock: $(UV) ## Brings both locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
 	$(COMPILE) $(ARGS) --output-file requirements.lock

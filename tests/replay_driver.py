@@ -15,8 +15,8 @@ def main(path: Path) -> None:
         if "error" in said:
             answers = [wire.encode_error(wire.ErrorSaid(asked.read, **said["error"]))]
         else:
-            versions = [said[name] for name in ("driver_version", "cuda_version", "nvml_version")]
-            answers = [wire.encode_driver(wire.DriverSaid(asked.read, *versions, len(said["gpus"])))]
+            driver, cuda, nvml = said["driver_version"], said["cuda_version"], said["nvml_version"]
+            answers = [wire.encode_driver(wire.DriverSaid(asked.read, driver, cuda, nvml, len(said["gpus"])))]
             answers += [wire.encode_gpu(asked.read, wire.gpu_from_object(gpu)) for gpu in said["gpus"]]
         sys.stdout.buffer.write(b"".join(answers))
         sys.stdout.buffer.flush()

@@ -103,7 +103,7 @@ def runs(draw: st.DrawFn) -> list[Snapshot | TestNode]:
         node.logs_readable = draw(st.sampled_from([True] * 4 + [False]))
         for gpu in node.gpus:
             gpu.fault = draw(st.sampled_from([None] * 5 + ["lost", "hung"]))
-        if node.pods and draw(st.booleans()):
+        if draw(st.booleans()) and node.pods:
             pod = draw(st.sampled_from(node.pods))
             pod.listed = not pod.listed
         if node.pods and draw(st.integers(0, 5)) == 0:

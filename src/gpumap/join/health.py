@@ -6,6 +6,32 @@ from dataclasses import replace
 
 from gpumap.model import Complaint, Failed, Observations, Observed, Source, SourceHealth
 
+_REASONS = {
+    Source.KUBELET: (
+        "connection_refused",
+        "deadline_exceeded",
+        "permission_denied",
+        "rate_limited",
+        "socket_missing",
+    ),
+    Source.NVML: (
+        "deadline_exceeded",
+        "driver_not_loaded",
+        "hung",
+        "library_not_found",
+        "lost",
+        "worker_crashed",
+    ),
+    Source.PROCFS: ("unreadable",),
+    Source.POD_IDENTITY: ("checkpoint_corrupt", "checkpoint_unreadable", "pod_logs_unreadable"),
+}
+"""Reasons counted from 0, so that the first error of each is an increase too. Others are counted when they come."""
+
+
+def untried() -> tuple[SourceHealth, ...]:
+    """The record of sources that have not been asked yet."""
+    return tuple(SourceHealth(source, errors=dict.fromkeys(_REASONS[source], 0)) for source in Source)
+
 
 def record(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
     """Add one collection's answers and failures."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.join.allocation import Allocation
+from gpumap.join.health import untried
 from gpumap.join.inventory import KnownGpu
 from gpumap.join.pods import PodTable
 from gpumap.model import (
@@ -18,7 +19,6 @@ from gpumap.model import (
     PodIdentity,
     PodName,
     PodUid,
-    Source,
     SourceHealth,
     Uuid,
 )
@@ -54,7 +54,7 @@ class UseMemory(NamedTuple):
 class Memory:
     """What `step` takes and returns. A fresh one is gpumap's own start."""
 
-    health: tuple[SourceHealth, ...] = tuple(SourceHealth(source) for source in Source)
+    health: tuple[SourceHealth, ...] = field(default_factory=untried)
     collections: Mapping[str, int] = field(default_factory=dict)
     kubelet: Observed[KubeletAnswer] | None = None
     kubelet_back_at: float | None = None

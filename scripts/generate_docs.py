@@ -1,0 +1,120 @@
+"""Write the tables of docs/metrics.md, docs/flags.md and docs/dialects.md from the code's own: `make docs`.
+
+Only what stands between the two comments of a page is generated; the prose around it is written by hand.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS, LATER_DIALECTS
+from gpumap.dialects.pod_gpu_map import node_family
+from gpumap.families import Family
+from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS, PROCESSES, self_families
+from gpumap.settings import FLAGS, LATER_FLAGS, Flag
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+_GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", re.DOTALL)
+
+GROUP_TITLES = {
+    "allocation": "Allocation: the kubelet's word",
+    "use": "Use: measured",
+    "device": "Devices and GPUs",
+    "codec": "Video encoders and decoders",
+}
+UNITS = {
+    "_timestamp_seconds": "seconds since 1970",
+    "_seconds": "seconds",
+    "_seconds_total": "seconds",
+    "_bytes": "bytes",
+    "_ratio": "0–1",
+    "_celsius": "°C",
+    "_watts": "watts",
+    "_joules_total": "joules",
+    "_info": "always 1",
+}
+"""By the end of a family's name; the first that fits."""
+
+
+def metrics() -> str:
+    """The native families, group by group, and those on gpumap itself."""
+    parts = []
+    for group, families in GROUPS.items():
+        default = "" if group in DEFAULT_GROUPS else ", off by default"
+        parts += [f"## {GROUP_TITLES[group]} (`{group}`{default})", _families(families)]
+    parts += ["## By process (`--process-metrics`, off by default: a series for each process)", _families(PROCESSES)]
+    parts += ["## On gpumap itself (always)", _families(self_families("", ""))]
+    parts += ["And `process_*`, as every Prometheus client has them: CPU, memory, file descriptors, start time."]
+    parts += [f"Groups that are not built yet: {_codes(LATER_GROUPS)}."]
+    return "\n\n".join(parts)
+
+
+def flags() -> str:
+    """Every flag of `serve`, and those to come."""
+    rows = [(_flag(flag), f"`{flag.variable}`", _default(flag), _meaning(flag)) for flag in FLAGS]
+    table = _table(("flag", "variable", "default", "meaning"), rows)
+    later = f"Not built yet, and refused: {_codes(LATER_FLAGS)}. `--no-push` is accepted: all there is yet is polling."
+    return f"{table}\n\n{later}"
+
+
+def dialects() -> str:
+    """What each dialect that is built serves, and where."""
+    rows: list[tuple[str, ...]] = [("`native`", "`gpumap_*`", "see [metrics.md](metrics.md)", "`/metrics`")]
+    rows += [_dialect(name, family, "/metrics") for name, families in DIALECTS.items() for family in families]
+    rows.append(_dialect("pod-gpu-map", node_family("<node>"), "/metrics/nodes", "<node>_info"))
+    table = _table(("dialect", "family", "labels", "where"), rows)
+    default = f"On by default: {_codes(DEFAULT_DIALECTS)}. Not built yet: {_codes(LATER_DIALECTS)}."
+    return f"{table}\n\n{default}"
+
+
+PAGES: dict[str, Callable[[], str]] = {"metrics.md": metrics, "flags.md": flags, "dialects.md": dialects}
+
+
+def with_tables(name: str) -> str:
+    """Give a page as it should be: its prose as it is, its tables as the code has them."""
+    page = (DOCS / name).read_text(encoding="utf-8")
+    tables = f"\n{PAGES[name]()}\n\n"
+    page, number = _GENERATED.subn(lambda _: tables, page)
+    if number != 1:
+        raise ValueError(f"{name}: the comments around what is generated are missing")
+    return page
+
+
+def _families(families: Iterable[Family]) -> str:
+    rows = [(f"`{one.name}`", one.kind, _codes(one.labels), _unit(one), one.help) for one in families]
+    return _table(("name", "type", "labels", "unit", "meaning"), rows)
+
+
+def _unit(family: Family) -> str:
+    return next((unit for ending, unit in UNITS.items() if family.name.endswith(ending)), "")
+
+
+def _dialect(name: str, family: Family, path: str, shown: str = "") -> tuple[str, ...]:
+    return f"`{name}`", f"`{shown or family.name}` ({family.kind})", _codes(family.labels), f"`{path}`"
+
+
+def _flag(flag: Flag) -> str:
+    return f"`{f'{flag.name} {flag.metavar}'.strip()}`"
+
+
+def _default(flag: Flag) -> str:
+    return f"`{flag.default}`" if flag.default else ""
+
+
+def _meaning(flag: Flag) -> str:
+    text = flag.help.replace("<", "&lt;")
+    return f"{text} (repeatable)" if flag.repeatable else text
+
+
+def _codes(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        (DOCS / name).write_text(with_tables(name), encoding="utf-8")
