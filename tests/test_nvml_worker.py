@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from gpumap.nvml_worker import wire
-from gpumap.nvml_worker.suspects import LONGEST_PAUSE_READS, Suspects
+from gpumap.sources.nvml_suspects import LONGEST_PAUSE_READS, Suspects
 from tests import standin
 from tests.standin import Attributes, Code, Driver, Gpu, Process, Sample
 

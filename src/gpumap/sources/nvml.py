@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from gpumap.model import Complaint, GpuReading, NvmlReading, SourceError, Told
 from gpumap.nvml_worker import wire
 from gpumap.nvml_worker.codes import word
-from gpumap.nvml_worker.parent import END_SECONDS, Worker
-from gpumap.nvml_worker.suspects import Suspects
+from gpumap.sources.nvml_process import END_SECONDS, Worker
+from gpumap.sources.nvml_suspects import Suspects
 
 LONGEST_PATIENCE_SECONDS = 600.0
 MOST_CRASHES = 4
