@@ -70,11 +70,19 @@ def families(settings: Settings) -> tuple[Family, ...]:
     return (*chosen, *(family for name in settings.dialects for family in DIALECTS.get(name, ())))
 
 
-async def serve(settings: Settings, driver_command: Sequence[str], listener: socket.socket) -> None:
-    """Collect and serve until a signal comes. Raises what ended the loop, if anything else did."""
+def stop_by_signal() -> asyncio.Event:
+    """From now on SIGTERM and SIGINT do nothing but set this."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def serve(
+    settings: Settings, driver_command: Sequence[str], listener: socket.socket, stop: asyncio.Event | None = None
+) -> None:
+    """Collect and serve until `stop` is set, by default by a signal. Raises what else ended the loop."""
+    stop = stop or stop_by_signal()
     serves_nodes = "pod-gpu-map" in settings.dialects
     pages = Pages(
         families(settings),

@@ -18,11 +18,15 @@ TEMPORARY_BYTES_MAX = 48
 
 async def serve_demo(settings: Settings, scenario: Scenario) -> None:
     """Serve a scenario until a signal comes. What `settings` says of sources is overruled by the simulated ones."""
-    parent = None if len(os.fsencode(tempfile.gettempdir())) <= TEMPORARY_BYTES_MAX else "/tmp"  # noqa: S108
-    temporary = tempfile.TemporaryDirectory(prefix="gpumap-demo-", dir=parent)
-    with service.bind(settings.listen) as listener, temporary as folder:
+    stop = service.stop_by_signal()  # before there is anything that would be left behind
+    with service.bind(settings.listen) as listener, _temporary_folder() as folder:
         async with DemoNode(scenario, Path(folder)) as node:
-            await service.serve(simulated(settings, node), node.driver_command, listener)
+            await service.serve(simulated(settings, node), node.driver_command, listener, stop)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    short = len(os.fsencode(tempfile.gettempdir())) <= TEMPORARY_BYTES_MAX
+    return tempfile.TemporaryDirectory(prefix="gpumap-demo-", dir=None if short else "/tmp")  # noqa: S108
 
 
 def simulated(settings: Settings, node: DemoNode) -> Settings:

@@ -1,0 +1,234 @@
+"""The installed `gpumap` as a process, asked over HTTP, its pages read by prometheus_client's parser.
+
+Everything is waited for with a deadline; an agent that logged a traceback, or did not end well, fails its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self, TypeVar
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import standin
+from tests.node import Node
+
+T = TypeVar("T")
+GPUMAP = Path(sys.executable).with_name("gpumap")
+"""The installed command."""
+PATIENCE_SECONDS = 20.0
+POLL_SECONDS = 0.03
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without what would steer gpumap, and with `variables`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMAP_", "NODE_"))}
+    return inherited | variables
+
+
+async def until(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str) -> T:
+    """Ask again and again until the answer holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds(answer := await ask()):
+        assert time.monotonic() < deadline, f"{what}; the last answer was\n{answer}"
+        await asyncio.sleep(POLL_SECONDS)
+    return answer
+
+
+class Page:
+    """A metrics page, read by prometheus_client's parser."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.samples: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                rows = self.samples.setdefault(sample.name, {})
+                labels = frozenset(sample.labels.items())
+                assert labels not in rows, f"{sample.name} {sample.labels} stands twice"
+                rows[labels] = sample.value
+
+    def __str__(self) -> str:
+        return self.text
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The samples of a family that have `labels`, by another label."""
+        wanted = labels.items()
+        rows = self.samples.get(name, {})
+        return {dict(row)[label]: value for row, value in rows.items() if row >= wanted}
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The one sample with these labels among its own; None where there is none."""
+        wanted = labels.items()
+        found = [value for row, value in self.samples.get(name, {}).items() if row >= wanted]
+        assert len(found) < 2, f"{name} {labels} stands {len(found)} times"
+        return found[0] if found else None
+
+    def up(self, source: str) -> bool:
+        return self.value("gpumap_source_up", source=source) == 1
+
+    def capable(self, capability: str) -> bool:
+        return self.value("gpumap_capability", capability=capability) == 1
+
+    @property
+    def collections(self) -> float:
+        return sum(self.samples.get("gpumap_collections_total", {}).values())
+
+    def container_series(self) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        """Every series on containers: its name and labels."""
+        prefixes = ("gpumap_container_", "gpumap_allocation_", "pod_and_gpu_map_info")
+        return {(name, row) for name, rows in self.samples.items() if name.startswith(prefixes) for row in rows}
+
+
+class Answer(NamedTuple):
+    status: int
+    text: str
+    headers: Mapping[str, str]
+
+
+class Agent:
+    """A running `gpumap`, and what it logged so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path, wrapped: bool) -> None:
+        self.process = process
+        self.url = ""
+        self._log = log
+        self._wrapped = wrapped
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_SECONDS))
+
+    async def __aenter__(self) -> Self:
+        async def log() -> str:
+            return self.log
+
+        try:
+            found = await until(log, lambda text: "serving address=" in text or self.ended, "it does not serve")
+            match = re.search(r"serving address=(\S+)", found)
+            assert match is not None, f"it ended with {self.process.returncode}\n{found}"
+        except BaseException:
+            await self._kill()
+            raise
+        self.url = f"http://{match[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            code = await self.stop()
+        finally:
+            await self._kill()
+        assert code == 0, f"it ended with {code}\n{self.log}"
+        assert "Traceback" not in self.log, self.log
+
+    @property
+    def pid(self) -> int:
+        """gpumap's own, not that of the command it was started by."""
+        return next(iter(_children(self.process.pid))) if self._wrapped else self.process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it by a signal, if it has not ended, and give its exit code."""
+        if not self.ended:
+            os.kill(self.pid, number)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.process.wait()
+
+    async def _kill(self) -> None:
+        await self._session.close()
+        if not self.ended:
+            self.process.kill()
+            await self.process.wait()
+
+    async def get(self, path: str) -> Answer:
+        async with self._session.get(self.url + path) as response:
+            return Answer(response.status, await response.text(), response.headers)
+
+    async def page(self) -> Page:
+        """/metrics now; an empty page before the first collection."""
+        answer = await self.get("/metrics")
+        return Page(answer.text if answer.status == 200 else "")
+
+    async def until(self, holds: Callable[[Page], bool], what: str) -> Page:
+        """The first page that holds."""
+        return await until(self.page, holds, what)
+
+    async def later(self, collections: int = 2) -> Page:
+        """The page after so many more collections; by default of one that began after this call."""
+        goal = (await self.page()).collections + collections
+        return await self.until(lambda page: page.collections >= goal, "it does not collect")
+
+    async def pages(self) -> AsyncIterator[Page]:
+        """Each collection's page from now on, as far as polling sees them all."""
+        seen = 0.0
+
+        def is_new(page: Page) -> bool:
+            return page.collections > seen
+
+        while True:
+            page = await self.until(is_new, "it does not collect")
+            seen = page.collections
+            yield page
+
+    def children(self) -> dict[int, str]:
+        """The processes that it started: their command lines by PID."""
+        return {pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in _children(self.pid)}
+
+
+async def gone(*pids: int) -> None:
+    """Return when none of these processes exists any more."""
+
+    async def left() -> list[int]:
+        return [pid for pid in pids if _exists(pid)]
+
+    await until(left, lambda found: not found, "processes are left over")
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    node: Node, *flags: str, library: Path | None = None, parent: Sequence[str] = (), **variables: str
+) -> AsyncIterator[Agent]:
+    """Run `gpumap serve` over a node until the block ends; without `library` the loader finds the stand-in."""
+    found = () if library is None else ("--nvml-library", str(library))
+    options = [*node.flags, *found, "--interval", "200ms", *flags]
+    variables = standin.environment(node.library, node.state) | variables
+    async with run_agent("serve", *options, parent=parent, **variables) as agent:
+        yield agent
+
+
+@contextlib.asynccontextmanager
+async def run_agent(*arguments: str, parent: Sequence[str] = (), **variables: str) -> AsyncIterator[Agent]:
+    """Run `gpumap` on a free port until the block ends; `parent` is a command that has it as its only child."""
+    with tempfile.TemporaryDirectory(prefix="gpumap-log-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(*parent, str(GPUMAP), arguments[0], "--listen", "127.0.0.1:0", *arguments[1:]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                env=environment(**variables),
+            )
+        async with Agent(process, log, wrapped=bool(parent)) as agent:
+            yield agent

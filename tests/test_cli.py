@@ -1,0 +1,396 @@
+"""The installed `gpumap` command as its user meets it: exit codes, one line for each mistake, and never a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from gpumap import __version__
+from gpumap.cli import LATER_COMMANDS
+from gpumap.settings import FLAGS, LATER_FLAGS
+from tests import standin
+from tests.agent import GPUMAP, PATIENCE_SECONDS, Agent, environment, gone, run_agent, serve
+from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.processes import PlainProcesses
+
+WHOLE = gpu_uuid(1)
+
+
+def gpumap(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end. What it writes on stderr never holds a traceback."""
+    done = subprocess.run(
+        [str(GPUMAP), *arguments],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+async def gpumap_in_loop(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same while this process serves what it asks."""
+    return await asyncio.to_thread(gpumap, *arguments, **variables)
+
+
+def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The single line that a failure says, and nothing else."""
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("gpumap: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("gpumap: ").rstrip("\n")
+
+
+@pytest.fixture(name="node")
+async def make_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """A node with one pod that uses 11 GiB of the GPU that it holds."""
+    with short_directory() as directory:
+        library = standin.build(tmp_path_factory.getbasetemp())
+        node = Node(directory, library, PlainProcesses(directory / "proc"))
+        pod = node.admit("whole", main=[WHOLE])
+        node.run(pod.cgroup("main"), 1, 11 * GIB)
+        async with node.kubelet:
+            yield node
+
+
+@pytest.fixture(name="agent")
+async def run_demo() -> AsyncIterator[Agent]:
+    """A running demo that has collected."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.later(1)
+        yield agent
+
+
+# --- what it says of itself -------------------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    """`--version` is the package's."""
+    done = gpumap("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"gpumap {__version__}\n", "")
+
+
+def test_help_is_readable() -> None:
+    """Each command's help has its flags with their defaults and variables; what is not built is not offered."""
+    top = gpumap("--help")
+    assert (top.returncode, top.stderr) == (0, "")
+    for command in ("serve", "map", "demo"):
+        assert re.search(rf"^    {command} +\w", top.stdout, re.MULTILINE)
+        done = gpumap(command, "--help", COLUMNS="100")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(len(line) <= 100 for line in done.stdout.splitlines() if "|" not in line)
+        words = " ".join(done.stdout.split())
+        for flag in FLAGS:
+            assert flag.name in words
+            assert f"${flag.variable})" in words
+        assert not [flag for flag in LATER_FLAGS if f"{flag} " in words]
+    assert not [name for name in LATER_COMMANDS if re.search(rf"^    {name}\b", top.stdout, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
+def test_help_may_be_cut_off(arguments: list[str]) -> None:
+    """Nobody reads it to the end: it ends without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(
+            [str(GPUMAP), *arguments], stdout=pipe, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LATER_COMMANDS)
+def test_later_commands_are_refused(name: str) -> None:
+    """A command of the contract that is still to come is known, whatever its arguments are."""
+    assert one_line(gpumap(name, "-d", "--flag", "x"), 2) == f"{name} is not built yet"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "COMMAND"),
+        (("paint",), "paint"),
+        (("serve", "--interval", "0s"), "--interval 0s: must be longer than zero"),
+        (("serve", "--interval", "5\ns"), '--interval 5 s: "5 s" is not a duration'),
+        (("serve", "--unknown"), "--unknown"),
+        (("serve", "more"), "more"),
+        (("serve", "--proc", "/etc/passwd"), "--proc /etc/passwd: is not a directory"),
+        (("serve", "--listen", "no.such.host.invalid:1"), "--listen no.such.host.invalid:1: "),
+        (("serve", "--listen", f"{'x' * 70}.a:1"), "--listen "),
+        (("demo", "--scenario", "/no/such/file"), "--scenario /no/such/file"),
+        (("demo", "--capture", "x"), "--capture is not built yet"),
+        (("demo", "--collect", "all,none"), '--collect: "all,none" is not known'),
+        (("map", "-o", "xml"), "xml"),
+        (("map", "--kubelet-root", "/etc/passwd"), "--kubelet-root /etc/passwd: is not a directory"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
+    """Exit code 2, and one line that names what is wrong."""
+    assert says in one_line(gpumap(*arguments), 2)
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_busy_port_is_a_mistake(command: str) -> None:
+    """Exit code 2, with the flag, or the variable, that named the port."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        address = f"127.0.0.1:{busy.getsockname()[1]}"
+        assert one_line(gpumap(command, "--listen", address), 2) == f"--listen {address}: Address already in use"
+        said = one_line(gpumap(command, GPUMAP_LISTEN=address), 2)
+        assert said == f"--listen (from $GPUMAP_LISTEN={address}): Address already in use"
+
+
+def test_a_scenario_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+    """A file that is no scenario: one line that names flag and file."""
+    file = tmp_path / "scenario.yaml"
+    for text in ("gpus: [", "node: 5\nunknown: 1\n"):
+        file.write_text(text)
+        assert str(file) in one_line(gpumap("demo", "--scenario", str(file)), 2)
+
+
+# --- its life ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_service(node: Node, number: signal.Signals) -> None:
+    """SIGTERM and SIGINT: exit code 0 in a second or two, also with clients that hang on; no process is left."""
+    async with serve(node) as agent:
+        await agent.later(1)
+        children = agent.children()
+        _, writer = await asyncio.open_connection("127.0.0.1", int(agent.url.rpartition(":")[2]))
+        began = time.monotonic()
+        assert await agent.stop(number) == 0
+        assert time.monotonic() - began < 5.0
+        assert agent.log.endswith("INFO stopped\n")
+        writer.close()
+        await gone(*children)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_demo(number: signal.Signals) -> None:
+    """The demo ends as the service does, and takes its simulated node with it."""
+    with short_directory() as temporary:
+        async with run_agent("demo", TMPDIR=str(temporary)) as agent:
+            assert list(temporary.iterdir())
+            assert await agent.stop(number) == 0
+        assert list(temporary.iterdir()) == []
+
+
+async def test_the_demo_runs_where_temporary_folders_have_long_names(tmp_path: Path) -> None:
+    """A Unix socket's path has little room: a long TMPDIR does not keep the demo from starting."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    async with run_agent("demo", TMPDIR=str(long)) as agent:
+        page = await agent.later(1)
+        assert page.up("kubelet")
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+async def test_a_signal_while_it_starts(command: str) -> None:
+    """However early SIGTERM comes, it ends in silence and leaves nothing behind."""
+    with short_directory() as temporary:
+        delays_seconds = (0.1, 0.25, 0.4, 0.6, 0.9)
+        await asyncio.gather(*(_end_while_it_starts(command, temporary, delay) for delay in delays_seconds))
+        assert list(temporary.iterdir()) == []
+
+
+async def _end_while_it_starts(command: str, temporary: Path, delay_seconds: float) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(str(GPUMAP), command, "--listen", "127.0.0.1:0"),
+        env=environment(TMPDIR=str(temporary)),
+        stderr=subprocess.PIPE,
+    )
+    await asyncio.sleep(delay_seconds)
+    process.terminate()
+    _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+    assert process.returncode in (0, -signal.SIGTERM)  # the latter before Python has come to gpumap's first line
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_the_address_is_logged(node: Node) -> None:
+    """Port 0 becomes a real one, in the log; an IPv6 address stands in brackets, and can be asked."""
+    async with serve(node, "--listen", "[::1]:0") as agent:
+        assert re.search(r"INFO serving address=\[::1\]:[1-9]\d* node=\S+ version=", agent.log)
+        assert (await agent.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_the_log_is_a_line_an_event(node: Node, form: str) -> None:
+    """As text or as JSON, in UTC: what a client sends, or a source fails with, makes no line more than that."""
+    async with serve(node, "--log-format", form) as agent:
+        await agent.later(1)
+        for nonsense in (b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\nA\r\n\r\n", b"\x16\x03\x01\x02\x00"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(agent.url.rpartition(":")[2]))
+            writer.write(nonsense)
+            writer.write_eof()
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        await node.kubelet.stop()
+        await agent.until(lambda page: not page.up("kubelet"), "its absence is not told")
+        await agent.stop()
+        lines = agent.log.splitlines()
+    if form == "json":
+        events = [json.loads(line) for line in lines]
+        assert all(event.keys() == {"time", "level", "message"} for event in events)
+        assert events[-1]["message"] == "stopped"
+        assert {event["level"] for event in events} <= {"info", "warning", "error"}
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", event["time"]) for event in events)
+    else:
+        pattern = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) \S.*"
+        assert [line for line in lines if not re.fullmatch(pattern, line)] == []
+    assert sum("source down source=kubelet" in line for line in lines) == 1
+
+
+async def test_a_quiet_node_makes_a_quiet_log() -> None:
+    """While nothing changes, nothing is logged."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.later(3)
+        settled = agent.log
+        await agent.later(2)
+        assert "ERROR" not in settled
+        assert len(agent.log.splitlines()) - len(settled.splitlines()) <= 2, "a line only when something changes"
+
+
+# --- map --------------------------------------------------------------------------------------------------------------
+
+
+def local(node: Node) -> list[str]:
+    return ["map", *node.flags, "--nvml-library", str(node.library)]
+
+
+async def test_map_of_this_node(node: Node) -> None:
+    """Without --url it collects twice here; every form tells the same, and nothing is logged."""
+    variables = standin.environment(node.library, node.state)
+    forms = ("table", "wide", "json", "yaml")
+    runs = await asyncio.gather(*(gpumap_in_loop(*local(node), "-o", form, **variables) for form in forms))
+    assert [(done.returncode, done.stderr) for done in runs] == [(0, "")] * len(forms)
+    outputs = dict(zip(forms, (done.stdout for done in runs), strict=True))
+    for form in ("json", "yaml"):
+        document = json.loads(outputs[form]) if form == "json" else yaml.safe_load(outputs[form])
+        device = next(device for device in document["devices"] if device["uuid"] == WHOLE)
+        assert device["users"][0]["memory_bytes"] == 11 * GIB
+    for form in ("table", "wide"):
+        rows = outputs[form].splitlines()
+        assert rows[0].split()[:5] == ["DEVICE", "UUID", "NAMESPACE", "POD", "CONTAINER"]
+        row = next(line for line in rows if "whole" in line)
+        assert "11.0GiB" in row
+        assert "assigned" in row
+        assert all(line == line.rstrip() for line in rows)
+    assert "MODEL" in outputs["wide"]
+
+
+async def test_map_where_nothing_answers(tmp_path: Path) -> None:
+    """No kubelet and no driver: it says which, and exits with 1."""
+    missing = str(tmp_path / "missing")
+    done = await gpumap_in_loop("map", "--kubelet-root", missing, "--nvml-library", missing, "--pod-log-root", missing)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "No devices." in done.stdout
+    assert "kubelet is down: socket_missing" in done.stdout
+    assert "nvml is down: library_not_found" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_watch_goes_on_until_stopped(agent: Agent, number: signal.Signals) -> None:
+    """--watch shows the map again at each interval; a signal ends it, with 0."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(GPUMAP), "map", "--watch", "--interval", "200ms", "--url", agent.url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    heads = 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while heads < 3:
+            heads += (await process.stdout.readline()).startswith(b"DEVICE")
+        process.send_signal(number)
+        await process.stdout.read()
+        assert (await process.wait(), await process.stderr.read()) == (0, b"")
+
+
+async def test_map_may_be_cut_off(agent: Agent) -> None:
+    """`gpumap map | head -1`, with and without --watch: it ends without a word when nobody reads on."""
+    once = f'"{GPUMAP}" map -o json --url {agent.url}'
+    for command in (once, f"{once} --watch --interval 100ms"):
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f"{command} | head -1; echo ${{PIPESTATUS[0]}}"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+        out, errors = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
+        assert (out, errors) == (b"{\n0\n", b"")
+
+
+async def test_map_of_an_agent_that_is_not_there() -> None:
+    """A refused connection: exit code 1, and one line with the address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    said = one_line(await gpumap_in_loop("map", "--url", url), 1)
+    assert said.startswith(f"{url}/api/v1/map did not answer")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9401", "ftp://a", "http://", "http://[::1", "http://127.0.0.1:99999", "x"])
+def test_what_is_no_url_is_a_mistake(url: str) -> None:
+    """Exit code 2, and the flag with what was given."""
+    assert one_line(gpumap("map", "--url", url), 2).startswith(f"--url {url}: ")
+
+
+async def test_map_of_something_else() -> None:
+    """404, another error, no JSON, JSON of something else, a cut answer: exit code 1, and one line saying which."""
+    whole = {"version": 1, "devices": [], "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
+    answers: dict[str, tuple[int, str | bytes, str | None]] = {
+        "down": (503, "the first collection is not finished\n", "answered 503"),
+        "page": (200, "<html>", "did not answer with JSON"),
+        "bytes": (200, b"\xff\xfe\x00", "did not answer with JSON"),
+        "list": (200, "[]", "is no gpumap of this version"),
+        "other": (200, '{"version": 2}', "is no gpumap of this version"),
+        "part": (200, '{"version": 1}', "is no gpumap of this version"),
+        "empty": (200, "", "is no gpumap of this version"),
+        "surrogate": (200, json.dumps(whole | {"node": "\ud800"}), None),
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        status, body, _ = answers[request.match_info["name"]]
+        content = body if isinstance(body, bytes) else body.encode()
+        return web.Response(status=status, body=content)
+
+    app = web.Application()
+    app.router.add_get("/{name}/api/v1/map", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        try:
+            await web.SockSite(runner, listener).start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            said = one_line(await gpumap_in_loop("map", "--url", f"{url}/nowhere/else"), 1)
+            assert said == f"{url}/nowhere/else/api/v1/map answered 404 Not Found"
+            runs = (gpumap_in_loop("map", "-o", "json", "--url", f"{url}/{name}/") for name in answers)
+            for (_, _, says), done in zip(answers.values(), await asyncio.gather(*runs), strict=True):
+                if says is None:
+                    assert (done.returncode, done.stderr, json.loads(done.stdout)["version"]) == (1, "", 1)
+                else:
+                    assert says in one_line(done, 1)
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,391 @@
+"""The endpoints over real sockets: negotiation, compression, readiness, staleness, and clients that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
+from gpumap.dialects.pod_gpu_map import node_family
+from gpumap.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.model import (
+    ContainerName,
+    ContainerOnDevice,
+    ContainerUse,
+    DeviceMemory,
+    Gpu,
+    GpuReading,
+    Leaf,
+    Moment,
+    Node,
+    Owner,
+    OwnerUse,
+    Snapshot,
+    Source,
+    SourceHealth,
+    Uuid,
+)
+from gpumap.pages import Pages
+from gpumap.web import application, prefers_openmetrics, quality
+
+STALE_AFTER_SECONDS = 60.0
+UUID = Uuid("GPU-00000000-0000-0000-0000-000000000001")
+WEIRD = 'a\\b"c\nd'
+"""What has to be escaped in a label."""
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+PROMETHEUS_2_42 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
+    "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+PROMETHEUS_3_PROTOBUF = (
+    "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6," + PROMETHEUS_3
+)
+PROMETHEUS_TEXT_ONLY = "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+
+
+def snapshot(at: float = 0.0, containers: int = 2) -> Snapshot:
+    """One GPU held by some containers, of which the first has a name that must be escaped."""
+    memory = DeviceMemory(total_bytes=80 << 30, used_bytes=3 << 30, free_bytes=77 << 30)
+    gpu = Gpu(UUID, 0, 0, "00000000:3B:00.0", "NVIDIA A100", False, None, 0.0, 1.0, GpuReading(0, memory=memory))
+    use = ContainerUse(1 << 30, 2 << 30, 1, 0.25, 0.1, 0.0, 0.0, unassigned=False, last_active=1.5)
+    names = [ContainerName("ml", WEIRD if number == 0 else f"pod-{number}", "main") for number in range(containers)]
+    moment = Moment(at, 1_700_000_000.0 + at)
+    return Snapshot(
+        at=moment,
+        node=Node("7-node.example", "10.0.0.1"),
+        sources=tuple(
+            SourceHealth(source, up=True, last_success=moment, attempts=3, seconds=0.5, errors={"rate_limited": 2})
+            for source in Source
+        ),
+        capabilities=(("pid_visibility", True),),
+        collections=(("interval", 3),),
+        gpus=(gpu,),
+        leaves=(Leaf(UUID, gpu, memory=memory, holders=containers, owners=(OwnerUse(Owner.ASSIGNED, 3 << 30, 2),)),),
+        containers=tuple(ContainerOnDevice(name, UUID, (("nvidia.com/gpu", 1),), 1.0, None, use) for name in names),
+    )
+
+
+@dataclass
+class Site:
+    """The application as it is served, with a clock of its own."""
+
+    pages: Pages
+    session: aiohttp.ClientSession
+    url: str
+    port: int
+    runner: web.AppRunner
+    seconds: float = 0.0
+
+    async def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+        """Status, content type, and text, uncompressed."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, self.url + path, headers=named) as response:
+            body = await response.read()
+            if response.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            return response.status, response.headers.get("Content-Type", ""), body.decode()
+
+
+@contextlib.asynccontextmanager
+async def serving(*, nodes: bool = True) -> AsyncIterator[Site]:
+    families = (*native(DEFAULT_GROUPS, process_metrics=True), *POD_GPU_MAP)
+    pages = Pages(
+        families,
+        self_families("1.2.3", "3.11"),
+        (node_family("7-node.example"),),
+        STALE_AFTER_SECONDS,
+        lambda: site.seconds,
+    )
+    runner = web.AppRunner(application(pages, serve_nodes=nodes), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session:
+            site = Site(pages, session, f"http://127.0.0.1:{port}", port, runner)
+            try:
+                await web.SockSite(runner, listener).start()
+                yield site
+            finally:
+                await runner.cleanup()
+                pages.close()
+
+
+@pytest.fixture(name="site")
+async def start_site() -> AsyncIterator[Site]:
+    """A site with a snapshot."""
+    async with serving() as site:
+        site.pages.publish(snapshot())
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        pytest.param(PROMETHEUS_2_42, OPENMETRICS, id="Prometheus 2.42"),
+        pytest.param(PROMETHEUS_3, OPENMETRICS, id="Prometheus 3"),
+        pytest.param(PROMETHEUS_3_PROTOBUF, OPENMETRICS, id="Prometheus 3 with protobuf"),
+        pytest.param(PROMETHEUS_TEXT_ONLY, TEXT, id="Prometheus 3, text protocols only"),
+        pytest.param("*/*", TEXT, id="curl"),
+        pytest.param("text/html,application/xhtml+xml,*/*;q=0.8", TEXT, id="a browser"),
+        pytest.param("application/openmetrics-text", OPENMETRICS, id="any OpenMetrics"),
+        pytest.param('application/openmetrics-text; version="1.0.0"', OPENMETRICS, id="quoted version"),
+        pytest.param("Application/OpenMetrics-Text;VERSION=1.0.0", OPENMETRICS, id="capitals"),
+        pytest.param("application/openmetrics-text;version=0.0.1", TEXT, id="OpenMetrics 0.0.1 only"),
+        pytest.param("application/openmetrics-text;version=2.0.0", TEXT, id="OpenMetrics 2 only"),
+        pytest.param("application/openmetrics-text;version=1.0.0;q=0.2,text/plain;q=0.3", TEXT, id="text is dearer"),
+        pytest.param(
+            "text/plain;q=0.3,application/openmetrics-text;version=1.0.0;q=0.4", OPENMETRICS, id="OM is dearer"
+        ),
+        pytest.param("application/openmetrics-text;version=1.0.0;q=0", TEXT, id="OpenMetrics refused"),
+        pytest.param("application/openmetrics-text;version=1.0.0;q=high", TEXT, id="no number"),
+        pytest.param(",;,=;q", TEXT, id="nonsense"),
+    ],
+)
+async def test_the_client_chooses_the_format(site: Site, accept: str, content_type: str) -> None:
+    """OpenMetrics 1.0 for who wants it at least as much as text, else text; each ends as its format does."""
+    status, found, text = await site.get("/metrics", Accept=accept)
+    assert (status, found) == (200, content_type)
+    assert text.endswith("# EOF\n") == (content_type == OPENMETRICS)
+
+
+async def test_no_accept_header_means_text(site: Site) -> None:
+    """A bare HTTP/1.0 request gets the text format, uncompressed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"text/plain; version=0.0.4" in head
+    assert b"Content-Encoding" not in head
+    assert body.startswith(b"# HELP ")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "gzipped"),
+    [
+        ("gzip", True),
+        ("gzip, deflate, br", True),
+        ("deflate, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip;q=0.0, identity", False),
+        ("identity", False),
+        ("br", False),
+        ("", False),
+    ],
+)
+async def test_pages_are_compressed_for_who_asks(site: Site, accepted: str, gzipped: bool) -> None:
+    """gzip where it is accepted, and the same page either way; caches are told that it varies."""
+    async with site.session.get(f"{site.url}/metrics", headers={"Accept-Encoding": accepted}) as response:
+        body = await response.read()
+        assert (response.headers.get("Content-Encoding") == "gzip") == gzipped
+        assert response.headers["Vary"] == "Accept, Accept-Encoding"
+        assert int(response.headers["Content-Length"]) == len(body)
+    text = (gzip.decompress(body) if gzipped else body).decode()
+    assert _without_process(text) == _without_process((await site.get("/metrics"))[2])
+
+
+def _without_process(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("process_")]
+
+
+def _samples(families: list[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.startswith("process_")
+    }
+
+
+async def test_another_parser_reads_both_formats(site: Site) -> None:
+    """prometheus_client reads the same samples from both; names are escaped, and no family stands twice."""
+    text = list(parse_text((await site.get("/metrics"))[2]))
+    openmetrics = list(
+        parse_openmetrics((await site.get("/metrics", Accept=PROMETHEUS_2_42))[2])  # type: ignore[no-untyped-call]
+    )
+    assert _samples(text) == _samples(openmetrics)
+    for families in (text, openmetrics):
+        names = [family.name for family in families]
+        assert len(names) == len(set(names))
+        assert all(family.documentation and family.type != "unknown" for family in families)
+    labels = frozenset({"namespace": "ml", "pod": WEIRD, "container": "main", "uuid": UUID}.items())
+    assert _samples(text)["gpumap_container_gpu_memory_used_bytes", labels] == 1 << 30
+    errors = {"source": "kubelet", "reason": "rate_limited"}
+    assert _samples(text)["gpumap_source_errors_total", frozenset(errors.items())] == 2
+    assert any(family.name == "process_cpu_seconds" for family in openmetrics)
+
+
+async def test_the_map_is_json(site: Site) -> None:
+    """/api/v1/map is the snapshot as JSON, with the names as they are."""
+    status, content_type, text = await site.get("/api/v1/map")
+    assert (status, content_type) == (200, "application/json")
+    document = json.loads(text)
+    assert document["version"] == 1
+    assert {holder["pod"] for holder in document["devices"][0]["holders"]} == {WEIRD, "pod-1"}
+
+
+async def test_nodes_page(site: Site) -> None:
+    """/metrics/nodes has this node's family, under a name that is valid."""
+    status, content_type, text = await site.get("/metrics/nodes", Accept=PROMETHEUS_2_42)
+    assert (status, content_type) == (200, TEXT)
+    (family,) = parse_text(text)
+    assert family.name == "_7_node_example_info"
+    assert len(family.samples) == 2
+
+
+async def test_pages_of_dialects_that_are_off_are_not_there() -> None:
+    """/metrics/nodes is 404 without its dialect, and so is /metric."""
+    async with serving(nodes=False) as site:
+        site.pages.publish(snapshot())
+        assert (await site.get("/metrics/nodes"))[0] == 404
+        assert (await site.get("/metric"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes", "/api/v1/map", "/healthz", "/readyz", "/"])
+async def test_head_is_answered(site: Site, path: str) -> None:
+    """HEAD gives the head that GET gives, and no body."""
+    status, content_type, _ = await site.get(path)
+    assert await site.get(path, "HEAD") == (status, content_type, "")
+    assert status == 200
+    assert (await site.get(path, "POST"))[0] == 405
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/metric", "/api/v1", "/api/v2/map", "/..%2fetc/passwd"])
+async def test_other_paths_are_not_found(site: Site, path: str) -> None:
+    """Anything else is 404."""
+    assert (await site.get(path))[0] == 404
+
+
+async def test_the_index_needs_nothing_from_elsewhere(site: Site) -> None:
+    """/ leads to the pages, and loads nothing."""
+    status, content_type, text = await site.get("/")
+    assert (status, content_type) == (200, "text/html; charset=utf-8")
+    assert "http://" not in text
+    assert "https://" not in text
+    async with site.session.get(site.url) as response:
+        assert response.headers["Content-Security-Policy"] == "default-src 'none'"
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_before_the_first_collection() -> None:
+    """There is nothing to serve yet: 503 everywhere but on /healthz, which only says that the process lives."""
+    async with serving() as site:
+        for path in ("/metrics", "/metrics/nodes", "/api/v1/map", "/readyz"):
+            status, _, text = await site.get(path)
+            assert status == 503
+            assert "the first collection is not finished" in text
+        assert (await site.get("/healthz"))[0] == 200
+        site.pages.publish(snapshot())
+        assert (await site.get("/metrics"))[0] == 200
+        assert (await site.get("/readyz"))[0] == 200
+
+
+async def test_readiness(site: Site) -> None:
+    """Ready while the kubelet or NVML has answered lately; else 503 with what each said."""
+
+    def health(source: Source, answered: float | None) -> SourceHealth:
+        last = None if answered is None else Moment(answered, 0.0)
+        return SourceHealth(source, up=False, reason="refused", detail=f"by {source.value}", last_success=last)
+
+    def publish(kubelet: float | None, nvml: float | None) -> None:
+        others = [health(source, site.seconds) for source in (Source.PROCFS, Source.POD_IDENTITY)]
+        sources = (health(Source.KUBELET, kubelet), health(Source.NVML, nvml), *others)
+        site.pages.publish(replace(snapshot(site.seconds), sources=sources))
+
+    site.seconds = 1000.0
+    publish(kubelet=None, nvml=None)
+    status, _, text = await site.get("/readyz")
+    assert status == 503
+    assert text == "not ready: kubelet: refused by kubelet; nvml: refused by nvml\n"
+    assert (await site.get("/healthz"))[0] == 200
+    for kubelet, nvml in ((990.0, None), (None, 990.0), (900.0, 990.0)):
+        publish(kubelet, nvml)
+        assert (await site.get("/readyz"))[0] == 200
+    site.seconds = 1000.0 + STALE_AFTER_SECONDS  # without any new snapshot
+    assert (await site.get("/readyz"))[0] == 503
+
+
+async def test_a_stale_snapshot_is_not_served(site: Site) -> None:
+    """Past --stale-after the page is 200 with what gpumap says of itself; the map keeps its form, and is empty."""
+    site.seconds = STALE_AFTER_SECONDS
+    assert "gpumap_container_gpu_memory_used_bytes{" in (await site.get("/metrics"))[2]
+    site.seconds += 0.001
+    for accept in ("*/*", PROMETHEUS_3):
+        status, _, text = await site.get("/metrics", Accept=accept)
+        assert status == 200
+        names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+        assert not [
+            name for name in names if name.startswith(("gpumap_container", "gpumap_device", "gpumap_gpu", "pod_"))
+        ]
+        assert {"gpumap_source_up", "gpumap_snapshot_timestamp_seconds", "gpumap_build_info"} <= names
+        assert "process_cpu_seconds_total" in names
+    document = json.loads((await site.get("/api/v1/map"))[2])
+    assert (document["devices"], document["gpus"], document["unmatched"]) == ([], [], [])
+    assert document["sources"]
+    assert (await site.get("/metrics/nodes"))[0] == 200
+    site.pages.publish(snapshot(site.seconds))
+    assert "gpumap_container_gpu_memory_used_bytes{" in (await site.get("/metrics"))[2]
+
+
+async def test_each_snapshot_has_its_own_pages(site: Site) -> None:
+    """A page is made anew for each snapshot, in every form, and compressed too."""
+    for containers in (1, 3):
+        site.pages.publish(snapshot(containers=containers))
+        for path, wanted in (("/metrics", "gpumap_allocation_info{"), ("/metrics/nodes", "_7_node_example_info{")):
+            for headers in ({}, {"Accept_Encoding": "gzip"}):
+                text = (await site.get(path, **headers))[2]
+                assert text.count(f"\n{wanted}") == containers
+
+
+async def test_clients_that_stop_reading_block_nobody() -> None:
+    """While some clients ask for a large page and never read it, others are answered, and the end comes in time."""
+    async with serving() as site:
+        site.pages.publish(snapshot(containers=8000))
+        size = len((await site.get("/metrics"))[2])
+        assert size > 4 << 20, "too small to fill the sockets' buffers"
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                client = stack.enter_context(socket.socket())
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", site.port))
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+            silent.sendall(b"GET /metrics HTTP/1.1\r\nHost")
+            for _ in range(2):
+                async with asyncio.timeout(5):
+                    assert (await site.get("/healthz"))[0] == 200
+                    assert len((await site.get("/metrics"))[2]) == pytest.approx(size, rel=0.01)
+            began = time.monotonic()
+            await site.runner.cleanup()
+            assert time.monotonic() - began < 5.0
+
+
+def test_weights() -> None:
+    """A token's weight is its best one, 0 where it is not named or the weight is no number."""
+    assert quality("a;q=0.5, b, a;q=0.7", "a") == 0.7
+    assert quality("a;q=0.5", "b") == 0.0
+    assert quality("a;q=", "a") == 0.0
+    assert quality("a;q=nan", "a") == 0.0
+    assert quality("a;q=-1", "a") == 0.0
+    assert prefers_openmetrics(PROMETHEUS_3)
+    assert not prefers_openmetrics("")
