@@ -24,7 +24,7 @@ from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.exposition import Exposition
 from gpumap.join import Rules
 from gpumap.metrics import native, self_families
-from gpumap.model import Node, Snapshot
+from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
 from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.kubelet import KubeletSource

@@ -18,8 +18,6 @@ from gpumap.model import (
     Complaint,
     ContainerLink,
     ContainerName,
-    ContainerOnDevice,
-    ContainerUse,
     DeviceId,
     DeviceMemory,
     Failed,
@@ -31,7 +29,6 @@ from gpumap.model import (
     LogTree,
     MigInstance,
     Moment,
-    Node,
     NvmlReading,
     Observations,
     Observed,
@@ -43,9 +40,9 @@ from gpumap.model import (
     ProcessSample,
     ProcTable,
     ResourceDevices,
-    Snapshot,
     Uuid,
 )
+from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 
 T = TypeVar("T")
 

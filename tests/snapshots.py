@@ -1,27 +1,19 @@
 """Made-up snapshots for the tests of the pages: `busy_node` has a sample of every native family."""
 
-from gpumap.model import (
-    ContainerName,
+from gpumap.model import ContainerName, DeviceMemory, GpuReading, MigInstance, Moment, NvmlReading, PodUid, Source, Uuid
+from gpumap.snapshot import (
     ContainerOnDevice,
     ContainerUse,
-    DeviceMemory,
     Gpu,
-    GpuReading,
     Leaf,
-    MigInstance,
-    Moment,
     Node,
-    NvmlReading,
     Owner,
     OwnerUse,
     PodInfo,
-    PodUid,
     ProcessUse,
     Snapshot,
-    Source,
     SourceHealth,
     UnmatchedSlots,
-    Uuid,
 )
 
 GIB = 1 << 30

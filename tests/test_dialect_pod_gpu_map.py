@@ -11,7 +11,8 @@ from gpumap.dialects.pod_gpu_map import FAMILIES, node_family
 from gpumap.exposition import Exposition
 from gpumap.families import Family
 from gpumap.metrics import GROUPS, native, self_families
-from gpumap.model import ContainerName, ContainerOnDevice, Gpu, Leaf, Node, Snapshot, Uuid
+from gpumap.model import ContainerName, Uuid
+from gpumap.snapshot import ContainerOnDevice, Gpu, Leaf, Node, Snapshot
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu, instances
 from tests.tools import tool
 

@@ -16,7 +16,8 @@ from prometheus_client.samples import Sample
 from gpumap.exposition import Exposition
 from gpumap.families import Family, Series
 from gpumap.metrics import GROUPS, native, self_families
-from gpumap.model import ContainerName, PodInfo, Snapshot
+from gpumap.model import ContainerName
+from gpumap.snapshot import PodInfo, Snapshot
 from tests.snapshots import busy_node, empty_node
 from tests.tools import tool
 

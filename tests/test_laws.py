@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gpumap.device_ids import NamedDevice, parse
 from gpumap.exposition import Exposition
 from gpumap.metrics import native, self_families
-from gpumap.model import CgroupKind, ContainerName, DeviceId, Owner, Snapshot, Uuid
+from gpumap.model import CgroupKind, ContainerName, DeviceId, Uuid
+from gpumap.snapshot import Owner, Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid
 
 FAMILIES = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("1", "3.11"))

@@ -8,7 +8,8 @@ import pytest
 
 from gpumap.families import Family
 from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS, native, self_families
-from gpumap.model import ContainerName, ContainerOnDevice, Leaf, ProcessUse, Snapshot, Uuid
+from gpumap.model import ContainerName, Uuid
+from gpumap.snapshot import ContainerOnDevice, Leaf, ProcessUse, Snapshot
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu
 
 CONTAINER = "namespace pod container uuid"

@@ -21,24 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.metrics import DEFAULT_GROUPS, native, self_families
-from gpumap.model import (
-    ContainerName,
-    ContainerOnDevice,
-    ContainerUse,
-    DeviceMemory,
-    Gpu,
-    GpuReading,
-    Leaf,
-    Moment,
-    Node,
-    Owner,
-    OwnerUse,
-    Snapshot,
-    Source,
-    SourceHealth,
-    Uuid,
-)
+from gpumap.model import ContainerName, DeviceMemory, GpuReading, Moment, Source, Uuid
 from gpumap.pages import Pages
+from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, OwnerUse, Snapshot, SourceHealth
 from gpumap.web import application, prefers_openmetrics, quality
 
 STALE_AFTER_SECONDS = 60.0

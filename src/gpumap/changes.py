@@ -2,7 +2,8 @@
 
 import logging
 
-from gpumap.model import Observations, Observed, Snapshot, Source, SourceHealth
+from gpumap.model import Observations, Observed, Source
+from gpumap.snapshot import Snapshot, SourceHealth
 
 
 def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:

@@ -24,10 +24,10 @@ from gpumap.model import (
     Observed,
     PodIdentity,
     ProcTable,
-    Snapshot,
     SourceError,
     Told,
 )
+from gpumap.snapshot import Snapshot
 
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN = 1.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpumap.model import ContainerOnDevice, DeviceMemory, Gpu, Leaf, OwnerUse, ProcessUse, Snapshot, SourceHealth
+from gpumap.model import DeviceMemory
+from gpumap.snapshot import ContainerOnDevice, Gpu, Leaf, OwnerUse, ProcessUse, Snapshot, SourceHealth
 
 VERSION = 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from gpumap.model import Snapshot
+from gpumap.snapshot import Snapshot
 
 Kind = Literal["gauge", "counter", "summary"]
 

@@ -19,7 +19,8 @@ from gpumap.document import document
 from gpumap.exposition import Exposition
 from gpumap.families import Family
 from gpumap.lanes import Lane
-from gpumap.model import Snapshot, Source
+from gpumap.model import Source
+from gpumap.snapshot import Snapshot
 
 Form = Literal["text", "openmetrics", "nodes", "map"]
 _GZIP_LEVEL = 1

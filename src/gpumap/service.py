@@ -22,9 +22,9 @@ from gpumap.errors import UsageError
 from gpumap.families import Family
 from gpumap.join import Rules
 from gpumap.metrics import native, self_families
-from gpumap.model import Node, Snapshot
 from gpumap.pages import Pages
 from gpumap.settings import Listen, Settings
+from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
 from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.kubelet import KubeletSource

@@ -34,6 +34,7 @@ class DemoNode:
         self._epoch = epoch
         self._made_directory = False
         self._files = NodeFiles(directory)
+        self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.kubelet = FakeKubelet(self.kubelet_root / "pod-resources" / "kubelet.sock")
 
@@ -81,9 +82,8 @@ class DemoNode:
     ) -> None:
         try:
             if self._task is not None:
-                self._task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._task
+                self._over.set()
+                await self._task  # not cancelled: a thread of its own may be writing files
         finally:
             await self._remove()
 
@@ -92,8 +92,9 @@ class DemoNode:
 
     async def _play(self) -> None:
         trouble = ""
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
+        while not self._over.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), TICK_SECONDS)
             try:
                 await self._show(self._now())
                 trouble = ""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from gpumap.families import Family, Series
-from gpumap.model import Snapshot
+from gpumap.snapshot import Snapshot
 
 _LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
 

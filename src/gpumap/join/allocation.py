@@ -11,15 +11,8 @@ from typing import NamedTuple
 
 from gpumap.device_ids import NamedDevice, Unnamed, is_gpu, parse
 from gpumap.join.inventory import Inventory, KnownGpu
-from gpumap.model import (
-    ContainerName,
-    DeviceId,
-    ListedContainer,
-    ListedPod,
-    ResourceDevices,
-    UnmatchedSlots,
-    Uuid,
-)
+from gpumap.model import ContainerName, DeviceId, ListedContainer, ListedPod, ResourceDevices, Uuid
+from gpumap.snapshot import UnmatchedSlots
 
 
 class Grant(NamedTuple):

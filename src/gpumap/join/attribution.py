@@ -20,7 +20,6 @@ from gpumap.model import (
     CheckpointEntry,
     ContainerName,
     GpuProcess,
-    Owner,
     PodCgroup,
     PodName,
     PodUid,
@@ -28,6 +27,7 @@ from gpumap.model import (
     ProcTable,
     Uuid,
 )
+from gpumap.snapshot import Owner
 
 MPS_SERVER_COMM = "nvidia-cuda-mps-server"[:15]
 """The kernel keeps 15 characters of a name."""

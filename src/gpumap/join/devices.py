@@ -6,7 +6,8 @@ from gpumap.join.allocation import Allocation
 from gpumap.join.attribution import Attributed, Attribution
 from gpumap.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.join.usage import owner_uses
-from gpumap.model import DeviceMemory, Gpu, GpuProcess, Leaf, MigInstance, Uuid
+from gpumap.model import DeviceMemory, GpuProcess, MigInstance, Uuid
+from gpumap.snapshot import Gpu, Leaf
 
 
 def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumap.model import Complaint, Failed, Observations, Observed, Source, SourceHealth
+from gpumap.model import Complaint, Failed, Observations, Observed, Source
+from gpumap.snapshot import SourceHealth
 
 _REASONS = {
     Source.KUBELET: (

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.device_ids import mig_place
-from gpumap.model import Gpu, GpuReading, MigInstance, NvmlReading, Uuid
+from gpumap.model import GpuReading, MigInstance, NvmlReading, Uuid
+from gpumap.snapshot import Gpu
 
 
 class KnownLeaf(NamedTuple):

@@ -10,18 +10,8 @@ from gpumap.join.allocation import Allocation
 from gpumap.join.health import untried
 from gpumap.join.inventory import KnownGpu
 from gpumap.join.pods import PodTable
-from gpumap.model import (
-    ContainerName,
-    KubeletAnswer,
-    ListedPod,
-    Observed,
-    Owner,
-    PodIdentity,
-    PodName,
-    PodUid,
-    SourceHealth,
-    Uuid,
-)
+from gpumap.model import ContainerName, KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
+from gpumap.snapshot import Owner, SourceHealth
 
 
 class Suspicion(NamedTuple):

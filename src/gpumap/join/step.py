@@ -14,24 +14,8 @@ from gpumap.join.memory import LastProcess, Memory, UseMemory
 from gpumap.join.pods import PodTable, tabulate
 from gpumap.join.restart import Listing, take_list
 from gpumap.join.usage import LeafUse, certainly_idle, remember
-from gpumap.model import (
-    ContainerName,
-    ContainerOnDevice,
-    ContainerUse,
-    Failed,
-    Node,
-    Observations,
-    Observed,
-    PodIdentity,
-    PodInfo,
-    PodName,
-    PodUid,
-    ProcessUse,
-    ProcTable,
-    Snapshot,
-    SourceHealth,
-    Uuid,
-)
+from gpumap.model import ContainerName, Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable, Uuid
+from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, PodInfo, ProcessUse, Snapshot, SourceHealth
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 

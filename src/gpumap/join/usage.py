@@ -11,18 +11,8 @@ from typing import NamedTuple
 
 from gpumap.join.attribution import Attributed
 from gpumap.join.memory import LastProcess, UseMemory
-from gpumap.model import (
-    ContainerName,
-    ContainerUse,
-    DeviceMemory,
-    Moment,
-    Owner,
-    OwnerUse,
-    PodName,
-    PodUid,
-    ProcessSample,
-    Uuid,
-)
+from gpumap.model import ContainerName, DeviceMemory, Moment, PodName, PodUid, ProcessSample, Uuid
+from gpumap.snapshot import ContainerUse, Owner, OwnerUse
 
 KEPT_SECONDS = 300.0
 """How long a container's peak is remembered after it was last seen."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.families import Family, Series
-from gpumap.model import ContainerOnDevice, Snapshot
+from gpumap.snapshot import ContainerOnDevice, Snapshot
 
 CONTAINER_LABELS = ("namespace", "pod", "container", "uuid")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.families import Family, Kind, Series
-from gpumap.model import DeviceMemory, Gpu, GpuReading, Leaf, Snapshot
+from gpumap.model import DeviceMemory, GpuReading
+from gpumap.snapshot import Gpu, Leaf, Snapshot
 
 
 def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumap.families import Family, Series
-from gpumap.model import Snapshot
+from gpumap.snapshot import Snapshot
 
 
 def _sources_last_success(snapshot: Snapshot) -> Iterator[Series]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpumap.families import Family, Series
 from gpumap.metrics.allocation import CONTAINER_LABELS, container_labels
-from gpumap.model import ContainerUse, Snapshot
+from gpumap.snapshot import ContainerUse, Snapshot
 
 
 def _used(name: str, help: str, value: Callable[[ContainerUse], float | None]) -> Family:

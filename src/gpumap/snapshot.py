@@ -1,0 +1,179 @@
+"""The snapshot: one node's map at one moment, as the step makes it and the faces read it. Frozen values, no logic.
+
+A value that nobody knows is `None`, never 0.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpumap.model import (
+    ContainerName,
+    DeviceMemory,
+    GpuReading,
+    MigInstance,
+    Moment,
+    NvmlReading,
+    PodUid,
+    Source,
+    Uuid,
+)
+
+
+class Owner(enum.StrEnum):
+    """Whose a process is, or a share of a leaf's memory (contract: `owner`)."""
+
+    ASSIGNED = "assigned"
+    UNASSIGNED = "unassigned"
+    GONE = "gone"
+    HOST = "host"
+    MPS_SERVER = "mps_server"
+    SIBLING = "sibling"
+    UNKNOWN = "unknown"
+    UNACCOUNTED = "unaccounted"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """`memory_bytes` is `None` where no process of the owner tells it; `processes` is `None` for the remainder."""
+
+    owner: Owner
+    memory_bytes: int | None
+    processes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A physical GPU. `reading` is `None` while it is lost or hung; then `fault` says why."""
+
+    uuid: Uuid
+    index: int
+    minor: int | None
+    pci_bus_id: str
+    model: str
+    partitioned: bool
+    fault: str | None
+    stuck_seconds: float
+    last_success: float | None
+    reading: GpuReading | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What can be given away: a GPU that is not partitioned, or a MIG device.
+
+    Also a uuid that only the kubelet names while NVML is down: then `gpu` is `None` and nothing is measured.
+    """
+
+    uuid: Uuid
+    gpu: Gpu | None
+    instance: MigInstance | None = None
+    memory: DeviceMemory | None = None
+    holders: int | None = None
+    allocatable: tuple[tuple[str, int], ...] = ()
+    owners: tuple[OwnerUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUse:
+    """What was measured of a container on a leaf. Each value is `None` where it is not known."""
+
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    processes: int
+    sm_ratio: float | None
+    memory_controller_ratio: float | None
+    encoder_ratio: float | None
+    decoder_ratio: float | None
+    unassigned: bool
+    last_active: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOnDevice:
+    """One container and one device: what it holds of it (`slots`, by resource) and what it uses (`use`)."""
+
+    name: ContainerName
+    uuid: Uuid
+    slots: tuple[tuple[str, int], ...] = ()
+    allocated_gpus: float | None = None
+    allocated_memory_bytes: int | None = None
+    use: ContainerUse | None = None
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """A process on a leaf. `name` is `None` where no pod could be named."""
+
+    pid: int
+    uuid: Uuid
+    types: str
+    comm: str
+    owner: Owner
+    name: ContainerName | None
+    pod_uid: PodUid | None
+    memory_bytes: int | None
+    sm_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedSlots:
+    """Slots of a container that are on no device that NVML knows, and why."""
+
+    name: ContainerName
+    resource: str
+    reason: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """A pod that holds or uses a GPU. `uid` is empty where it is not known."""
+
+    namespace: str
+    pod: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """A source's record since the start. `up` is whether its last attempt succeeded."""
+
+    source: Source
+    up: bool = False
+    reason: str = ""
+    detail: str = ""
+    last_success: Moment | None = None
+    attempts: int = 0
+    seconds: float = 0.0
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    internal_ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One node's map at `at`. Everything in it is sorted, so that equal nodes give equal pages."""
+
+    at: Moment
+    node: Node
+    sources: tuple[SourceHealth, ...]
+    capabilities: tuple[tuple[str, bool], ...]
+    collections: tuple[tuple[str, int], ...]
+    driver: NvmlReading | None = None
+    gpus: tuple[Gpu, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    containers: tuple[ContainerOnDevice, ...] = ()
+    processes: tuple[ProcessUse, ...] = ()
+    unmatched: tuple[UnmatchedSlots, ...] = ()
+    pods: tuple[PodInfo, ...] = ()
