@@ -5,6 +5,9 @@ import logging
 from gpumap.model import Observations, Observed, Source
 from gpumap.snapshot import Snapshot, SourceHealth
 
+OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
+"""Capabilities that privileges or the driver give or withhold, besides PID visibility."""
+
 
 def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
     """Log the changes between two snapshots that follow each other; `before` is `None` at the start."""
@@ -12,6 +15,8 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
     for health in after.sources:
         _log_source(log, known.get(health.source), health)
     _log_visibility(log, before, after, observations)
+    if before is None or _optional(before) != _optional(after):
+        log.info("capabilities %s", _optional(after))
     faults = {gpu.uuid: gpu.fault for gpu in before.gpus} if before else {}
     for gpu in after.gpus:
         if gpu.fault != faults.get(gpu.uuid):
@@ -21,6 +26,10 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
                 log.info("gpu up uuid=%s index=%d", gpu.uuid, gpu.index)
     if before is not None and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
         log.info("gpus changed count=%d", len(after.gpus))
+
+
+def _optional(snapshot: Snapshot) -> str:
+    return " ".join(f"{name}={present:d}" for name, present in snapshot.capabilities if name in OPTIONAL_STEPS)
 
 
 def _log_source(log: logging.Logger, before: SourceHealth | None, after: SourceHealth) -> None:
