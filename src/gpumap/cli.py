@@ -127,7 +127,7 @@ def _demo(given: argparse.Namespace) -> int:
     try:
         scenario = load_scenario(Path(given.scenario)) if given.scenario else default_scenario()
     except ScenarioError as error:
-        raise UsageError(f"--scenario {given.scenario}: {error}") from error
+        raise UsageError(f"--scenario {error}") from error
     chosen = given.node_name or os.environ.get("GPUMAP_NODE_NAME")
     settings = settings if chosen else replace(settings, node_name=scenario.node)
     asyncio.run(serve_demo(settings, scenario))
