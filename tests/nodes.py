@@ -177,12 +177,13 @@ class TestNode:
         return Observations(
             nvml=self._failed("no driver") if "nvml" in self.down else self._seen(self._nvml()),
             procfs=self._failed("unreadable") if "procfs" in self.down else self._seen(self._proc()),
-            pod_identity=self._failed("missing") if self._no_identity() else self._seen(self._identity()),
+            pod_identity=self._failed("missing") if self.has_no_identity else self._seen(self._identity()),
             kubelet=self._failed(self.kubelet_reason) if "kubelet" in self.down else self._seen(self._kubelet()),
             finished=self.now,
         )
 
-    def _no_identity(self) -> bool:
+    @property
+    def has_no_identity(self) -> bool:
         return "pod_identity" in self.down or not (self.checkpoint_readable or self.logs_readable)
 
     def _seen(self, value: T) -> Observed[T]:

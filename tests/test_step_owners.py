@@ -100,6 +100,21 @@ def test_recreated_pod_of_the_same_name_is_told_from_its_predecessor() -> None:
     assert [pod.uid for pod in snapshot.pods] == [new.uid]
 
 
+def test_card_handed_on_within_one_interval_takes_no_process_along() -> None:
+    """A card goes from one pod to the next while the checkpoint still has the old row: the old process is not the new
+    pod's, not even for one collection."""
+    old, new = (Pod("ml", name, {"main": {"nvidia.com/gpu": [str(CARD)]}}) for name in ("old", "new"))
+    node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
+    node.collect()
+    old.listed, old.has_tree = False, False
+    new.in_checkpoint, new.has_tree = False, False
+    node.pods.append(new)
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == 0
+    found = use(snapshot, new.full(), CARD)
+    assert found is None or found.memory_bytes == 0
+
+
 def test_two_trees_of_one_name_without_checkpoint_leave_the_owner_unknown() -> None:
     """Where a name has two log trees and nothing fixes its UID, no process of either is credited."""
     old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [CARD]}}, listed=False)

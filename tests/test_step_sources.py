@@ -41,6 +41,23 @@ def test_stale_list_is_not_served_but_measured_use_stays() -> None:
     assert all(leaf.holders is None and leaf.allocatable == () for leaf in snapshot.leaves)
 
 
+def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection() -> None:
+    """A pod that came after the identity files were last read has no directory in them: that accuses nobody."""
+    node, pod = one_pod()
+    node.collect()
+    node.down.add("pod_identity")
+    new = Pod("ml", "new", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
+    node.pods.append(new)
+    node.processes.append(Process(11, gpu_uuid(1), new))
+    for _ in range(3):
+        snapshot = node.collect()
+        assert owners(snapshot, gpu_uuid(1))["unknown"] == GIB
+        assert set(owners(snapshot, gpu_uuid(1))) == {"assigned", "host", "unknown", "unaccounted"}
+    found = use(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == GIB
+
+
 def test_restarted_kubelet_that_lists_nothing_yet_keeps_pods_that_stand() -> None:
     """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup stands."""
     node, pod = one_pod()

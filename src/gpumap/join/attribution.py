@@ -49,7 +49,10 @@ class Attributed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What owners are judged by. `read_now`: the List is of this collection; `current`: it may still be served."""
+    """What owners are judged by. `current`: it may be served, though it may be of an earlier collection.
+
+    `may_accuse`: List and identity are both of this collection. A pod that has just come has neither in older ones.
+    """
 
     table: PodTable
     allocation: Allocation
@@ -57,7 +60,7 @@ class Evidence:
     procs: ProcTable
     identity_current: bool
     list_current: bool
-    list_read_now: bool
+    may_accuse: bool
     last_names: Mapping[PodUid, PodName]
     suspected: frozenset[Suspicion]
 
@@ -84,7 +87,7 @@ def attribute(processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence
         for leaf, processes in processes_by_leaf.items()
     }
     suspicions = judge.suspicions
-    if not evidence.list_read_now:
+    if not evidence.may_accuse:
         suspicions |= evidence.suspected  # nothing was looked at anew: what was agreed before still waits
     return Attribution(by_leaf, frozenset(suspicions), judge.names)
 
@@ -153,7 +156,7 @@ class _Judge:
         return _Verdict(owner, name, measures=True)
 
     def _accuse(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> Owner:
-        if not self._evidence.list_read_now:
+        if not self._evidence.may_accuse:
             return Owner.UNKNOWN
         suspicion = Suspicion(*pod, leaf, verdict)
         self.suspicions.add(suspicion)

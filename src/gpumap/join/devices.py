@@ -43,7 +43,7 @@ def leaves(
     *,
     list_served: bool,
     owners_by_list: bool,
-    owners_by_this_list: bool,
+    may_accuse: bool,
     visible: bool,
 ) -> tuple[Leaf, ...]:
     """Make every leaf of the node, and the devices that only the kubelet names."""
@@ -67,7 +67,7 @@ def leaves(
                         attribution.by_leaf.get(leaf.uuid),
                         _siblings(known, leaf, attribution) if visible else (),
                         owners_by_list,
-                        owners_by_this_list,
+                        may_accuse,
                         visible,
                     ),
                 )

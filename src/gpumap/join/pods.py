@@ -73,10 +73,10 @@ class PodTable:
 
         `last_name` is the name it was last known by, for pods whose directories are gone.
         """
+        if self.logs_tell and uid not in self.trees:
+            return Standing.GONE  # the directory is made before the first process, and removed after the pod
         if uid in self.name_of:
             return Standing.LIVE
-        if self.logs_tell and uid not in self.trees:
-            return Standing.GONE
         name = self.name(uid) or last_name
         if name is None:
             return Standing.UNKNOWN
@@ -86,13 +86,13 @@ class PodTable:
         return Standing.GONE if name in self.uid_of else Standing.UNKNOWN
 
 
-def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None) -> PodTable:
-    """Join a List with what the identity files say."""
+def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: PodTable | None) -> PodTable:
+    """Join a List with what the identity files say. A UID that had another name `before` is not of this one."""
     checkpoint = identity.checkpoint if identity else None
     logs = identity.logs if identity else None
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
     listed = frozenset(PodName(pod.namespace, pod.name) for pod in pods)
-    uid_of = _fix_uids(pods, checkpoint, trees)
+    uid_of = _fix_uids(pods, checkpoint, trees, before.name_of if before else {})
     tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
     links = logs.links if logs else ()
     return PodTable(
@@ -126,7 +126,10 @@ def checkpoint_only(table: PodTable) -> dict[tuple[PodUid, str], tuple[Checkpoin
 
 
 def _fix_uids(
-    pods: tuple[ListedPod, ...], checkpoint: Checkpoint | None, trees: Mapping[PodUid, LogTree]
+    pods: tuple[ListedPod, ...],
+    checkpoint: Checkpoint | None,
+    trees: Mapping[PodUid, LogTree],
+    known: Mapping[PodUid, PodName],
 ) -> dict[PodName, PodUid]:
     """Tie each listed pod to its UID, where one and only one fits."""
     by_row: dict[tuple[str, str, frozenset[DeviceId]], set[PodUid]] = {}
@@ -141,7 +144,12 @@ def _fix_uids(
     for pod in pods:
         name = PodName(pod.namespace, pod.name)
         in_logs = by_name.get(name, set())
-        in_checkpoint = {uid for uid in _uids_by_rows(pod, by_row) if uid not in trees or uid in in_logs}
+        # A row of an ended pod stays until the next write, and its card may have been handed on meanwhile.
+        in_checkpoint = {
+            uid
+            for uid in _uids_by_rows(pod, by_row)
+            if (uid not in trees or uid in in_logs) and known.get(uid, name) == name
+        }
         candidates = (in_checkpoint & in_logs) or in_checkpoint or in_logs
         if len(candidates) == 1:
             (uid,) = candidates

@@ -44,6 +44,10 @@ class _Scene:
     attribution: Attribution
     leaf_uses: Mapping[Uuid, LeafUse]
 
+    @property
+    def may_accuse(self) -> bool:
+        return _may_accuse(self.listing, self.observations)
+
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
     """Reduce one collection."""
@@ -68,7 +72,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
             offered,
             list_served=scene.listing.current,
             owners_by_list=scene.listing.current and scene.identity is not None,
-            owners_by_this_list=scene.listing.read_now and scene.identity is not None,
+            may_accuse=scene.may_accuse,
             visible=scene.procs.pid_visibility,
         ),
         containers=containers,
@@ -101,7 +105,7 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         procs=procs,
         identity_current=identity is not None,
         list_current=listing.current,
-        list_read_now=listing.read_now,
+        may_accuse=_may_accuse(listing, observations),
         last_names=memory.names,
         suspected=memory.suspicions,
     )
@@ -127,12 +131,16 @@ def _identity(memory: Memory, observations: Observations, stale_after_seconds: f
     return newest
 
 
+def _may_accuse(listing: Listing, observations: Observations) -> bool:
+    return listing.read_now and isinstance(observations.pod_identity, Observed)
+
+
 def _table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
     """Join names and UIDs anew, unless nothing of what they are joined from has changed."""
     checkpoint, logs = (identity.checkpoint, identity.logs) if identity else (None, None)
     if before and before.pods is listing.pods and before.checkpoint is checkpoint and before.logs is logs:
         return before
-    return tabulate(listing.pods, identity)
+    return tabulate(listing.pods, identity, before)
 
 
 def _containers(

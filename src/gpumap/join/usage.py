@@ -19,7 +19,7 @@ KEPT_SECONDS = 300.0
 
 _ALWAYS = frozenset({Owner.HOST, Owner.UNKNOWN})
 _OF_THE_LIST = frozenset({Owner.ASSIGNED})
-_OF_THIS_LIST = frozenset({Owner.UNASSIGNED, Owner.GONE})
+_ACCUSED = frozenset({Owner.UNASSIGNED, Owner.GONE})
 
 
 class Measured(NamedTuple):
@@ -130,7 +130,7 @@ def owner_uses(
     attributed: tuple[Attributed, ...] | None,
     siblings: tuple[Attributed, ...],
     list_current: bool,
-    list_read_now: bool,
+    may_accuse: bool,
     visible: bool,
 ) -> tuple[OwnerUse, ...]:
     """Split a leaf among owners; with `unaccounted` the bytes add up to what the leaf uses (L1).
@@ -141,7 +141,7 @@ def owner_uses(
     if attributed is not None:
         standing = _ALWAYS if visible else frozenset({Owner.UNKNOWN})
         standing |= _OF_THE_LIST if visible and list_current else frozenset()
-        standing |= _OF_THIS_LIST if visible and list_read_now else frozenset()
+        standing |= _ACCUSED if visible and may_accuse else frozenset()
     items: dict[Owner, list[Attributed]] = {owner: [] for owner in standing}
     for item in attributed or ():
         items.setdefault(item.owner, []).append(item)
