@@ -185,8 +185,8 @@ def idle_is_zero(node: TestNode, snapshot: Snapshot) -> None:
         if not row.holds or leaf is None or leaf.memory is None:
             continue
         there = [process for process in node.processes if process.leaf == row.uuid]
-        if any(not process.readable and not process.left for process in there):
-            continue
+        if any(not process.readable or process.left for process in there):
+            continue  # it may be hidden rather than gone
         if any(process.pod and not (process.pod.has_tree and process.pod.listed) for process in there):
             continue
         if any(process.pod and process.pod.name == row.name.pod for process in there):

@@ -208,6 +208,14 @@ def test_host_and_unreadable_and_departed_processes() -> None:
     assert use(snapshot, idle.full(), CARD) is None, "the unreadable process may be its own"
 
 
+def test_pid_that_stays_missing_makes_no_holder_idle() -> None:
+    """A PID that /proc lacks once has just left; one that it lacks again is hidden from us, and may be the holder's."""
+    idle = shared("idle", 0)
+    node = TestNode([Gpu(0)], [idle], [Process(11, CARD, None, memory=2 * GIB, left=True)])
+    assert use(node.collect(), idle.full(), CARD) is not None
+    assert use(node.collect(), idle.full(), CARD) is None
+
+
 def test_mps_server_is_charged_to_nobody() -> None:
     """The MPS server's memory is its own owner, in whichever pod it runs; an MPS client's SM time is no false zero."""
     client = shared("client", 0)

@@ -1,7 +1,10 @@
 """What a snapshot says while sources are down, away, stale or back: nothing stale, no false zero, no flap."""
 
-from gpumap.model import Uuid
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+from dataclasses import replace
+
+from gpumap.join import Memory, step
+from gpumap.model import Observed, Uuid
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
 
@@ -53,6 +56,7 @@ def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection()
         snapshot = node.collect()
         assert owners(snapshot, gpu_uuid(1))["unknown"] == GIB
         assert set(owners(snapshot, gpu_uuid(1))) == {"assigned", "host", "unknown", "unaccounted"}
+        assert use(snapshot, new.full(), gpu_uuid(1)) is None, "it is not idle either"
     found = use(snapshot, pod.full(), CARD)
     assert found is not None
     assert found.memory_bytes == GIB
@@ -239,6 +243,40 @@ def test_peak_is_the_most_since_first_seen_and_starts_anew_with_a_new_pod() -> N
     assert found.memory_peak_bytes == 2 * GIB
 
 
+def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
+    """A pod made anew under its name, whose UID nothing fixes yet, has no peak rather than its predecessor's."""
+    node, pod = one_pod()
+    node.collect()
+    pod.listed, pod.in_checkpoint = False, False
+    node.processes.clear()
+    node.pods.append(replace(pod, generation=1, listed=True, has_tree=False))
+    found = use(node.collect(), pod.full(), CARD)
+    assert found is not None
+    assert (found.memory_bytes, found.memory_peak_bytes, found.last_active) == (0, None, None)
+
+
+def test_device_under_two_names_is_shared_out_once() -> None:
+    """One MIG device that two containers hold, each by another form of its name, is half of each."""
+    gpu = Gpu(0, mig=[(3, 0, 2)])
+    pods = [
+        Pod("ml", f"p{number}", {"main": {"nvidia.com/mig-2g.10gb": [name]}})
+        for number, name in enumerate((f"MIG-{gpu.uuid}/3/0", str(mig_uuid(0, 3, 0))))
+    ]
+    assert [r.allocated_gpus for r in TestNode([gpu], pods).collect().containers] == [1 / 7, 1 / 7]
+
+
+def test_driver_that_gives_two_devices_one_name_spoils_no_page() -> None:
+    """Two GPUs of one uuid, and an answer without a name, cost themselves; each name has one leaf."""
+    node, pod = one_pod()
+    observations = node.observe()
+    reading = observations.nvml.value  # type: ignore[union-attr]
+    twins = (reading.gpus[0], replace(reading.gpus[0], index=1), replace(reading.gpus[1], index=2, uuid=None))
+    lying = Observed(replace(reading, gpus=twins), observations.nvml.at, 0.0)
+    _, snapshot = step(Memory(), replace(observations, nvml=lying), RULES)
+    assert [leaf.uuid for leaf in snapshot.leaves] == [CARD]
+    assert use(snapshot, pod.full(), CARD) is not None
+
+
 def test_last_active_is_first_seen_until_it_computes() -> None:
     """Until SM time is seen it is when the container was first seen; absent where SM is not known."""
     node, pod = one_pod()
@@ -261,9 +299,6 @@ def test_unchanged_answers_cost_no_second_join() -> None:
     """While List, files and devices are the same, the tables made of them are the very same objects."""
     node, _ = one_pod()
     observations = node.observe()
-    from gpumap.join import Memory, step
-    from tests.nodes import RULES
-
     first, _ = step(Memory(), observations, RULES)
     second, _ = step(first, observations, RULES)
     assert second.table is first.table

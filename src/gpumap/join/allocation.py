@@ -53,6 +53,11 @@ class _Slot(NamedTuple):
     uuid: Uuid
     shared: bool
 
+    @property
+    def shared_id(self) -> tuple[Uuid, DeviceId]:
+        """What several containers may list: one replica, or the device, by whichever of its names."""
+        return self.uuid, self.device_id if self.shared else DeviceId("")
+
 
 def allocate(
     pods: tuple[ListedPod, ...],
@@ -152,22 +157,25 @@ def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -
 def _grants(slots: list[_Slot], offer: Offer, inventory: Inventory) -> dict[tuple[ContainerName, Uuid], Grant]:
     offered = _ids_by_device(offer.allocatable or (), inventory)
     registered = _ids_by_device(offer.registered, inventory)
-    sharers: dict[tuple[str, DeviceId], int] = {}
+    sharers: dict[tuple[Uuid, DeviceId], int] = {}
     held: dict[tuple[Uuid, str], set[DeviceId]] = {}
     by_holder: dict[tuple[ContainerName, Uuid], list[_Slot]] = {}
     for slot in slots:
-        sharers[slot.resource, slot.device_id] = sharers.get((slot.resource, slot.device_id), 0) + 1
+        sharers[slot.shared_id] = sharers.get(slot.shared_id, 0) + 1
         held.setdefault((slot.uuid, slot.resource), set()).add(slot.device_id)
         by_holder.setdefault((slot.container, slot.uuid), []).append(slot)
+    replicas = {
+        key: len(known | ids) if (known := offered.get(key) or registered.get(key)) else None
+        for key, ids in held.items()
+    }
 
     def share(slot: _Slot) -> float | None:
         """The part of a GPU that one slot is; an id that several containers list is split among them."""
         own = _own_share(slot.uuid, inventory)
-        key = (slot.uuid, slot.resource)
         if slot.shared:
-            replicas = offered.get(key) or registered.get(key)
-            own = own / len(replicas | held[key]) if own is not None and replicas else None
-        return own / sharers[slot.resource, slot.device_id] if own is not None else None
+            count = replicas[slot.uuid, slot.resource]
+            own = own / count if own is not None and count else None
+        return own / sharers[slot.shared_id] if own is not None else None
 
     shares = {holder: _sum(share(slot) for slot in of_holder) for holder, of_holder in by_holder.items()}
     scale = _overcommitment(shares, inventory)

@@ -63,6 +63,8 @@ class Evidence:
     may_accuse: bool
     last_names: Mapping[PodUid, PodName]
     suspected: frozenset[Suspicion]
+    missing_before: frozenset[tuple[Uuid, int]]
+    """(leaf, PID) pairs that /proc did not have in the last collection either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Attribution:
     by_leaf: Mapping[Uuid, tuple[Attributed, ...]]
     suspicions: frozenset[Suspicion]
     names: Mapping[PodUid, PodName]
+    missing: frozenset[tuple[Uuid, int]]
 
 
 class _Verdict(NamedTuple):
@@ -89,7 +92,7 @@ def attribute(processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence
     suspicions = judge.suspicions
     if not evidence.may_accuse:
         suspicions |= evidence.suspected  # nothing was looked at anew: what was agreed before still waits
-    return Attribution(by_leaf, frozenset(suspicions), judge.names)
+    return Attribution(by_leaf, frozenset(suspicions), judge.names, frozenset(judge.missing))
 
 
 class _Judge:
@@ -103,11 +106,14 @@ class _Judge:
         self._unlisted = checkpoint_only(evidence.table)
         self.suspicions: set[Suspicion] = set()
         self.names: dict[PodUid, PodName] = {}
+        self.missing: set[tuple[Uuid, int]] = set()
 
     def attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:
         entry = self._entries.get(process.pid)
         if entry is None:
-            unresolved = process.pid in self._unreadable
+            self.missing.add((leaf, process.pid))
+            # One that has just left holds nothing any more. One that is missing again is hidden from us.
+            unresolved = process.pid in self._unreadable or (leaf, process.pid) in self._evidence.missing_before
             return Attributed(process, None, "", Owner.UNKNOWN, None, None, measures=False, unresolved=unresolved)
         if entry.cgroup.kind is CgroupKind.POD:
             pod = self._known_pod(entry)
@@ -144,7 +150,8 @@ class _Judge:
             return _Verdict(Owner.UNKNOWN, name, measures=has_tree and not was_gone, unresolved=name is None)
         standing = evidence.table.standing(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
         if standing is Standing.GONE:
-            return _Verdict(self._accuse(pod, leaf, Owner.GONE), name)
+            # Judged by older files it may be a pod that has just come, and one of the holders.
+            return _Verdict(self._accuse(pod, leaf, Owner.GONE), name, unresolved=not evidence.may_accuse)
         if standing is Standing.UNKNOWN or name is None:
             return _Verdict(Owner.UNKNOWN, name, unresolved=True)
         if self._holds(pod.pod_uid, name, leaf):

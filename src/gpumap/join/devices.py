@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpumap.join.allocation import Allocation
 from gpumap.join.attribution import Attributed, Attribution
 from gpumap.join.inventory import Inventory, KnownGpu, KnownLeaf
-from gpumap.join.usage import owner_uses
+from gpumap.join.usage import Grounds, owner_uses
 from gpumap.model import DeviceMemory, GpuProcess, MigInstance, Uuid
 from gpumap.snapshot import Gpu, Leaf
 
@@ -40,45 +40,37 @@ def leaves(
     allocation: Allocation,
     attribution: Attribution,
     offered: frozenset[tuple[Uuid, str]],
-    *,
-    list_served: bool,
-    owners_by_list: bool,
-    may_accuse: bool,
-    visible: bool,
+    grounds: Grounds,
 ) -> tuple[Leaf, ...]:
     """Make every leaf of the node, and the devices that only the kubelet names."""
-    made: list[Leaf] = []
+    made: dict[Uuid, Leaf] = {}
+    known_by_uuid = {known.uuid: known for known in inventory.known}
     for gpu in inventory.gpus:
-        known = next(known for known in inventory.known if known.uuid == gpu.uuid)
+        known = known_by_uuid[gpu.uuid]
         for leaf in known.leaves:
+            if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in made:
+                continue  # a driver that gives two devices one name: a name has one series
             instance, memory = leaf_parts(gpu, leaf)
-            made.append(
-                Leaf(
-                    uuid=leaf.uuid,
-                    gpu=gpu,
-                    instance=instance,
-                    memory=memory,
-                    holders=len(allocation.holders.get(leaf.uuid, ())) if list_served else None,
-                    allocatable=_allocatable(leaf, inventory, allocation, offered),
-                    owners=()
-                    if gpu.reading is None
-                    else owner_uses(
-                        memory,
-                        attribution.by_leaf.get(leaf.uuid),
-                        _siblings(known, leaf, attribution) if visible else (),
-                        owners_by_list,
-                        may_accuse,
-                        visible,
-                    ),
-                )
+            attributed = attribution.by_leaf.get(leaf.uuid)
+            siblings = _siblings(known, leaf, attribution) if grounds.visible else ()
+            made[leaf.uuid] = Leaf(
+                uuid=leaf.uuid,
+                gpu=gpu,
+                instance=instance,
+                memory=memory,
+                holders=_holders(leaf.uuid, allocation, grounds),
+                allocatable=_allocatable(leaf, inventory, allocation, offered),
+                owners=owner_uses(memory, attributed, siblings, grounds) if gpu.reading else (),
             )
-    named = {leaf.uuid for leaf in made}
-    for uuid in {*allocation.holders, *(allocation.offered or {})} - named:
-        rows = (allocation.offered or {}).get(uuid, ())
-        made.append(
-            Leaf(uuid, None, holders=len(allocation.holders.get(uuid, ())) if list_served else None, allocatable=rows)
-        )
-    return tuple(sorted(made, key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
+    offered_now = allocation.offered or {}
+    for uuid in {*allocation.holders, *offered_now} - made.keys():
+        holders = _holders(uuid, allocation, grounds)
+        made[uuid] = Leaf(uuid, None, holders=holders, allocatable=offered_now.get(uuid, ()))
+    return tuple(sorted(made.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
+
+
+def _holders(uuid: Uuid, allocation: Allocation, grounds: Grounds) -> int | None:
+    return len(allocation.holders.get(uuid, ())) if grounds.list_served else None
 
 
 def leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:

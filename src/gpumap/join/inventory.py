@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpumap.device_ids import mig_place
@@ -78,7 +78,8 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
     known_gpus: dict[Uuid, KnownGpu] = {}
     gpus: list[Gpu] = []
     nameless = False
-    for said in reading.gpus if reading else ():
+    for answer in reading.gpus if reading else ():
+        said = replace(answer, fault="unknown") if answer.fault is None and answer.uuid is None else answer
         if said.fault is None and said.uuid is not None:
             known: KnownGpu | None = _learn(said, said.uuid, wall)
         else:

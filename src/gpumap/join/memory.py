@@ -28,6 +28,7 @@ class LastProcess(NamedTuple):
 
     start: int
     container: ContainerName | None
+    pod_uid: PodUid | None
 
 
 class UseMemory(NamedTuple):
@@ -63,5 +64,7 @@ class Memory:
     suspicions: frozenset[Suspicion] = frozenset()
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory] = field(default_factory=dict)
     processes: Mapping[tuple[Uuid, int], LastProcess] = field(default_factory=dict)
+    missing: frozenset[tuple[Uuid, int]] = frozenset()
+    """(leaf, PID) pairs that NVML listed and /proc did not have."""
     table: PodTable | None = None
     allocation: Allocation | None = None

@@ -132,9 +132,10 @@ def _fix_uids(
     known: Mapping[PodUid, PodName],
 ) -> dict[PodName, PodUid]:
     """Tie each listed pod to its UID, where one and only one fits."""
-    by_row: dict[tuple[str, str, frozenset[DeviceId]], set[PodUid]] = {}
+    rows: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
     for entry in checkpoint.entries if checkpoint else ():
-        by_row.setdefault((entry.container, entry.resource, entry.ids), set()).add(entry.pod_uid)
+        for device_id in entry.ids:
+            rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
     by_name: dict[PodName, set[PodUid]] = {}
     for tree in trees.values():
         by_name.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
@@ -143,14 +144,16 @@ def _fix_uids(
     claims: dict[PodUid, int] = {}
     for pod in pods:
         name = PodName(pod.namespace, pod.name)
-        in_logs = by_name.get(name, set())
-        # A row of an ended pod stays until the next write, and its card may have been handed on meanwhile.
-        in_checkpoint = {
-            uid
-            for uid in _uids_by_rows(pod, by_row)
-            if (uid not in trees or uid in in_logs) and known.get(uid, name) == name
-        }
-        candidates = (in_checkpoint & in_logs) or in_checkpoint or in_logs
+        candidates = in_logs = by_name.get(name, set())
+        if checkpoint is not None and any(devices.ids for one in pod.containers for devices in one.devices):
+            # What was given is written down: without a row, a directory of this name is a predecessor's. A row of an
+            # ended pod stays until the next write, and its card may have been handed on meanwhile.
+            in_checkpoint = {
+                uid
+                for uid in _uids_by_rows(pod, rows)
+                if (uid not in trees or uid in in_logs) and known.get(uid, name) == name
+            }
+            candidates = (in_checkpoint & in_logs) or in_checkpoint
         if len(candidates) == 1:
             (uid,) = candidates
             found[name] = uid
@@ -158,12 +161,16 @@ def _fix_uids(
     return {name: uid for name, uid in found.items() if claims[uid] == 1}
 
 
-def _uids_by_rows(pod: ListedPod, by_row: Mapping[tuple[str, str, frozenset[DeviceId]], set[PodUid]]) -> set[PodUid]:
-    """UIDs that the checkpoint has for what this pod holds; all of a pod's rows must agree."""
+def _uids_by_rows(pod: ListedPod, rows: Mapping[tuple[str, str, DeviceId], list[CheckpointEntry]]) -> set[PodUid]:
+    """UIDs whose rows hold all that this pod is listed with. (Kubelets 1.20 to 1.22 list some devices not at all:
+    kubernetes/kubernetes#103289.)"""
     agreed: set[PodUid] | None = None
     for container in pod.containers:
         for devices in container.devices:
-            uids = by_row.get((container.name, devices.resource, frozenset(devices.ids)))
-            if uids:
-                agreed = uids if agreed is None else agreed & uids
+            if not devices.ids:
+                continue
+            listed = frozenset(devices.ids)
+            with_first = rows.get((container.name, devices.resource, devices.ids[0]), ())
+            uids = {row.pod_uid for row in with_first if listed <= row.ids}
+            agreed = uids if agreed is None else agreed & uids
     return agreed or set()

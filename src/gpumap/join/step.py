@@ -13,7 +13,7 @@ from gpumap.join.inventory import Inventory, take
 from gpumap.join.memory import LastProcess, Memory, UseMemory
 from gpumap.join.pods import PodTable, tabulate
 from gpumap.join.restart import Listing, take_list
-from gpumap.join.usage import LeafUse, certainly_idle, remember
+from gpumap.join.usage import Grounds, LeafUse, certainly_idle, remember
 from gpumap.model import ContainerName, Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable, Uuid
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, PodInfo, ProcessUse, Snapshot, SourceHealth
 
@@ -44,10 +44,6 @@ class _Scene:
     attribution: Attribution
     leaf_uses: Mapping[Uuid, LeafUse]
 
-    @property
-    def may_accuse(self) -> bool:
-        return _may_accuse(self.listing, self.observations)
-
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
     """Reduce one collection."""
@@ -70,10 +66,12 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
             scene.allocation,
             scene.attribution,
             offered,
-            list_served=scene.listing.current,
-            owners_by_list=scene.listing.current and scene.identity is not None,
-            may_accuse=scene.may_accuse,
-            visible=scene.procs.pid_visibility,
+            Grounds(
+                visible=scene.procs.pid_visibility,
+                list_served=scene.listing.current,
+                pods_named=scene.listing.current and scene.identity is not None,
+                may_accuse=_may_accuse(scene.listing, observations),
+            ),
         ),
         containers=containers,
         processes=tuple(_processes(scene)),
@@ -108,6 +106,7 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         may_accuse=_may_accuse(listing, observations),
         last_names=memory.names,
         suspected=memory.suspicions,
+        missing_before=memory.missing,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence)
     samples = {
@@ -152,7 +151,7 @@ def _containers(
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
-        for name, measured in leaf_use.by_container(_idle(scene, leaf)).items():
+        for name, measured in leaf_use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
             uid = uids.get(name) or scene.table.uid_of.get(PodName(name.namespace, name.pod))
             found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, at)
     rows = []
@@ -249,11 +248,12 @@ def _remember(
         suspicions=scene.attribution.suspicions,
         uses=uses,
         processes={
-            (leaf, item.process.pid): LastProcess(item.start, item.name if item.measures else None)
+            (leaf, item.process.pid): LastProcess(item.start, item.name if item.measures else None, item.pod_uid)
             for leaf, items in scene.attribution.by_leaf.items()
             for item in items
             if item.start is not None
         },
+        missing=scene.attribution.missing,
         table=scene.table,
         allocation=scene.allocation,
     )

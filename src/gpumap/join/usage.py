@@ -31,6 +31,10 @@ class Measured(NamedTuple):
     unassigned: bool
 
 
+def _ratio(total: float) -> float:
+    return min(max(total, 0.0), 1.0)
+
+
 class _Times(NamedTuple):
     """Ratios 0-1 of the interval."""
 
@@ -49,14 +53,20 @@ class LeafUse:
     samples: Mapping[int, ProcessSample] | None
     before: Mapping[tuple[Uuid, int], LastProcess]
 
-    def by_container(self, idle: Iterable[ContainerName]) -> dict[ContainerName, Measured]:
+    def by_container(
+        self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
+    ) -> dict[ContainerName, Measured]:
         """Sum up by container; `idle` are the holders whose zeros stand."""
         of_container: dict[ContainerName, list[Attributed]] = {name: [] for name in idle}
         for item in self.attributed:
             if item.measures and item.name is not None:
                 of_container.setdefault(item.name, []).append(item)
         left = self._left_by_container()
-        return {name: self._measured(items, left.get(name, ())) for name, items in of_container.items()}
+        measured = {}
+        for name, items in of_container.items():
+            uid = items[0].pod_uid if items else uid_of.get(PodName(name.namespace, name.pod))
+            measured[name] = self._measured(items, left.get((name, uid), ()))
+        return measured
 
     def _measured(self, items: list[Attributed], left: Iterable[ProcessSample]) -> Measured:
         memories = [item.process.used_memory_bytes for item in items]
@@ -77,10 +87,10 @@ class LeafUse:
             return None
         told.extend(left)
         return _Times(
-            min(1.0, sum((sample.sm_ratio for sample in told), 0.0)),
-            min(1.0, sum((sample.memory_controller_ratio for sample in told), 0.0)),
-            min(1.0, sum((sample.encoder_ratio for sample in told), 0.0)),
-            min(1.0, sum((sample.decoder_ratio for sample in told), 0.0)),
+            _ratio(sum((sample.sm_ratio for sample in told), 0.0)),
+            _ratio(sum((sample.memory_controller_ratio for sample in told), 0.0)),
+            _ratio(sum((sample.encoder_ratio for sample in told), 0.0)),
+            _ratio(sum((sample.decoder_ratio for sample in told), 0.0)),
         )
 
     def sample(self, item: Attributed) -> ProcessSample | None:
@@ -96,14 +106,14 @@ class LeafUse:
             return ProcessSample(item.process.pid, 0.0, 0.0, 0.0, 0.0)
         return sample
 
-    def _left_by_container(self) -> dict[ContainerName, list[ProcessSample]]:
-        """Time of processes that have left since the last snapshot, by the container that they were in."""
+    def _left_by_container(self) -> dict[tuple[ContainerName, PodUid | None], list[ProcessSample]]:
+        """Time of processes that have left since the last snapshot, by the container and pod that they were in."""
         running = {item.process.pid for item in self.attributed}
-        left: dict[ContainerName, list[ProcessSample]] = {}
+        left: dict[tuple[ContainerName, PodUid | None], list[ProcessSample]] = {}
         for pid, sample in (self.samples or {}).items():
             before = self.before.get((self.uuid, pid))
             if pid not in running and before is not None and before.container is not None:
-                left.setdefault(before.container, []).append(sample)
+                left.setdefault((before.container, before.pod_uid), []).append(sample)
         return left
 
 
@@ -125,13 +135,24 @@ def certainly_idle(
         yield holder
 
 
+class Grounds(NamedTuple):
+    """What owners may be told by in this snapshot."""
+
+    visible: bool
+    """Processes of other containers can be seen."""
+    list_served: bool
+    """There is a List young enough to be served."""
+    pods_named: bool
+    """There is, and UIDs can be named by it."""
+    may_accuse: bool
+    """Both are of this collection."""
+
+
 def owner_uses(
     memory: DeviceMemory | None,
     attributed: tuple[Attributed, ...] | None,
     siblings: tuple[Attributed, ...],
-    list_current: bool,
-    may_accuse: bool,
-    visible: bool,
+    grounds: Grounds,
 ) -> tuple[OwnerUse, ...]:
     """Split a leaf among owners; with `unaccounted` the bytes add up to what the leaf uses (L1).
 
@@ -139,9 +160,9 @@ def owner_uses(
     """
     standing: frozenset[Owner] = frozenset()
     if attributed is not None:
-        standing = _ALWAYS if visible else frozenset({Owner.UNKNOWN})
-        standing |= _OF_THE_LIST if visible and list_current else frozenset()
-        standing |= _ACCUSED if visible and may_accuse else frozenset()
+        standing = _ALWAYS if grounds.visible else frozenset({Owner.UNKNOWN})
+        standing |= _OF_THE_LIST if grounds.visible and grounds.pods_named else frozenset()
+        standing |= _ACCUSED if grounds.visible and grounds.may_accuse else frozenset()
     items: dict[Owner, list[Attributed]] = {owner: [] for owner in standing}
     for item in attributed or ():
         items.setdefault(item.owner, []).append(item)
@@ -162,9 +183,14 @@ def _told_bytes(items: list[Attributed]) -> int | None:
 def remember(
     measured: Measured, before: UseMemory | None, uid: PodUid | None, at: Moment
 ) -> tuple[ContainerUse, UseMemory]:
-    """Add what time tells of a use: its peak, and when it was last active. Another pod of the name starts anew."""
+    """Add what time tells of a use: its peak, and when it was last active. Another pod of the name starts anew.
+
+    While a pod's UID is not known that its name had before, what is remembered may be another pod's: it waits.
+    """
     if before is None or (before.pod_uid and uid and before.pod_uid != uid):
         before = UseMemory(uid, None, at.wall, at.monotonic)
+    elif before.pod_uid and uid is None:
+        return _use(measured, None, None), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
     peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
     times = measured.times
     after = UseMemory(
@@ -173,15 +199,19 @@ def remember(
         last_active=at.wall if times and times.sm else before.last_active,
         kept_until=at.monotonic + KEPT_SECONDS,
     )
-    use = ContainerUse(
+    return _use(measured, after.peak_bytes, after.last_active), after
+
+
+def _use(measured: Measured, peak_bytes: int | None, last_active: float | None) -> ContainerUse:
+    times = measured.times
+    return ContainerUse(
         memory_bytes=measured.memory_bytes,
-        memory_peak_bytes=after.peak_bytes if measured.memory_bytes is not None else None,
+        memory_peak_bytes=peak_bytes if measured.memory_bytes is not None else None,
         processes=measured.processes,
         sm_ratio=times.sm if times else None,
         memory_controller_ratio=times.memory_controller if times else None,
         encoder_ratio=times.encoder if times else None,
         decoder_ratio=times.decoder if times else None,
         unassigned=measured.unassigned,
-        last_active=after.last_active if times else None,
+        last_active=last_active if times else None,
     )
-    return use, after

@@ -66,7 +66,7 @@ def _last_success(snapshot: Snapshot) -> Iterator[Series]:
 
 def _temperatures(snapshot: Snapshot) -> Iterator[Series]:
     for gpu in snapshot.gpus:
-        for sensor, celsius in gpu.reading.temperatures_celsius if gpu.reading else ():
+        for sensor, celsius in dict(gpu.reading.temperatures_celsius).items() if gpu.reading else ():
             yield Series((gpu.uuid, sensor), celsius)
 
 
