@@ -15,6 +15,7 @@ from gpumap.sources.checkpoint import CheckpointSource, parse
 from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
+from tests.privileges import as_ordinary_user, open_folder
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 CID = "0537ac6c84027b804ba9fa205cc9043ef6bcbc8467dafa6b88b30aa7f4adf18e"
@@ -83,7 +84,7 @@ def test_names_of_log_directories_and_links(tmp_path: Path) -> None:
     (tmp_path / "pods" / "not-a-pod").mkdir()
     (tmp_path / "containers" / "strange.log").symlink_to("/elsewhere")
     (tmp_path / "containers" / "plain.log").touch()
-    logs = PodLogsSource(tmp_path).read(time.time())
+    logs = PodLogsSource(tmp_path).read(time.time()).value
     assert [(tree.pod_uid, tree.namespace, tree.pod, tree.containers) for tree in logs.trees] == [
         (UID, "ml", "pod", ("main",))
     ]
@@ -94,7 +95,7 @@ def test_long_names_cut_the_container_id(tmp_path: Path) -> None:
     """What is left of an id is kept if it can still tell containers apart; the target names them in full."""
     make_pod(tmp_path, name="p" * 180, container="c" * 30)
     make_pod(tmp_path, uid=UID.replace("2", "3"), name="q" * 205, container="c" * 30)
-    links = PodLogsSource(tmp_path).read(time.time()).links
+    links = PodLogsSource(tmp_path).read(time.time()).value.links
     assert [(link.name.pod[0], CID.startswith(link.container_id), len(link.container_id)) for link in links] == [
         ("p", True, 251 - 180 - len("_ml_") - 30 - 1)
     ]
@@ -105,13 +106,13 @@ def test_unchanged_directories_give_the_same_object_and_changes_are_seen(tmp_pat
     make_pod(tmp_path)
     source = PodLogsSource(tmp_path)
     later = time.time() + 3600
-    first = source.read(later)
-    assert source.read(later) is first
+    first = source.read(later).value
+    assert source.read(later).value is first
     make_pod(tmp_path, uid=UID.replace("2", "3"), name="other", cid="f" * 64)
-    assert len(source.read(later).trees) == 2
+    assert len(source.read(later).value.trees) == 2
     (tmp_path / "pods" / f"ml_pod_{UID}" / "debugger").mkdir()
     os.utime(tmp_path / "pods" / f"ml_pod_{UID}", (later, later - 60))
-    assert ("debugger", "main") in [tree.containers for tree in source.read(later).trees]
+    assert ("debugger", "main") in [tree.containers for tree in source.read(later).value.trees]
 
 
 def test_change_in_the_same_tick_is_seen(tmp_path: Path) -> None:
@@ -119,10 +120,10 @@ def test_change_in_the_same_tick_is_seen(tmp_path: Path) -> None:
     make_pod(tmp_path)
     source = PodLogsSource(tmp_path)
     stamp = (tmp_path / "pods" / f"ml_pod_{UID}").stat()
-    assert source.read(time.time()).trees[0].containers == ("main",)
+    assert source.read(time.time()).value.trees[0].containers == ("main",)
     (tmp_path / "pods" / f"ml_pod_{UID}" / "second").mkdir()
     os.utime(tmp_path / "pods" / f"ml_pod_{UID}", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert source.read(time.time()).trees[0].containers == ("main", "second")
+    assert source.read(time.time()).value.trees[0].containers == ("main", "second")
 
 
 def test_identity_needs_one_of_its_two_sources(tmp_path: Path) -> None:
@@ -256,3 +257,47 @@ def test_running_process_is_read_once_and_an_ended_one_forgotten() -> None:
         two.kill()
     assert source.read([], far).value.entries == ()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_log_directory_that_cannot_be_read_still_names_its_pod() -> None:
+    """Without the right to look into one pod's directory only its containers are unknown, and that is said."""
+    with open_folder() as root:
+        make_pod(root)
+        make_pod(root, uid=UID.replace("2", "3"), name="closed")
+        closed = root / "pods" / f"ml_closed_{UID.replace('2', '3')}"
+        closed.chmod(0)
+        with as_ordinary_user():
+            told = PodLogsSource(root).read(time.time())
+        closed.chmod(0o755)
+    assert [(tree.pod, tree.containers) for tree in told.value.trees] == [("pod", ("main",)), ("closed", ())]
+    assert [complaint.reason for complaint in told.complaints] == ["pod_logs_unreadable"]
+
+
+def test_checkpoint_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A FIFO in its place would never answer: it is refused."""
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(SourceError) as caught:
+        CheckpointSource((tmp_path / "checkpoint",)).read()
+    assert caught.value.complaints[-1].reason == "checkpoint_unreadable"
+
+
+def test_tree_without_permission_shows_nobody() -> None:
+    """A /proc that may not be looked at has no clock and shows nobody, and raises nothing."""
+    with open_folder() as folder:
+        (folder / "proc").mkdir(mode=0)
+        with as_ordinary_user():
+            source = ProcfsSource(folder / "proc")
+            assert source.clock_ticks() is None
+            told = source.read([1], None)
+    assert (told.value.pid_visibility, told.value.entries) == (False, ())
+    assert "cannot be read" in told.value.visibility_reason
+
+
+def test_absurd_pid_costs_itself_alone() -> None:
+    """A PID beyond any kernel's is a process that is not there; the others are read."""
+    source = ProcfsSource(Path("/proc"))
+    if not source.read([], None).value.pid_visibility:
+        pytest.skip("processes of others are not visible here")
+    told = source.read([os.getpid(), 1 << 31, 1 << 70], 1 << 60)
+    assert [entry.pid for entry in told.value.entries] == [os.getpid()]
+    source.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from gpumap.demo import kubelet as fake
 from gpumap.demo.kubelet import FakeKubelet
 from gpumap.model import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
 from gpumap.sources.kubelet import KubeletSource
+from tests.privileges import as_ordinary_user, open_folder
 
 PODS = [
     ListedPod(
@@ -173,12 +173,26 @@ async def test_missing_and_dead_sockets_are_told_apart(tmp_path: Path, source: K
     assert await reason(source) == "connection_refused"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may connect to any socket")
-async def test_socket_without_permission(tmp_path: Path) -> None:
-    """A socket that this user may not write to is `permission_denied`."""
-    async with FakeKubelet(tmp_path / "kubelet.sock"):
-        (tmp_path / "kubelet.sock").chmod(0)
-        assert await reason(KubeletSource(tmp_path / "kubelet.sock")) == "permission_denied"
+async def test_directory_without_permission() -> None:
+    """A kubelet's directory that this user may not enter is `permission_denied`, not a missing socket."""
+    with open_folder() as folder:
+        (folder / "pod-resources").mkdir()
+        async with FakeKubelet(folder / "pod-resources" / "kubelet.sock"):
+            (folder / "pod-resources").chmod(0)
+            source = KubeletSource(folder / "pod-resources" / "kubelet.sock")
+            with as_ordinary_user():
+                said = await reason(source)
+            (folder / "pod-resources").chmod(0o755)
+            await source.close()
+    assert said == "permission_denied"
+
+
+async def test_undecodable_allocatable_does_not_cost_the_list(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """Garbage in the optional answer is a complaint; the List stands."""
+    kubelet.misbehave(fake.Raw(b"\xff\xff"), fake.ALLOCATABLE)
+    told = await source.read(5.0)
+    assert list(told.value.pods) == PODS
+    assert [complaint.reason for complaint in told.complaints] == ["allocatable_decode"]
 
 
 async def test_restart_gives_a_new_socket_identity(kubelet: FakeKubelet, source: KubeletSource) -> None:

@@ -24,7 +24,8 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
                 log.warning("gpu down uuid=%s index=%d reason=%s", gpu.uuid, gpu.index, gpu.fault)
             else:
                 log.info("gpu up uuid=%s index=%d", gpu.uuid, gpu.index)
-    if before is not None and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
+    both_up = before is not None and before.driver is not None and after.driver is not None
+    if before is not None and both_up and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
         log.info("gpus changed count=%d", len(after.gpus))
 
 

@@ -15,7 +15,8 @@ from typing import NoReturn
 from gpumap import __version__
 from gpumap.errors import FatalError, UsageError
 from gpumap.logs import set_up_log
-from gpumap.settings import add_flags, resolve
+from gpumap.settings import Later, add_flags, resolve
+from gpumap.terminal import printable
 
 LATER_COMMANDS = ("inspect", "top", "waste", "bill", "doctor", "record")
 """Commands of the contract that are not built yet: known, and refused."""
@@ -43,8 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0  # nobody reads on
     except Exception as error:
-        if os.environ.get("GPUMAP_DEBUG"):
-            raise
         print(f"gpumap: failed: {type(error).__name__}: {_one_line(error)}", file=sys.stderr)
         return 1
     finally:
@@ -61,7 +60,7 @@ def _flush() -> None:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="serve a simulated node: no GPU, no kubelet, no root", allow_abbrev=False)
     demo.add_argument("--scenario", metavar="FILE", help="your own node in YAML (docs/scenario.md)")
-    demo.add_argument("--capture", nargs="?", action=_LaterFlag, help=argparse.SUPPRESS)
+    demo.add_argument("--capture", nargs="?", action=Later, help=argparse.SUPPRESS)
     add_flags(demo)
     demo.set_defaults(run=_demo)
 
@@ -93,11 +92,6 @@ def _parser() -> argparse.ArgumentParser:
         later.add_argument("rest", nargs="*")
         later.set_defaults(run=_later(name))
     return parser
-
-
-class _LaterFlag(argparse.Action):
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise UsageError(f"{self.option_strings[0]} is not built yet")
 
 
 def _later(name: str) -> object:
@@ -141,7 +135,8 @@ def _map(given: argparse.Namespace) -> int:
     if not (given.log_level or os.environ.get("GPUMAP_LOG_LEVEL")):
         settings = replace(settings, log_level="error")
     set_up_log(settings.log_format, settings.log_level)
-    documents = show.from_agent(given.url, settings.interval_seconds) if given.url else show.from_node(settings)
+    here = given.url is None
+    documents = show.from_node(settings) if here else show.from_agent(given.url, settings.interval_seconds)
     return asyncio.run(show.show(documents, form=given.output, watch=given.watch))
 
 

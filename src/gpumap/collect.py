@@ -75,7 +75,8 @@ class Collector:
         self._interval_seconds = interval_seconds
         self._deadline_seconds = min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
         self._publish = publish
-        self._files = Lane("gpumap-files")
+        self._proc_lane = Lane("gpumap-procfs")
+        self._identity_lane = Lane("gpumap-identity")
         self._steps = Lane("gpumap-step")
         self._memory = Memory()
         self._last: Snapshot | None = None
@@ -93,11 +94,11 @@ class Collector:
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. No source's failure is raised."""
-        ticks = self._procfs.clock_ticks()
+        ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        procfs = await self._observe(self._in_files(lambda: self._procfs.read(pids, ticks)))
-        pod_identity = await self._observe(self._in_files(self._read_identity))
+        procfs = await self._observe(self._in_lane(self._proc_lane, lambda: self._procfs.read(pids, ticks)))
+        pod_identity = await self._observe(self._in_lane(self._identity_lane, self._read_identity))
         kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
         observations = Observations(nvml, procfs, pod_identity, kubelet, finished=now(), trigger=trigger)
         memory = self._memory
@@ -108,9 +109,9 @@ class Collector:
         return snapshot
 
     def close(self) -> None:
-        """Let both threads end."""
-        self._files.close()
-        self._steps.close()
+        """Let every thread end."""
+        for lane in (self._proc_lane, self._identity_lane, self._steps):
+            lane.close()
 
     async def _wait(self, seconds: float) -> None:
         back = asyncio.create_task(self._kubelet.wait_until_back())
@@ -119,8 +120,14 @@ class Collector:
         finally:
             back.cancel()
 
-    async def _in_files(self, call: Callable[[], Told[T]]) -> Told[T]:
-        return await self._files.run(call, self._deadline_seconds)
+    async def _in_lane(self, lane: Lane, call: Callable[[], Told[T]]) -> Told[T]:
+        return await lane.run(call, self._deadline_seconds)
+
+    async def _clock_ticks(self) -> int | None:
+        try:
+            return await self._proc_lane.run(self._procfs.clock_ticks, self._deadline_seconds)
+        except (OSError, TimeoutError):
+            return None  # the read of /proc itself will say why
 
     async def _observe(self, asked: Awaitable[Told[T]]) -> Observed[T] | Failed:
         """Await a source's answer and turn whatever it raises into health."""

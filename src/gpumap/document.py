@@ -24,10 +24,7 @@ def document(snapshot: Snapshot) -> Document:
     processes: dict[str, list[ProcessUse]] = {}
     for process in snapshot.processes:
         processes.setdefault(process.uuid, []).append(process)
-    known = {leaf.uuid for leaf in snapshot.leaves}
     gpus = {gpu.uuid: gpu for gpu in snapshot.gpus}
-    # A partitioned GPU that was given out whole, or a device that only the kubelet names.
-    others = [Leaf(uuid=row.uuid, gpu=gpus.get(row.uuid)) for row in snapshot.containers if row.uuid not in known]
     driver = snapshot.driver
     return {
         "version": VERSION,
@@ -42,8 +39,8 @@ def document(snapshot: Snapshot) -> Document:
         else None,
         "gpus": [_gpu(gpu) for gpu in snapshot.gpus],
         "devices": [
-            _device(leaf, rows.get(leaf.uuid, ()), processes.get(leaf.uuid, ()))
-            for leaf in (*snapshot.leaves, *dict.fromkeys(others))
+            _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows.get(leaf.uuid, ()), processes.get(leaf.uuid, ()))
+            for leaf in snapshot.leaves
         ],
         "unmatched": [
             {**row.name._asdict(), "resource": row.resource, "reason": row.reason, "slots": row.slots}
@@ -78,8 +75,11 @@ def _gpu(gpu: Gpu) -> Document:
     }
 
 
-def _device(leaf: Leaf, rows: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse]) -> Document:
-    gpu, mig = leaf.gpu, leaf.instance
+def _device(
+    leaf: Leaf, gpu: Gpu | None, rows: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse]
+) -> Document:
+    """`gpu` is the one that the leaf is on, or the partitioned one that was given out whole."""
+    mig = leaf.instance
     rows = list(rows)
     return {
         "uuid": leaf.uuid,

@@ -5,6 +5,8 @@ import logging
 import sys
 import time
 
+from gpumap.terminal import printable
+
 
 class _Text(logging.Formatter):
     def __init__(self) -> None:
@@ -12,7 +14,7 @@ class _Text(logging.Formatter):
         self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record) if record.exc_info else " ".join(super().format(record).splitlines())
+        return super().format(record) if record.exc_info else printable(" ".join(super().format(record).splitlines()))
 
 
 class _Json(logging.Formatter):

@@ -97,7 +97,7 @@ class Pages:
             made[form, False] = plain
             return gzip.compress(plain, _GZIP_LEVEL, mtime=0)
         if form == "map":
-            return json.dumps(document(snapshot), ensure_ascii=False).encode("utf-8", "replace")
+            return json.dumps(document(snapshot), ensure_ascii=False).encode("utf-8", "backslashreplace")
         page = self._pages[form].render(snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)

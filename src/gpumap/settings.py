@@ -122,10 +122,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag.name, metavar=flag.metavar, help=text)
     parser.add_argument("--no-push", action="store_true", help="poll only; push is not built yet, so this is so anyway")
     for name in LATER_FLAGS:
-        parser.add_argument(name, nargs="?", action=_Later, help=argparse.SUPPRESS)
+        parser.add_argument(name, nargs="?", action=Later, help=argparse.SUPPRESS)
 
 
-class _Later(argparse.Action):
+class Later(argparse.Action):
+    """A flag of the contract that is not built yet."""
+
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise UsageError(f"{self.option_strings[0]} is not built yet")
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import aiohttp
 import yaml
+from yarl import URL
 
 from gpumap.document import VERSION, Document, document
 from gpumap.errors import FatalError, UsageError
@@ -35,8 +36,8 @@ async def show(documents: Documents, *, form: str, watch: bool) -> int:
         async for found in documents:
             if watch and sys.stdout.isatty() and form in ("table", "wide"):
                 print(end=_CLEAR)
-            print(end=_text(found, form), flush=True)
-            up = {source["source"] for source in found["sources"] if source["up"]}
+            text, up = _read(found, form)
+            print(end=text, flush=True)
             code = 0 if up & {"kubelet", "nvml"} else 1
             if not watch:
                 break
@@ -62,7 +63,13 @@ async def from_agent(url: str, interval_seconds: float) -> Documents:
     """Ask a running gpumap again and again. Raises FatalError, UsageError for what is no URL."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url {url}: does not start with http:// or https://")
-    address = url.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map"
+    try:
+        given = URL(url)
+    except ValueError:
+        given = URL()
+    if not given.host:
+        raise UsageError(f"--url {url}: is not a URL")
+    address = given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while True:
@@ -74,9 +81,10 @@ async def from_agent(url: str, interval_seconds: float) -> Documents:
             await asyncio.sleep(interval_seconds)
 
 
-async def _ask(session: aiohttp.ClientSession, address: str) -> Document:
+async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
+    address = url.with_user(None)  # a password is for the server alone
     try:
-        async with session.get(address) as response:
+        async with session.get(url) as response:
             if response.status != 200:
                 raise FatalError(f"{address} answered {response.status} {response.reason}")
             found = await response.json(content_type=None)
@@ -84,11 +92,19 @@ async def _ask(session: aiohttp.ClientSession, address: str) -> Document:
         raise
     except (aiohttp.ClientError, TimeoutError) as error:
         raise FatalError(f"{address} did not answer: {error or type(error).__name__}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FatalError(f"{address} did not answer with JSON") from error
     if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
         raise FatalError(f"{address} is no gpumap of this version")
     return found
+
+
+def _read(found: Document, form: str) -> tuple[str, set[str]]:
+    """The text to show, and which sources are up. Raises FatalError where the document is not what it says."""
+    try:
+        return _text(found, form), {source["source"] for source in found["sources"] if source["up"]}
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        raise FatalError(f"what was answered is no map of gpumap's: {type(error).__name__} {error}") from error
 
 
 def _text(found: Document, form: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from gpumap.document import Document
+from gpumap.terminal import printable
 
 _GAP = "   "
 _UNKNOWN = "-"
+_Key = tuple[str, str, str]
 
 
 def map_table(document: Document, *, wide: bool) -> str:
@@ -25,48 +27,73 @@ def map_table(document: Document, *, wide: bool) -> str:
         blocks.append(_aligned([["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "SLOTS", "NOT MATCHED"], *unmatched]))
     notes = list(_notes(document))
     if notes:
-        blocks.append("\n".join(notes))
+        blocks.append("\n".join(map(printable, notes)))
     return "\n\n".join(blocks) + "\n"
 
 
 def _device_rows(device: Document, wide: bool) -> Iterator[list[str]]:
-    name = _device_name(device)
     holders = {_key(row): row for row in device["holders"]}
     users = {_key(row): row for row in device["users"]}
+    owners: dict[_Key, set[str]] = {}
+    for process in device["processes"]:
+        owners.setdefault(_key(process), set()).add(process["owner"])
     memory = device["memory"]
     used, total = (memory["used_bytes"], memory["total_bytes"]) if memory else (None, None)
-    whole = [name, device["uuid"], "", "", "", "", "", _bytes(total), _bytes(used), "", _state(device)]
+    whole = [_device_name(device), device["uuid"], "", "", "", "", "", _bytes(total), _bytes(used), "", _state(device)]
     yield [*whole, device["model"] or _UNKNOWN, "", "", ""] if wide else whole
     for key in sorted({*holders, *users}):
         holder, user = holders.get(key), users.get(key)
+        owner = "assigned" if holder else _owner(owners.get(key, set()))
         row = [
             "",
             "",
-            *(_printable(part) or _UNKNOWN for part in key),
-            str(sum(slot["slots"] for slot in holder["slots"])) if holder else "0",
-            _ratio(holder["allocated_gpus"]) if holder else "0",
-            _bytes(holder["allocated_memory_bytes"]) if holder else "0",
+            *(part or _UNKNOWN for part in key),
+            *_grant(holder, owner),
             _bytes(user["memory_bytes"]) if user else _UNKNOWN,
             _percent(user["sm_ratio"]) if user else _UNKNOWN,
-            _standing(holder, user),
+            owner.upper() if owner == "unassigned" else owner,
         ]
         if wide:
             resources = ",".join(slot["resource"] for slot in holder["slots"]) if holder else ""
             row += ["", _bytes(user["memory_peak_bytes"]) if user else _UNKNOWN]
             row += [str(user["processes"]) if user else _UNKNOWN, resources]
         yield row
+    yield from _rest(device, users.keys(), wide)
+
+
+def _owner(owners: set[str]) -> str:
+    """Of a container that holds no slot of this device itself: what its processes are said to be."""
+    return next((owner for owner in ("unassigned", "unknown", "assigned") if owner in owners), "unknown")
+
+
+def _grant(holder: Document | None, owner: str) -> tuple[str, str, str]:
+    """Slots, GPUs and bytes that a container was given here: none, where it is known to hold none."""
+    if holder is None:
+        return ("0", "0", "0") if owner == "unassigned" else (_UNKNOWN, _UNKNOWN, _UNKNOWN)
+    slots = str(sum(slot["slots"] for slot in holder["slots"]))
+    return slots, _ratio(holder["allocated_gpus"]), _bytes(holder["allocated_memory_bytes"])
+
+
+def _rest(device: Document, users: Collection[_Key], wide: bool) -> Iterator[list[str]]:
+    """What is used by processes of no container that has a row, and by none at all."""
     for owner in device["owners"]:
-        if owner["owner"] in ("assigned", "unassigned") or not (owner["memory_bytes"] or owner["processes"]):
+        name = owner["owner"]
+        of_owner = [process for process in device["processes"] if process["owner"] == name]
+        others = [one for one in of_owner if _key(one) not in users]
+        if name == "unaccounted":
+            used = owner["memory_bytes"]
+        elif others:
+            told = [process["memory_bytes"] for process in others if process["memory_bytes"] is not None]
+            used = sum(told) if told else None
+        elif name == "sibling":
+            used = owner["memory_bytes"]
+        else:
             continue
-        named = sorted(
-            {
-                f"{process['namespace']}/{process['pod']}"
-                for process in device["processes"]
-                if process["owner"] == owner["owner"] and process["pod"]
-            }
-        )
-        row = ["", "", "", _printable(", ".join(named)), "", "", "", "", _bytes(owner["memory_bytes"]), ""]
-        yield [*row, owner["owner"], "", "", str(owner["processes"] or ""), ""] if wide else [*row, owner["owner"]]
+        if not used and not others:
+            continue
+        named = ", ".join(sorted({f"{one['namespace']}/{one['pod']}" for one in others if one["pod"]}))
+        row = ["", "", "", named, "", "", "", "", _bytes(used), "", name]
+        yield [*row, "", "", str(len(others) or ""), ""] if wide else row
 
 
 def _device_name(device: Document) -> str:
@@ -81,25 +108,19 @@ def _state(device: Document) -> str:
     return "" if device["memory"] else "no reading"
 
 
-def _standing(holder: Document | None, user: Document | None) -> str:
-    if holder is not None:
-        return "assigned"
-    return "UNASSIGNED" if user and user["unassigned"] else "not a holder"
-
-
 def _notes(document: Document) -> Iterator[str]:
     for gpu in document["gpus"]:
         if not gpu["up"]:
             yield f"GPU {gpu['index']} {gpu['uuid']} is down: {gpu['fault']}"
     for source in document["sources"]:
         if not source["up"]:
-            yield f"{source['source']} is down: {source['reason']} ({_printable(source['detail'] or '')})"
+            yield f"{source['source']} is down: {source['reason']} ({source['detail'] or ''})"
     if not document["capabilities"].get("pid_visibility"):
         yield "Processes of other containers are not visible: use by container is not known (hostPID: true is needed)."
 
 
-def _key(row: Document) -> tuple[str, str, str]:
-    return row["namespace"], row["pod"], row["container"]
+def _key(row: Document) -> _Key:
+    return row["namespace"] or "", row["pod"] or "", row["container"] or ""
 
 
 def _bytes(value: int | None) -> str:
@@ -121,14 +142,10 @@ def _ratio(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{value:.3g}"
 
 
-def _printable(text: str) -> str:
-    """Names come from outside: nothing in them may steer a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(_line(row, widths) for row in rows)
+def _aligned(rows: Iterable[Sequence[str]]) -> str:
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))]
+    return "\n".join(_line(row, widths) for row in shown)
 
 
 def _line(row: Iterable[str], widths: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ each allocation, but not when a pod ends, so a row is no proof that its pod live
 """
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
@@ -28,6 +29,8 @@ class CheckpointSource:
         for path in self._candidates:
             try:
                 found = path.stat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise SourceError("checkpoint_unreadable", f"{path}: not a regular file")
                 key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
                 if key != self._seen:
                     self._checkpoint = parse(path.read_bytes())

@@ -24,7 +24,8 @@ class PodIdentitySource:
         except SourceError as error:
             complaints.extend(error.complaints)
         try:
-            logs = self._logs.read(self._wall())
+            logs, partly = self._logs.read(self._wall())
+            complaints.extend(partly)
         except SourceError as error:
             complaints.extend(error.complaints)
         if checkpoint is None and logs is None:

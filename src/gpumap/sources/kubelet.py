@@ -6,6 +6,7 @@ back-off can stay silent for two minutes after a kubelet is back.
 """
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -153,7 +154,11 @@ class KubeletSource:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
             return None
         if answer != self._allocatable_bytes:
-            devices = _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
+            try:
+                devices = _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
+            except DecodeError as error:
+                complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
+                return None
             self._allocatable_bytes = answer
             if devices != self._allocatable:
                 self._allocatable = devices
@@ -185,12 +190,12 @@ class KubeletSource:
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
             return "message_too_large" if "larger than max" in details else "rate_limited"
         if code == grpc.StatusCode.UNAVAILABLE:
-            if "no such file" in details or not self._path.exists():
+            if "permission denied" in details:
+                return "permission_denied"
+            if "no such file" in details or not os.path.lexists(self._path):
                 return "socket_missing"
             if "refused" in details:
                 return "connection_refused"
-            if "permission denied" in details:
-                return "permission_denied"
         return _CODE_REASONS.get(code, code.name.lower())
 
 

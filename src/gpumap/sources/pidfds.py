@@ -25,7 +25,7 @@ class KnownProcesses:
             return os.pidfd_open(pid)
         except ProcessLookupError:
             raise
-        except OSError:
+        except (OSError, OverflowError):
             return None
 
     def keep(self, pidfd: int, entry: ProcEntry, now: float) -> None:

@@ -6,10 +6,11 @@ starts and removes it after the pod; `containers/<pod>_<namespace>_<container>-<
 
 import os
 import re
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumap.model import ContainerLink, ContainerName, LogTree, PodLogs, PodUid, SourceError
+from gpumap.model import Complaint, ContainerLink, ContainerName, LogTree, PodLogs, PodUid, SourceError, Told
 
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
 # must still tell containers of a pod apart.
@@ -29,42 +30,48 @@ class PodLogsSource:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._containers_of: dict[str, tuple[_Directory, tuple[str, ...]]] = {}
-        self._target_of: dict[str, ContainerLink | None] = {}
+        self._link_of: dict[str, ContainerLink] = {}
         self._links: tuple[_Directory, tuple[ContainerLink, ...]] | None = None
         self._logs = PodLogs((), ())
 
-    def read(self, now: float) -> PodLogs:
+    def read(self, now: float) -> Told[PodLogs]:
         """Give all names, the very same object while nothing changed. `now` is the wall clock.
 
         Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may lack: the trees alone name pods.
         """
+        complaints: list[Complaint] = []
         try:
-            logs = PodLogs(self._read_trees(now), self._read_links(now))
+            logs = PodLogs(self._read_trees(now, complaints), self._read_links(now))
         except FileNotFoundError as error:
             raise SourceError("pod_logs_missing", f"no directory {self._root / 'pods'}") from error
         except OSError as error:
             raise SourceError("pod_logs_unreadable", f"{error.filename}: {error.strerror}") from error
         if logs != self._logs:
             self._logs = logs
-        return self._logs
+        return Told(self._logs, tuple(complaints))
 
-    def _read_trees(self, now: float) -> tuple[LogTree, ...]:
+    def _read_trees(self, now: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
         trees: list[LogTree] = []
         containers_of: dict[str, tuple[_Directory, tuple[str, ...]]] = {}
         for name in os.listdir(self._root / "pods"):
             parts = name.split("_")
-            if len(parts) != 3 or not name.isprintable():
+            if len(parts) != 3 or not all(parts) or not name.isprintable():
                 continue
             path = self._root / "pods" / name
+            containers: tuple[str, ...] = ()
             try:
                 seen = _directory(path, now)
                 known = self._containers_of.get(name)
                 if known is None or known[0] != seen or not seen.settled:
                     known = (seen, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry))))
-            except OSError:
-                continue  # removed between two reads, or not a directory
-            containers_of[name] = known
-            trees.append(LogTree(PodUid(parts[2]), parts[0], parts[1], known[1]))
+                containers_of[name] = known
+                containers = known[1]
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # removed between two reads, or no directory
+            except OSError as error:
+                # Its name says which pod it is of; only what is in it stays unknown.
+                complaints.append(Complaint("pod_logs_unreadable", f"{path}: {error.strerror}"))
+            trees.append(LogTree(PodUid(parts[2]), parts[0], parts[1], containers))
         self._containers_of = containers_of
         return tuple(sorted(trees))
 
@@ -77,16 +84,18 @@ class PodLogsSource:
             names = os.listdir(folder)
         except OSError:
             return ()  # an optional source: not mounted, or a runtime that makes no links
-        self._target_of = {
-            name: self._target_of[name] if name in self._target_of else _link(folder / name) for name in names
-        }
-        links = tuple(sorted(link for link in self._target_of.values() if link is not None))
+        known = self._link_of
+        found = {name: known.get(name) or _link(folder / name) for name in names}
+        self._link_of = {name: link for name, link in found.items() if link is not None}
+        links = tuple(sorted(self._link_of.values()))
         self._links = (seen, links)
         return links
 
 
 def _directory(path: Path, now: float) -> _Directory:
-    found = path.stat()
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError
     return _Directory(found.st_mtime_ns, settled=abs(now - found.st_mtime) > SETTLED_SECONDS)
 
 

@@ -45,7 +45,7 @@ class ProcfsSource:
                 entry = self._known.get(pid, time.monotonic()) or self._read(pid, own, is_real=not_after is not None)
             except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
                 continue
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, OverflowError) as error:
                 unreadable.append(pid)
                 complaints.append(Complaint("unreadable", f"{self._root / str(pid)}: {error}"))
                 continue
@@ -58,7 +58,7 @@ class ProcfsSource:
 
         The clock, not /proc/uptime: lxcfs puts a container's own uptime there.
         """
-        if not (self._root / "self").is_symlink():
+        if not os.path.islink(self._root / "self"):
             return None
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
