@@ -281,16 +281,16 @@ def test_checkpoint_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert caught.value.complaints[-1].reason == "checkpoint_unreadable"
 
 
-def test_tree_without_permission_shows_nobody() -> None:
-    """A /proc that may not be looked at has no clock and shows nobody, and raises nothing."""
+def test_tree_without_permission_is_one_failed_source() -> None:
+    """A /proc that may not be looked at has no clock, and fails with its reason."""
     with open_folder() as folder:
         (folder / "proc").mkdir(mode=0)
         with as_ordinary_user():
             source = ProcfsSource(folder / "proc")
             assert source.clock_ticks() is None
-            told = source.read([1], None)
-    assert (told.value.pid_visibility, told.value.entries) == (False, ())
-    assert "cannot be read" in told.value.visibility_reason
+            with pytest.raises(SourceError) as caught:
+                source.read([1], None)
+    assert caught.value.complaints[-1].reason == "unreadable"
 
 
 def test_absurd_pid_costs_itself_alone() -> None:

@@ -94,8 +94,6 @@ class ProcfsSource:
             named = os.readlink(self._root / "self")
         except FileNotFoundError:
             named = None  # a tree of plain files
-        except OSError as error:
-            return False, f"{error.filename} cannot be read: {error.strerror}"
         if named is not None and named != str(os.getpid()):
             return False, f"{self._root} is of another PID namespace: its self is {named}, we are {os.getpid()}"
         if cgroups.is_bare_host(own) and (self._root / str(os.getpid())).exists():
