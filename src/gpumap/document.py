@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumap.model import DeviceMemory
-from gpumap.snapshot import ContainerOnDevice, Gpu, Leaf, OwnerUse, ProcessUse, Snapshot, SourceHealth
+from gpumap.snapshot import (
+    ContainerOnDevice,
+    ContainerUse,
+    Gpu,
+    Leaf,
+    Owner,
+    OwnerUse,
+    ProcessUse,
+    Snapshot,
+    SourceHealth,
+)
 
 VERSION = 1
 
@@ -80,7 +90,7 @@ def _device(
 ) -> Document:
     """`gpu` is the one that the leaf is on, or the partitioned one that was given out whole."""
     mig = leaf.instance
-    rows = list(rows)
+    rows, processes = list(rows), list(processes)
     return {
         "uuid": leaf.uuid,
         "gpu_uuid": gpu.uuid if gpu else None,
@@ -93,7 +103,7 @@ def _device(
         "allocatable": [{"resource": resource, "slots": slots} for resource, slots in leaf.allocatable],
         "owners": [_owner(use) for use in leaf.owners],
         "holders": [_holder(row) for row in rows if row.holds],
-        "users": [_user(row) for row in rows if row.use is not None],
+        "users": [_user(row, use, _owner_of(row, processes)) for row in rows if (use := row.use) is not None],
         "processes": [_process(process) for process in processes],
     }
 
@@ -122,17 +132,25 @@ def _holder(row: ContainerOnDevice) -> Document:
     }
 
 
-def _user(row: ContainerOnDevice) -> Document:
-    use = row.use
+def _owner_of(row: ContainerOnDevice, processes: list[ProcessUse]) -> Owner:
+    """What a container is on a device: a holder, or what its processes are said to be."""
+    said = {process.owner for process in processes if process.name == row.name}
+    if row.holds:
+        return Owner.ASSIGNED
+    return next((owner for owner in (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.ASSIGNED) if owner in said), Owner.UNKNOWN)
+
+
+def _user(row: ContainerOnDevice, use: ContainerUse, owner: Owner) -> Document:
     return {
         **row.name._asdict(),
-        "memory_bytes": use.memory_bytes if use else None,
-        "memory_peak_bytes": use.memory_peak_bytes if use else None,
-        "processes": use.processes if use else None,
-        "sm_ratio": use.sm_ratio if use else None,
-        "memory_controller_busy_ratio": use.memory_controller_ratio if use else None,
-        "unassigned": use.unassigned if use else False,
-        "last_active": use.last_active if use else None,
+        "owner": owner.value,
+        "memory_bytes": use.memory_bytes,
+        "memory_peak_bytes": use.memory_peak_bytes,
+        "processes": use.processes,
+        "sm_ratio": use.sm_ratio,
+        "memory_controller_busy_ratio": use.memory_controller_ratio,
+        "unassigned": use.unassigned,
+        "last_active": use.last_active,
     }
 
 

@@ -34,16 +34,13 @@ def map_table(document: Document, *, wide: bool) -> str:
 def _device_rows(device: Document, wide: bool) -> Iterator[list[str]]:
     holders = {_key(row): row for row in device["holders"]}
     users = {_key(row): row for row in device["users"]}
-    owners: dict[_Key, set[str]] = {}
-    for process in device["processes"]:
-        owners.setdefault(_key(process), set()).add(process["owner"])
     memory = device["memory"]
     used, total = (memory["used_bytes"], memory["total_bytes"]) if memory else (None, None)
     whole = [_device_name(device), device["uuid"], "", "", "", "", "", _bytes(total), _bytes(used), "", _state(device)]
     yield [*whole, device["model"] or _UNKNOWN, "", "", ""] if wide else whole
     for key in sorted({*holders, *users}):
         holder, user = holders.get(key), users.get(key)
-        owner = "assigned" if holder else _owner(owners.get(key, set()))
+        owner = user["owner"] if user else "assigned"
         row = [
             "",
             "",
@@ -59,11 +56,6 @@ def _device_rows(device: Document, wide: bool) -> Iterator[list[str]]:
             row += [str(user["processes"]) if user else _UNKNOWN, resources]
         yield row
     yield from _rest(device, users.keys(), wide)
-
-
-def _owner(owners: set[str]) -> str:
-    """Of a container that holds no slot of this device itself: what its processes are said to be."""
-    return next((owner for owner in ("unassigned", "unknown", "assigned") if owner in owners), "unknown")
 
 
 def _grant(holder: Document | None, owner: str) -> tuple[str, str, str]:
