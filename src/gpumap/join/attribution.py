@@ -14,7 +14,7 @@ from gpumap.device_ids import NamedDevice, parse
 from gpumap.join.allocation import Allocation
 from gpumap.join.inventory import Inventory
 from gpumap.join.memory import Suspicion
-from gpumap.join.pods import PodTable, Standing, checkpoint_only
+from gpumap.join.pods import PodTable, Standing
 from gpumap.model import (
     CgroupKind,
     CheckpointEntry,
@@ -103,7 +103,7 @@ class _Judge:
         self._entries = {entry.pid: entry for entry in evidence.procs.entries}
         self._unreadable = frozenset(evidence.procs.unreadable)
         self._held = _held_devices(evidence.allocation, evidence.inventory)
-        self._unlisted = checkpoint_only(evidence.table)
+        self._unlisted = evidence.table.unlisted
         self.suspicions: set[Suspicion] = set()
         self.names: dict[PodUid, PodName] = {}
         self.missing: set[tuple[Uuid, int]] = set()

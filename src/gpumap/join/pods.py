@@ -45,6 +45,8 @@ class PodTable:
     """Listed pods whose UID is fixed."""
     name_of: Mapping[PodUid, PodName]
     """Its inverse."""
+    unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
+    """The checkpoint's rows of live pods' containers that the List leaves out: plain init containers."""
     trees: Mapping[PodUid, LogTree]
     links: Mapping[str, ContainerLink]
     cut_links: tuple[ContainerLink, ...]
@@ -93,6 +95,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
     listed = frozenset(PodName(pod.namespace, pod.name) for pod in pods)
     uid_of = _fix_uids(pods, checkpoint, trees, before.name_of if before else {})
+    name_of = {uid: name for name, uid in uid_of.items()}
     tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
     links = logs.links if logs else ()
     return PodTable(
@@ -101,7 +104,8 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         logs=logs,
         listed=listed,
         uid_of=uid_of,
-        name_of={uid: name for name, uid in uid_of.items()},
+        name_of=name_of,
+        unlisted=_unlisted(pods, checkpoint, name_of),
         trees=trees,
         links={link.container_id: link for link in links if len(link.container_id) == 64},
         cut_links=tuple(link for link in links if len(link.container_id) < 64),
@@ -109,16 +113,13 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     )
 
 
-def checkpoint_only(table: PodTable) -> dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]]:
-    """Give the rows of live pods' containers that the List leaves out: plain init containers."""
-    if table.checkpoint is None:
-        return {}
-    listed = {
-        ContainerName(pod.namespace, pod.name, container.name) for pod in table.pods for container in pod.containers
-    }
+def _unlisted(
+    pods: tuple[ListedPod, ...], checkpoint: Checkpoint | None, name_of: Mapping[PodUid, PodName]
+) -> dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]]:
+    listed = {ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers}
     rows: dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]] = {}
-    for entry in table.checkpoint.entries:
-        name = table.name_of.get(entry.pod_uid)
+    for entry in checkpoint.entries if checkpoint else ():
+        name = name_of.get(entry.pod_uid)
         if name is not None and ContainerName(*name, entry.container) not in listed:
             key = (entry.pod_uid, entry.container)
             rows[key] = (*rows.get(key, ()), entry)
