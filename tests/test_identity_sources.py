@@ -301,3 +301,23 @@ def test_absurd_pid_costs_itself_alone() -> None:
     told = source.read([os.getpid(), 1 << 31, 1 << 70], 1 << 60)
     assert [entry.pid for entry in told.value.entries] == [os.getpid()]
     source.close()
+
+
+def test_zombie_is_no_witness_and_nobodys(tmp_path: Path) -> None:
+    """On cgroup v1 an ending process has left its cgroups: it neither makes PIDs visible nor belongs to the host."""
+    root = tmp_path / "proc"
+    make_process(root, 40, "/")
+    (root / "40" / "stat").write_text(f"40 (defunct) Z {' '.join(['1'] * 18)} 77 0 0\n")
+    source = ProcfsSource(root, own_at(tmp_path, f"/kubepods/pod{UID}/{CID}"))
+    assert not source.read([], None).value.pid_visibility
+    make_process(root, 41, "/init.scope")
+    told = source.read([40, 41], None).value
+    assert [entry.cgroup.kind for entry in told.entries] == [CgroupKind.UNKNOWN, CgroupKind.HOST]
+
+
+def test_process_that_outlives_its_cgroup_keeps_its_pod(tmp_path: Path) -> None:
+    """A removed cgroup is marked as deleted in the path, which still names the pod and the container."""
+    root = tmp_path / "proc"
+    make_process(root, 40, f"/kubepods/pod{UID}/{CID} (deleted)")
+    told = ProcfsSource(root, own_at(tmp_path, "/")).read([40], None).value
+    assert [(pod.pod_uid, pod.container_id) for pod in told.entries[0].cgroup.pods] == [(UID, CID)]

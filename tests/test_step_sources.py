@@ -311,3 +311,115 @@ def test_uuid_of_another_form_is_no_device() -> None:
     snapshot = TestNode([Gpu(0)], [pod]).collect()
     assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("unparsed", 2)]
     assert row(snapshot, pod.full(), Uuid(str(CARD))) is None
+
+
+def test_corpse_of_a_predecessor_lends_no_peak() -> None:
+    """While a process of the old pod lives on, the new pod of that name shows its own peak and its own first sight."""
+    node, old = one_pod()
+    node.processes[0].memory, node.processes[0].sm = 50 * GIB, 0.5
+    node.collect()
+    old.listed = old.in_checkpoint = False
+    node.pods.append(replace(old, generation=1, listed=True, in_checkpoint=True))
+    found = use(node.collect(), old.full(), CARD)
+    assert found is not None
+    assert (found.memory_bytes, found.memory_peak_bytes, found.last_active) == (0, 0, node.now.wall)
+
+
+def test_stale_list_credits_neither_of_two_pods_of_one_name_with_both() -> None:
+    """With two UIDs under one name and no current List only the one that the checkpoint fixes is measured."""
+    node, old = one_pod()
+    node.collect()
+    node.down.add("kubelet")
+    node.collect(seconds=100)
+    old.in_checkpoint = False
+    new = replace(old, generation=1, in_checkpoint=True)
+    node.pods.append(new)
+    node.processes.append(Process(11, CARD, new, memory=2 * GIB))
+    found = use(node.collect(), new.full(), CARD)
+    assert found is not None
+    assert (found.memory_bytes, found.processes) == (2 * GIB, 1)
+
+
+def test_measured_series_stay_without_log_directories_too() -> None:
+    """With the checkpoint alone a UID that the last List fixed is measured on while the List is stale."""
+    node, _ = one_pod()
+    node.logs_readable = False
+    node.collect()
+    node.down.add("kubelet")
+    snapshot = node.collect(seconds=100)
+    assert [(r.name.pod, r.holds, r.use is not None) for r in snapshot.containers] == [("job", False, True)]
+
+
+def test_ended_pod_listed_beside_its_successor_changes_nothing() -> None:
+    """Kubelets before 1.34 may list both under one name: the one whose row and directory stand is the live one."""
+    node, live = one_pod()
+    ended = Pod("ml", "job", {"main": {}}, generation=7, has_tree=False, in_checkpoint=False)
+    node.pods.insert(0, ended)
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == GIB
+    found = use(snapshot, live.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == GIB
+
+
+def test_grace_outlasts_a_collection_without_evidence() -> None:
+    """A pod whose process could not be seen for one collection is kept again when it can, until the grace is over."""
+    node, pod = one_pod()
+    node.logs_readable = False
+    node.pods.append(Pod("kube-system", "static", {"main": {}}))
+    node.collect()
+    node.down.add("kubelet")
+    node.collect()
+    node.down = {"procfs"}
+    pod.listed = False
+    node.collect()
+    node.down = set()
+    snapshot = node.collect()
+    found = row(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.holds
+    assert owners(snapshot, CARD)["gone"] == 0
+
+
+def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
+    """With another count of GPUs an index may be another GPU: one that tells no uuid then has none."""
+    node, _ = one_pod()
+    node.gpus.append(Gpu(2))
+    third = Pod("ml", "third", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}})
+    node.pods.append(third)
+    node.collect()
+    reading = node.observe().nvml.value  # type: ignore[union-attr]
+    left = (reading.gpus[0], replace(reading.gpus[2], index=1, uuid=None, fault="hung"))
+    observed = Observed(replace(reading, gpus=left), node.now, 0.0)
+    _, snapshot = step(node.memory, replace(node.observe(), nvml=observed), RULES)
+    assert [(u.name.pod, u.reason) for u in snapshot.unmatched] == [("third", "device_down")]
+    assert [gpu.uuid for gpu in snapshot.gpus] == [CARD]
+
+
+def test_suspicion_ends_with_its_process() -> None:
+    """A suspicion waits while nothing can be looked at anew, but not for a process that is there no more."""
+    squatter = Pod("ml", "squat", {"main": {}})
+    node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)])
+    node.collect()
+    node.down = {"kubelet"}
+    node.processes = []
+    node.collect()
+    node.down = set()
+    node.processes = [Process(10, CARD, squatter)]
+    assert owners(node.collect(), CARD)["unassigned"] == 0
+
+
+def test_container_is_not_guessed_from_directories_of_an_earlier_collection() -> None:
+    """A pod's only directory names its container only if it was read after the process was seen."""
+    ids = {"nvidia.com/gpu": [str(CARD)]}
+    pod = Pod("ml", "job", {"main": ids}, has_links=False)
+    node = TestNode([Gpu(0)], [pod])
+    node.collect()
+    node.down = {"pod_identity"}
+    node.processes = [Process(10, CARD, pod)]
+    snapshot = node.collect()
+    assert {r.name.container: r.use.memory_bytes if r.use else None for r in snapshot.containers} == {
+        "": GIB,
+        "main": None,
+    }

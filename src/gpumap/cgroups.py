@@ -32,8 +32,9 @@ class OwnCgroup(NamedTuple):
 
 def paths(text: str) -> tuple[str, ...]:
     """Give the paths of a /proc/PID/cgroup file, `N:controllers:PATH` a line, v1 and v2 alike, each once."""
-    found = dict.fromkeys(line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
-    return tuple(found)
+    found = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
+    # A process that outlives its cgroup keeps its path (cgroup v2, kernel/cgroup/cgroup.c: proc_cgroup_show).
+    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in found))
 
 
 def own(text: str) -> OwnCgroup:
@@ -86,7 +87,8 @@ def _is_own_sibling(path: str) -> bool:
 def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
     """Tell whether a process is certainly outside gpumap's own pod: in another pod, or a process of the node.
 
-    Needs no rights over the process. Seeing one such process shows that PIDs of other containers are visible.
+    Needs no rights over the process. Seeing one such process that is not ending shows that PIDs of other containers
+    are visible.
     """
     found = paths(text)
     member = _membership(found, own_is_root=False)

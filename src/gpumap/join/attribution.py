@@ -59,6 +59,7 @@ class Evidence:
     inventory: Inventory
     procs: ProcTable
     identity_current: bool
+    identity_read_now: bool
     list_current: bool
     may_accuse: bool
     last_names: Mapping[PodUid, PodName]
@@ -89,10 +90,7 @@ def attribute(processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence
         leaf: tuple(judge.attributed(process, leaf) for process in processes)
         for leaf, processes in processes_by_leaf.items()
     }
-    suspicions = judge.suspicions
-    if not evidence.may_accuse:
-        suspicions |= evidence.suspected  # nothing was looked at anew: what was agreed before still waits
-    return Attribution(by_leaf, frozenset(suspicions), judge.names, frozenset(judge.missing))
+    return Attribution(by_leaf, frozenset(judge.suspicions), judge.names, frozenset(judge.missing))
 
 
 class _Judge:
@@ -120,7 +118,8 @@ class _Judge:
             verdict = self._judge_pod(pod, leaf)
             uid: PodUid | None = pod.pod_uid
         else:
-            verdict = _Verdict(Owner.HOST if entry.cgroup.kind is CgroupKind.HOST else Owner.UNKNOWN)
+            is_host = entry.cgroup.kind is CgroupKind.HOST
+            verdict = _Verdict(Owner.HOST) if is_host else _Verdict(Owner.UNKNOWN, unresolved=True)
             uid = None
         if entry.comm == MPS_SERVER_COMM:
             # It holds memory for its clients: charged to no container, whichever pod it runs in.
@@ -143,11 +142,13 @@ class _Judge:
         pod_name = self._name(pod.pod_uid)
         if pod_name is not None:
             self.names[pod.pod_uid] = pod_name
-        name = ContainerName(*pod_name, evidence.table.container(*pod)) if pod_name else None
+        container = evidence.table.container(*pod, read_now=evidence.identity_read_now)
+        name = ContainerName(*pod_name, container) if pod_name else None
         if not evidence.list_current:
-            was_gone = Suspicion(*pod, leaf, Owner.GONE) in evidence.suspected
-            has_tree = pod.pod_uid in evidence.table.trees
-            return _Verdict(Owner.UNKNOWN, name, measures=has_tree and not was_gone, unresolved=name is None)
+            is_gone = self._still_suspected(pod, leaf, Owner.GONE)
+            self._still_suspected(pod, leaf, Owner.UNASSIGNED)
+            measures = not is_gone and evidence.table.is_only(pod.pod_uid)
+            return _Verdict(Owner.UNKNOWN, name, measures=measures, unresolved=not measures)
         standing = evidence.table.standing(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
         if standing is Standing.GONE:
             # Judged by older files it may be a pod that has just come, and one of the holders.
@@ -164,10 +165,19 @@ class _Judge:
 
     def _accuse(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> Owner:
         if not self._evidence.may_accuse:
+            self._still_suspected(pod, leaf, verdict)
             return Owner.UNKNOWN
         suspicion = Suspicion(*pod, leaf, verdict)
         self.suspicions.add(suspicion)
         return verdict if suspicion in self._evidence.suspected else Owner.UNKNOWN
+
+    def _still_suspected(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> bool:
+        """Keep a suspicion as it was while its process is still there and nothing could be looked at anew."""
+        suspicion = Suspicion(*pod, leaf, verdict)
+        suspected = suspicion in self._evidence.suspected
+        if suspected:
+            self.suspicions.add(suspicion)
+        return suspected
 
     def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
         """Holders hold; a container that only the checkpoint knows does too; one not known has what its pod has."""

@@ -44,6 +44,8 @@ class Inventory:
     """
 
     up: bool
+    count: int
+    """How many GPUs NVML counted, now or the last time."""
     nameless: bool
     known: tuple[KnownGpu, ...]
     gpus: tuple[Gpu, ...]
@@ -70,10 +72,12 @@ class Inventory:
         return tuple(leaf.uuid for leaf in parent.leaves) if parent else (uuid,)
 
 
-def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...]) -> Inventory:
+def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...], count: int) -> Inventory:
     """Take stock. `reading` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
     answered = {gpu.uuid for gpu in reading.gpus if gpu.fault is None} if reading else set()
-    by_index = {known.index: known for known in remembered if known.uuid not in answered}
+    # With another count of GPUs an index may be another GPU.
+    same_order = reading is not None and len(reading.gpus) == count
+    by_index = {known.index: known for known in remembered if same_order and known.uuid not in answered}
     by_uuid = {known.uuid: known for known in remembered}
     known_gpus: dict[Uuid, KnownGpu] = {}
     gpus: list[Gpu] = []
@@ -92,6 +96,7 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
     identities = tuple(known_gpus.values()) if reading else remembered
     return Inventory(
         up=reading is not None,
+        count=len(reading.gpus) if reading else count,
         nameless=nameless,
         known=identities,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
@@ -130,7 +135,7 @@ def _recall(said: GpuReading, by_uuid: Mapping[Uuid, KnownGpu], by_index: Mappin
         return by_index.get(said.index)
     known = by_uuid.get(said.uuid)
     if known is not None:
-        return known
+        return replace(known, index=said.index)
     leaf = KnownLeaf(said.uuid, None, None, "", 1.0, None)
     leaves = () if said.partitioned else (leaf,)
     return KnownGpu(

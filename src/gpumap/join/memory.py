@@ -54,11 +54,14 @@ class Memory:
     """Its last attempts found nobody at the socket."""
     pods: tuple[ListedPod, ...] = ()
     """The last List, with the pods that the grace after a restart keeps."""
+    awaited: tuple[ListedPod, ...] = ()
+    """Pods from before the kubelet's restart that it has not listed since, while its grace lasts."""
     pod_uids: Mapping[PodName, PodUid] = field(default_factory=dict)
     pod_identity: Observed[PodIdentity] | None = None
     names: Mapping[PodUid, PodName] = field(default_factory=dict)
     """Last names of pods, as long as processes of theirs are on a GPU."""
     gpus: tuple[KnownGpu, ...] = ()
+    gpu_count: int = 0
     offered: frozenset[tuple[Uuid, str]] = frozenset()
     """(leaf, resource) pairs that the kubelet has offered: one that is missing later is unhealthy."""
     suspicions: frozenset[Suspicion] = frozenset()

@@ -59,8 +59,16 @@ class PodTable:
         tree = self.trees.get(uid)
         return self.name_of.get(uid) or (PodName(tree.namespace, tree.pod) if tree else None)
 
-    def container(self, uid: PodUid, container_id: str) -> str:
-        """Name a container by its id; empty where nothing ties them."""
+    def is_only(self, uid: PodUid) -> bool:
+        """Whether a UID is the only one that its name can mean: the fixed one, or of the one log tree of that name."""
+        if uid in self.name_of:
+            return True
+        name = self.name(uid)
+        trees = sum(1 for tree in self.trees.values() if (tree.namespace, tree.pod) == name)
+        return uid in self.trees and name not in self.uid_of and trees == 1
+
+    def container(self, uid: PodUid, container_id: str, *, read_now: bool) -> str:
+        """Name a container by its id; empty where nothing ties them. `read_now`: the trees are of this collection."""
         link = self.links.get(container_id)
         if link is None and container_id:
             link = next((cut for cut in self.cut_links if container_id.startswith(cut.container_id)), None)
@@ -68,7 +76,8 @@ class PodTable:
             return link.name.container
         tree = self.trees.get(uid)
         # The directory is made before its container starts: where there is one, no other container has run.
-        return tree.containers[0] if tree and len(tree.containers) == 1 and container_id else ""
+        is_sole = read_now and tree is not None and len(tree.containers) == 1 and container_id
+        return tree.containers[0] if tree and is_sole else ""
 
     def standing(self, uid: PodUid, last_name: PodName | None) -> Standing:
         """Say whether the pod of a running process is still the kubelet's (contract §9, "gone").
@@ -141,16 +150,22 @@ def _fix_uids(
     for tree in trees.values():
         by_name.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
 
+    # Kubelets before 1.34 may list an ended pod beside its successor of the same name.
+    listed: dict[PodName, list[ListedPod]] = {}
+    for pod in pods:
+        listed.setdefault(PodName(pod.namespace, pod.name), []).append(pod)
+
     found: dict[PodName, PodUid] = {}
     claims: dict[PodUid, int] = {}
-    for pod in pods:
-        name = PodName(pod.namespace, pod.name)
+    for name, namesakes in listed.items():
         candidates = in_logs = by_name.get(name, set())
-        if checkpoint is not None and any(devices.ids for one in pod.containers for devices in one.devices):
+        with_devices = [pod for pod in namesakes if _has_devices(pod)]
+        if checkpoint is not None and with_devices:
             # What was given is written down: without a row, a directory of this name is a predecessor's. A row of an
             # ended pod stays until the next write, and its card may have been handed on meanwhile.
             in_checkpoint = {
                 uid
+                for pod in with_devices
                 for uid in _uids_by_rows(pod, rows)
                 if (uid not in trees or uid in in_logs) and known.get(uid, name) == name
             }
@@ -160,6 +175,10 @@ def _fix_uids(
             found[name] = uid
             claims[uid] = claims.get(uid, 0) + 1
     return {name: uid for name, uid in found.items() if claims[uid] == 1}
+
+
+def _has_devices(pod: ListedPod) -> bool:
+    return any(devices.ids for container in pod.containers for devices in container.devices)
 
 
 def _uids_by_rows(pod: ListedPod, rows: Mapping[tuple[str, str, DeviceId], list[CheckpointEntry]]) -> set[PodUid]:

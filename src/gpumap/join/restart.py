@@ -37,6 +37,8 @@ class Listing:
     answer: Observed[KubeletAnswer] | None
     back_at: float | None
     away: bool
+    awaited: tuple[ListedPod, ...]
+    """Pods from before a restart that the kubelet has not listed since."""
 
 
 def take_list(
@@ -59,28 +61,34 @@ def take_list(
             current=current,
             answer=before,
             back_at=memory.kubelet_back_at,
+            awaited=memory.awaited,
             away=memory.kubelet_away or answer.complaints[-1].reason in REASONS_OF_RESTART,
         )
-    back_at = memory.kubelet_back_at
+    back_at, awaited = memory.kubelet_back_at, memory.awaited
     if memory.kubelet is not None and (memory.kubelet_away or memory.kubelet.value.socket != answer.value.socket):
-        back_at = answer.at.monotonic
+        back_at, awaited = answer.at.monotonic, memory.pods
+    in_grace = back_at is not None and now - back_at < GRACE_SECONDS
     pods = answer.value.pods
-    if back_at is not None and now - back_at < GRACE_SECONDS:
-        kept = _still_standing(memory, pods, identity, procs)
-        pods = tuple(sorted((*pods, *kept))) if kept else pods
+    listed = {(pod.namespace, pod.name) for pod in pods}
+    awaited = tuple(pod for pod in awaited if in_grace and (pod.namespace, pod.name) not in listed)
+    kept = _still_standing(memory, awaited, identity, procs) if awaited else []
     return Listing(
-        pods, answer.value.allocatable, read_now=True, current=True, answer=answer, back_at=back_at, away=False
+        pods=tuple(sorted((*pods, *kept))) if kept else pods,
+        allocatable=answer.value.allocatable,
+        read_now=True,
+        current=True,
+        answer=answer,
+        back_at=back_at,
+        away=False,
+        awaited=awaited,
     )
 
 
 def _still_standing(
-    memory: Memory, pods: tuple[ListedPod, ...], identity: PodIdentity | None, procs: ProcTable
+    memory: Memory, awaited: tuple[ListedPod, ...], identity: PodIdentity | None, procs: ProcTable
 ) -> list[ListedPod]:
-    listed = {PodName(pod.namespace, pod.name) for pod in pods}
-    missing = [pod for pod in memory.pods if (pod.namespace, pod.name) not in listed]
-    if not missing:
-        return []
+    """Those of whom a process, or the log directory, is still there."""
     standing = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
     if identity is not None and identity.logs is not None:
         standing |= {tree.pod_uid for tree in identity.logs.trees}
-    return [pod for pod in missing if memory.pod_uids.get(PodName(pod.namespace, pod.name)) in standing]
+    return [pod for pod in awaited if memory.pod_uids.get(PodName(pod.namespace, pod.name)) in standing]

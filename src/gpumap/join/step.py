@@ -86,7 +86,7 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
     procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
     identity = _identity(memory, observations, rules.stale_after_seconds)
     found = identity.value if identity else None
-    inventory = take(nvml, observations.finished.wall, memory.gpus)
+    inventory = take(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
     listing = take_list(memory, observations, found, procs, rules.stale_after_seconds)
     table = _table(listing, found, memory.table)
     allocation = allocate(
@@ -102,6 +102,7 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         inventory=inventory,
         procs=procs,
         identity_current=identity is not None,
+        identity_read_now=isinstance(observations.pod_identity, Observed),
         list_current=listing.current,
         may_accuse=_may_accuse(listing, observations),
         last_names=memory.names,
@@ -147,12 +148,17 @@ def _containers(
 ) -> tuple[tuple[ContainerOnDevice, ...], dict[tuple[ContainerName, Uuid], UseMemory]]:
     """Lay grants and uses side by side: one row per (container, device)."""
     at = scene.observations.finished
-    uids = {item.name: item.pod_uid for items in scene.attribution.by_leaf.values() for item in items if item.name}
+    measured_uids = {
+        item.name: item.pod_uid
+        for items in scene.attribution.by_leaf.values()
+        for item in items
+        if item.name and item.measures
+    }
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
         for name, measured in leaf_use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
-            uid = uids.get(name) or scene.table.uid_of.get(PodName(name.namespace, name.pod))
+            uid = scene.table.uid_of.get(PodName(name.namespace, name.pod)) or measured_uids.get(name)
             found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, at)
     rows = []
     for key in sorted({*found, *scene.allocation.grants}):
@@ -233,6 +239,7 @@ def _remember(
 ) -> Memory:
     identity = scene.observations.pod_identity
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}
+    awaited = [PodName(pod.namespace, pod.name) for pod in scene.listing.awaited]
     return Memory(
         health=health,
         collections=collections,
@@ -240,10 +247,12 @@ def _remember(
         kubelet_back_at=scene.listing.back_at,
         kubelet_away=scene.listing.away,
         pods=scene.listing.pods,
-        pod_uids={name: uids[name] for name in scene.table.listed if name in uids},
+        awaited=scene.listing.awaited,
+        pod_uids={name: uids[name] for name in (*scene.table.listed, *awaited) if name in uids},
         pod_identity=identity if isinstance(identity, Observed) else scene.memory.pod_identity,
         names=scene.attribution.names if scene.inventory.up else scene.memory.names,
         gpus=scene.inventory.known,
+        gpu_count=scene.inventory.count,
         offered=offered,
         suspicions=scene.attribution.suspicions,
         uses=uses,

@@ -7,13 +7,21 @@ made of plain files. What it remembers saves reading only: one PID to ask first,
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gpumap import cgroups
-from gpumap.model import Complaint, ProcEntry, ProcTable, SourceError, Told
+from gpumap.model import CgroupKind, CgroupMembership, Complaint, ProcEntry, ProcTable, SourceError, Told
 from gpumap.sources.pidfds import KnownProcesses
 
 SELF = Path("/proc/self")
+
+
+class _Stat(NamedTuple):
+    comm: str
+    is_ending: bool
+    start: int
 
 
 class ProcfsSource:
@@ -69,22 +77,25 @@ class ProcfsSource:
     def _read(self, pid: int, own: cgroups.OwnCgroup, *, is_real: bool) -> ProcEntry:
         """Read an entry. A process of a real tree is held, so that it need not be read the next time."""
         pidfd = self._known.open(pid) if is_real else None
+        kept = False
         try:
-            entry = self._entry(pid, own)
-        except BaseException:
-            if pidfd is not None:
+            stat, cgroup = self._files(pid)
+            entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own))
+            if stat.is_ending:
+                entry = replace(entry, cgroup=_of_ending(entry.cgroup))
+            elif pidfd is not None:
+                self._known.keep(pidfd, entry, time.monotonic())
+                kept = True
+            return entry
+        finally:
+            if pidfd is not None and not kept:
                 os.close(pidfd)
-            raise
-        if pidfd is not None:
-            self._known.keep(pidfd, entry, time.monotonic())
-        return entry
 
-    def _entry(self, pid: int, own: cgroups.OwnCgroup) -> ProcEntry:
+    def _files(self, pid: int) -> tuple[_Stat, str]:
         # Both files are read below one open directory: it stays the process's own, whoever gets its PID next.
         folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
         try:
-            comm, start = _name_and_start(_text("stat", folder))
-            return ProcEntry(pid, start, comm, cgroups.parse(_text("cgroup", folder), own))
+            return _stat(_text("stat", folder)), _text("cgroup", folder)
         finally:
             os.close(folder)
 
@@ -103,11 +114,20 @@ class ProcfsSource:
                 text = _text(str(self._root / str(pid) / "cgroup"))
             except OSError:
                 continue
-            if cgroups.is_outside(text, own):
+            if cgroups.is_outside(text, own) and not self._is_ending(pid):
                 self._witness = pid
                 return True, f"PID {pid} is outside gpumap's own pod"
         self._witness = None
         return False, f"no process outside gpumap's own pod in {self._root}: the pod needs hostPID: true"
+
+    def _is_ending(self, pid: int) -> bool:
+        """On cgroup v1 a zombie has left its cgroups: its bare `/` is no sign that it came from outside."""
+        try:
+            return _stat(_text(str(self._root / str(pid) / "stat"))).is_ending
+        except FileNotFoundError:
+            return False  # a tree of plain files may have cgroups alone
+        except (OSError, ValueError):
+            return True
 
     def _candidates(self) -> Iterator[int]:
         if self._witness is not None:
@@ -126,10 +146,15 @@ def _text(path: str, folder: int | None = None) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
-def _name_and_start(stat: str) -> tuple[str, int]:
-    """Fields 2 and 22 of /proc/PID/stat. The name stands in brackets and may itself hold blanks and brackets."""
-    name, _, rest = stat.rpartition(")")
+def _stat(text: str) -> _Stat:
+    """Fields 2, 3 and 22 of /proc/PID/stat. The name stands in brackets and may itself hold blanks and brackets."""
+    name, _, rest = text.rpartition(")")
     fields = rest.split()
     if len(fields) < 20:
         raise ValueError("its stat has too few fields")
-    return name.partition("(")[2], int(fields[19])
+    return _Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), start=int(fields[19]))
+
+
+def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:
+    """What the paths of a zombie say: on cgroup v1 it has left them all, which makes it nobody's, not the host's."""
+    return CgroupMembership(CgroupKind.UNKNOWN) if cgroup.kind is CgroupKind.HOST else cgroup
