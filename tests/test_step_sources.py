@@ -62,6 +62,18 @@ def test_new_pod_is_not_called_gone_while_identity_is_of_an_earlier_collection()
     assert found.memory_bytes == GIB
 
 
+def test_snapshot_says_when_what_it_remembers_gets_too_old() -> None:
+    """What is served from an earlier collection has an end, at which the next collection is due."""
+    node, _ = one_pod()
+    assert node.collect().expires is None
+    read_at = node.clock
+    node.down.add("kubelet")
+    assert node.collect().expires == read_at + RULES.stale_after_seconds
+    node.down.add("pod_identity")
+    assert node.collect().expires == read_at + RULES.stale_after_seconds
+    assert node.collect(seconds=100).expires is None
+
+
 def test_restarted_kubelet_that_lists_nothing_yet_keeps_pods_that_stand() -> None:
     """For 60 s after a restart a pod missing from the List keeps what it held, while its directory or cgroup stands."""
     node, pod = one_pod()

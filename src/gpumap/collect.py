@@ -85,12 +85,15 @@ class Collector:
         """Collect for ever: at each interval, and as soon as a kubelet that was away is back."""
         while True:
             started = time.monotonic()
+            expires = None
             try:
-                await self.collect()
+                expires = (await self.collect()).expires
             except Exception as error:  # the page goes stale and says so; the next collection may be well
                 log.error("collection failed error=%s detail=%r", type(error).__name__, str(error))
                 log.debug("where it failed", exc_info=True)
-            await self._wait(started + self._interval_seconds - time.monotonic())
+            due = started + self._interval_seconds
+            # Data of an earlier collection is dropped when it gets too old, not an interval later.
+            await self._wait((due if expires is None else min(due, expires)) - time.monotonic())
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. No source's failure is raised."""

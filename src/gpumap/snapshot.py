@@ -170,6 +170,8 @@ class Snapshot:
     sources: tuple[SourceHealth, ...]
     capabilities: tuple[tuple[str, bool], ...]
     collections: tuple[tuple[str, int], ...]
+    expires: float | None = None
+    """Monotonic: when something in it, of an earlier collection, gets too old to be served."""
     driver: NvmlReading | None = None
     gpus: tuple[Gpu, ...] = ()
     leaves: tuple[Leaf, ...] = ()

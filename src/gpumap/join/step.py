@@ -59,6 +59,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         sources=health,
         capabilities=_capabilities(scene),
         collections=tuple(sorted(collections.items())),
+        expires=_expiry(scene, rules.stale_after_seconds),
         driver=replace(observations.nvml.value, gpus=()) if isinstance(observations.nvml, Observed) else None,
         gpus=scene.inventory.gpus,
         leaves=leaves(
@@ -133,6 +134,17 @@ def _identity(memory: Memory, observations: Observations, stale_after_seconds: f
 
 def _may_accuse(listing: Listing, observations: Observations) -> bool:
     return listing.read_now and isinstance(observations.pod_identity, Observed)
+
+
+def _expiry(scene: _Scene, stale_after_seconds: float) -> float | None:
+    """The moment when the first of what is served from an earlier collection has to go."""
+    observations, answer = scene.observations, scene.listing.answer
+    served = []
+    if isinstance(observations.kubelet, Failed) and scene.listing.current and answer is not None:
+        served.append(answer.at.monotonic)
+    if isinstance(observations.pod_identity, Failed) and scene.identity is not None:
+        served.append(scene.identity.at.monotonic)
+    return min(served) + stale_after_seconds if served else None
 
 
 def _table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
