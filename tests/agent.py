@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -21,19 +20,12 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import standin
+from tests.demo_process import GPUMAP, environment
 from tests.node import Node
 
 T = TypeVar("T")
-GPUMAP = Path(sys.executable).with_name("gpumap")
-"""The installed command."""
 PATIENCE_SECONDS = 20.0
 POLL_SECONDS = 0.03
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without what would steer gpumap, and with `variables`."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMAP_", "NODE_"))}
-    return inherited | variables
 
 
 async def until(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool], what: str) -> T:

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 GPUMAP = Path(sys.executable).with_name("gpumap")
+"""The installed command."""
 START_SECONDS = 30.0
 END_SECONDS = 15.0
 
 
-def environment() -> dict[str, str]:
-    """This process's environment without what would steer gpumap or its Python."""
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without what would steer gpumap or its Python, and with `variables`."""
     steering = ("GPUMAP_", "NODE_", "PYTHON")
-    return {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+    return inherited | variables
 
 
 def fetch(url: str, accept: str = "*/*") -> tuple[str, str]:

@@ -22,7 +22,8 @@ from gpumap import __version__
 from gpumap.cli import LATER_COMMANDS
 from gpumap.settings import FLAGS, LATER_FLAGS
 from tests import standin
-from tests.agent import GPUMAP, PATIENCE_SECONDS, Agent, environment, gone, run_agent, serve
+from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
+from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, Node, gpu_uuid, short_directory
 from tests.processes import PlainProcesses
 

@@ -16,7 +16,8 @@ import pytest
 
 from gpumap import cgroups
 from tests import standin
-from tests.agent import GPUMAP, Page, environment, gone, serve
+from tests.agent import Page, gone, serve
+from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, MIB, Node, Pod, gpu_uuid, short_directory
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 

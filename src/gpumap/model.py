@@ -38,6 +38,10 @@ class ContainerName(NamedTuple):
     pod: str
     container: str
 
+    @property
+    def pod_name(self) -> PodName:
+        return PodName(self.namespace, self.pod)
+
 
 # --- observations: what one source said, once -------------------------------------------------------------------------
 
@@ -125,6 +129,10 @@ class ListedPod:
     namespace: str
     name: str
     containers: tuple[ListedContainer, ...] = ()
+
+    @property
+    def pod_name(self) -> PodName:
+        return PodName(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)

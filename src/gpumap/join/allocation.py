@@ -14,6 +14,9 @@ from gpumap.join.inventory import Inventory, KnownGpu
 from gpumap.model import ContainerName, DeviceId, ListedContainer, ListedPod, ResourceDevices, Uuid
 from gpumap.snapshot import UnmatchedSlots
 
+_IdsByDevice = dict[tuple[Uuid, str], set[DeviceId]]
+"""By device and resource."""
+
 
 class Grant(NamedTuple):
     """What one container holds of one device."""
@@ -80,13 +83,14 @@ def allocate(
         elif is_gpu_resource(resource):
             key = (name, resource, found.reason)
             unmatched[key] = unmatched.get(key, 0) + 1
+    offered = _ids_by_device(offer.allocatable or (), inventory)
     return Allocation(
         basis=basis,
-        grants=_grants(slots, offer, inventory),
+        grants=_grants(slots, offered, _ids_by_device(offer.registered, inventory), inventory),
         unmatched=tuple(UnmatchedSlots(*key, count) for key, count in sorted(unmatched.items())),
         unsettled=frozenset(name for name, _, _ in unmatched),
         holders=_holders(slots),
-        offered=_offered(offer.allocatable, inventory) if offer.allocatable is not None else None,
+        offered=None if offer.allocatable is None else _counts(offered),
     )
 
 
@@ -122,11 +126,11 @@ def _locate(resource: str, device_id: DeviceId, inventory: Inventory) -> NamedDe
     if isinstance(named, Unnamed):
         return Unnamed("nvml_down") if named.reason == "not_in_nvml" and not inventory.up else named
     uuid = inventory.find(named.uuid)
-    if uuid is None and not inventory.up:
+    if uuid is not None:
+        return named._replace(uuid=uuid)
+    if not inventory.up:
         return named
-    if uuid is None:
-        return Unnamed("device_down" if inventory.nameless else "not_in_nvml")
-    return named._replace(uuid=uuid)
+    return Unnamed("device_down" if inventory.nameless else "not_in_nvml")
 
 
 def _holders(slots: Iterable[_Slot]) -> dict[Uuid, tuple[ContainerName, ...]]:
@@ -136,16 +140,15 @@ def _holders(slots: Iterable[_Slot]) -> dict[Uuid, tuple[ContainerName, ...]]:
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
-def _offered(allocatable: tuple[ResourceDevices, ...], inventory: Inventory) -> dict[Uuid, tuple[tuple[str, int], ...]]:
-    counts = _ids_by_device(allocatable, inventory)
-    offered: dict[Uuid, list[tuple[str, int]]] = {}
-    for (uuid, resource), ids in sorted(counts.items()):
-        offered.setdefault(uuid, []).append((resource, len(ids)))
-    return {uuid: tuple(rows) for uuid, rows in offered.items()}
+def _counts(offered: _IdsByDevice) -> dict[Uuid, tuple[tuple[str, int], ...]]:
+    counts: dict[Uuid, list[tuple[str, int]]] = {}
+    for (uuid, resource), ids in sorted(offered.items()):
+        counts.setdefault(uuid, []).append((resource, len(ids)))
+    return {uuid: tuple(rows) for uuid, rows in counts.items()}
 
 
-def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -> dict[tuple[Uuid, str], set[DeviceId]]:
-    found: dict[tuple[Uuid, str], set[DeviceId]] = {}
+def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -> _IdsByDevice:
+    found: _IdsByDevice = {}
     for devices in resources:
         for device_id in devices.ids:
             named = _locate(devices.resource, device_id, inventory)
@@ -154,11 +157,11 @@ def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -
     return found
 
 
-def _grants(slots: list[_Slot], offer: Offer, inventory: Inventory) -> dict[tuple[ContainerName, Uuid], Grant]:
-    offered = _ids_by_device(offer.allocatable or (), inventory)
-    registered = _ids_by_device(offer.registered, inventory)
+def _grants(
+    slots: list[_Slot], offered: _IdsByDevice, registered: _IdsByDevice, inventory: Inventory
+) -> dict[tuple[ContainerName, Uuid], Grant]:
     sharers: dict[tuple[Uuid, DeviceId], int] = {}
-    held: dict[tuple[Uuid, str], set[DeviceId]] = {}
+    held: _IdsByDevice = {}
     by_holder: dict[tuple[ContainerName, Uuid], list[_Slot]] = {}
     for slot in slots:
         sharers[slot.shared_id] = sharers.get(slot.shared_id, 0) + 1

@@ -181,13 +181,13 @@ class _Judge:
 
     def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
         """Holders hold; a container that only the checkpoint knows does too; one not known has what its pod has."""
-        pod = PodName(name.namespace, name.pod)
+        pod = name.pod_name
         held = self._held.get(leaf, set())
         if name.container:
             if name in held:
                 return True
             return self._stands_in(self._unlisted.get((uid, name.container), ()), leaf)
-        if any((holder.namespace, holder.pod) == pod for holder in held):
+        if any(holder.pod_name == pod for holder in held):
             return True
         return any(self._stands_in(rows, leaf) for (other, _), rows in self._unlisted.items() if other == uid)
 
@@ -205,7 +205,7 @@ class _Judge:
         unsettled = self._evidence.allocation.unsettled
         if name.container:
             return name in unsettled
-        return any((other.namespace, other.pod) == (name.namespace, name.pod) for other in unsettled)
+        return any(other.pod_name == name.pod_name for other in unsettled)
 
 
 def _held_devices(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:

@@ -50,7 +50,7 @@ def leaves(
         for leaf in known.leaves:
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in made:
                 continue  # a driver that gives two devices one name: a name has one series
-            instance, memory = leaf_parts(gpu, leaf)
+            instance, memory = _leaf_parts(gpu, leaf)
             attributed = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if grounds.visible else ()
             made[leaf.uuid] = Leaf(
@@ -73,7 +73,7 @@ def _holders(uuid: Uuid, allocation: Allocation, grounds: Grounds) -> int | None
     return len(allocation.holders.get(uuid, ())) if grounds.list_served else None
 
 
-def leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:
+def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:
     """The MIG instance that a leaf is, and its memory. A lost GPU's instances keep their identity alone."""
     if not gpu.partitioned:
         return None, gpu.reading.memory if gpu.reading else None

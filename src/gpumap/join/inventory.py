@@ -82,11 +82,11 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
     known_gpus: dict[Uuid, KnownGpu] = {}
     gpus: list[Gpu] = []
     nameless = False
-    for answer in reading.gpus if reading else ():
-        said = replace(answer, fault="unknown") if answer.fault is None and answer.uuid is None else answer
+    for said in reading.gpus if reading else ():
         if said.fault is None and said.uuid is not None:
             known: KnownGpu | None = _learn(said, said.uuid, wall)
         else:
+            said = said if said.fault else replace(said, fault="unknown")  # no name is a fault too
             known = _recall(said, by_uuid, by_index)
         if known is None:
             nameless = True
@@ -136,11 +136,7 @@ def _recall(said: GpuReading, by_uuid: Mapping[Uuid, KnownGpu], by_index: Mappin
     known = by_uuid.get(said.uuid)
     if known is not None:
         return replace(known, index=said.index)
-    leaf = KnownLeaf(said.uuid, None, None, "", 1.0, None)
-    leaves = () if said.partitioned else (leaf,)
-    return KnownGpu(
-        said.uuid, said.index, said.minor, said.pci_bus_id, said.model, said.partitioned, None, leaves, last_success=0.0
-    )
+    return _learn(said, said.uuid, wall=0.0)
 
 
 def _gpu(known: KnownGpu, said: GpuReading) -> Gpu:

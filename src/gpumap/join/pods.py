@@ -102,7 +102,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     checkpoint = identity.checkpoint if identity else None
     logs = identity.logs if identity else None
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
-    listed = frozenset(PodName(pod.namespace, pod.name) for pod in pods)
+    listed = frozenset(pod.pod_name for pod in pods)
     uid_of = _fix_uids(pods, checkpoint, trees, before.name_of if before else {})
     name_of = {uid: name for name, uid in uid_of.items()}
     tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
@@ -153,7 +153,7 @@ def _fix_uids(
     # Kubelets before 1.34 may list an ended pod beside its successor of the same name.
     listed: dict[PodName, list[ListedPod]] = {}
     for pod in pods:
-        listed.setdefault(PodName(pod.namespace, pod.name), []).append(pod)
+        listed.setdefault(pod.pod_name, []).append(pod)
 
     found: dict[PodName, PodUid] = {}
     claims: dict[PodUid, int] = {}

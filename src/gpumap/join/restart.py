@@ -16,7 +16,6 @@ from gpumap.model import (
     Observations,
     Observed,
     PodIdentity,
-    PodName,
     ProcTable,
     ResourceDevices,
 )
@@ -69,8 +68,8 @@ def take_list(
         back_at, awaited = answer.at.monotonic, memory.pods
     in_grace = back_at is not None and now - back_at < GRACE_SECONDS
     pods = answer.value.pods
-    listed = {(pod.namespace, pod.name) for pod in pods}
-    awaited = tuple(pod for pod in awaited if in_grace and (pod.namespace, pod.name) not in listed)
+    listed = {pod.pod_name for pod in pods}
+    awaited = tuple(pod for pod in awaited if in_grace and pod.pod_name not in listed)
     kept = _still_standing(memory, awaited, identity, procs) if awaited else []
     return Listing(
         pods=tuple(sorted((*pods, *kept))) if kept else pods,
@@ -91,4 +90,4 @@ def _still_standing(
     standing = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
     if identity is not None and identity.logs is not None:
         standing |= {tree.pod_uid for tree in identity.logs.trees}
-    return [pod for pod in awaited if memory.pod_uids.get(PodName(pod.namespace, pod.name)) in standing]
+    return [pod for pod in awaited if memory.pod_uids.get(pod.pod_name) in standing]

@@ -43,6 +43,8 @@ class _Scene:
     procs: ProcTable
     attribution: Attribution
     leaf_uses: Mapping[Uuid, LeafUse]
+    uids: Mapping[PodName, PodUid]
+    """Of pods whose UID is fixed, or whose processes are measured."""
 
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
@@ -119,7 +121,15 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
     leaf_uses = {
         leaf: LeafUse(leaf, items, samples.get(leaf), memory.processes) for leaf, items in attribution.by_leaf.items()
     }
-    return _Scene(observations, memory, inventory, listing, identity, table, allocation, procs, attribution, leaf_uses)
+    uids = {**_measured_uids(attribution), **table.uid_of}
+    return _Scene(
+        observations, memory, inventory, listing, identity, table, allocation, procs, attribution, leaf_uses, uids
+    )
+
+
+def _measured_uids(attribution: Attribution) -> dict[PodName, PodUid]:
+    measured = (item for items in attribution.by_leaf.values() for item in items if item.measures)
+    return {item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid}
 
 
 def _identity(memory: Memory, observations: Observations, stale_after_seconds: float) -> Observed[PodIdentity] | None:
@@ -160,17 +170,11 @@ def _containers(
 ) -> tuple[tuple[ContainerOnDevice, ...], dict[tuple[ContainerName, Uuid], UseMemory]]:
     """Lay grants and uses side by side: one row per (container, device)."""
     at = scene.observations.finished
-    measured_uids = {
-        item.name: item.pod_uid
-        for items in scene.attribution.by_leaf.values()
-        for item in items
-        if item.name and item.measures
-    }
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
         for name, measured in leaf_use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
-            uid = scene.table.uid_of.get(PodName(name.namespace, name.pod)) or measured_uids.get(name)
+            uid = scene.uids.get(name.pod_name)
             found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, at)
     rows = []
     for key in sorted({*found, *scene.allocation.grants}):
@@ -216,16 +220,10 @@ def _processes(scene: _Scene) -> Iterator[ProcessUse]:
 
 def _pods(scene: _Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
     """Every pod that holds or uses a device, with its UID where one is known."""
-    uids: dict[PodName, PodUid | None] = {PodName(row.name.namespace, row.name.pod): None for row in containers}
-    uids.update({PodName(row.name.namespace, row.name.pod): None for row in scene.allocation.unmatched})
-    for items in scene.attribution.by_leaf.values():
-        for item in items:
-            if item.measures and item.name is not None:
-                uids[PodName(item.name.namespace, item.name.pod)] = item.pod_uid
-    return tuple(
-        PodInfo(name.namespace, name.pod, scene.table.uid_of.get(name) or uid or "")
-        for name, uid in sorted(uids.items(), key=lambda pair: pair[0])
-    )
+    pods = {row.name.pod_name for row in containers}
+    pods |= {row.name.pod_name for row in scene.allocation.unmatched}
+    pods |= _measured_uids(scene.attribution).keys()
+    return tuple(PodInfo(name.namespace, name.pod, scene.uids.get(name, "")) for name in sorted(pods))
 
 
 def _capabilities(scene: _Scene) -> tuple[tuple[str, bool], ...]:
@@ -251,7 +249,7 @@ def _remember(
 ) -> Memory:
     identity = scene.observations.pod_identity
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}
-    awaited = [PodName(pod.namespace, pod.name) for pod in scene.listing.awaited]
+    awaited = [pod.pod_name for pod in scene.listing.awaited]
     return Memory(
         health=health,
         collections=collections,

@@ -64,7 +64,7 @@ class LeafUse:
         left = self._left_by_container()
         measured = {}
         for name, items in of_container.items():
-            uid = items[0].pod_uid if items else uid_of.get(PodName(name.namespace, name.pod))
+            uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
             measured[name] = self._measured(items, left.get((name, uid), ()))
         return measured
 
@@ -122,13 +122,13 @@ def certainly_idle(
 ) -> Iterator[ContainerName]:
     """Give the holders of a leaf that have no process on it, leaving out those of whom one may be."""
     doubtful = {
-        PodName(item.name.namespace, item.name.pod)
+        item.name.pod_name
         for item in attributed
         if item.name is not None and (item.unresolved or (item.measures and not item.name.container))
     }
     nameless = {item.pod_uid for item in attributed if item.name is None and item.unresolved}
     for holder in holders:
-        pod = PodName(holder.namespace, holder.pod)
+        pod = holder.pod_name
         uid = uid_of.get(pod)
         if pod in doubtful or None in nameless or (nameless and (uid is None or uid in nameless)):
             continue
