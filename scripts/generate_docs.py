@@ -1,12 +1,15 @@
-"""Write the tables of docs/metrics.md, docs/flags.md and docs/dialects.md from the code's own: `make docs`.
+"""Write the tables of docs/metrics.md, flags.md, dialects.md and remedies.md from the code's own: `make docs`.
 
-Only what stands between the two comments of a page is generated; the prose around it is written by hand.
+Only what stands between the two comments of a page is generated; the prose around it is written by hand. The schema of
+/api/v1/map is copied.
 """
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 
+from gpumap import remedies
 from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS, LATER_DIALECTS
 from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.families import Family
@@ -67,7 +70,31 @@ def dialects() -> str:
     return f"{table}\n\n{default}"
 
 
-PAGES: dict[str, Callable[[], str]] = {"metrics.md": metrics, "flags.md": flags, "dialects.md": dialects}
+def troubles() -> str:
+    """Every reason that has a remedy."""
+    sources = [
+        (f"`{source.value}`", f"`{reason}`", remedy)
+        for source, known in remedies.SOURCES.items()
+        for reason, remedy in known.items()
+    ]
+    parts = ["## Sources (`gpumap_source_up`, `gpumap_source_errors_total`)"]
+    parts += [_table(("source", "reason", "what to do"), sources)]
+    for title, label, known in (
+        ("GPUs (`gpumap_gpu_fault_info`)", "reason", remedies.FAULTS),
+        ("Slots on no device (`gpumap_unmatched_slots`)", "reason", remedies.UNMATCHED),
+        ("Capabilities that are 0 (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
+    ):
+        parts += [f"## {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
+    return "\n\n".join(parts)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "metrics.md": metrics,
+    "flags.md": flags,
+    "dialects.md": dialects,
+    "remedies.md": troubles,
+}
+SCHEMA = "map.schema.json"
 
 
 def with_tables(name: str) -> str:
@@ -118,3 +145,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for name in PAGES:
         (DOCS / name).write_text(with_tables(name), encoding="utf-8")
+    (DOCS / SCHEMA).write_bytes(resources.files("gpumap").joinpath(SCHEMA).read_bytes())

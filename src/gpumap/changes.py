@@ -51,7 +51,7 @@ def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapsho
     known = before is not None and any(health.up for health in before.sources if health.source is Source.PROCFS)
     if before is not None and known and dict(before.capabilities)["pid_visibility"] == seen:
         return
-    reason = observations.procfs.value.visibility_reason
+    reason = after.visibility_reason
     if seen:
         log.info("processes of other containers are visible pid_visibility=1 reason=%r", reason)
     else:

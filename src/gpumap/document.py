@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gpumap import remedies
 from gpumap.model import DeviceMemory
 from gpumap.snapshot import (
     ContainerOnDevice,
@@ -53,13 +54,28 @@ def document(snapshot: Snapshot) -> Document:
             for leaf in snapshot.leaves
         ],
         "unmatched": [
-            {**row.name._asdict(), "resource": row.resource, "reason": row.reason, "slots": row.slots}
+            {
+                **row.name._asdict(),
+                "resource": row.resource,
+                "reason": row.reason,
+                "slots": row.slots,
+                "remedy": remedies.UNMATCHED.get(row.reason),
+            }
             for row in snapshot.unmatched
         ],
         "pods": [{"namespace": pod.namespace, "pod": pod.pod, "uid": pod.uid or None} for pod in snapshot.pods],
         "sources": [_source(health) for health in snapshot.sources],
         "capabilities": dict(snapshot.capabilities),
+        "pid_visibility_reason": snapshot.visibility_reason or None,
+        "remedies": _remedies(snapshot),
     }
+
+
+def _remedies(snapshot: Snapshot) -> dict[str, str]:
+    """What to do about capabilities that are missing. Those of a GPU need an answer of the driver to be judged."""
+    missing = [name for name, present in snapshot.capabilities if not present and name in remedies.CAPABILITIES]
+    measured = any(gpu.reading for gpu in snapshot.gpus)
+    return {name: remedies.CAPABILITIES[name] for name in missing if measured or name != "process_utilization"}
 
 
 def _gpu(gpu: Gpu) -> Document:
@@ -73,6 +89,7 @@ def _gpu(gpu: Gpu) -> Document:
         "partitioned": gpu.partitioned,
         "up": gpu.fault is None,
         "fault": gpu.fault,
+        "remedy": remedies.FAULTS.get(gpu.fault) if gpu.fault else None,
         "stuck_seconds": gpu.stuck_seconds,
         "last_success": gpu.last_success,
         "memory": _memory(reading.memory if reading else None),
@@ -176,6 +193,7 @@ def _source(health: SourceHealth) -> Document:
         "up": health.up,
         "reason": health.reason or None,
         "detail": health.detail or None,
+        "remedy": remedies.SOURCES[health.source].get(health.reason),
         "last_success": health.last_success.wall if health.last_success else None,
         "errors": dict(sorted(health.errors.items())),
     }

@@ -170,6 +170,8 @@ class Snapshot:
     sources: tuple[SourceHealth, ...]
     capabilities: tuple[tuple[str, bool], ...]
     collections: tuple[tuple[str, int], ...]
+    visibility_reason: str = ""
+    """What the capability pid_visibility, or its absence, rests on."""
     expires: float | None = None
     """Monotonic: when something in it, of an earlier collection, gets too old to be served."""
     driver: NvmlReading | None = None

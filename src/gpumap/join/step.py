@@ -61,6 +61,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         sources=health,
         capabilities=_capabilities(scene),
         collections=tuple(sorted(collections.items())),
+        visibility_reason=scene.procs.visibility_reason,
         expires=_expiry(scene, rules.stale_after_seconds),
         driver=replace(observations.nvml.value, gpus=()) if isinstance(observations.nvml, Observed) else None,
         gpus=scene.inventory.gpus,

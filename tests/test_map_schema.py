@@ -1,0 +1,152 @@
+"""docs/map.schema.json, which gpumap also serves, says what the document of /api/v1/map is: no more, no less."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+
+from gpumap import remedies
+from gpumap.document import VERSION, Document, document
+from gpumap.join.health import untried
+from gpumap.model import Source
+from gpumap.snapshot import Owner, Snapshot
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.snapshots import busy_node, empty_node
+from tests.test_laws import nodes
+
+SCHEMA = resources.files("gpumap").joinpath("map.schema.json").read_text(encoding="utf-8")
+SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
+PUBLISHED = Path(__file__).resolve().parent.parent / "docs" / "map.schema.json"
+LISTS_OF_WORDS = ("errors", "capabilities", "remedies", "temperatures_celsius")
+"""Objects whose keys are data."""
+
+
+def closed(schema: Any) -> Any:
+    """The schema without room for fields that it does not name."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shut = {key: closed(part) for key, part in schema.items()}
+    if "properties" in schema and schema.get("type") == "object":
+        shut["additionalProperties"] = False
+    return shut
+
+
+VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA_OBJECT))
+
+
+def check(snapshot: Snapshot) -> Document:
+    """A snapshot's document as a client gets it; fails unless the schema says just that."""
+    found: Document = json.loads(json.dumps(document(snapshot)))
+    VALIDATOR.validate(found)
+    return found
+
+
+def leaves_of(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of everything in a document that is not null."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves_of(part, path if path[-1:] and path[-1] in LISTS_OF_WORDS else (*path, key))
+    elif isinstance(value, list):
+        for part in value:
+            yield from leaves_of(part, path)
+    elif value is not None:
+        yield path
+
+
+def declared(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all fields that the schema names."""
+    if "$ref" in schema:
+        schema = SCHEMA_OBJECT["$defs"][schema["$ref"].rpartition("/")[2]]
+    for choice in schema.get("oneOf", ()):
+        if choice != {"type": "null"}:
+            yield from declared(choice, path)
+    if "items" in schema:
+        yield from declared(schema["items"], path)
+    elif "properties" in schema:
+        for name, part in schema["properties"].items():
+            yield from declared(part, (*path, name))
+    elif "oneOf" not in schema:
+        yield path
+
+
+def test_the_schema_is_a_schema() -> None:
+    """It is valid JSON Schema, of this version, and every field of it is explained."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA_OBJECT)
+    assert SCHEMA_OBJECT["properties"]["version"]["const"] == VERSION
+
+    def unexplained(schema: Any, name: str) -> Iterator[str]:
+        if "description" not in schema and "$ref" not in schema:
+            yield name
+        for key, part in schema.get("properties", {}).items():
+            yield from unexplained(part, f"{name}.{key}")
+
+    definitions = {**SCHEMA_OBJECT["$defs"], "map": SCHEMA_OBJECT}
+    assert [found for name, part in definitions.items() for found in unexplained(part, name)] == ["memory"]
+
+
+def test_its_words_are_the_codes_words() -> None:
+    """Owners and sources are those of the snapshot."""
+    definitions = SCHEMA_OBJECT["$defs"]
+    assert definitions["owner"]["enum"] == [owner.value for owner in Owner]
+    source = definitions["source"]["properties"]["source"]["enum"]
+    assert sorted(source) == sorted(one.value for one in Source)
+
+
+@pytest.mark.parametrize("snapshot", [busy_node(), busy_node(1, 0), empty_node()])
+def test_made_nodes(snapshot: Snapshot) -> None:
+    """A node with everything, an idle one and one whose sources have all failed give documents of the schema."""
+    check(snapshot)
+
+
+@settings(max_examples=60, deadline=None)
+@given(node=nodes())
+def test_generated_nodes(node: TestNode) -> None:
+    """So does whatever a node may be, also when its sources fail."""
+    check(node.collect())
+    check(node.collect())
+    node.down.update(("kubelet", "nvml"))
+    check(node.collect(seconds=100))
+
+
+def test_every_field_is_filled_somewhere() -> None:
+    """The schema names no field that gpumap never fills."""
+    pod = Pod("ml", "job", {"main": {}})
+    node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod)], down={"kubelet"})
+    told = {path for snapshot in (busy_node(), empty_node(), node.collect()) for path in leaves_of(check(snapshot))}
+    assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
+
+
+def test_remedies() -> None:
+    """A remedy is told for what is wrong and has one, and for nothing else."""
+    found = document(busy_node())
+    assert [row["remedy"] for row in found["unmatched"]] == [remedies.UNMATCHED["untrusted_id"]]
+    assert {gpu["fault"]: gpu["remedy"] for gpu in found["gpus"]} == {None: None, "lost": remedies.FAULTS["lost"]}
+    assert {source["remedy"] for source in found["sources"]} == {None}
+    assert found["remedies"] == {}
+    blind = document(TestNode(visible=False, down={"kubelet"}).collect())
+    assert {source["source"]: source["remedy"] for source in blind["sources"] if source["remedy"]} == {
+        "kubelet": remedies.SOURCES[Source.KUBELET]["socket_missing"]
+    }
+    assert blind["remedies"]["pid_visibility"] == remedies.CAPABILITIES["pid_visibility"]
+    assert blind["pid_visibility_reason"] == "not in this test"
+
+
+def test_known_reasons_have_a_remedy() -> None:
+    """What is counted from the start, and every capability that a remedy is told for, is known to both sides."""
+    for health in untried():
+        assert health.errors.keys() <= remedies.SOURCES[health.source].keys()
+    assert remedies.CAPABILITIES.keys() <= document(busy_node())["capabilities"].keys()
+
+
+def test_the_published_schema_is_the_one_that_is_served() -> None:
+    """docs/map.schema.json is gpumap's own; if not, run `make docs`."""
+    assert PUBLISHED.read_text(encoding="utf-8") == SCHEMA
