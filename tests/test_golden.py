@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.capture import replay
+from gpumap.capture.format import EXPECTED
 from gpumap.metrics import native, self_families
 from tests import golden
 
@@ -11,12 +13,12 @@ from tests import golden
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
 def test_capture_gives_its_golden_page(capture: Path) -> None:
     """The page of a capture is the one that was reviewed."""
-    assert golden.page(capture).decode() == (capture / golden.EXPECTED).read_text()
+    assert golden.page(capture).decode() == (capture / EXPECTED).read_text()
 
 
 def test_every_family_has_a_sample_in_some_capture() -> None:
     """No family goes without a page that shows it."""
-    pages = "\n".join((capture / golden.EXPECTED).read_text() for capture in golden.captures())
-    families = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("0", "0"))
+    pages = "\n".join((capture / EXPECTED).read_text() for capture in golden.captures())
+    families = (*native(replay.GROUPS, process_metrics=True), *self_families("0", "0"))
     missing = {family.name for family in families if f"# TYPE {family.name} " not in pages}
-    assert missing - golden.CLOCK_DEPENDENT == set()
+    assert missing - replay.CLOCK_DEPENDENT == set()

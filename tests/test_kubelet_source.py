@@ -74,6 +74,17 @@ async def test_unchanged_content_is_the_very_same_object(kubelet: FakeKubelet, s
     assert (await source.read(5.0)).value.pods == tuple(PODS[:-1])
 
 
+async def test_reads_that_are_far_apart_keep_no_channel(kubelet: FakeKubelet) -> None:
+    """Each of them connects anew, and tells the same object while nothing changed."""
+    source = KubeletSource(kubelet.socket_path, idle_seconds=0.0)
+    try:
+        answers = [(await source.read(5.0)).value for _ in range(4)]
+        assert source._channel is None
+        assert all(answer.pods is answers[0].pods for answer in answers)
+    finally:
+        await source.close()
+
+
 async def test_claims_are_listed_once_each(kubelet: FakeKubelet, source: KubeletSource) -> None:
     """Devices of DRA claims come by driver, pool, device and share."""
     claim = ClaimDevice("gpu.nvidia.com", "node", "gpu-0")

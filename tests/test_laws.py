@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpumap.device_ids import NamedDevice, parse
 from gpumap.exposition import Exposition
+from gpumap.join import step
 from gpumap.metrics import native, self_families
 from gpumap.model import CgroupKind, ContainerName, DeviceId, Uuid
 from gpumap.snapshot import Owner, Snapshot
@@ -133,7 +134,15 @@ def runs(draw: st.DrawFn) -> list[Snapshot | TestNode]:
         if draw(st.integers(0, 4)) == 0:
             node.socket += "+"
         _write_checkpoint(node)
-        check(node, node.collect(draw(st.sampled_from([0.5, 5.0, 70.0]))))
+        for seconds in draw(st.lists(st.sampled_from([0.5, 5.0, 70.0]), min_size=1, max_size=4)):
+            if draw(st.booleans()) and node.processes:
+                process = draw(st.sampled_from(node.processes))
+                process.memory = draw(st.sampled_from([None, 0, GIB]))
+            before = node.memory
+            snapshot = node.collect(seconds)
+            _, afresh = step(replace(before, attribution=None), node.observe(), RULES)
+            assert snapshot == afresh, "what was judged before is judged otherwise now"
+            check(node, snapshot)
     return [node]
 
 

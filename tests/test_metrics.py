@@ -250,5 +250,5 @@ def test_a_process_in_no_pod_has_empty_names() -> None:
         ("team", "pod-0-0", "main", uuid, "100", "C"),
         ("", "", "", uuid, "101", "C"),
     ]
-    untold: list[ProcessUse] = [replace(one, memory_bytes=None) for one in snapshot.processes]
+    untold: list[ProcessUse] = [one._replace(memory_bytes=None) for one in snapshot.processes]
     assert list(family.read(replace(snapshot, processes=tuple(untold)))) == []

@@ -1,5 +1,6 @@
 """The NVML worker as a process of its own, over the compiled stand-in and the real pynvml, by its protocol."""
 
+import ctypes
 import os
 import select
 import signal
@@ -10,12 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
-from gpumap.nvml_worker import wire
+from gpumap.nvml_worker import structs, wire
 from gpumap.sources.nvml_suspects import LONGEST_PAUSE_READS, Suspects
 from tests import standin
 from tests.standin import Attributes, Code, Driver, Gpu, Process, Sample
@@ -461,6 +463,22 @@ def test_a_hung_call_costs_its_gpu_alone(start: Start) -> None:
     assert set(worker.read().gpus) == {0, 1}
 
 
+def test_many_hung_gpus_keep_nobody_waiting(start: Start) -> None:
+    """However many GPUs hang at a time, and whatever their places, those that do not are read."""
+    worker = start()
+    uuids = [f"GPU-00000000-0000-0000-0000-{index:012d}" for index in range(8)]
+    hung = [0, 1, 2, 4, 6]
+    driver = Driver(gpus=[Gpu(uuid) for uuid in uuids])
+    driver.delay = {("nvmlDeviceGetPowerUsage", index): float("inf") for index in hung}
+    assert set(worker.read(driver, hung=len(hung)).gpus) == {3, 5, 7}
+    answers = worker.read(hung=len(hung))
+    assert (sorted(answers.driver.busy), set(answers.gpus)) == (hung, {3, 5, 7})
+    Driver(gpus=driver.gpus).write(worker._state)
+    late = [worker.answer() for _ in hung]
+    assert sorted(said.gpu.index for said in late if isinstance(said, wire.GpuSaid)) == hung
+    assert set(worker.read().gpus) == set(range(8))
+
+
 def test_a_crash_of_the_library_ends_the_worker_after_the_suspects_are_last(start: Start) -> None:
     """A suspect is read when the others have answered, so that they have, if it crashes the process again."""
     worker = start()
@@ -522,12 +540,55 @@ def test_a_driver_without_gpus_is_no_error(start: Start) -> None:
     assert worker.read(Driver(gpus=[Gpu(A)])).gpus[0].uuid == A
 
 
-def test_another_pynvml_is_named(start: Start, tmp_path: Path) -> None:
-    """A module that shadows nvidia-ml-py's is said to do so, with its place."""
-    (tmp_path / "pynvml.py").write_text("class NVMLError(Exception): pass\n")
-    error = start(PYTHONPATH=str(tmp_path)).refusal()
-    assert error.reason == "wrong_pynvml"
-    assert str(tmp_path / "pynvml.py") in error.detail
+def test_a_module_named_pynvml_does_no_harm(start: Start, tmp_path: Path) -> None:
+    """The worker loads the library itself: what stands in for nvidia-ml-py, or is in its way, is not imported."""
+    (tmp_path / "pynvml.py").write_text("raise RuntimeError('imported')\n")
+    assert start(PYTHONPATH=str(tmp_path)).read_one(Driver(gpus=[Gpu(A)])).uuid == A
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (structs.PciInfo, "nvmlPciInfo_t"),
+        (structs.DeviceAttributes, "c_nvmlDeviceAttributes"),
+        (structs.Memory, "c_nvmlMemory_t"),
+        (structs.MemoryV2, "c_nvmlMemory_v2_t"),
+        (structs.Utilization, "c_nvmlUtilization_t"),
+        (structs.Temperature, "c_nvmlTemperature_v1_t"),
+        (structs.FieldValue, "c_nvmlFieldValue_t"),
+        (structs.Value, "c_nvmlValue_t"),
+    ],
+)
+def test_structures_are_those_of_nvml_h(ours: type[ctypes.Structure | ctypes.Union], theirs: str) -> None:
+    """Every field has the name, place and size that NVIDIA's own bindings give it."""
+    nvidias = getattr(pynvml, theirs)
+    assert layout(ours) == layout(nvidias)
+    assert ctypes.sizeof(ours) == ctypes.sizeof(nvidias)
+
+
+def layout(structure: type[ctypes.Structure | ctypes.Union]) -> list[tuple[str, int, int]]:
+    fields = [(name, getattr(structure, name)) for name, *_ in structure._fields_]
+    return [(name, field.offset, field.size) for name, field in fields]
+
+
+def test_versions_of_structures_are_those_of_nvml_h() -> None:
+    """A structure's version has its size in it; the two that are sent are NVIDIA's, and room for texts is enough."""
+    assert pynvml.nvmlMemory_v2 == structs.MEMORY_V2
+    assert pynvml.nvmlTemperature_v1 == structs.TEMPERATURE_V1
+    assert (
+        max(
+            pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE,
+            pynvml.NVML_DEVICE_NAME_V2_BUFFER_SIZE,
+            pynvml.NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE,
+            pynvml.NVML_SYSTEM_NVML_VERSION_BUFFER_SIZE,
+        )
+        <= structs.TEXT_BYTES
+    )
+
+
+def test_the_functions_that_are_called_are_in_the_library() -> None:
+    """Each prototype is of a function that the stand-in has, so that no misspelt one passes for an old driver's gap."""
+    assert set(structs.PROTOTYPES) <= standin.FUNCTIONS
 
 
 @pytest.mark.parametrize("hung", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"])
@@ -568,6 +629,13 @@ readings = st.builds(
     samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0),)) | st.just(()),
     utilization_ratio=ratio,
     temperatures_celsius=st.just((("gpu", 40.5),)) | st.just(()),
+    stuck_seconds=st.floats(0, 1e9),
+    max_mig_devices=st.none() | whole,
+    memory_controller_ratio=ratio,
+    encoder_ratio=ratio,
+    decoder_ratio=ratio,
+    power_watts=st.none() | st.floats(0, 1e12),
+    power_limit_watts=st.none() | st.floats(0, 1e12),
     energy_joules=st.none() | st.floats(0, 1e12),
     refusals=st.just((("nvmlDeviceGetUUID", 999),)) | st.just(()),
 )
@@ -579,6 +647,20 @@ def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
     line = wire.encode_gpu(7, reading)
     assert line.count(b"\n") == 1
     assert wire.decode(line) == wire.GpuSaid(7, reading)
+
+
+@given(st.lists(readings, min_size=2, max_size=4))
+def test_readings_of_one_gpu_survive_the_wire_one_after_the_other(said: list[GpuReading]) -> None:
+    """What both ends remember of the line before never shows in the next one; a list that stays is the same tuple."""
+    encode, decoder = wire.GpuEncoder(), wire.Decoder()
+    for number, reading in enumerate(said):
+        one = reading._replace(index=3)
+        first = decoder.decode(encode(number, one))
+        again = decoder.decode(encode(number, one))
+        assert first == again == wire.GpuSaid(number, one)
+        assert isinstance(first, wire.GpuSaid)
+        assert isinstance(again, wire.GpuSaid)
+        assert first.gpu.processes is again.gpu.processes
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,7 @@ def test_driver_that_gives_two_devices_one_name_spoils_no_page() -> None:
     node, pod = one_pod()
     observations = node.observe()
     reading = observations.nvml.value  # type: ignore[union-attr]
-    twins = (reading.gpus[0], replace(reading.gpus[0], index=1), replace(reading.gpus[1], index=2, uuid=None))
+    twins = (reading.gpus[0], reading.gpus[0]._replace(index=1), reading.gpus[1]._replace(index=2, uuid=None))
     lying = Observed(replace(reading, gpus=twins), observations.nvml.at, 0.0)
     _, snapshot = step(Memory(), replace(observations, nvml=lying), RULES)
     assert [leaf.uuid for leaf in snapshot.leaves] == [CARD]
@@ -402,7 +402,7 @@ def test_nameless_gpu_is_not_taken_for_one_that_is_no_more() -> None:
     node.pods.append(third)
     node.collect()
     reading = node.observe().nvml.value  # type: ignore[union-attr]
-    left = (reading.gpus[0], replace(reading.gpus[2], index=1, uuid=None, fault="hung"))
+    left = (reading.gpus[0], reading.gpus[2]._replace(index=1, uuid=None, fault="hung"))
     observed = Observed(replace(reading, gpus=left), node.now, 0.0)
     _, snapshot = step(node.memory, replace(node.observe(), nvml=observed), RULES)
     assert [(u.name.pod, u.reason) for u in snapshot.unmatched] == [("third", "device_down")]

@@ -1,22 +1,56 @@
-"""The table of `gpumap map`: holders, users, what is not known, and names that would steer a terminal."""
+"""The table of `gpumap map` and what all tables share: alignment, narrow terminals, colours, order, and odd names."""
 
-from gpumap.document import document
+import unicodedata
+
+import pytest
+
+from gpumap.document import Document, document
 from gpumap.snapshot import Snapshot
-from gpumap.tables import map_table
-from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from gpumap.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape, map_table, top_table, waste_table
+from gpumap.terminal import Screen, cells, contained, printable, shortened, wrapped
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.snapshots import busy_node, empty_node
 
 CARD = gpu_uuid(0)
+TABLES = (map_table, top_table, waste_table)
+ODD = {
+    "longest": "x" * 253,
+    "right to left": "שלום-عالم",
+    "bidi controls": "a\u202eb\u2066c\u200fd",
+    "zero width": "a\u200bb\u200dc\ufeffd\u00ade",
+    "HTML": "<script>alert(1)</script>&amp;",
+    "line breaks": "a\nb\rc\x85d\u2028e\x0bf",
+    "escapes": "\x1b[31m\x1b]0;owned\x07\x9b2J\x1bP",
+    "tabs and blanks": "a\tb\u00a0c\u3000d",
+    "East Asian": "学習用のポッド",
+    "combining": "e\u0301\u0301a\u0308",
+    "unassigned and private": "\ue000\U000f0000\ud7ff",
+}
 
 
-def lines(snapshot: Snapshot, *, wide: bool = False) -> list[list[str]]:
-    """The words of each line."""
-    return [line.split() for line in map_table(document(snapshot), wide=wide).splitlines()]
+def words(document: Document, shape: Shape | None = None) -> list[list[str]]:
+    """The words of each line of the map."""
+    return [line.split() for line in map_table(document, shape or Shape()).splitlines()]
 
 
 def line_of(snapshot: Snapshot, word: str) -> list[str]:
     """The words of the one line with `word` in it."""
-    (found,) = [words for words in lines(snapshot) if word in words]
+    (found,) = [line for line in words(document(snapshot)) if word in line]
     return found
+
+
+def node_of(*names: str) -> Document:
+    """Pods of these names on one GPU, each with a process, the first the largest."""
+    pods = [Pod("ml", name, {"main": {"nvidia.com/gpu.shared": [f"{CARD}::{n}"]}}) for n, name in enumerate(names)]
+    node = TestNode([Gpu(0)], pods)
+    node.processes = [
+        Process(10 + n, CARD, pod, memory=(9 - n) * GIB, sm=n / 10, comm=pod.name[:15]) for n, pod in enumerate(pods)
+    ]
+    node.collect()
+    return document(node.collect())
+
+
+# --- the map ----------------------------------------------------------------------------------------------------------
 
 
 def test_holder_user_and_squatter() -> None:
@@ -40,7 +74,7 @@ def test_what_is_not_known_is_a_dash_and_stands_once() -> None:
     node.down.add("kubelet")
     snapshot = node.collect(seconds=100)
     assert line_of(snapshot, "job") == ["ml", "job", "main", "-", "-", "-", "1.0GiB", "50%", "unknown"]
-    assert not [words for words in lines(snapshot) if words[-1:] == ["unknown"] and "job" not in words]
+    assert not [line for line in words(document(snapshot)) if line[-1:] == ["unknown"] and "job" not in line]
 
 
 def test_partitioned_gpu_that_was_given_out_whole() -> None:
@@ -48,18 +82,182 @@ def test_partitioned_gpu_that_was_given_out_whole() -> None:
     gpu = Gpu(0, mig=[(1, 0, 3)])
     pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
     snapshot = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)]).collect()
-    rows = [words for words in lines(snapshot) if "whole" in words]
-    assert sorted(words[3:] for words in rows) == [
+    rows = [line for line in words(document(snapshot)) if "whole" in line]
+    assert sorted(line[3:] for line in rows) == [
         ["-", "-", "-", "1.0GiB", "-", "assigned"],
         ["1", "1", "80.0GiB", "-", "-", "assigned"],
     ]
     assert [device["index"] for device in document(snapshot)["devices"]] == [0, 0]
 
 
-def test_names_do_not_steer_the_terminal() -> None:
-    """Escapes, line breaks and direction marks from outside are shown as question marks, wherever they come from."""
-    evil = "\x1b[31m\x1b]0;owned\x07\n\u202e"
-    pod = Pod(evil, evil, {evil: {"nvidia.com/gpu": [evil]}})
-    text = map_table(document(TestNode([Gpu(0)], [pod]).collect()), wide=True)
-    assert "unparsed" in text
-    assert all(character.isprintable() or character == "\n" for character in text)
+@pytest.mark.parametrize(
+    ("order", "reverse", "pods"),
+    [
+        ("", False, ["a", "b", "c"]),
+        ("namespace", True, ["c", "b", "a"]),
+        ("memory", False, ["b", "a", "c"]),
+        ("memory", True, ["c", "a", "b"]),
+        ("sm", False, ["c", "a", "b"]),
+    ],
+)
+def test_containers_are_sorted_below_their_device(order: str, reverse: bool, pods: list[str]) -> None:
+    """Numbers stand largest first, names from A to Z, and the other way round where that is asked for."""
+    found = node_of("b", "a", "c")
+    lines = words(found, Shape(order=order, reverse=reverse))
+    assert [line[1] for line in lines if line[:1] == ["ml"]] == pods
+    assert lines[1][0] == "0"
+
+
+def test_every_order_is_one_that_works() -> None:
+    """Each column that --sort-by offers sorts every table, also one that knows nothing."""
+    orders = {map_table: MAP_ORDERS, top_table: TOP_ORDERS, waste_table: WASTE_ORDERS}
+    for snapshot in (busy_node(3), empty_node()):
+        for table, known in orders.items():
+            lines = [sorted(table(document(snapshot), Shape(order=order)).splitlines()) for order in known]
+            assert all(one == lines[0] for one in lines)
+
+
+def test_headers_can_be_left_out() -> None:
+    """--no-headers leaves every line but the titles as it is."""
+    found = node_of("a")
+    for table in (map_table, top_table):
+        whole = table(found, Shape()).splitlines()
+        assert [line.split() for line in table(found, Shape(headers=False)).splitlines()] == [
+            line.split() for line in whole[1:]
+        ]
+
+
+def test_nothing_is_said_in_a_sentence() -> None:
+    """Where there is no device, each table says so, and why; never an empty table."""
+    for table in TABLES:
+        text = table(document(empty_node()), Shape())
+        assert text.startswith("No devices.\n")
+        assert "DEVICE" not in text
+
+
+# --- where it is shown ------------------------------------------------------------------------------------------------
+
+
+def test_columns_align_by_what_a_terminal_shows() -> None:
+    """East Asian characters take two cells, marks over others none: the columns after them still stand in line."""
+    found = node_of("学習用のポッド", "e\u0301\u0301tude", "plain")
+    for table in (map_table, top_table):
+        lines = table(found, Shape()).splitlines()
+        title = "CONTAINER"
+        starts = {cells(line[: line.index(" main ") + 1]) for line in lines if " main " in line}
+        assert starts == {cells(lines[0][: lines[0].index(title)])}
+
+
+@pytest.mark.parametrize("columns", [200, 120, 100, 80])
+def test_a_narrow_terminal_shortens_long_names(columns: int) -> None:
+    """In the middle, longest first, until the line fits; values and owners stay whole."""
+    found = node_of("a-very-long-name-" * 8 + "end", "short")
+    for table in (map_table, top_table):
+        lines = table(found, Shape(screen=Screen(columns))).splitlines()
+        rows = [line for line in lines if "assigned" in line or "DEVICE" in line]
+        assert max(map(cells, rows)) <= columns
+        row = next(line for line in rows if "9.0GiB" in line)
+        assert "…" in row
+        assert row.endswith(" assigned")
+
+
+def test_a_pipe_gets_everything() -> None:
+    """However long a name is, nothing is cut where no terminal is, and nothing coloured."""
+    name = "n" * 253
+    for table in TABLES:
+        text = table(node_of(name), Shape())
+        assert name in text
+        assert "\x1b" not in text
+
+
+def test_colours_say_what_words_say_too() -> None:
+    """Squatters and faults are red, the rest plain; without the colours the text is the same."""
+    pod = Pod("ml", "squat", {"main": {}})
+    node = TestNode([Gpu(0), Gpu(1, fault="lost")], [pod], [Process(11, CARD, pod)])
+    node.collect()
+    found = document(node.collect())
+    for table in TABLES:
+        coloured = table(found, Shape(screen=Screen(200, colours=True)))
+        plain = table(found, Shape(screen=Screen(200)))
+        assert "\x1b[31m" in coloured
+        assert (
+            coloured.replace("\x1b[31m", "").replace("\x1b[33m", "").replace("\x1b[1m", "").replace("\x1b[0m", "")
+            == "\n".join(line.rstrip() for line in plain.splitlines()) + "\n"
+        )
+
+
+# --- odd names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("columns", [None, 100])
+def test_odd_names_are_harmless(kind: str, columns: int | None) -> None:
+    """Wherever a name comes from, it steers no terminal, makes no line of its own, and widens no narrow table."""
+    odd, plain = named(ODD[kind]), named("plain")
+    for table in TABLES:
+        shape = Shape(processes=table is top_table, screen=Screen(columns))
+        text = table(odd, shape)
+        assert all(one.isprintable() or one in "\n\u200e" for one in text)
+        if columns is None:  # else sentences go on below
+            assert text.count("\n") == table(plain, shape).count("\n")
+        rows = [line for line in text.splitlines() if "assigned" in line or "OWNER" in line]
+        assert columns is None or max(map(cells, rows), default=0) <= columns
+        table(odd, Shape(wide=True))
+
+
+def named(name: str) -> Document:
+    """A node on which everything has this name that can: pods, containers, ids, processes, model and fault."""
+    pod = Pod(name, name, {name: {"nvidia.com/gpu": [str(CARD)]}})
+    other = Pod("ml", "other", {"main": {"nvidia.com/gpu": [name]}})
+    node = TestNode([Gpu(0), Gpu(1)], [pod, other])
+    node.processes = [Process(10, CARD, pod, container=name, comm=name), Process(11, CARD, Pod("x", name), comm=name)]
+    node.collect()
+    found = document(node.collect())
+    found["gpus"][1] |= {"up": False, "fault": name}
+    found["devices"][0]["model"] = name
+    return found
+
+
+def test_right_to_left_text_ends_before_the_next_cell() -> None:
+    """A terminal that reorders it would take the numbers after it along: a mark ends it."""
+    assert contained("שלום") == "שלום\u200e"
+    assert contained("plain 1 学習") == "plain 1 学習"
+
+
+def test_what_is_not_printable_is_replaced() -> None:
+    """Controls, escapes, direction marks and characters of no width become question marks, one each."""
+    for kind in ("bidi controls", "zero width", "line breaks", "escapes"):
+        text = printable(ODD[kind])
+        assert len(text) == len(ODD[kind])
+        assert not [one for one in text if unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp")]
+        assert "?" in text
+
+
+def test_cells() -> None:
+    """As a terminal counts them."""
+    widths = {"": 0, "plain": 5, "学習": 4, "ｆ": 2, "e\u0301": 1, "\u1112\u1161\u11ab": 2, "…": 1, "🚀": 2}
+    assert {text: cells(text) for text in widths} == widths
+
+
+@pytest.mark.parametrize("text", ["abcdefghij", "学習用のポッド", "e\u0301" * 9, "a学" * 5])
+def test_shortened_text_fits(text: str) -> None:
+    """Start and end stay, with … between; a wide character is never cut in two, and no mark loses its letter."""
+    for room in range(1, 12):
+        short = shortened(text, room)
+        assert cells(short) <= room
+        if cells(text) > room:
+            head, _, tail = short.partition("…")
+            assert text.startswith(head)
+            assert text.endswith(tail)
+            assert not tail or not unicodedata.combining(tail[0])
+        else:
+            assert short == text
+
+
+def test_wrapped_text_keeps_its_words() -> None:
+    """Lines fit, words are whole where they can be, and nothing is lost."""
+    text = "one two 学習用のポッド averyveryverylongword end"
+    lines = list(wrapped(text, 10))
+    assert all(cells(line) <= 10 for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert lines[0] == "one two"

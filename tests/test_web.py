@@ -6,14 +6,19 @@ import asyncio
 import contextlib
 import gzip
 import json
+import logging
+import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
 
 import aiohttp
+import jsonschema
 import pytest
-from aiohttp import web
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -22,9 +27,12 @@ from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.metrics import DEFAULT_GROUPS, native, self_families
 from gpumap.model import ContainerName, DeviceMemory, GpuReading, Moment, Source, Uuid
+from gpumap.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.pages import Pages
+from gpumap.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, OwnerUse, Snapshot, SourceHealth
-from gpumap.web import application, prefers_openmetrics, quality
+from gpumap.web import application
+from tests.agent import until
 
 STALE_AFTER_SECONDS = 60.0
 UUID = Uuid("GPU-00000000-0000-0000-0000-000000000001")
@@ -78,7 +86,6 @@ class Site:
     session: aiohttp.ClientSession
     url: str
     port: int
-    runner: web.AppRunner
     seconds: float = 0.0
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
@@ -92,7 +99,9 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def serving(*, nodes: bool = True) -> AsyncIterator[Site]:
+async def serving(
+    *, nodes: bool = True, patience_seconds: float = PATIENCE_SECONDS, max_connections: int = MAX_CONNECTIONS
+) -> AsyncIterator[Site]:
     families = (*native(DEFAULT_GROUPS, process_metrics=True), *POD_GPU_MAP)
     pages = Pages(
         families,
@@ -101,17 +110,18 @@ async def serving(*, nodes: bool = True) -> AsyncIterator[Site]:
         STALE_AFTER_SECONDS,
         lambda: site.seconds,
     )
-    runner = web.AppRunner(application(pages, serve_nodes=nodes), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
+    bounds = {"patience_seconds": patience_seconds, "shutdown_seconds": 1.0}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session:
-            site = Site(pages, session, f"http://127.0.0.1:{port}", port, runner)
+            site = Site(pages, session, f"http://127.0.0.1:{port}", port)
+            served = open_port(
+                application(pages, serve_nodes=nodes), listener, max_connections=max_connections, **bounds
+            )
             try:
-                await web.SockSite(runner, listener).start()
-                yield site
+                async with served:
+                    yield site
             finally:
-                await runner.cleanup()
                 pages.close()
 
 
@@ -261,25 +271,104 @@ async def test_other_paths_are_not_found(site: Site, path: str) -> None:
     assert (await site.get(path))[0] == 404
 
 
-async def test_the_index_needs_nothing_from_elsewhere(site: Site) -> None:
-    """/ leads to the pages, and loads nothing."""
-    status, content_type, text = await site.get("/")
-    assert (status, content_type) == (200, "text/html; charset=utf-8")
-    assert "http://" not in text
-    assert "https://" not in text
-    async with site.session.get(site.url) as response:
-        assert response.headers["Content-Security-Policy"] == "default-src 'none'"
-        assert response.headers["X-Content-Type-Options"] == "nosniff"
+async def test_the_page_needs_nothing_from_elsewhere(site: Site) -> None:
+    """/ and every file that it names come from here, by relative addresses, under a policy that allows nothing else."""
+    _, _, text = await site.get("/")
+    named = re.findall(r'(?:src|href)="([^"#]+)"', text)
+    assert {"page/main.js", "page/style.css"} <= set(named)
+    assert not [name for name in named if name.startswith("/") or ":" in name]
+    scripts = [name for name in named if name.endswith(".js")]
+    assert scripts
+    for path in ("/", *(f"/{name}" for name in named)):
+        async with site.session.get(site.url + path) as response:
+            assert response.status == 200, path
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+            if path.startswith("/page/") or path == "/":
+                policy = response.headers["Content-Security-Policy"]
+                assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';")
+                assert "unsafe" not in policy
+                assert all(f"{name} 'none'" in policy for name in ("base-uri", "form-action", "frame-ancestors"))
+                assert response.headers["Referrer-Policy"] == "no-referrer"
+            if path.endswith((".js", ".css")):
+                assert not re.search(
+                    rb"innerHTML|insertAdjacentHTML|document\.write|https?://(?!www\.w3\.org)", await response.read()
+                )
+
+
+async def test_the_page_is_small(site: Site) -> None:
+    """What a browser loads to draw the page is some dozens of kilobytes, compressed less than half of that."""
+    folder = resources.files("gpumap") / "page"
+    names = [file.name for file in folder.iterdir()]
+    plain = packed = 0
+    for name in names:
+        path = "/" if name == "index.html" else f"/page/{name}"
+        for encoding in ("identity", "gzip"):
+            async with site.session.get(site.url + path, headers={"Accept-Encoding": encoding}) as response:
+                size = len(await response.read())
+                plain, packed = (plain + size, packed) if encoding == "identity" else (plain, packed + size)
+    assert plain < 80_000
+    assert packed < 32_000
+
+
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/api/v1/map", "/api/v1/history"])
+async def test_what_one_has_is_not_sent_again(site: Site, path: str) -> None:
+    """With the version it has a client gets 304 and nothing, compressed or not; with another, or none, all of it."""
+    async with site.session.get(site.url + path) as response:
+        etag, body = response.headers["ETag"], await response.read()
+    for encoding in ("gzip", "identity"):
+        for named in (etag, f'"other", {etag.removeprefix("W/")}', "*"):
+            headers = {"If-None-Match": named, "Accept-Encoding": encoding}
+            async with site.session.get(site.url + path, headers=headers) as response:
+                assert (response.status, await response.read()) == (304, b"")
+                assert response.headers["ETag"] == etag
+    async with site.session.get(site.url + path, headers={"If-None-Match": '"other"'}) as response:
+        assert (response.status, await response.read()) == (200, body)
+
+
+async def test_each_snapshot_is_a_version(site: Site) -> None:
+    """A new snapshot, and one that got too old, are new versions; another process never names one alike."""
+
+    async def version(of: Site) -> str:
+        async with of.session.get(f"{of.url}/api/v1/map") as response:
+            return response.headers["ETag"]
+
+    found = [await version(site)]
+    site.pages.publish(snapshot())
+    found.append(await version(site))
+    site.seconds = STALE_AFTER_SECONDS + 1
+    found += [await version(site), await version(site)]
+    async with serving() as other:
+        other.pages.publish(snapshot())
+        found.append(await version(other))
+    assert len(set(found)) == 4
+    assert found[2] == found[3]
+
+
+async def test_the_schema_is_served(site: Site) -> None:
+    """/api/v1/map/schema.json is the schema of the docs, and the map follows it."""
+    status, content_type, text = await site.get("/api/v1/map/schema.json")
+    assert (status, content_type) == (200, "application/schema+json")
+    assert text == (Path(__file__).parent.parent / "docs" / "map.schema.json").read_text()
+    jsonschema.validate(json.loads((await site.get("/api/v1/map"))[2]), json.loads(text))
+
+
+async def test_the_history_is_json(site: Site) -> None:
+    """/api/v1/history has a curve for each device and each container on one."""
+    status, content_type, text = await site.get("/api/v1/history")
+    assert (status, content_type) == (200, "application/json")
+    found = {(one["uuid"], one["pod"]): one["memory_mib"] for one in json.loads(text)["series"]}
+    assert found == {(UUID, None): [3072], (UUID, WEIRD): [1024], (UUID, "pod-1"): [1024]}
 
 
 async def test_before_the_first_collection() -> None:
     """There is nothing to serve yet: 503 everywhere but on /healthz, which only says that the process lives."""
     async with serving() as site:
-        for path in ("/metrics", "/metrics/nodes", "/api/v1/map", "/readyz"):
+        for path in ("/metrics", "/metrics/nodes", "/api/v1/map", "/api/v1/history", "/readyz"):
             status, _, text = await site.get(path)
             assert status == 503
             assert "the first collection is not finished" in text
         assert (await site.get("/healthz"))[0] == 200
+        assert (await site.get("/"))[0] == 200
         site.pages.publish(snapshot())
         assert (await site.get("/metrics"))[0] == 200
         assert (await site.get("/readyz"))[0] == 200
@@ -360,9 +449,110 @@ async def test_clients_that_stop_reading_block_nobody() -> None:
                 async with asyncio.timeout(5):
                     assert (await site.get("/healthz"))[0] == 200
                     assert len((await site.get("/metrics"))[2]) == pytest.approx(size, rel=0.01)
-            began = time.monotonic()
-            await site.runner.cleanup()
-            assert time.monotonic() - began < 5.0
+            ended = time.monotonic()
+    assert time.monotonic() - ended < 5.0
+
+
+HEAD = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+BAD_CLIENTS = {
+    "says nothing": b"",
+    "half a header": b"GET /metrics HTTP/1.1\r\nHost",
+    "half a body": b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12",
+    "does not take a page": HEAD,
+    "does not take many pages": HEAD * 20,
+    "asks no more": b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+    "TLS": bytes.fromhex("16030100a5010000a10303"),
+}
+
+
+@pytest.mark.parametrize("said", BAD_CLIENTS.values(), ids=BAD_CLIENTS)
+async def test_no_client_stays_for_ever(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Who asks nothing, does not finish, or does not take what it asked for is let go, while others are answered."""
+    async with serving(patience_seconds=0.5) as site:
+        site.pages.publish(snapshot(containers=8000))
+        with contextlib.ExitStack() as stack:
+            clients = []
+            for _ in range(6):
+                client = stack.enter_context(socket.socket())
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", site.port))
+                client.sendall(said)
+                clients.append(client)
+            assert (await site.get("/healthz"))[0] == 200
+            assert len((await site.get("/metrics"))[2]) > 4 << 20
+            ours = {client.getsockname() for client in clients}
+
+            async def left() -> set[tuple[str, int]]:
+                return accepted(site.port) & ours
+
+            await until(left, lambda found: not found, "these are still connected")
+            assert (await site.get("/healthz"))[0] == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def accepted(port: int) -> set[tuple[str, int]]:
+    """The peers of this process's open connections on a port."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(path.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as one:
+                    if one.family == socket.AF_INET and one.getsockname()[1] == port:
+                        found.add(one.getpeername())
+    return found
+
+
+async def test_a_trickle_is_no_progress() -> None:
+    """A header that comes byte by byte must be whole in time as well: each byte is no new beginning."""
+    async with serving(patience_seconds=0.5) as site, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"G")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        assert (await site.get("/healthz"))[0] == 200
+
+
+async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> None:
+    """When all places are taken who comes is turned away at once, which is said once; who is in is served."""
+    caplog.set_level(logging.WARNING, "gpumap.port")
+    async with serving(max_connections=8) as site, asyncio.timeout(20):
+        site.pages.publish(snapshot())
+        assert (await site.get("/healthz"))[0] == 200  # this client keeps its place
+        with contextlib.ExitStack() as stack:
+            for _ in range(7):
+                stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+            assert (await site.get("/healthz"))[0] == 200
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.close()
+            assert (await site.get("/metrics"))[0] == 200
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+                if b"200 OK" in await reader.read():
+                    writer.close()
+                    break
+            writer.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "gpumap.port"] == [
+        "too many connections, closing new ones max=8"
+    ]
+
+
+async def test_a_large_page_is_whole(site: Site) -> None:
+    """A page of several megabytes comes as it is, in one piece or compressed; HEAD tells its length."""
+    site.pages.publish(snapshot(containers=8000))
+    text = (await site.get("/metrics"))[2]
+    assert _without_process((await site.get("/metrics", Accept_Encoding="gzip"))[2]) == _without_process(text)
+    async with site.session.head(f"{site.url}/metrics") as response:
+        assert abs(int(response.headers["Content-Length"]) - len(text)) < 200
+        assert await response.read() == b""
 
 
 def test_weights() -> None:
@@ -372,5 +562,7 @@ def test_weights() -> None:
     assert quality("a;q=", "a") == 0.0
     assert quality("a;q=nan", "a") == 0.0
     assert quality("a;q=-1", "a") == 0.0
+    assert not has_already("", 'W/"a"')
+    assert not has_already('W/"ab"', 'W/"a"')
     assert prefers_openmetrics(PROMETHEUS_3)
     assert not prefers_openmetrics("")

@@ -1,4 +1,7 @@
-"""The `gpumap` command: reads the command line and hands over. Whatever goes wrong is one line, and an exit code."""
+"""The `gpumap` command: reads the command line and hands over. Whatever goes wrong is one line, and an exit code.
+
+Each command is added by a function of its own; what it does is imported when it runs.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,29 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from gpumap import __version__
+from gpumap import __version__, look
+from gpumap.command_line import Parser, add_command, one_of, parse, top_parser
 from gpumap.errors import FatalError, UsageError
+from gpumap.flags import add_flags
 from gpumap.logs import set_up_log
-from gpumap.settings import Later, add_flags, resolve
+from gpumap.settings import quiet, resolve
 from gpumap.terminal import printable
+from gpumap.units import parse_duration
 
-LATER_COMMANDS = ("inspect", "top", "waste", "bill", "doctor", "record")
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+LATER_COMMANDS = ("inspect", "bill")
 """Commands of the contract that are not built yet: known, and refused."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be honoured."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the service has its own way to stop
     try:
-        given = _parser().parse_args(arguments)
+        given = parse(command_parser(), sys.argv[1:] if arguments is None else arguments)
         return int(given.run(given))
     except UsageError as error:
         print(f"gpumap: {_one_line(error)}", file=sys.stderr)
@@ -63,35 +67,103 @@ def _one_line(error: Exception) -> str:
     return printable(" ".join(str(error).split()))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="gpumap", description="Which container holds which GPU, and what it really uses.", allow_abbrev=False
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def command_parser() -> Parser:
+    """The whole grammar."""
+    parser = top_parser(
+        description="Which container holds which GPU, and what it really uses.",
+        epilog="A minute without a GPU: `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
+        "\nMore about a command: gpumap COMMAND --help",
+        version=f"gpumap {__version__}",
     )
-    parser.add_argument("--version", action="version", version=f"gpumap {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-
-    serve = commands.add_parser("serve", help="run the exporter on a GPU node", allow_abbrev=False)
-    add_flags(serve)
-    serve.set_defaults(run=_serve)
-
-    show = commands.add_parser("map", help="show who holds and who uses each GPU", allow_abbrev=False)
-    show.add_argument("-o", "--output", choices=("table", "wide", "json", "yaml"), default="table", help="form")
-    show.add_argument("--watch", action="store_true", help="show it again at each interval, until stopped")
-    show.add_argument("--url", metavar="URL", help="ask a running gpumap, such as http://127.0.0.1:9401")
-    add_flags(show)
-    show.set_defaults(run=_map)
-
-    demo = commands.add_parser("demo", help="serve a simulated node: no GPU, no kubelet, no root", allow_abbrev=False)
-    demo.add_argument("--scenario", metavar="FILE", help="your own node in YAML (docs/scenario.md)")
-    demo.add_argument("--capture", nargs="?", action=Later, help=argparse.SUPPRESS)
-    add_flags(demo)
-    demo.set_defaults(run=_demo)
-
+    parser.set_defaults(run=lambda given: _nothing_asked(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
+    look.add_commands(commands)
+    for add in (_add_serve, _add_record, _add_demo, _add_completion):
+        add(commands)
     for name in LATER_COMMANDS:
         later = commands.add_parser(name, add_help=False, prefix_chars="\0")
         later.add_argument("rest", nargs="*")
         later.set_defaults(run=_later(name))
     return parser
+
+
+def _add_serve(commands: Commands) -> None:
+    serve = add_command(
+        commands,
+        "serve",
+        _serve,
+        says="run the exporter on a GPU node",
+        examples=[("as the chart runs it", "gpumap serve --listen :9401 --interval 5s")],
+    )
+    add_flags(serve)
+
+
+def _add_demo(commands: Commands) -> None:
+    demo = add_command(
+        commands,
+        "demo",
+        _demo,
+        says="serve a simulated node: no GPU, no kubelet, no root",
+        examples=[
+            ("the default play", "gpumap demo"),
+            ("your own node", "gpumap demo --scenario node.yaml --listen 127.0.0.1:9401"),
+            ("a node that was recorded", "gpumap demo --capture DIR"),
+        ],
+    )
+    played = demo.add_argument_group("what is played")
+    played.add_argument("--scenario", metavar="FILE", help="your own node in YAML (docs/scenario.md)")
+    played.add_argument("--capture", metavar="DIR", help="a node that `gpumap record` has recorded")
+    add_flags(demo, hidden=("sources",))  # the simulated node's are taken
+
+
+def _add_record(commands: Commands) -> None:
+    record = add_command(
+        commands,
+        "record",
+        _record,
+        says="write what the sources say into a folder: a bug report that is a test",
+        usage="DIR [flags]",
+        examples=[
+            ("this node, once", "gpumap record /tmp/node"),
+            ("for a minute, with other names and UUIDs", "gpumap record /tmp/node --for 1m --anonymize"),
+        ],
+    )
+    record.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
+    what = record.add_argument_group("what is recorded")
+    what.add_argument("--for", dest="lasting", metavar="DURATION", help="go on for so long (default: one look)")
+    what.add_argument("--interval", metavar="DURATION", help="from one collection to the next (default: 5s)")
+    what.add_argument("--anonymize", action="store_true", help="replace names and UUIDs, consistently")
+    add_flags(record, ("sources", "log"))
+
+
+def _add_completion(commands: Commands) -> None:
+    completion = add_command(
+        commands,
+        "completion",
+        _completion,
+        says="print a shell's completion script: bash, zsh or fish",
+        usage="bash|zsh|fish",
+        examples=[
+            ("bash, now and for ever", "source <(gpumap completion bash)    # in ~/.bashrc"),
+            ("zsh", "source <(gpumap completion zsh)     # in ~/.zshrc, after compinit"),
+            ("fish", "gpumap completion fish > ~/.config/fish/completions/gpumap.fish"),
+        ],
+    )
+    from gpumap.completion import SHELLS
+
+    completion.add_argument("shell", metavar="SHELL", type=one_of(*SHELLS), choices=SHELLS, help=" or ".join(SHELLS))
+
+
+# --- what they do -----------------------------------------------------------------------------------------------------
+
+
+def _nothing_asked(parser: Parser) -> int:
+    """Help, and exit code 2: a container that lost its arguments must not look as if it had done its work."""
+    parser.print_help(sys.stderr)
+    return 2
 
 
 def _later(name: str) -> object:
@@ -113,6 +185,8 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _demo(given: argparse.Namespace) -> int:
+    if given.capture:
+        return _demo_of_capture(given)
     from gpumap.demo.run import serve_demo
     from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario
 
@@ -128,16 +202,36 @@ def _demo(given: argparse.Namespace) -> int:
     return 0
 
 
-def _map(given: argparse.Namespace) -> int:
-    from gpumap import show
+def _demo_of_capture(given: argparse.Namespace) -> int:
+    from gpumap.capture.run import load_capture, serve_capture
 
+    if given.scenario:
+        raise UsageError("--capture: cannot be played together with --scenario")
     settings = resolve(given, os.environ)
-    if not (given.log_level or os.environ.get("GPUMAP_LOG_LEVEL")):
-        settings = replace(settings, log_level="error")
     set_up_log(settings.log_format, settings.log_level)
-    here = given.url is None
-    documents = show.from_node(settings) if here else show.from_agent(given.url, settings.interval_seconds)
-    return asyncio.run(show.show(documents, form=given.output, watch=given.watch))
+    asyncio.run(serve_capture(settings, load_capture(Path(given.capture))))
+    return 0
+
+
+def _record(given: argparse.Namespace) -> int:
+    from gpumap.capture.run import record_node
+    from gpumap.sources.nvml import worker_command
+
+    try:
+        seconds = parse_duration(given.lasting) if given.lasting else None
+    except ValueError as error:
+        raise UsageError(f"--for {given.lasting}: {error}") from error
+    settings = quiet(resolve(given, os.environ, ("sources", "log")), given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    command = worker_command(settings.nvml_library or None)
+    return asyncio.run(record_node(settings, command, Path(given.folder), seconds=seconds, anonymous=given.anonymize))
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from gpumap.completion import script
+
+    print(end=script(command_parser(), given.shell))
+    return 0
 
 
 if __name__ == "__main__":

@@ -15,42 +15,48 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _NOT_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
+_Prefix = tuple[tuple[str, ...], str, str]
+"""A series' labels and suffix, and what stands before its value."""
+
+
 class Exposition:
     """Renders a fixed list of families. Not safe for use from several threads at once."""
 
     def __init__(self, families: Iterable[Family], *, openmetrics: bool = False) -> None:
         self._openmetrics = openmetrics
         self._families = [(family, self._head(family)) for family in families]
-        self._prefixes: list[dict[tuple[tuple[str, ...], str], str]] = [{} for _ in self._families]
+        self._prefixes: list[list[_Prefix]] = [[] for _ in self._families]
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Give the whole page. A family without a sample leaves no trace on it."""
         parts: list[str] = []
         for number, (family, head) in enumerate(self._families):
-            known = self._prefixes[number]
-            current: dict[tuple[tuple[str, ...], str], str] = {}
-            lines = [self._line(family, series, known, current) for series in family.read(snapshot)]
-            self._prefixes[number] = current
-            if lines:
+            series = list(family.read(snapshot))
+            if series:
+                prefixes = self._prefixes_of(number, family, series)
                 parts.append(head)
-                parts.extend(lines)
+                parts += [
+                    f"{prefix}{one.value}\n" if type(one.value) is int else f"{prefix}{_number(one.value)}\n"
+                    for (_, _, prefix), one in zip(prefixes, series, strict=True)
+                ]
+            else:
+                self._prefixes[number] = []
         if self._openmetrics:
             parts.append("# EOF\n")
         return "".join(parts).encode()
 
-    def _line(
-        self,
-        family: Family,
-        series: Series,
-        known: dict[tuple[tuple[str, ...], str], str],
-        current: dict[tuple[tuple[str, ...], str], str],
-    ) -> str:
-        key = (series.labels, series.suffix)
-        prefix = known.get(key)
-        if prefix is None:
-            prefix = _prefix(family, series)
-        current[key] = prefix
-        return f"{prefix}{_number(series.value)}\n"
+    def _prefixes_of(self, number: int, family: Family, series: list[Series]) -> list[_Prefix]:
+        """What stands before each value: kept by place, found by labels where series have come or gone."""
+        kept = self._prefixes[number]
+        if len(kept) == len(series) and all(
+            labels == one.labels and suffix == one.suffix for (labels, suffix, _), one in zip(kept, series, strict=True)
+        ):
+            return kept
+        known = {(labels, suffix): prefix for labels, suffix, prefix in kept}
+        self._prefixes[number] = [
+            (one.labels, one.suffix, known.get((one.labels, one.suffix)) or _prefix(family, one)) for one in series
+        ]
+        return self._prefixes[number]
 
     def _head(self, family: Family) -> str:
         name = family.name

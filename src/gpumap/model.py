@@ -9,10 +9,15 @@ import enum
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, TypeVar
 
+from gpumap.readings import DeviceMemory as DeviceMemory
+from gpumap.readings import GpuProcess as GpuProcess
+from gpumap.readings import GpuReading as GpuReading
+from gpumap.readings import MigInstance as MigInstance
+from gpumap.readings import ProcessSample as ProcessSample
+from gpumap.readings import Uuid as Uuid
+
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
-Uuid = NewType("Uuid", str)
-"""NVML's string for a GPU or a MIG device."""
 PodUid = NewType("PodUid", str)
 """As it stands in cgroup paths and log directories; for static pods a hash of 32 hex digits, not a UUID."""
 
@@ -249,81 +254,6 @@ class ProcTable:
 
 
 # --- NVML's words -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """Bytes. `used` is without `reserved` where NVML's second version tells it, else as the driver gives it."""
-
-    total_bytes: int
-    used_bytes: int
-    free_bytes: int
-    reserved_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A row of NVML's process lists, each PID once. `types` is "C", "G", "M", "C+G", … as in nvidia-smi."""
-
-    pid: int
-    used_memory_bytes: int | None
-    types: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
-    """A process's time on a GPU's engines, ratios 0–1, mean over the interval."""
-
-    pid: int
-    sm_ratio: float
-    memory_controller_ratio: float
-    encoder_ratio: float
-    decoder_ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class MigInstance:
-    """A MIG device. Compute instances of one GPU instance (`gpu_instance_id`) share its memory."""
-
-    uuid: Uuid
-    gpu_instance_id: int
-    compute_instance_id: int
-    profile: str
-    compute_slices: int | None
-    memory: DeviceMemory | None
-    processes: tuple[GpuProcess, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuReading:
-    """What NVML said of one GPU in one read. With a `fault` nothing but the identity is told, and that only if known.
-
-    `samples` is `None` where the GPU keeps no per-process time (MIG, vGPU guests, WSL).
-    """
-
-    index: int
-    fault: str | None = None
-    stuck_seconds: float = 0.0
-    uuid: Uuid | None = None
-    minor: int | None = None
-    pci_bus_id: str = ""
-    model: str = ""
-    memory: DeviceMemory | None = None
-    partitioned: bool = False
-    max_mig_devices: int | None = None
-    instances: tuple[MigInstance, ...] = ()
-    processes: tuple[GpuProcess, ...] | None = None
-    samples: tuple[ProcessSample, ...] | None = None
-    utilization_ratio: float | None = None
-    memory_controller_ratio: float | None = None
-    encoder_ratio: float | None = None
-    decoder_ratio: float | None = None
-    temperatures_celsius: tuple[tuple[str, float], ...] = ()
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    energy_joules: float | None = None
-    refusals: tuple[tuple[str, int], ...] = ()
-    """Calls that failed other than by "not supported", with NVML's return code."""
 
 
 @dataclass(frozen=True, slots=True)

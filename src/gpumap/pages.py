@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import prometheus_client
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -18,12 +19,21 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumap.document import document
 from gpumap.exposition import Exposition
 from gpumap.families import Family
+from gpumap.history import Curves, History, history_document
 from gpumap.lanes import Lane
 from gpumap.model import Source
 from gpumap.snapshot import Snapshot
 
-Form = Literal["text", "openmetrics", "nodes", "map"]
+Form = Literal["text", "openmetrics", "nodes", "map", "history"]
 _GZIP_LEVEL = 1
+_UTF8 = ("utf-8", "backslashreplace")
+
+
+class _What(NamedTuple):
+    """What a page is made of. `curves` are the history's."""
+
+    snapshot: Snapshot
+    curves: Curves | None
 
 
 class Pages:
@@ -51,10 +61,15 @@ class Pages:
         self._snapshot: Snapshot | None = None
         self._stale = False
         self._made: dict[tuple[Form, bool], bytes] = {}
+        self._history = History()
+        self._process_name = secrets.token_hex(4)
+        self._versions = 0
 
     def publish(self, snapshot: Snapshot) -> None:
         """Take the newest snapshot. Pages of the one before are dropped."""
         self._snapshot, self._stale, self._made = snapshot, False, {}
+        self._versions += 1
+        self._history.add(snapshot)
 
     def current(self) -> Snapshot | None:
         """Give the newest snapshot; too old a one without its data; `None` before the first."""
@@ -62,7 +77,12 @@ class Pages:
         too_old = snapshot is not None and self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
         if snapshot is not None and too_old and not self._stale:
             self._snapshot, self._stale, self._made = _without_data(snapshot), True, {}
+            self._versions += 1
         return self._snapshot
+
+    def version(self) -> str | None:
+        """Name what `page` gives now, unlike any other of this process or another; `None` before the first."""
+        return f"{self._process_name}-{self._versions}" if self.current() else None
 
     async def page(self, form: Form, *, gzipped: bool) -> bytes | None:
         """Give a page's bytes, `None` before the first snapshot."""
@@ -71,7 +91,9 @@ class Pages:
             return None
         made, key = self._made, (form, gzipped)
         if key not in made:
-            made[key] = await self._lane.run(lambda: made.get(key) or self._make(form, gzipped, snapshot, made))
+            curves = self._history.curves() if form == "history" else None  # here, where nothing adds to it meanwhile
+            what = _What(snapshot, curves)
+            made[key] = await self._lane.run(lambda: made.get(key) or self._make(form, gzipped, what, made))
         return made[key]
 
     def not_ready(self) -> str | None:
@@ -91,14 +113,16 @@ class Pages:
         """Let the rendering thread end."""
         self._lane.close()
 
-    def _make(self, form: Form, gzipped: bool, snapshot: Snapshot, made: dict[tuple[Form, bool], bytes]) -> bytes:
+    def _make(self, form: Form, gzipped: bool, what: _What, made: dict[tuple[Form, bool], bytes]) -> bytes:
         if gzipped:
-            plain = made.get((form, False)) or self._make(form, False, snapshot, made)
+            plain = made.get((form, False)) or self._make(form, False, what, made)
             made[form, False] = plain
             return gzip.compress(plain, _GZIP_LEVEL, mtime=0)
+        if what.curves is not None:
+            return json.dumps(history_document(what.curves), ensure_ascii=False, separators=(",", ":")).encode(*_UTF8)
         if form == "map":
-            return json.dumps(document(snapshot), ensure_ascii=False).encode("utf-8", "backslashreplace")
-        page = self._pages[form].render(snapshot)
+            return json.dumps(document(what.snapshot), ensure_ascii=False).encode(*_UTF8)
+        page = self._pages[form].render(what.snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)
         if form == "openmetrics":

@@ -70,12 +70,14 @@ FAULTS: dict[str, str] = {
 """By fault reason of a GPU."""
 
 UNMATCHED: dict[str, str] = {
-    "unparsed": "A plugin's device ids that gpumap does not read: send the ids as an issue.",
-    "untrusted_id": "The plugin's scheduler, not the kubelet, picks the GPU, so that the id does not name it.",
-    "not_in_nvml": "No GPU of that name is here: re-partitioned, removed, or passed through to a virtual machine. "
-    "Restart the device plugin and the pod.",
-    "device_down": "It may be a GPU that has not told its uuid since gpumap started: see which GPU is down.",
-    "nvml_down": "It takes the driver to tell which GPU this is, and the driver does not answer.",
+    "unparsed": "gpumap does not read this plugin's ids: report them with `gpumap record --anonymize`; what its pods "
+    "use is measured all the same.",
+    "untrusted_id": "Nothing is wrong on the node: gpumap does not read this plugin's grants yet; what its pods use is "
+    "measured all the same.",
+    "not_in_nvml": "Where the GPU was re-partitioned or removed, restart the device plugin and the pod; one that is "
+    "passed through to a virtual machine is meant to be so.",
+    "device_down": "See which GPU is down; when it answers, the slots find their device.",
+    "nvml_down": "See to the driver first; when it answers, the slots find their device.",
 }
 """By reason of slots that are on no device."""
 

@@ -12,17 +12,17 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-from aiohttp import web
-
 from gpumap import __version__
-from gpumap.collect import Collector
+from gpumap.collect import Collector, now
 from gpumap.dialects import DIALECTS
 from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.errors import UsageError
 from gpumap.families import Family
 from gpumap.join import Rules
 from gpumap.metrics import native, self_families
+from gpumap.model import Moment
 from gpumap.pages import Pages
+from gpumap.port import open_port
 from gpumap.settings import Listen, Settings
 from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
@@ -40,7 +40,10 @@ log = logging.getLogger("gpumap")
 
 @contextlib.asynccontextmanager
 async def collector(
-    settings: Settings, driver_command: Sequence[str], publish: Callable[[Snapshot], None]
+    settings: Settings,
+    driver_command: Sequence[str],
+    publish: Callable[[Snapshot], None],
+    clock: Callable[[], Moment] = now,
 ) -> AsyncIterator[Collector]:
     """Put the sources and the loop together; close them at the end."""
     nvml = NvmlSource(driver_command)
@@ -54,8 +57,8 @@ async def collector(
         is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
         stale_after_seconds=settings.stale_after_seconds,
     )
-    procfs = ProcfsSource(settings.proc)
-    loop = Collector(nvml, procfs, identity.read, kubelet, rules, settings.interval_seconds, publish)
+    procfs = ProcfsSource(settings.proc, settings.own)
+    loop = Collector(nvml, procfs, identity.read, kubelet, rules, settings.interval_seconds, publish, clock)
     try:
         yield loop
     finally:
@@ -91,19 +94,15 @@ async def serve(
         settings.stale_after_seconds,
         time.monotonic,
     )
-    runner = web.AppRunner(
-        application(pages, serve_nodes=serves_nodes), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
-    )
-    await runner.setup()
     try:
-        await web.SockSite(runner, listener).start()
-        host, port = listener.getsockname()[:2]
-        log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
-        async with collector(settings, driver_command, pages.publish) as loop:
-            await _until(stop, loop.run())
-        log.info("stopped")
+        served = open_port(application(pages, serve_nodes=serves_nodes), listener, shutdown_seconds=SHUTDOWN_SECONDS)
+        async with served:
+            host, port = listener.getsockname()[:2]
+            log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
+            async with collector(settings, driver_command, pages.publish) as loop:
+                await _until(stop, loop.run())
+            log.info("stopped")
     finally:
-        await runner.cleanup()
         pages.close()
 
 

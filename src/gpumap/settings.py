@@ -1,7 +1,4 @@
-"""Flags and environment variables to plain, checked values. Every mistake is one line that names the flag.
-
-`FLAGS` is the one table of `serve`'s flags: the parser, the environment and docs/flags.md are made of it.
-"""
+"""Flags and environment variables to plain, checked values. Every mistake is one line that names the flag."""
 
 from __future__ import annotations
 
@@ -10,75 +7,34 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
-from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
-from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS, LATER_DIALECTS
+from gpumap.dialects import DIALECTS, LATER_DIALECTS
 from gpumap.errors import UsageError
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS
+from gpumap.flags import ABOUT, FLAGS, LATER_FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, Later, add_flags
+from gpumap.metrics import GROUPS, LATER_GROUPS
 from gpumap.units import parse_duration
+
+__all__ = [
+    "ABOUT",
+    "FLAGS",
+    "LATER_FLAGS",
+    "Flag",
+    "Later",
+    "Listen",
+    "Settings",
+    "add_flags",
+    "parse_listen",
+    "quiet",
+    "resolve",
+]
 
 T = TypeVar("T")
 SOCKET_PATH_BYTES_MAX = 107
 """unix(7): sun_path is 108 bytes, the last of them 0."""
-
-
-class Flag(NamedTuple):
-    """`metavar` is empty for a switch. `default` is as a user would write it."""
-
-    name: str
-    metavar: str
-    default: str
-    help: str
-    repeatable: bool = False
-
-    @property
-    def variable(self) -> str:
-        return "GPUMAP_" + self.name.removeprefix("--").upper().replace("-", "_")
-
-
-FLAGS = (
-    Flag("--listen", "ADDR", ":9401", "address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0"),
-    Flag("--interval", "DURATION", "5s", "time from one collection to the next, such as 500ms or 1m"),
-    Flag("--stale-after", "DURATION", "60s", "data older than this is not served"),
-    Flag("--node-name", "NAME", "", "this node's name; else $NODE_NAME, else the host name"),
-    Flag("--node-ip", "IP", "", "this node's internal IP; else $NODE_IP"),
-    Flag("--kubelet-root", "DIR", "/var/lib/kubelet", "the kubelet's root directory"),
-    Flag("--kubelet-socket", "PATH", "", "PodResources socket; else <kubelet-root>/pod-resources/kubelet.sock"),
-    Flag(
-        "--device-checkpoint",
-        "PATH",
-        "",
-        "device checkpoint; else device-plugins/kubelet_internal_checkpoint in the kubelet root or /var/lib/kubelet",
-    ),
-    Flag("--pod-log-root", "DIR", "/var/log", "where the directories pods and containers of the logs are"),
-    Flag("--proc", "DIR", "/proc", "the process tree"),
-    Flag("--nvml-library", "PATH", "", "the driver's library; else libnvidia-ml.so.1 by the loader's search"),
-    Flag("--resource", "REGEX", DEFAULT_RESOURCE_PATTERN, "resources that are GPUs, matched whole"),
-    Flag(
-        "--collect",
-        "GROUP",
-        ",".join(DEFAULT_GROUPS),
-        f"group of metrics to serve: {', '.join(GROUPS)}, or all",
-        repeatable=True,
-    ),
-    Flag(
-        "--dialect",
-        "NAME",
-        ",".join(DEFAULT_DIALECTS),
-        f"names to serve: native, {', '.join(DIALECTS)}, all or none",
-        repeatable=True,
-    ),
-    Flag("--process-metrics", "", "false", "serve gpumap_process_gpu_memory_used_bytes, a series per process"),
-    Flag("--log-format", "text|json", "text", "format of the log"),
-    Flag("--log-level", "LEVEL", "info", "debug, info, warning or error"),
-)
-
-LATER_FLAGS = ("--pods-api-socket", "--nvml-release", "--push", "--state-file", "--web-config")
-"""Flags of the contract that are not built yet: known, and refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,34 +64,20 @@ class Settings:
     process_metrics: bool
     log_format: str
     log_level: str
+    own: Path = Path("/proc/self")
+    """gpumap's own entry of the process tree; a capture brings another."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `serve`'s flags, and those to come as known but refused."""
-    for flag in FLAGS:
-        text = f"{flag.help} (default: {flag.default or 'none'}; ${flag.variable})".replace("%", "%%")
-        if not flag.metavar:
-            parser.add_argument(flag.name, action="store_const", const="true", help=text)
-        elif flag.repeatable:
-            parser.add_argument(flag.name, metavar=flag.metavar, action="append", help=text)
-        else:
-            parser.add_argument(flag.name, metavar=flag.metavar, help=text)
-    parser.add_argument("--no-push", action="store_true", help="poll only; push is not built yet, so this is so anyway")
-    for name in LATER_FLAGS:
-        parser.add_argument(name, nargs="?", action=Later, help=argparse.SUPPRESS)
+def resolve(
+    given: argparse.Namespace, environment: Mapping[str, str], about: Collection[str] = tuple(ABOUT)
+) -> Settings:
+    """Check every flag and variable. Raises UsageError.
 
-
-class Later(argparse.Action):
-    """A flag of the contract that is not built yet."""
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise UsageError(f"{self.option_strings[0]} is not built yet")
-
-
-def resolve(given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Check every flag and variable. Raises UsageError."""
-    _refuse_later(environment)
-    values = _Values({flag.name: _read(flag, given, environment) for flag in FLAGS})
+    What the command does not use (`about` leaves it out) keeps its default, whatever the environment says.
+    """
+    if "serving" in about:
+        _refuse_later(environment)
+    values = _Values({flag.name: _read(flag, given, environment if flag.about in about else {}) for flag in FLAGS})
     interval_seconds = values.parse("--interval", parse_duration)
     stale_after_seconds = values.parse("--stale-after", parse_duration)
     if stale_after_seconds < interval_seconds:
@@ -160,9 +102,15 @@ def resolve(given: argparse.Namespace, environment: Mapping[str, str]) -> Settin
         groups=values.choose("--collect", GROUPS, LATER_GROUPS),
         dialects=values.choose("--dialect", ("native", *DIALECTS), LATER_DIALECTS, none=True),
         process_metrics=values.parse("--process-metrics", _boolean),
-        log_format=values.parse("--log-format", _one_of("text", "json")),
-        log_level=values.parse("--log-level", _one_of("debug", "info", "warning", "error")),
+        log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
+        log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
     )
+
+
+def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+    """Log errors alone, unless a level was asked for: what a command prints is its answer."""
+    asked = given.log_level or environment.get("GPUMAP_LOG_LEVEL")
+    return settings if asked else replace(settings, log_level="error")
 
 
 class _Given(NamedTuple):

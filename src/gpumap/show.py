@@ -1,115 +1,193 @@
-"""`gpumap map`: the document of a node, from a running agent or from two collections here, shown as people like it."""
+"""Shows a node's document once or again and again: in a table's words, as JSON or YAML, in place on a terminal.
+
+Where documents come from stands in `gpumap.asking`. A watch outlives an agent's failures; a single look does not.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
+import os
+import re
+import shutil
 import sys
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 
-import aiohttp
 import yaml
-from yarl import URL
 
-from gpumap.document import VERSION, Document, document
-from gpumap.errors import FatalError, UsageError
-from gpumap.settings import Settings
-from gpumap.tables import map_table
+from gpumap.asking import Documents
+from gpumap.doctor import Facts, as_values, examine, works
+from gpumap.document import Document
+from gpumap.errors import FatalError
+from gpumap.tables import Shape, doctor_table
+from gpumap.terminal import PIPE, Screen, cells, printable
 
-LOCAL_INTERVAL_SECONDS = 1.0
-REQUEST_SECONDS = 10.0
-_CLEAR = "\x1b[H\x1b[2J"
-_PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
-
-Documents = AsyncGenerator[Document, None]
+_HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
+_PAINT = re.compile(r"\x1b\[\d*m")
+_MALFORMED = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, IndexError)
 
 
-async def show(documents: Documents, *, form: str, watch: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a command shows: its table, its values for scripts, how the user wants them, and what was asked."""
+
+    table: Callable[[Document, Shape], str]
+    values: Callable[[Document, Shape], Document]
+    form: str
+    shape: Shape
+    asked: str = ""
+
+
+async def show(documents: Documents, view: View, *, watch: bool, interval_seconds: float) -> int:
     """Print the first document, or each of them. Gives 1 where neither the kubelet nor NVML answered."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # names come from outside, and not every terminal can write them
-    code = 1
+    take_any_text()
+    painter = _Painter(view, interval_seconds) if watch else None
+    try:
+        async with contextlib.aclosing(documents):
+            async for found in documents:
+                if painter is not None:
+                    painter.paint(found)
+                    continue
+                if isinstance(found, FatalError):
+                    raise found
+                text, up = _read(found, view, screen_of_stdout())
+                print(end=text, flush=True)
+                return 0 if up & {"kubelet", "nvml"} else 1
+    finally:
+        if painter is not None:
+            painter.leave()
+    return 1
+
+
+async def show_doctor(
+    documents: Documents, look_around: Callable[[], Awaitable[Facts]] | None, *, form: str, shape: Shape
+) -> int:
+    """Print what works and what not, by a document and the facts around. Gives 1 where something required fails."""
+    take_any_text()
     async with contextlib.aclosing(documents):
-        async for found in documents:
-            if watch and sys.stdout.isatty() and form in ("table", "wide"):
-                print(end=_CLEAR)
-            text, up = _read(found, form)
-            print(end=text, flush=True)
-            code = 0 if up & {"kubelet", "nvml"} else 1
-            if not watch:
-                break
-            print(end={"yaml": "---\n", "json": ""}.get(form, "\n"))
-    return code
-
-
-async def from_node(settings: Settings) -> Documents:
-    """Collect here. The first collection is not shown: time on the SMs, and accusations, take two."""
-    from gpumap import service
-    from gpumap.sources.nvml import worker_command
-
-    settings = replace(settings, interval_seconds=LOCAL_INTERVAL_SECONDS)
-    command = worker_command(settings.nvml_library or None)
-    async with service.collector(settings, command, lambda snapshot: None) as loop:
-        await loop.collect()
-        while True:
-            await asyncio.sleep(LOCAL_INTERVAL_SECONDS)
-            yield document(await loop.collect())
-
-
-async def from_agent(url: str, interval_seconds: float) -> Documents:
-    """Ask a running gpumap again and again. Raises FatalError, UsageError for what is no URL."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {url}: does not start with http:// or https://")
+        found = await anext(documents)
+    if isinstance(found, FatalError):
+        raise found
+    facts = await look_around() if look_around else None
     try:
-        given = URL(url)
-    except ValueError:
-        given = URL()
-    if not given.host:
-        raise UsageError(f"--url {url}: is not a URL")
-    address = given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        while True:
-            try:
-                found = await _ask(session, address)
-            except aiohttp.InvalidURL as error:
-                raise UsageError(f"--url {url}: is not a URL") from error
-            yield found
-            await asyncio.sleep(interval_seconds)
+        checks = examine(found, facts)
+        if form == "table":
+            text = doctor_table(checks, replace(shape, screen=screen_of_stdout()))
+        else:
+            text = json.dumps(as_values(found, checks), indent=2, ensure_ascii=False) + "\n"
+    except _MALFORMED as error:
+        raise _no_map(error) from error
+    print(end=text, flush=True)
+    return 0 if works(checks) else 1
 
 
-async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
-    address = url.with_user(None)  # a password is for the server alone
-    try:
-        async with session.get(url) as response:
-            if response.status != 200:
-                raise FatalError(f"{address} answered {response.status} {response.reason}")
-            found = await response.json(content_type=None)
-    except aiohttp.InvalidURL:
-        raise
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise FatalError(f"{address} did not answer: {error or type(error).__name__}") from error
-    except (ValueError, RecursionError) as error:
-        raise FatalError(f"{address} did not answer with JSON") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
-        raise FatalError(f"{address} is no gpumap of this version")
-    return found
+def screen_of_stdout() -> Screen:
+    """A terminal's width, and colours unless NO_COLOR or TERM=dumb say no; in a pipe neither."""
+    if not sys.stdout.isatty():
+        return PIPE
+    plain = bool(os.environ.get("NO_COLOR")) or _is_dumb()
+    return Screen(columns=max(shutil.get_terminal_size().columns, 1), colours=not plain)
 
 
-def _read(found: Document, form: str) -> tuple[str, set[str]]:
+def take_any_text() -> None:
+    """Names come from outside, and not every terminal can write them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+class _Painter:
+    """Shows one document after the other: over the last one on a terminal, else below it."""
+
+    def __init__(self, view: View, interval_seconds: float) -> None:
+        self._view = view
+        self._interval_seconds = interval_seconds
+        self._in_place = sys.stdout.isatty() and not _is_dumb() and view.form in ("table", "wide")
+        self._last = ""
+        self._failed = ""
+        self._begun = False
+
+    def paint(self, found: Document | FatalError) -> None:
+        """Show it; where it failed, say so in a line, once, and keep what was shown last."""
+        screen = screen_of_stdout()
+        try:
+            if isinstance(found, FatalError):
+                raise found
+            text, _ = _read(found, self._view, screen)
+        except FatalError as error:
+            self._say(printable(" ".join(str(error).split())), screen)
+            return
+        self._failed = ""
+        self._last = text
+        if self._in_place:
+            self._repaint(screen)
+        else:
+            separator = {"yaml": "---\n", "json": ""}.get(self._view.form, "\n")
+            print(end=(separator if self._begun else "") + text, flush=True)
+        self._begun = True
+
+    def leave(self) -> None:
+        """Let the shell's prompt begin on a line of its own."""
+        if self._in_place:
+            print(flush=True)
+
+    def _say(self, failure: str, screen: Screen) -> None:
+        if self._in_place:
+            self._failed = failure
+            self._repaint(screen)
+        elif failure != self._failed:
+            print(f"gpumap: {failure}; asking on", file=sys.stderr, flush=True)
+            self._failed = failure
+
+    def _repaint(self, screen: Screen) -> None:
+        head = f"{self._view.asked}   every {self._interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
+        lines = [screen.paint(printable(head), "bold")]
+        if self._failed:
+            lines.append(screen.paint(f"{self._failed}; asking on. Below: what was last answered.", "red"))
+        lines += ["", *self._last.splitlines()]
+        size = shutil.get_terminal_size()
+        shown = list(_clipped(lines, size.columns, size.lines))
+        # A line that fills its last row needs no clearing, and the cursor still stands on its last character.
+        fills = (cells(_PAINT.sub("", line)) % max(size.columns, 1) == 0 and line != "" for line in shown)
+        frame = "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(shown, fills, strict=True))
+        print(end=_HOME + frame + _TO_END, flush=True)
+
+
+def _clipped(lines: list[str], columns: int, height: int) -> Iterator[str]:
+    """The lines that a screen has room for: one that is taller would scroll, and the next be painted in its middle."""
+    left = height
+    for number, line in enumerate(lines):
+        taken = max(-(-cells(_PAINT.sub("", line)) // max(columns, 1)), 1)
+        more = number + 1 < len(lines)
+        if taken > left - more:
+            yield f"… and {len(lines) - number} more lines"
+            return
+        left -= taken
+        yield line
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM", "") in ("", "dumb")
+
+
+def _read(found: Document, view: View, screen: Screen) -> tuple[str, set[str]]:
     """The text to show, and which sources are up. Raises FatalError where the document is not what it says."""
     try:
-        return _text(found, form), {source["source"] for source in found["sources"] if source["up"]}
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-        raise FatalError(f"what was answered is no map of gpumap's: {type(error).__name__} {error}") from error
+        shape = replace(view.shape, screen=screen)
+        return _text(found, view, shape), {source["source"] for source in found["sources"] if source["up"]}
+    except _MALFORMED as error:
+        raise _no_map(error) from error
 
 
-def _text(found: Document, form: str) -> str:
-    if form == "json":
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-    if form == "yaml":
-        return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
-    return map_table(found, wide=form == "wide")
+def _no_map(error: Exception) -> FatalError:
+    return FatalError(f"what was answered is no map of gpumap's: {type(error).__name__} {error}")
+
+
+def _text(found: Document, view: View, shape: Shape) -> str:
+    if view.form == "json":
+        return json.dumps(view.values(found, shape), indent=2, ensure_ascii=False) + "\n"
+    if view.form == "yaml":
+        return yaml.safe_dump(view.values(found, shape), sort_keys=False, allow_unicode=True)
+    return view.table(found, shape)

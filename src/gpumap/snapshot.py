@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpumap.model import (
     ContainerName,
@@ -107,8 +108,7 @@ class ContainerOnDevice:
         return bool(self.slots)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessUse:
+class ProcessUse(NamedTuple):
     """A process on a leaf. `name` is `None` where no pod could be named."""
 
     pid: int

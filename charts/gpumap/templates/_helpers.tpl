@@ -28,21 +28,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The flags of `gpumap serve` that differ from its defaults, as a list in YAML. */}}
-{{- define "gpumap.args" -}}
-- serve
+{{/*
+Where the sources are, if not where gpumap looks by itself, as a list of variables in YAML: not flags of `serve`, so that
+`kubectl exec … gpumap doctor` and its like know it too.
+*/}}
+{{- define "gpumap.places" -}}
 {{- if ne .Values.kubelet.rootDir "/var/lib/kubelet" }}
-- {{ printf "--kubelet-root=%s" .Values.kubelet.rootDir | quote }}
+- name: GPUMAP_KUBELET_ROOT
+  value: {{ .Values.kubelet.rootDir | quote }}
 {{- end }}
 {{- with .Values.nvml }}
+{{- if or .library .hostPath }}
+- name: GPUMAP_NVML_LIBRARY
 {{- if and .hostPath (not (hasPrefix "/" .library)) }}
-- {{ printf "--nvml-library=/nvml/%s" (.library | default "libnvidia-ml.so.1") | quote }}
-{{- else if .library }}
-- {{ printf "--nvml-library=%s" .library | quote }}
+  value: {{ printf "/nvml/%s" (.library | default "libnvidia-ml.so.1") | quote }}
+{{- else }}
+  value: {{ .library | quote }}
 {{- end }}
 {{- end }}
-{{- with .Values.extraArgs }}
-{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

@@ -78,6 +78,19 @@ NO_ALLOCATABLE = Refuse(
 )
 ALLOCATABLE_DISABLED = Refuse(grpc.StatusCode.UNKNOWN, "Pod Resources API GetAllocatableResources disabled")
 
+_CODES = {
+    "message_too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Would be asked again and again until the deadline.
+    "rate_limited": grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def refusal(reason: str) -> Refuse:
+    """What makes the kubelet's source give this reason."""
+    code = next((code for code in grpc.StatusCode if code.name.lower() == reason), grpc.StatusCode.UNAVAILABLE)
+    details = "larger than max" if reason == "message_too_large" else reason
+    return Refuse(_CODES.get(reason, code), details)
+
 
 class FakeKubelet:
     """One kubelet's PodResources server. May be started again after it was stopped, and then has a new inode."""

@@ -6,15 +6,16 @@ two snapshots running agree.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.device_ids import NamedDevice, parse
 from gpumap.join.allocation import Allocation
+from gpumap.join.evidence import Evidence, Suspicion
 from gpumap.join.inventory import Inventory
-from gpumap.join.memory import Suspicion
-from gpumap.join.pods import PodTable, Standing
+from gpumap.join.pods import Standing
 from gpumap.model import (
     CgroupKind,
     CheckpointEntry,
@@ -24,7 +25,6 @@ from gpumap.model import (
     PodName,
     PodUid,
     ProcEntry,
-    ProcTable,
     Uuid,
 )
 from gpumap.snapshot import Owner
@@ -47,33 +47,42 @@ class Attributed(NamedTuple):
     """Whose it is could not be settled, so that a holder it may belong to is not certainly idle."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What owners are judged by. `current`: it may be served, though it may be of an earlier collection.
+class LastProcess(NamedTuple):
+    """A process of the last snapshot: its start tells a re-used PID, its container gets what it used till it left."""
 
-    `may_accuse`: List and identity are both of this collection. A pod that has just come has neither in older ones.
+    start: int
+    container: ContainerName | None
+    pod_uid: PodUid | None
+
+
+@dataclass(frozen=True, slots=True)
+class OnLeaf:
+    """The processes of one leaf, as NVML told them and as they were judged, by PID; and what follows from that alone.
+
+    The very same object while NVML tells the same and the evidence is the same.
     """
 
-    table: PodTable
-    allocation: Allocation
-    inventory: Inventory
-    procs: ProcTable
-    identity_current: bool
-    identity_read_now: bool
-    list_current: bool
-    may_accuse: bool
-    last_names: Mapping[PodUid, PodName]
-    suspected: frozenset[Suspicion]
-    missing_before: frozenset[tuple[Uuid, int]]
-    """(leaf, PID) pairs that /proc did not have in the last collection either."""
+    told: tuple[GpuProcess, ...]
+    attributed: tuple[Attributed, ...]
+    suspicions: frozenset[Suspicion]
+    names: Mapping[PodUid, PodName]
+    missing: frozenset[tuple[Uuid, int]]
+    by_container: Mapping[ContainerName, tuple[Attributed, ...]]
+    """Those that are measured."""
+    by_owner: Mapping[Owner, tuple[Attributed, ...]]
+    last: Mapping[int, LastProcess]
+    """What is remembered of each, by PID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    by_leaf: Mapping[Uuid, tuple[Attributed, ...]]
+    evidence: Evidence
+    by_leaf: Mapping[Uuid, OnLeaf]
     suspicions: frozenset[Suspicion]
     names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
+    measured_uids: Mapping[PodName, PodUid]
+    """Of pods whose processes are measured."""
 
 
 class _Verdict(NamedTuple):
@@ -83,35 +92,81 @@ class _Verdict(NamedTuple):
     unresolved: bool = False
 
 
-def attribute(processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence) -> Attribution:
-    """Find the owner of every process."""
+def attribute(
+    processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence, before: Attribution | None
+) -> Attribution:
+    """Find the owner of every process. What was judged `before` by the same evidence is not judged again."""
+    if before is not None and not evidence.same_as(before.evidence):
+        before = None
+    known = before.by_leaf if before is not None else {}
     judge = _Judge(evidence)
     by_leaf = {
-        leaf: tuple(judge.attributed(process, leaf) for process in processes)
-        for leaf, processes in processes_by_leaf.items()
+        leaf: on_leaf if (on_leaf := known.get(leaf)) and on_leaf.told == told else judge.on_leaf(leaf, told)
+        for leaf, told in processes_by_leaf.items()
     }
-    return Attribution(by_leaf, frozenset(judge.suspicions), judge.names, frozenset(judge.missing))
+    if before is not None and list(map(id, by_leaf.values())) == list(map(id, known.values())):
+        return before
+    measured = (item for on_leaf in by_leaf.values() for of in on_leaf.by_container.values() for item in of)
+    return Attribution(
+        evidence,
+        by_leaf,
+        suspicions=frozenset().union(*(one.suspicions for one in by_leaf.values())),
+        names={uid: name for one in by_leaf.values() for uid, name in one.names.items()},
+        missing=frozenset().union(*(one.missing for one in by_leaf.values())),
+        measured_uids={item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid},
+    )
 
 
 class _Judge:
-    """One snapshot's judgements: the evidence, and what is found on the way."""
+    """One snapshot's judgements: the evidence, and what is found on the way on one leaf."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._entries = {entry.pid: entry for entry in evidence.procs.entries}
-        self._unreadable = frozenset(evidence.procs.unreadable)
-        self._held = _held_devices(evidence.allocation, evidence.inventory)
         self._unlisted = evidence.table.unlisted
-        self.suspicions: set[Suspicion] = set()
-        self.names: dict[PodUid, PodName] = {}
-        self.missing: set[tuple[Uuid, int]] = set()
+        self._suspicions: set[Suspicion] = set()
+        self._names: dict[PodUid, PodName] = {}
+        self._missing: set[tuple[Uuid, int]] = set()
 
-    def attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:
+    @functools.cached_property
+    def _entries(self) -> Mapping[int, ProcEntry]:
+        return {entry.pid: entry for entry in self._evidence.procs.entries}
+
+    @functools.cached_property
+    def _held(self) -> Mapping[Uuid, set[ContainerName]]:
+        return _held_devices(self._evidence.allocation, self._evidence.inventory)
+
+    def on_leaf(self, leaf: Uuid, told: tuple[GpuProcess, ...]) -> OnLeaf:
+        self._suspicions, self._names, self._missing = set(), {}, set()
+        attributed = tuple(self._attributed(process, leaf) for process in sorted(told, key=lambda one: one.pid))
+        by_container: dict[ContainerName, list[Attributed]] = {}
+        by_owner: dict[Owner, list[Attributed]] = {}
+        for item in attributed:
+            by_owner.setdefault(item.owner, []).append(item)
+            if item.measures and item.name is not None:
+                by_container.setdefault(item.name, []).append(item)
+        return OnLeaf(
+            told,
+            attributed,
+            frozenset(self._suspicions),
+            self._names,
+            frozenset(self._missing),
+            {name: tuple(items) for name, items in by_container.items()},
+            {owner: tuple(items) for owner, items in by_owner.items()},
+            last={
+                item.process.pid: LastProcess(item.start, item.name if item.measures else None, item.pod_uid)
+                for item in attributed
+                if item.start is not None
+            },
+        )
+
+    def _attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:
         entry = self._entries.get(process.pid)
         if entry is None:
-            self.missing.add((leaf, process.pid))
+            self._missing.add((leaf, process.pid))
             # One that has just left holds nothing any more. One that is missing again is hidden from us.
-            unresolved = process.pid in self._unreadable or (leaf, process.pid) in self._evidence.missing_before
+            unresolved = (
+                process.pid in self._evidence.procs.unreadable or (leaf, process.pid) in self._evidence.missing_before
+            )
             return Attributed(process, None, "", Owner.UNKNOWN, None, None, measures=False, unresolved=unresolved)
         if entry.cgroup.kind is CgroupKind.POD:
             pod = self._known_pod(entry)
@@ -141,7 +196,7 @@ class _Judge:
             return _Verdict(Owner.UNKNOWN, unresolved=True)
         pod_name = self._name(pod.pod_uid)
         if pod_name is not None:
-            self.names[pod.pod_uid] = pod_name
+            self._names[pod.pod_uid] = pod_name
         container = evidence.table.container(*pod, read_now=evidence.identity_read_now)
         name = ContainerName(*pod_name, container) if pod_name else None
         if not evidence.list_current:
@@ -168,7 +223,7 @@ class _Judge:
             self._still_suspected(pod, leaf, verdict)
             return Owner.UNKNOWN
         suspicion = Suspicion(*pod, leaf, verdict)
-        self.suspicions.add(suspicion)
+        self._suspicions.add(suspicion)
         return verdict if suspicion in self._evidence.suspected else Owner.UNKNOWN
 
     def _still_suspected(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> bool:
@@ -176,7 +231,7 @@ class _Judge:
         suspicion = Suspicion(*pod, leaf, verdict)
         suspected = suspicion in self._evidence.suspected
         if suspected:
-            self.suspicions.add(suspicion)
+            self._suspicions.add(suspicion)
         return suspected
 
     def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:

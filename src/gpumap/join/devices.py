@@ -51,7 +51,7 @@ def leaves(
             if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in made:
                 continue  # a driver that gives two devices one name: a name has one series
             instance, memory = _leaf_parts(gpu, leaf)
-            attributed = attribution.by_leaf.get(leaf.uuid)
+            on_leaf = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if grounds.visible else ()
             made[leaf.uuid] = Leaf(
                 uuid=leaf.uuid,
@@ -60,7 +60,7 @@ def leaves(
                 memory=memory,
                 holders=_holders(leaf.uuid, allocation, grounds),
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
-                owners=owner_uses(memory, attributed, siblings, grounds) if gpu.reading else (),
+                owners=owner_uses(memory, on_leaf, siblings, grounds) if gpu.reading else (),
             )
     offered_now = allocation.offered or {}
     for uuid in {*allocation.holders, *offered_now} - made.keys():
@@ -94,7 +94,8 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
         item
         for other in gpu.leaves
         if other.gpu_instance_id == leaf.gpu_instance_id and other.uuid != leaf.uuid
-        for item in attribution.by_leaf.get(other.uuid, ())
+        if (on_leaf := attribution.by_leaf.get(other.uuid))
+        for item in on_leaf.attributed
     )
 
 

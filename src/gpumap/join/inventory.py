@@ -86,7 +86,7 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
         if said.fault is None and said.uuid is not None:
             known: KnownGpu | None = _learn(said, said.uuid, wall)
         else:
-            said = said if said.fault else replace(said, fault="unknown")  # no name is a fault too
+            said = said if said.fault else said._replace(fault="unknown")  # no name is a fault too
             known = _recall(said, by_uuid, by_index)
         if known is None:
             nameless = True

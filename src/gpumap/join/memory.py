@@ -7,28 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.join.allocation import Allocation
+from gpumap.join.attribution import Attribution, LastProcess
+from gpumap.join.evidence import Suspicion
 from gpumap.join.health import untried
 from gpumap.join.inventory import KnownGpu
 from gpumap.join.pods import PodTable
 from gpumap.model import ContainerName, KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
-from gpumap.snapshot import Owner, SourceHealth
-
-
-class Suspicion(NamedTuple):
-    """A verdict of one snapshot (`unassigned`, `gone`), said aloud when the next one agrees."""
-
-    pod_uid: PodUid
-    container_id: str
-    leaf: Uuid
-    verdict: Owner
-
-
-class LastProcess(NamedTuple):
-    """A process of the last snapshot: its start tells a re-used PID, its container gets what it used till it left."""
-
-    start: int
-    container: ContainerName | None
-    pod_uid: PodUid | None
+from gpumap.snapshot import SourceHealth
 
 
 class UseMemory(NamedTuple):
@@ -66,8 +51,10 @@ class Memory:
     """(leaf, resource) pairs that the kubelet has offered: one that is missing later is unhealthy."""
     suspicions: frozenset[Suspicion] = frozenset()
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory] = field(default_factory=dict)
-    processes: Mapping[tuple[Uuid, int], LastProcess] = field(default_factory=dict)
+    processes: Mapping[Uuid, Mapping[int, LastProcess]] = field(default_factory=dict)
+    """Of the last snapshot, by leaf and PID."""
     missing: frozenset[tuple[Uuid, int]] = frozenset()
     """(leaf, PID) pairs that NVML listed and /proc did not have."""
     table: PodTable | None = None
     allocation: Allocation | None = None
+    attribution: Attribution | None = None

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpumap.join.allocation import Allocation, Offer, allocate
-from gpumap.join.attribution import Attribution, Evidence, attribute
+from gpumap.join.attribution import Attribution, attribute
 from gpumap.join.devices import ever_offered, leaves, processes_by_leaf
+from gpumap.join.evidence import Evidence
 from gpumap.join.health import record
 from gpumap.join.inventory import Inventory, take
-from gpumap.join.memory import LastProcess, Memory, UseMemory
+from gpumap.join.memory import Memory, UseMemory
 from gpumap.join.pods import PodTable, tabulate
 from gpumap.join.restart import Listing, take_list
-from gpumap.join.usage import Grounds, LeafUse, certainly_idle, remember
+from gpumap.join.usage import Grounds, LeafUse, certainly_idle, leaf_use, remember
 from gpumap.model import ContainerName, Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable, Uuid
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, PodInfo, ProcessUse, Snapshot, SourceHealth
 
@@ -113,24 +114,16 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         suspected=memory.suspicions,
         missing_before=memory.missing,
     )
-    attribution = attribute(processes_by_leaf(inventory), evidence)
-    samples = {
-        gpu.uuid: {sample.pid: sample for sample in gpu.reading.samples}
-        for gpu in inventory.gpus
-        if gpu.reading and gpu.reading.samples is not None and not gpu.partitioned
-    }
+    attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
+    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
     leaf_uses = {
-        leaf: LeafUse(leaf, items, samples.get(leaf), memory.processes) for leaf, items in attribution.by_leaf.items()
+        leaf: leaf_use(on_leaf, samples.get(leaf), memory.processes.get(leaf, {}))
+        for leaf, on_leaf in attribution.by_leaf.items()
     }
-    uids = {**_measured_uids(attribution), **table.uid_of}
+    uids = {**attribution.measured_uids, **table.uid_of}
     return _Scene(
         observations, memory, inventory, listing, identity, table, allocation, procs, attribution, leaf_uses, uids
     )
-
-
-def _measured_uids(attribution: Attribution) -> dict[PodName, PodUid]:
-    measured = (item for items in attribution.by_leaf.values() for item in items if item.measures)
-    return {item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid}
 
 
 def _identity(memory: Memory, observations: Observations, stale_after_seconds: float) -> Observed[PodIdentity] | None:
@@ -173,8 +166,8 @@ def _containers(
     at = scene.observations.finished
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
-    for leaf, leaf_use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
-        for name, measured in leaf_use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
+    for leaf, use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
+        for name, measured in use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
             uid = scene.uids.get(name.pod_name)
             found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, at)
     rows = []
@@ -199,23 +192,24 @@ def _idle(scene: _Scene, leaf: Uuid) -> Iterator[ContainerName]:
     parent = scene.inventory.gpu_of_leaf[leaf].uuid
     if parent != leaf:
         holders = (*holders, *scene.allocation.holders.get(parent, ()))
-    return certainly_idle(holders, scene.attribution.by_leaf[leaf], scene.table.uid_of)
+    return certainly_idle(holders, scene.attribution.by_leaf[leaf].attributed, scene.table.uid_of)
 
 
 def _processes(scene: _Scene) -> Iterator[ProcessUse]:
     for leaf, use in sorted(scene.leaf_uses.items()):
-        for item in sorted(use.attributed, key=lambda item: item.process.pid):
-            sample = use.sample(item) if item.start is not None else None
+        for item in use.on_leaf.attributed:
+            process = item.process
+            sample = use.times[process.pid] if item.start is not None else None
             yield ProcessUse(
-                pid=item.process.pid,
-                uuid=leaf,
-                types=item.process.types,
-                comm=item.comm,
-                owner=item.owner,
-                name=item.name,
-                pod_uid=item.pod_uid,
-                memory_bytes=item.process.used_memory_bytes,
-                sm_ratio=sample.sm_ratio if sample else None,
+                process.pid,
+                leaf,
+                process.types,
+                item.comm,
+                item.owner,
+                item.name,
+                item.pod_uid,
+                process.used_memory_bytes,
+                sample.sm_ratio if sample is not None else None,
             )
 
 
@@ -223,7 +217,7 @@ def _pods(scene: _Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[Pod
     """Every pod that holds or uses a device, with its UID where one is known."""
     pods = {row.name.pod_name for row in containers}
     pods |= {row.name.pod_name for row in scene.allocation.unmatched}
-    pods |= _measured_uids(scene.attribution).keys()
+    pods |= scene.attribution.measured_uids.keys()
     return tuple(PodInfo(name.namespace, name.pod, scene.uids.get(name, "")) for name in sorted(pods))
 
 
@@ -267,13 +261,9 @@ def _remember(
         offered=offered,
         suspicions=scene.attribution.suspicions,
         uses=uses,
-        processes={
-            (leaf, item.process.pid): LastProcess(item.start, item.name if item.measures else None, item.pod_uid)
-            for leaf, items in scene.attribution.by_leaf.items()
-            for item in items
-            if item.start is not None
-        },
+        processes={leaf: on_leaf.last for leaf, on_leaf in scene.attribution.by_leaf.items()},
         missing=scene.attribution.missing,
         table=scene.table,
         allocation=scene.allocation,
+        attribution=scene.attribution,
     )

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.join.attribution import Attributed
-from gpumap.join.memory import LastProcess, UseMemory
-from gpumap.model import ContainerName, DeviceMemory, Moment, PodName, PodUid, ProcessSample, Uuid
+from gpumap.join.attribution import Attributed, LastProcess, OnLeaf
+from gpumap.join.memory import UseMemory
+from gpumap.model import ContainerName, DeviceMemory, Moment, PodName, PodUid, ProcessSample
 from gpumap.snapshot import ContainerUse, Owner, OwnerUse
 
 KEPT_SECONDS = 300.0
@@ -44,31 +44,33 @@ class _Times(NamedTuple):
     decoder: float
 
 
+_NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class LeafUse:
-    """All that was measured on one leaf. `samples`, by PID, is `None` where the GPU tells no process's time."""
+    """All that was measured on one leaf. `times`, by PID, is each process's time in this interval: `None` where nobody
+    can tell it."""
 
-    uuid: Uuid
-    attributed: tuple[Attributed, ...]
-    samples: Mapping[int, ProcessSample] | None
-    before: Mapping[tuple[Uuid, int], LastProcess]
+    on_leaf: OnLeaf
+    times: Mapping[int, ProcessSample | None]
+    left: Mapping[tuple[ContainerName, PodUid | None], list[ProcessSample]]
+    """Time of processes that have left since the last snapshot, by the container and pod that they were in."""
+    times_told: bool
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
     ) -> dict[ContainerName, Measured]:
         """Sum up by container; `idle` are the holders whose zeros stand."""
-        of_container: dict[ContainerName, list[Attributed]] = {name: [] for name in idle}
-        for item in self.attributed:
-            if item.measures and item.name is not None:
-                of_container.setdefault(item.name, []).append(item)
-        left = self._left_by_container()
+        of_container: dict[ContainerName, tuple[Attributed, ...]] = dict.fromkeys(idle, ())
+        of_container.update(self.on_leaf.by_container)
         measured = {}
         for name, items in of_container.items():
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
-            measured[name] = self._measured(items, left.get((name, uid), ()))
+            measured[name] = self._measured(items, self.left.get((name, uid), ()))
         return measured
 
-    def _measured(self, items: list[Attributed], left: Iterable[ProcessSample]) -> Measured:
+    def _measured(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample]) -> Measured:
         memories = [item.process.used_memory_bytes for item in items]
         known = [memory for memory in memories if memory is not None]
         return Measured(
@@ -78,55 +80,60 @@ class LeafUse:
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
         )
 
-    def _times(self, items: list[Attributed], left: Iterable[ProcessSample]) -> _Times | None:
-        if self.samples is None:
+    def _times(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample]) -> _Times | None:
+        if not self.times_told:
             return None
-        found = [self.sample(item) for item in items]
-        told = [sample for sample in found if sample is not None]
-        if len(told) < len(found):
-            return None
-        told.extend(left)
-        return _Times(
-            _ratio(sum((sample.sm_ratio for sample in told), 0.0)),
-            _ratio(sum((sample.memory_controller_ratio for sample in told), 0.0)),
-            _ratio(sum((sample.encoder_ratio for sample in told), 0.0)),
-            _ratio(sum((sample.decoder_ratio for sample in told), 0.0)),
-        )
+        sm = memory_controller = encoder = decoder = 0.0
+        for sample in (*[self.times[item.process.pid] for item in items], *left):
+            if sample is None:
+                return None
+            sm += sample.sm_ratio
+            memory_controller += sample.memory_controller_ratio
+            encoder += sample.encoder_ratio
+            decoder += sample.decoder_ratio
+        return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder))
 
-    def sample(self, item: Attributed) -> ProcessSample | None:
-        """A process's time in this interval: 0 where the driver saw none of it; `None` where it cannot tell."""
-        if self.samples is None:
-            return None
-        before = self.before.get((self.uuid, item.process.pid))
-        if before is not None and before.start != item.start:
-            return None  # the row may be of the process that had this PID before
-        sample = self.samples.get(item.process.pid)
+
+def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, before: Mapping[int, LastProcess]) -> LeafUse:
+    """Lay samples beside processes; `samples` is `None` where the GPU tells no process's time.
+
+    A process has 0 where the driver saw none of its time, and nothing where it cannot tell. `before` are the processes
+    of the last snapshot.
+    """
+    if samples is None:
+        return LeafUse(on_leaf, dict.fromkeys((item.process.pid for item in on_leaf.attributed), None), {}, False)
+    by_pid = {sample.pid: sample for sample in samples}
+    times: dict[int, ProcessSample | None] = {}
+    for item in on_leaf.attributed:
+        process = item.process
+        sample = by_pid.get(process.pid)
         # The driver credits MPS clients' time to their server: no row is no zero.
-        if sample is None and "M" not in item.process.types:
-            return ProcessSample(item.process.pid, 0.0, 0.0, 0.0, 0.0)
-        return sample
-
-    def _left_by_container(self) -> dict[tuple[ContainerName, PodUid | None], list[ProcessSample]]:
-        """Time of processes that have left since the last snapshot, by the container and pod that they were in."""
-        running = {item.process.pid for item in self.attributed}
-        left: dict[tuple[ContainerName, PodUid | None], list[ProcessSample]] = {}
-        for pid, sample in (self.samples or {}).items():
-            before = self.before.get((self.uuid, pid))
-            if pid not in running and before is not None and before.container is not None:
-                left.setdefault((before.container, before.pod_uid), []).append(sample)
-        return left
+        times[process.pid] = sample if sample is not None or "M" in process.types else _NO_TIME
+    if on_leaf.last is not before:
+        for item in on_leaf.attributed:
+            known = before.get(item.process.pid)
+            if known is not None and known.start != item.start:
+                times[item.process.pid] = None  # the row may be of the process that had this PID before
+    left: dict[tuple[ContainerName, PodUid | None], list[ProcessSample]] = {}
+    for pid in by_pid.keys() - times.keys():
+        known = before.get(pid)
+        if known is not None and known.container is not None:
+            left.setdefault((known.container, known.pod_uid), []).append(by_pid[pid])
+    return LeafUse(on_leaf, times, left, True)
 
 
 def certainly_idle(
     holders: Iterable[ContainerName], attributed: tuple[Attributed, ...], uid_of: Mapping[PodName, PodUid]
 ) -> Iterator[ContainerName]:
     """Give the holders of a leaf that have no process on it, leaving out those of whom one may be."""
-    doubtful = {
-        item.name.pod_name
-        for item in attributed
-        if item.name is not None and (item.unresolved or (item.measures and not item.name.container))
-    }
-    nameless = {item.pod_uid for item in attributed if item.name is None and item.unresolved}
+    doubtful = set()
+    nameless = set()
+    for item in attributed:
+        if item.name is None:
+            if item.unresolved:
+                nameless.add(item.pod_uid)
+        elif item.unresolved or (item.measures and not item.name.container):
+            doubtful.add(item.name.pod_name)
     for holder in holders:
         pod = holder.pod_name
         uid = uid_of.get(pod)
@@ -150,24 +157,23 @@ class Grounds(NamedTuple):
 
 def owner_uses(
     memory: DeviceMemory | None,
-    attributed: tuple[Attributed, ...] | None,
+    on_leaf: OnLeaf | None,
     siblings: tuple[Attributed, ...],
     grounds: Grounds,
 ) -> tuple[OwnerUse, ...]:
     """Split a leaf among owners; with `unaccounted` the bytes add up to what the leaf uses (L1).
 
-    `attributed` is `None` where the driver lists no processes: then all of it is unaccounted.
+    `on_leaf` is `None` where the driver lists no processes: then all of it is unaccounted.
     """
     standing: frozenset[Owner] = frozenset()
-    if attributed is not None:
+    if on_leaf is not None:
         standing = _ALWAYS if grounds.visible else frozenset({Owner.UNKNOWN})
         standing |= _OF_THE_LIST if grounds.visible and grounds.pods_named else frozenset()
         standing |= _ACCUSED if grounds.visible and grounds.may_accuse else frozenset()
-    items: dict[Owner, list[Attributed]] = {owner: [] for owner in standing}
-    for item in attributed or ():
-        items.setdefault(item.owner, []).append(item)
+    items: dict[Owner, tuple[Attributed, ...]] = dict.fromkeys(standing, ())
+    items.update(on_leaf.by_owner if on_leaf is not None else {})
     if siblings:
-        items[Owner.SIBLING] = list(siblings)
+        items[Owner.SIBLING] = siblings
     uses = [OwnerUse(owner, _told_bytes(of_owner), len(of_owner)) for owner, of_owner in items.items()]
     if memory is not None:
         told = sum(use.memory_bytes or 0 for use in uses)
@@ -175,7 +181,7 @@ def owner_uses(
     return tuple(sorted(uses, key=lambda use: use.owner))
 
 
-def _told_bytes(items: list[Attributed]) -> int | None:
+def _told_bytes(items: tuple[Attributed, ...]) -> int | None:
     told = [item.process.used_memory_bytes for item in items if item.process.used_memory_bytes is not None]
     return sum(told) if told or not items else None
 

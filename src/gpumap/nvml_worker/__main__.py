@@ -3,15 +3,16 @@
 Ends at once when stdin does: whoever started it is gone, or has no more use for it. Imports little, to start fast.
 """
 
+import gc
 import os
 import signal
 import sys
 import threading
-import traceback
 from typing import NoReturn
 
 from gpumap.nvml_worker import wire
 from gpumap.nvml_worker.library import Library
+from gpumap.nvml_worker.output import Output
 from gpumap.nvml_worker.rounds import Rounds
 
 
@@ -21,7 +22,8 @@ def main(arguments: list[str]) -> NoReturn:
     os.environ.pop("NVML_MPS_DEVICE_ENUMERATION", None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends us
     threading.excepthook = _die
-    rounds = Rounds(Library(library), _Output().write, os._exit)
+    gc.freeze()  # a reading leaves no cycles behind, and what was imported stays
+    rounds = Rounds(Library(library), Output(), os._exit)
     threading.Thread(target=rounds.run, name="rounds", daemon=True).start()
     for line in sys.stdin.buffer:
         try:
@@ -43,26 +45,11 @@ def _library_path(arguments: list[str]) -> str | None:
 
 def _die(crash: threading.ExceptHookArgs) -> None:
     """A mistake of ours ends the process, as one of the library's would; the service tells, and starts another."""
+    import traceback  # not before: a worker that lives has no use for it
+
     traceback.print_exception(crash.exc_value)
     sys.stderr.flush()
     os._exit(70)
-
-
-class _Output:
-    """The pipe to the service, whole lines from any thread. What a library prints goes to stderr instead."""
-
-    def __init__(self) -> None:
-        self._pipe = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)
-        self._lock = threading.Lock()
-
-    def write(self, line: bytes) -> None:
-        with self._lock:
-            try:
-                self._pipe.write(line)
-                self._pipe.flush()
-            except OSError:  # nobody reads any more
-                os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,40 @@
-"""The NVIDIA library through pynvml: loads and initialises it, and asks single questions, answered in plain values.
+"""The NVIDIA library: loads and initialises it, and asks single questions, answered in plain values.
 
 Every refusal is a `RefusedError` with NVML's code. What one costs is not decided here, and nothing is remembered but
-what is loaded. The only module that imports pynvml.
+what is loaded.
 """
 
-import importlib
-from ctypes import CDLL
-from types import ModuleType
-from typing import Any, NamedTuple, NewType
+from collections.abc import Callable
+from ctypes import CDLL, byref, c_int, c_uint, c_ulonglong, c_void_p, create_string_buffer
+from typing import NamedTuple, NewType
 
-from gpumap.model import DeviceMemory
 from gpumap.nvml_worker.codes import FUNCTION_NOT_FOUND, LIBRARY_NOT_FOUND, NOT_FOUND, UNKNOWN, word
+from gpumap.nvml_worker.structs import (
+    MEMORY_V2,
+    PROTOTYPES,
+    TEMPERATURE_V1,
+    TEXT_BYTES,
+    VALUE_FIELDS,
+    DeviceAttributes,
+    FieldValue,
+    Memory,
+    MemoryV2,
+    PciInfo,
+    Temperature,
+    Utilization,
+)
+from gpumap.readings import DeviceMemory
 
-Handle = NewType("Handle", object)
+Handle = NewType("Handle", int)
+"""nvmlDevice_t, a pointer."""
 SONAME = "libnvidia-ml.so.1"
 
-# Of nvidia-ml-py >= 12.570. The PyPI projects `pynvml` <= 11 and `nvidia-ml-py3` install another module of this name.
-_NEEDED = ("nvmlLib", "NVMLLibraryMismatchError", "nvmlMemory_v2", "nvmlDeviceGetTemperatureV", "nvmlInitWithFlags")
 _NO_GPUS = 1  # nvml.h, NVML_INIT_FLAG_NO_GPUS: "Don't fail nvmlInit() when no GPUs are found"
 _MEMORY_TEMPERATURE = 82  # nvml.h, NVML_FI_DEV_MEMORY_TEMP
-_VALUE_FIELDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
 
 
 class RefusedError(Exception):
-    """NVML answered a call with a code other than success. (pynvml's NVMLError cannot be hashed.)"""
+    """NVML answered a call with a code other than success."""
 
     def __init__(self, call: str, code: int) -> None:
         super().__init__(f"{call} said {code} ({word(code)})")
@@ -53,19 +64,17 @@ class Library:
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path or SONAME
-        self._pynvml: Any = None
+        self._functions: dict[str, Callable[..., int]] = {}
         self.loaded: CDLL | None = None
 
     def open(self) -> None:
         """Load what is not loaded yet, and initialise NVML. Raises `LibraryError`."""
-        if self._pynvml is None:
-            self._pynvml = _pynvml()
         if self.loaded is None:
             try:
                 self.loaded = CDLL(self._path)
             except OSError as error:  # absent, not an ELF file, or made for another libc: the loader says which
                 raise LibraryError(LIBRARY_NOT_FOUND, word(LIBRARY_NOT_FOUND), str(error)) from error
-            self._pynvml.nvmlLib = self.loaded
+            self._functions = dict(_found(self.loaded))
         try:
             self._initialise()
         except RefusedError as refused:
@@ -73,137 +82,180 @@ class Library:
 
     def close(self) -> None:
         try:
-            self._said("nvmlShutdown")
+            self._ask("nvmlShutdown")
         except RefusedError:
             pass  # it had lost its driver: that is why it is closed
 
     def _initialise(self) -> None:
         try:
-            self._said("nvmlInitWithFlags", 0)
+            self._ask("nvmlInitWithFlags", 0)
         except RefusedError as refused:
             if refused.code != NOT_FOUND:
                 raise
-            self._said("nvmlInitWithFlags", _NO_GPUS)
+            self._ask("nvmlInitWithFlags", _NO_GPUS)
 
     # --- the driver ---
 
     def driver_version(self) -> str:
-        return str(self._said("nvmlSystemGetDriverVersion"))
+        return self._text("nvmlSystemGetDriverVersion")
 
     def nvml_version(self) -> str:
-        return str(self._said("nvmlSystemGetNVMLVersion"))
+        return self._text("nvmlSystemGetNVMLVersion")
 
     def cuda_version(self) -> str:
-        version = int(self._said("nvmlSystemGetCudaDriverVersion_v2"))  # 12040 is 12.4
-        return f"{version // 1000}.{version % 1000 // 10}"
+        version = c_int()
+        self._ask("nvmlSystemGetCudaDriverVersion_v2", byref(version))  # 12040 is 12.4
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
     def count(self) -> int:
-        return int(self._said("nvmlDeviceGetCount"))
+        count = c_uint()
+        self._ask("nvmlDeviceGetCount_v2", byref(count))
+        return count.value
 
     # --- what a device is ---
 
     def handle(self, index: int) -> Handle:
-        return Handle(self._said("nvmlDeviceGetHandleByIndex", index))
+        handle = c_void_p()
+        self._ask("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
+        return Handle(handle.value or 0)
 
     def uuid(self, device: Handle) -> str:
-        return str(self._said("nvmlDeviceGetUUID", device))
+        return self._text("nvmlDeviceGetUUID", device)
 
     def minor(self, device: Handle) -> int:
-        return int(self._said("nvmlDeviceGetMinorNumber", device))
+        return self._number("nvmlDeviceGetMinorNumber", device)
 
     def pci_bus_id(self, device: Handle) -> str:
-        return str(self._said("nvmlDeviceGetPciInfo", device).busId)
+        info = PciInfo()
+        self._ask("nvmlDeviceGetPciInfo_v3", device, byref(info))
+        return _decoded("nvmlDeviceGetPciInfo_v3", info.busId)
 
     def model(self, device: Handle) -> str:
-        return str(self._said("nvmlDeviceGetName", device))
+        return self._text("nvmlDeviceGetName", device)
 
     def mig_enabled(self, device: Handle) -> bool:
         """Whether it is partitioned now, whatever is pending."""
-        return int(self._said("nvmlDeviceGetMigMode", device)[0]) == 1
+        current, pending = c_uint(), c_uint()
+        self._ask("nvmlDeviceGetMigMode", device, byref(current), byref(pending))
+        return current.value == 1
 
     def max_mig_devices(self, device: Handle) -> int:
-        return int(self._said("nvmlDeviceGetMaxMigDeviceCount", device))
+        return self._number("nvmlDeviceGetMaxMigDeviceCount", device)
 
     def mig_handle(self, device: Handle, slot: int) -> Handle:
-        return Handle(self._said("nvmlDeviceGetMigDeviceHandleByIndex", device, slot))
+        handle = c_void_p()
+        self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot, byref(handle))
+        return Handle(handle.value or 0)
 
     def gpu_instance_id(self, instance: Handle) -> int:
-        return int(self._said("nvmlDeviceGetGpuInstanceId", instance))
+        return self._number("nvmlDeviceGetGpuInstanceId", instance)
 
     def compute_instance_id(self, instance: Handle) -> int:
-        return int(self._said("nvmlDeviceGetComputeInstanceId", instance))
+        return self._number("nvmlDeviceGetComputeInstanceId", instance)
 
     def attributes(self, instance: Handle) -> Attributes:
-        said = self._said("nvmlDeviceGetAttributes", instance)
+        said = DeviceAttributes()
+        self._ask("nvmlDeviceGetAttributes_v2", instance, byref(said))
         return Attributes(said.gpuInstanceSliceCount, said.computeInstanceSliceCount, said.memorySizeMB)
 
     # --- what a device measures ---
 
     def memory(self, device: Handle) -> DeviceMemory:
-        said = self._said("nvmlDeviceGetMemoryInfo", device, self._pynvml.nvmlMemory_v2)
+        said = MemoryV2(MEMORY_V2)
+        self._ask("nvmlDeviceGetMemoryInfo_v2", device, byref(said))
         return DeviceMemory(said.total, said.used, said.free, said.reserved)
 
     def memory_v1(self, device: Handle) -> DeviceMemory:
         """Of drivers before 510: `used` includes what the driver reserves."""
-        said = self._said("nvmlDeviceGetMemoryInfo", device)
+        said = Memory()
+        self._ask("nvmlDeviceGetMemoryInfo", device, byref(said))
         return DeviceMemory(said.total, said.used, said.free)
 
     def utilization_ratios(self, device: Handle) -> tuple[float, float]:
-        said = self._said("nvmlDeviceGetUtilizationRates", device)
+        said = Utilization()
+        self._ask("nvmlDeviceGetUtilizationRates", device, byref(said))
         return said.gpu / 100, said.memory / 100
 
     def encoder_ratio(self, device: Handle) -> float:
-        return int(self._said("nvmlDeviceGetEncoderUtilization", device)[0]) / 100
+        percent, period = c_uint(), c_uint()
+        self._ask("nvmlDeviceGetEncoderUtilization", device, byref(percent), byref(period))
+        return percent.value / 100
 
     def decoder_ratio(self, device: Handle) -> float:
-        return int(self._said("nvmlDeviceGetDecoderUtilization", device)[0]) / 100
+        percent, period = c_uint(), c_uint()
+        self._ask("nvmlDeviceGetDecoderUtilization", device, byref(percent), byref(period))
+        return percent.value / 100
 
     def temperature(self, device: Handle) -> float:
-        return float(self._said("nvmlDeviceGetTemperatureV", device, 0))
+        said = Temperature(TEMPERATURE_V1)
+        self._ask("nvmlDeviceGetTemperatureV", device, byref(said))
+        return float(said.temperature)
 
     def temperature_v1(self, device: Handle) -> float:
         """The deprecated call: before driver 565 the only one, from CUDA 14 on gone."""
-        return float(self._said("nvmlDeviceGetTemperature", device, 0))
+        celsius = c_uint()
+        self._ask("nvmlDeviceGetTemperature", device, 0, byref(celsius))
+        return float(celsius.value)
 
     def memory_temperature(self, device: Handle) -> float:
         return self._field(device, _MEMORY_TEMPERATURE)
 
     def power_watts(self, device: Handle) -> float:
-        return int(self._said("nvmlDeviceGetPowerUsage", device)) / 1000
+        return self._number("nvmlDeviceGetPowerUsage", device) / 1000
 
     def power_limit_watts(self, device: Handle) -> float:
-        return int(self._said("nvmlDeviceGetEnforcedPowerLimit", device)) / 1000
+        return self._number("nvmlDeviceGetEnforcedPowerLimit", device) / 1000
 
     def energy_joules(self, device: Handle) -> float:
-        return int(self._said("nvmlDeviceGetTotalEnergyConsumption", device)) / 1000
+        millijoules = c_ulonglong()
+        self._ask("nvmlDeviceGetTotalEnergyConsumption", device, byref(millijoules))
+        return millijoules.value / 1000
 
     def _field(self, device: Handle, field: int) -> float:
         # The call succeeds although a value failed: each has its own code (nvml.h, nvmlFieldValue_t).
-        value = self._said("nvmlDeviceGetFieldValues", device, [field])[0]
+        value = FieldValue(field)
+        self._ask("nvmlDeviceGetFieldValues", device, 1, byref(value))
         if value.nvmlReturn != 0:
             # Drivers that do not know a field say "invalid argument": for us, not supported.
             raise RefusedError(f"nvmlDeviceGetFieldValues({field})", 3 if value.nvmlReturn == 2 else value.nvmlReturn)
-        return float(getattr(value.value, _VALUE_FIELDS[value.valueType]))
+        if value.valueType >= len(VALUE_FIELDS):
+            raise RefusedError(f"nvmlDeviceGetFieldValues({field})", UNKNOWN)  # a type that nvml.h has not had yet
+        return float(getattr(value.value, VALUE_FIELDS[value.valueType]))
 
-    def _said(self, call: str, *arguments: object) -> Any:
+    # --- asking ---
+
+    def _ask(self, call: str, *arguments: object) -> None:
+        function = self._functions.get(call)
+        code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
+        if code:
+            raise RefusedError(call, code)
+
+    def _number(self, call: str, device: Handle) -> int:
+        number = c_uint()
+        self._ask(call, device, byref(number))
+        return number.value
+
+    def _text(self, call: str, *device: Handle) -> str:
+        text = create_string_buffer(TEXT_BYTES)
+        self._ask(call, *device, text, TEXT_BYTES)
+        return _decoded(call, text.value)
+
+
+def _found(library: CDLL) -> list[tuple[str, Callable[..., int]]]:
+    """What the library exports of what gpumap calls: an older one lacks some of it."""
+    found: list[tuple[str, Callable[..., int]]] = []
+    for name, arguments in PROTOTYPES.items():
         try:
-            return getattr(self._pynvml, call)(*arguments)
-        except self._pynvml.NVMLError as error:
-            code = int(error.value)
-        except self._pynvml.NVMLLibraryMismatchError:  # no NVMLError: pynvml.throwOnVersionMismatch
-            code = FUNCTION_NOT_FOUND
-        except UnicodeDecodeError:
-            code = UNKNOWN
-        raise RefusedError(call, code)
+            function = library[name]
+        except AttributeError:
+            continue
+        function.argtypes = arguments
+        found.append((name, function))
+    return found
 
 
-def _pynvml() -> ModuleType:
+def _decoded(call: str, text: bytes) -> str:
     try:
-        module = importlib.import_module("pynvml")
-    except ImportError as error:
-        raise LibraryError(0, "pynvml_missing", f"nvidia-ml-py is not installed: {error}") from error
-    if not all(hasattr(module, name) for name in _NEEDED):
-        where = getattr(module, "__file__", None)
-        detail = f"{where} is not nvidia-ml-py's: remove the packages pynvml and nvidia-ml-py3, or a file of that name"
-        raise LibraryError(0, "wrong_pynvml", detail)
-    return module
+        return text.decode()
+    except UnicodeDecodeError:
+        raise RefusedError(call, UNKNOWN) from None

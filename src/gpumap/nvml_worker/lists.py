@@ -1,10 +1,10 @@
-"""NVML's two lists of processes, asked in one call each into arrays that are kept, and read in bulk.
+"""NVML's two lists of processes, asked in one call each into an array that is kept.
 
 pynvml's own wrappers ask twice, race between the two calls, and take an idle GPU for an error (facts: nvml.md §3).
 One `Lists` belongs to one thread. Raises `RefusedError`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ctypes import CDLL, byref, c_ubyte, c_uint, c_ulonglong, c_void_p
 from struct import Struct
 from typing import NamedTuple
@@ -33,15 +33,19 @@ class ProcessRow(NamedTuple):
     compute_instance_id: int | None
 
 
-class SampleRow(NamedTuple):
-    """A process's time on the engines, in percent. The time is the driver's, in microseconds since 1970."""
+class RawList(NamedTuple):
+    """A process list as NVML wrote it. Equal ones say the same, so that rows need not be made to know it."""
 
-    pid: int
-    timestamp_us: int
-    sm: int
-    memory_controller: int
-    encoder: int
-    decoder: int
+    data: bytes
+    row: Struct
+
+    def rows(self) -> list[ProcessRow]:
+        return [_process_row(*fields[:4]) for fields in self.row.iter_unpack(self.data)]
+
+
+SampleRow = tuple[int, ...]
+"""A process's time on the engines: PID, the driver's time in microseconds since 1970, and in percent SM, memory
+controller, encoder, decoder."""
 
 
 class Lists:
@@ -52,13 +56,13 @@ class Lists:
         self._count = c_uint()
         self._make_room(SLOTS)
 
-    def compute(self, device: Handle) -> list[ProcessRow]:
+    def compute(self, device: Handle) -> RawList:
         return self._processes("nvmlDeviceGetComputeRunningProcesses", device)
 
-    def graphics(self, device: Handle) -> list[ProcessRow]:
+    def graphics(self, device: Handle) -> RawList:
         return self._processes("nvmlDeviceGetGraphicsRunningProcesses", device)
 
-    def mps(self, device: Handle) -> list[ProcessRow]:
+    def mps(self, device: Handle) -> RawList:
         return self._processes("nvmlDeviceGetMPSComputeRunningProcesses", device)
 
     def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
@@ -71,19 +75,18 @@ class Lists:
             self._sample_function = function
         ask = self._sample_function
         try:
-            rows = self._rows(name, lambda: ask(device, self._array, byref(self._count), since_us), SAMPLE)
+            data = self._data(name, lambda: ask(device, self._array, byref(self._count), since_us), SAMPLE)
         except RefusedError as refused:
             if refused.code == NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
                 return []
             raise
-        return [SampleRow(*row) for row in rows]
+        return list(SAMPLE.iter_unpack(data))
 
-    def _processes(self, base: str, device: Handle) -> list[ProcessRow]:
+    def _processes(self, base: str, device: Handle) -> RawList:
         if base not in self._functions:
             self._functions[base] = self._newest(base)
         name, function, row = self._functions[base]
-        rows = self._rows(name, lambda: function(device, byref(self._count), self._array), row)
-        return [_process_row(*fields[:4]) for fields in rows]
+        return RawList(self._data(name, lambda: function(device, byref(self._count), self._array), row), row)
 
     def _newest(self, base: str) -> tuple[str, Callable[..., int], Struct]:
         for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2), ("", ROW_V1)):
@@ -105,18 +108,18 @@ class Lists:
 
     def _symbol(self, name: str, arguments: tuple[type, ...]) -> Callable[..., int] | None:
         try:
-            function = self._library[name]  # by item: an object of our own, whose argtypes pynvml does not see
+            function = self._library[name]
         except AttributeError:
             return None
         function.argtypes = list(arguments)
         return function
 
-    def _rows(self, name: str, ask: Callable[[], int], row: Struct) -> Iterator[tuple[int, ...]]:
+    def _data(self, name: str, ask: Callable[[], int], row: Struct) -> bytes:
         for _ in range(TRIES):
             self._count.value = self._slots
             code = ask()
             if code == 0:
-                return row.iter_unpack(self._view[: min(self._count.value, self._slots) * row.size])
+                return bytes(self._view[: min(self._count.value, self._slots) * row.size])
             if code != INSUFFICIENT_SIZE:
                 raise RefusedError(name, code)
             self._make_room(max(self._count.value, self._slots) * 2)

@@ -4,11 +4,11 @@ import math
 import re
 from typing import NamedTuple
 
-from gpumap.model import DeviceMemory, GpuProcess, MigInstance, Uuid
 from gpumap.nvml_worker.asking import Asking
 from gpumap.nvml_worker.library import Attributes, Handle, Library
 from gpumap.nvml_worker.lists import Lists
 from gpumap.nvml_worker.processes import Row, merge, read_rows
+from gpumap.readings import DeviceMemory, GpuProcess, MigInstance, Uuid
 
 GIB = 1 << 30
 _PROFILE = re.compile(r"\bMIG (\S+)$")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"

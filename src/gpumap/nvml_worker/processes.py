@@ -2,13 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpumap.model import GpuProcess, ProcessSample
 from gpumap.nvml_worker.asking import Asking
 from gpumap.nvml_worker.library import Handle
-from gpumap.nvml_worker.lists import Lists, ProcessRow, SampleRow
+from gpumap.nvml_worker.lists import Lists, ProcessRow, RawList
+from gpumap.readings import GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
 
@@ -20,15 +20,42 @@ class Row(NamedTuple):
     process: ProcessRow
 
 
-def read_rows(asking: Asking, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
+def read_lists(
+    asking: Asking, lists: Lists, device: Handle, on: str = "gpu"
+) -> tuple[tuple[str, RawList | None], ...] | None:
     """The three lists of a device. `None` where the compute list is refused; the others cost only themselves."""
     compute = asking.ask(lists.compute, device, on=on)
     if compute is None:
         return None
-    graphics = asking.ask(lists.graphics, device, on=on) or []
-    mps = asking.ask(lists.mps, device, on=on) or []
-    by_kind = (("M", mps), ("C", compute), ("G", graphics))
-    return [Row(kind, process) for kind, processes in by_kind for process in processes]
+    graphics = asking.ask(lists.graphics, device, on=on)
+    mps = asking.ask(lists.mps, device, on=on)
+    return ("M", mps), ("C", compute), ("G", graphics)
+
+
+def read_rows(asking: Asking, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
+    """Their rows."""
+    found = read_lists(asking, lists, device, on)
+    return None if found is None else _rows(found)
+
+
+def _rows(found: Iterable[tuple[str, RawList | None]]) -> list[Row]:
+    return [Row(kind, process) for kind, listed in found if listed is not None for process in listed.rows()]
+
+
+class ProcessesOfGpu:
+    """The processes of a GPU that is not partitioned: the very same tuple while its lists stay the same."""
+
+    def __init__(self) -> None:
+        self._lists: tuple[tuple[str, RawList | None], ...] = ()
+        self._merged: tuple[GpuProcess, ...] = ()
+
+    def read(self, asking: Asking, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
+        found = read_lists(asking, lists, device)
+        if found is None:
+            return None
+        if found != self._lists:
+            self._lists, self._merged = found, merge(_rows(found))
+        return self._merged
 
 
 def merge(rows: Iterable[Row]) -> tuple[GpuProcess, ...]:
@@ -63,8 +90,16 @@ class Sampler:
             return None
         if rows:
             self._heard = time.monotonic()
-            self._last_seen_us = max(row.timestamp_us for row in rows)
-        return tuple(_mean(pid, mine) for pid, mine in _by_pid(rows).items())
+            self._last_seen_us = max([row[1] for row in rows])
+        sums: dict[int, list[int]] = {}
+        for pid, _, sm, controller, encoder, decoder in rows:
+            of_pid = sums.setdefault(pid, [0, 0, 0, 0, 0])
+            of_pid[0] += 1
+            of_pid[1] += sm
+            of_pid[2] += controller
+            of_pid[3] += encoder
+            of_pid[4] += decoder
+        return tuple([_mean(pid, *found) for pid, found in sorted(sums.items())])
 
     def _since(self, interval_seconds: float, busy: bool) -> int:
         now = time.time_ns() // 1000
@@ -77,21 +112,13 @@ class Sampler:
         return self._last_seen_us
 
 
-def _by_pid(rows: Iterable[SampleRow]) -> dict[int, list[SampleRow]]:
-    by_pid: dict[int, list[SampleRow]] = defaultdict(list)
-    for row in sorted(rows):
-        by_pid[row.pid].append(row)
-    return by_pid
-
-
-def _mean(pid: int, rows: Sequence[SampleRow]) -> ProcessSample:
-    def ratio(percents: Iterable[int]) -> float:
-        return min(sum(percents) / len(rows) / 100, 1.0)
-
+def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: int) -> ProcessSample:
+    """Percents, summed up over so many rows, as ratios of at most 1."""
+    whole = 100 * rows
     return ProcessSample(
         pid,
-        sm_ratio=ratio(row.sm for row in rows),
-        memory_controller_ratio=ratio(row.memory_controller for row in rows),
-        encoder_ratio=ratio(row.encoder for row in rows),
-        decoder_ratio=ratio(row.decoder for row in rows),
+        sm / whole if sm < whole else 1.0,
+        controller / whole if controller < whole else 1.0,
+        encoder / whole if encoder < whole else 1.0,
+        decoder / whole if decoder < whole else 1.0,
     )

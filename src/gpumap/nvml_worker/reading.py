@@ -3,16 +3,15 @@
 One `GpuReader` belongs to one thread, which may hang in a call of it for ever.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.model import DeviceMemory, GpuReading, Uuid
 from gpumap.nvml_worker.asking import Asking
 from gpumap.nvml_worker.codes import fault
 from gpumap.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.nvml_worker.lists import Lists
 from gpumap.nvml_worker.mig import MigDevices
-from gpumap.nvml_worker.processes import Sampler, merge, read_rows
+from gpumap.nvml_worker.processes import ProcessesOfGpu, Sampler
+from gpumap.readings import DeviceMemory, GpuReading, Uuid
 
 
 class Epoch(NamedTuple):
@@ -29,15 +28,15 @@ class Identity(NamedTuple):
     model: str
 
 
-@dataclass(slots=True)
 class _Device:
     """What one handle is good for; dropped with it."""
 
-    handle: Handle
-    uuid: str
-    lists: Lists
-    mig_devices: MigDevices
-    identity: Identity | None = None
+    def __init__(self, handle: Handle, uuid: str, lists: Lists, mig_devices: MigDevices) -> None:
+        self.handle = handle
+        self.uuid = uuid
+        self.lists = lists
+        self.mig_devices = mig_devices
+        self.identity: Identity | None = None
 
 
 class GpuReader:
@@ -48,6 +47,7 @@ class GpuReader:
         self._library = library
         self._index = index
         self._asking = Asking()
+        self._processes = ProcessesOfGpu()
         self._sampler = Sampler()
         self._epoch = Epoch(0, 0)
         self._device: _Device | None = None
@@ -145,14 +145,14 @@ class GpuReader:
         self, device: _Device, identity: Identity, memory: DeviceMemory | None, interval_seconds: float
     ) -> GpuReading:
         ask, library, handle = self._asking.ask, self._library, device.handle
-        rows = read_rows(self._asking, device.lists, handle)
+        processes = self._processes.read(self._asking, device.lists, handle)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
         samples = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
         return GpuReading(
             self._index,
             **identity._asdict(),
             memory=memory,
-            processes=None if rows is None else merge(rows),
+            processes=processes,
             samples=samples,
             utilization_ratio=busy,
             memory_controller_ratio=controller_busy,

@@ -1,58 +1,86 @@
-"""Answers requests: initialises NVML, counts the GPUs, and lets each GPU's thread read it.
+"""Answers requests: initialises NVML, counts the GPUs, and has each of them read.
 
-A call that hangs costs the thread that it hangs in: a GPU whose thread has not come back is not asked again.
+One thread reads GPU after GPU as long as the driver answers at once: threads side by side would cost more in waiting
+for each other than all the calls. Where no GPU is done for a moment, another thread goes on with the rest, so that a
+call that hangs costs its GPU alone. A GPU that has not come back from an earlier read is not asked again.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
 from gpumap.nvml_worker import wire
 from gpumap.nvml_worker.codes import DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND, LOST_TOUCH, UNINITIALIZED, word
 from gpumap.nvml_worker.library import Library, LibraryError, RefusedError
+from gpumap.nvml_worker.output import Output
 from gpumap.nvml_worker.reading import Epoch, GpuReader
-
-Write = Callable[[bytes], None]
 
 NEEDS_NEW_PROCESS = frozenset({DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND})
 """The library is not the driver's, and a process that has one of this name mapped never gets another."""
-LOOK_SECONDS = 0.02
+PATIENCE_SECONDS = 0.01
+"""No GPU being done for so long, one more thread is put to work."""
 
 
-class GpuThread:
-    """One GPU's thread. `busy` from `start` on until the reading is done, and for ever if a call hangs."""
+class _Gpu:
+    """`busy` from the beginning of a sweep on until it is read, and for ever if a call on it hangs."""
 
-    def __init__(self, library: Library, index: int, write: Write) -> None:
+    def __init__(self, library: Library, index: int) -> None:
         self.index = index
         self.busy = False
         self.reader = GpuReader(library, index)
-        self._write = write
-        self._begin: SimpleQueue[tuple[wire.Request, Epoch, SimpleQueue[int]]] = SimpleQueue()
-        threading.Thread(target=self._run, name=f"gpu-{index}", daemon=True).start()
+        self.encode = wire.GpuEncoder()
 
-    def start(self, request: wire.Request, epoch: Epoch, done: "SimpleQueue[int]") -> None:
-        """Read once; the index is put into `done` when the answer has been written."""
-        self.busy = True
-        self._begin.put((request, epoch, done))
+
+class _Sweep:
+    """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin."""
+
+    def __init__(self, request: wire.Request, epoch: Epoch, gpus: Iterable[_Gpu]) -> None:
+        self.request = request
+        self.epoch = epoch
+        self.to_do = deque(gpus)
+        self.engaged = 0
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        for gpu in self.to_do:
+            gpu.busy = True
+
+
+class _Sweeper:
+    """A thread that reads GPUs of one sweep at a time. It may hang in one of them for ever."""
+
+    def __init__(self, output: Output, idle: "SimpleQueue[_Sweeper]") -> None:
+        self.begin: SimpleQueue[_Sweep] = SimpleQueue()
+        self._output = output
+        self._idle = idle
+        threading.Thread(target=self._run, name="sweeper", daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            request, epoch, done = self._begin.get()
-            reading = self.reader.read(epoch, request.interval_seconds)
-            self.busy = False  # before the answer: who reads it may count on this thread
-            self._write(wire.encode_gpu(request.read, reading))
-            done.put(self.index)
+            sweep = self.begin.get()
+            while True:
+                try:
+                    gpu = sweep.to_do.popleft()
+                except IndexError:
+                    break
+                reading = gpu.reader.read(sweep.epoch, sweep.request.interval_seconds)
+                line = gpu.encode(sweep.request.read, reading)
+                gpu.busy = False  # before the answer: who reads it may count on this GPU
+                self._output.add(line)
+            self._output.flush()
+            self._idle.put(self)
+            sweep.ended.put(None)
 
 
 class Rounds:
     """Answers one request after the other; of several that wait, the newest."""
 
-    def __init__(self, library: Library, write: Write, exit_process: Callable[[int], None]) -> None:
+    def __init__(self, library: Library, output: Output, exit_process: Callable[[int], None]) -> None:
         self._library = library
-        self._write = write
+        self._output = output
         self._exit_process = exit_process
         self._requests: SimpleQueue[wire.Request] = SimpleQueue()
-        self._threads: list[GpuThread] = []
+        self._gpus: list[_Gpu] = []
+        self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._open = False
         self._epoch = Epoch(0, 0)
 
@@ -75,6 +103,10 @@ class Rounds:
             self._write(wire.encode_driver(driver))
             self._read_gpus(request, driver)
 
+    def _write(self, line: bytes) -> None:
+        self._output.add(line)
+        self._output.flush()
+
     def _driver(self, request: wire.Request) -> wire.DriverSaid:
         if self._open and self._lost_touch():
             self._close_unless_busy()
@@ -94,18 +126,18 @@ class Rounds:
             cuda_version=self._or_unknown(self._library.cuda_version),
             nvml_version=self._or_unknown(self._library.nvml_version),
             gpus=count,
-            busy=tuple(thread.index for thread in self._threads[:count] if thread.busy),
+            busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
         )
 
     def _lost_touch(self) -> bool:
         """Whether a GPU's reading said that NVML must be initialised anew, or all of them said what may mean it."""
-        codes = [thread.reader.refused_with for thread in self._threads[: self._epoch.gpus] if not thread.busy]
+        codes = [gpu.reader.refused_with for gpu in self._gpus[: self._epoch.gpus] if not gpu.busy]
         hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
         return hopeless or any(code in UNINITIALIZED for code in codes)
 
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang too: then another process is what helps."""
-        if not any(thread.busy for thread in self._threads):
+        if not any(gpu.busy for gpu in self._gpus):
             self._library.close()
             self._open = False
 
@@ -116,28 +148,52 @@ class Rounds:
             return ""
 
     def _read_gpus(self, request: wire.Request, driver: wire.DriverSaid) -> None:
-        while len(self._threads) < driver.gpus:
-            self._threads.append(GpuThread(self._library, len(self._threads), self._write))
+        while len(self._gpus) < driver.gpus:
+            self._gpus.append(_Gpu(self._library, len(self._gpus)))
         left_out = {*driver.busy, *request.skip}
-        asked = [thread for thread in self._threads[: driver.gpus] if thread.index not in left_out]
-        done: SimpleQueue[int] = SimpleQueue()
-        together = [thread for thread in asked if thread.index not in request.last]
-        for thread in together:
-            thread.start(request, self._epoch, done)
-        suspects = sorted((t for t in asked if t.index in request.last), key=lambda t: request.last.index(t.index))
-        self._read_suspects(request, suspects, len(together), done)
+        asked = [gpu for gpu in self._gpus[: driver.gpus] if gpu.index not in left_out]
+        sweep = _Sweep(request, self._epoch, [gpu for gpu in asked if gpu.index not in request.last])
+        self._sweep(sweep)
+        suspects = sorted(
+            (gpu for gpu in asked if gpu.index in request.last), key=lambda g: request.last.index(g.index)
+        )
+        self._read_suspects(sweep, suspects)
 
-    def _read_suspects(
-        self, request: wire.Request, suspects: Sequence[GpuThread], running: int, done: "SimpleQueue[int]"
-    ) -> None:
+    def _sweep(self, sweep: _Sweep) -> None:
+        """Until each GPU is begun, and every line of those that are done is written."""
+        if sweep.to_do:
+            self._engage(sweep)
+        while sweep.engaged:
+            left = len(sweep.to_do)
+            try:
+                sweep.ended.get(timeout=PATIENCE_SECONDS)
+                sweep.engaged -= 1
+            except Empty:
+                rest = len(sweep.to_do)
+                self._output.flush()
+                if not rest:
+                    return  # what a thread is still at is its last, which it writes itself
+                if rest == left:
+                    self._engage(sweep)
+
+    def _engage(self, sweep: _Sweep) -> None:
+        """Put one more thread to work: an idle one, or a new one."""
+        try:
+            sweeper = self._idle.get_nowait()
+        except Empty:
+            sweeper = _Sweeper(self._output, self._idle)
+        sweep.engaged += 1
+        sweeper.begin.put(sweep)
+
+    def _read_suspects(self, before: _Sweep, suspects: Sequence[_Gpu]) -> None:
         """Each when all before it are done; none any more as soon as the next request is there."""
-        for thread in suspects:
-            while running:
+        for gpu in suspects:
+            while before.engaged:
                 try:
-                    done.get(timeout=LOOK_SECONDS)
-                    running -= 1
+                    before.ended.get(timeout=PATIENCE_SECONDS)
+                    before.engaged -= 1
                 except Empty:
                     if not self._requests.empty():
                         return
-            thread.start(request, self._epoch, done)
-            running = 1
+            before = _Sweep(before.request, before.epoch, [gpu])
+            self._sweep(before)

@@ -10,16 +10,15 @@ those still `busy` with an earlier read. GPUs in `last` are read after the other
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.nvml_worker import fields
+from gpumap.nvml_worker.fields import Fields
+from gpumap.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_GPUS = 1024
-
-T = TypeVar("T")
-Row = Sequence[object]
 
 
 class Request(NamedTuple):
@@ -79,31 +78,50 @@ def encode_gpu(read: int, gpu: GpuReading) -> bytes:
     return _line({"read": read, "gpu": gpu_object(gpu)})
 
 
+class GpuEncoder:
+    """`encode_gpu` for the readings of one GPU: the text of its processes is made once a change."""
+
+    def __init__(self) -> None:
+        self._processes: tuple[GpuProcess, ...] = ()
+        self._text = "[]"
+
+    def __call__(self, read: int, gpu: GpuReading) -> bytes:
+        if not gpu.processes:
+            return encode_gpu(read, gpu)
+        if gpu.processes is not self._processes:
+            self._processes = gpu.processes
+            self._text = _JSON.encode([_process_row(process) for process in gpu.processes])
+        rest = _JSON.encode(_gpu_but_processes(gpu))  # an object that is never empty: its index is in it
+        return f'{{"read":{read},"gpu":{rest[:-1]},"processes":{self._text}}}}}\n'.encode()
+
+
 def encode_error(said: ErrorSaid) -> bytes:
     return _line({"read": said.read, "error": {"code": said.code, "reason": said.reason, "detail": said.detail}})
 
 
 def gpu_object(gpu: GpuReading) -> dict[str, object]:
     """A reading as a JSON object. Processes and samples are rows, in the order of their classes' fields."""
-    plain: dict[str, object] = {
-        name: value for name in _GPU_FIELDS if (value := getattr(gpu, name)) != getattr(_BLANK, name)
-    }
+    plain = _gpu_but_processes(gpu)
+    if gpu.processes is not None:
+        plain["processes"] = [_process_row(process) for process in gpu.processes]
+    return plain
+
+
+def _gpu_but_processes(gpu: GpuReading) -> dict[str, object]:
+    plain: dict[str, object] = {name: value for name, blank in _BLANK_VALUES if (value := getattr(gpu, name)) != blank}
     if gpu.memory:
         plain["memory"] = _memory_row(gpu.memory)
     if gpu.instances:
         plain["instances"] = [_instance_object(instance) for instance in gpu.instances]
-    if gpu.processes is not None:
-        plain["processes"] = [_process_row(process) for process in gpu.processes]
     if gpu.samples is not None:
-        plain["samples"] = [
-            (sample.pid, sample.sm_ratio, sample.memory_controller_ratio, sample.encoder_ratio, sample.decoder_ratio)
-            for sample in gpu.samples
-        ]
+        plain["samples"] = gpu.samples  # each a tuple, and so a row
     return plain
 
 
 _BLANK = GpuReading(index=-1)
-_GPU_FIELDS = tuple(GpuReading.__dataclass_fields__)
+_BLANK_VALUES = tuple(
+    (name, getattr(_BLANK, name)) for name in GpuReading._fields if name not in ("processes", "samples")
+)
 
 
 def _instance_object(instance: MigInstance) -> dict[str, object]:
@@ -127,7 +145,10 @@ def _process_row(process: GpuProcess) -> tuple[object, ...]:
 
 
 def _line(value: Mapping[str, object]) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return _JSON.encode(value).encode() + b"\n"
+
+
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 # --- in ---------------------------------------------------------------------------------------------------------------
@@ -135,20 +156,50 @@ def _line(value: Mapping[str, object]) -> bytes:
 
 def decode_request(line: bytes) -> Request:
     """Raises `ValueError` where the line is not a request."""
-    said = _Object(_parsed(line))
+    said = Fields(_parsed(line))
     return Request(said.integer("read"), said.number("interval"), said.integers("last"), said.integers("skip"))
 
 
 def decode(line: bytes) -> Answer:
     """A worker's line. Raises `ValueError` where it is not one of its three."""
-    said = _Object(_parsed(line))
-    read = said.integer("read")
-    if said.has("gpu"):
-        return GpuSaid(read, gpu_from_object(said.value("gpu")))
-    if said.has("driver"):
-        return _driver(read, _Object(said.value("driver")))
-    error = _Object(said.value("error"))
-    return ErrorSaid(read, error.integer("code"), error.text("reason"), error.text("detail"))
+    return Decoder().decode(line)
+
+
+class Decoder:
+    """`decode` for one line after the other: rows that were in a GPU's line before give the very same tuple."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _KnownRows] = {}
+
+    def decode(self, line: bytes) -> Answer:
+        """A worker's line. Raises `ValueError` where it is not one of its three."""
+        said = Fields(_parsed(line))
+        read = said.integer("read")
+        if said.has("gpu"):
+            gpu = Fields(said.value("gpu"))
+            return GpuSaid(read, _gpu(gpu, self._known.setdefault(gpu.integer("index"), _KnownRows())))
+        if said.has("driver"):
+            return _driver(read, Fields(said.value("driver")))
+        error = Fields(said.value("error"))
+        return ErrorSaid(read, error.integer("code"), error.text("reason"), error.text("detail"))
+
+
+class _KnownRows:
+    """The last rows of a GPU's line as JSON gave them, and what they were made into."""
+
+    def __init__(self) -> None:
+        self._processes: tuple[object, tuple[GpuProcess, ...]] = ([], ())
+        self._samples: tuple[object, tuple[ProcessSample, ...]] = ([], ())
+
+    def processes(self, rows: object) -> tuple[GpuProcess, ...]:
+        if rows != self._processes[0]:
+            self._processes = rows, fields.each(_process)(rows)
+        return self._processes[1]
+
+    def samples(self, rows: object) -> tuple[ProcessSample, ...]:
+        if rows != self._samples[0]:
+            self._samples = rows, fields.each(_sample)(rows)
+        return self._samples[1]
 
 
 def _parsed(line: bytes) -> object:
@@ -159,7 +210,7 @@ def _parsed(line: bytes) -> object:
     return value
 
 
-def _driver(read: int, driver: "_Object") -> DriverSaid:
+def _driver(read: int, driver: Fields) -> DriverSaid:
     count = driver.integer("count")
     if not 0 <= count <= MAX_GPUS:
         raise ValueError(f"{count} GPUs")
@@ -175,140 +226,86 @@ def _driver(read: int, driver: "_Object") -> DriverSaid:
 
 def gpu_from_object(value: object) -> GpuReading:
     """The inverse of `gpu_object`. Raises `ValueError`."""
-    gpu = _Object(value)
-    uuid = gpu.optional("uuid", _text)
+    return _gpu(Fields(value), _KnownRows())
+
+
+def _gpu(gpu: Fields, known: _KnownRows) -> GpuReading:
+    uuid = gpu.optional("uuid", fields.text)
     return GpuReading(
         index=gpu.integer("index"),
-        fault=gpu.optional("fault", _text),
-        stuck_seconds=gpu.optional("stuck_seconds", _number) or 0.0,
+        fault=gpu.optional("fault", fields.text),
+        stuck_seconds=gpu.optional("stuck_seconds", fields.number) or 0.0,
         uuid=None if uuid is None else Uuid(uuid),
-        minor=gpu.optional("minor", _integer),
-        pci_bus_id=gpu.optional("pci_bus_id", _text) or "",
-        model=gpu.optional("model", _text) or "",
+        minor=gpu.optional("minor", fields.integer),
+        pci_bus_id=gpu.optional("pci_bus_id", fields.text) or "",
+        model=gpu.optional("model", fields.text) or "",
         memory=gpu.optional("memory", _memory),
-        partitioned=gpu.optional("partitioned", _flag) or False,
-        max_mig_devices=gpu.optional("max_mig_devices", _integer),
-        instances=gpu.optional("instances", _each(_instance)) or (),
-        processes=gpu.optional("processes", _each(_process)),
-        samples=gpu.optional("samples", _each(_sample)),
-        utilization_ratio=gpu.optional("utilization_ratio", _number),
-        memory_controller_ratio=gpu.optional("memory_controller_ratio", _number),
-        encoder_ratio=gpu.optional("encoder_ratio", _number),
-        decoder_ratio=gpu.optional("decoder_ratio", _number),
-        temperatures_celsius=gpu.optional("temperatures_celsius", _each(_temperature)) or (),
-        power_watts=gpu.optional("power_watts", _number),
-        power_limit_watts=gpu.optional("power_limit_watts", _number),
-        energy_joules=gpu.optional("energy_joules", _number),
-        refusals=gpu.optional("refusals", _each(_refusal)) or (),
+        partitioned=gpu.optional("partitioned", fields.flag) or False,
+        max_mig_devices=gpu.optional("max_mig_devices", fields.integer),
+        instances=gpu.optional("instances", fields.each(_instance)) or (),
+        processes=gpu.optional("processes", known.processes),
+        samples=gpu.optional("samples", known.samples),
+        utilization_ratio=gpu.optional("utilization_ratio", fields.number),
+        memory_controller_ratio=gpu.optional("memory_controller_ratio", fields.number),
+        encoder_ratio=gpu.optional("encoder_ratio", fields.number),
+        decoder_ratio=gpu.optional("decoder_ratio", fields.number),
+        temperatures_celsius=gpu.optional("temperatures_celsius", fields.each(_temperature)) or (),
+        power_watts=gpu.optional("power_watts", fields.number),
+        power_limit_watts=gpu.optional("power_limit_watts", fields.number),
+        energy_joules=gpu.optional("energy_joules", fields.number),
+        refusals=gpu.optional("refusals", fields.each(_refusal)) or (),
     )
 
 
-class _Object:
-    """A JSON object's fields by type. A missing or null one is told only by `optional` and `integers`."""
-
-    def __init__(self, value: object) -> None:
-        if not isinstance(value, dict):
-            raise ValueError(f"not an object: {value!r:.80}")
-        self._fields: Mapping[str, object] = value
-
-    def has(self, name: str) -> bool:
-        return name in self._fields
-
-    def value(self, name: str) -> object:
-        if name not in self._fields:
-            raise ValueError(f"no {name}")
-        return self._fields[name]
-
-    def optional(self, name: str, parse: Callable[[object], T]) -> T | None:
-        value = self._fields.get(name)
-        return None if value is None else parse(value)
-
-    def integer(self, name: str) -> int:
-        return _integer(self.value(name))
-
-    def number(self, name: str) -> float:
-        return _number(self.value(name))
-
-    def text(self, name: str) -> str:
-        return _text(self.value(name))
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        return self.optional(name, _each(_integer)) or ()
-
-
-def _integer(value: object) -> int:
-    if type(value) is not int:
-        raise ValueError(f"not an integer: {value!r:.80}")
-    return value
-
-
-def _number(value: object) -> float:
-    if type(value) is not int and type(value) is not float:
-        raise ValueError(f"not a number: {value!r:.80}")
-    if not abs(value) < 1e300:  # json.loads takes Infinity, NaN and integers that no float can hold
-        raise ValueError("not a finite number")
-    return float(value)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"not a text: {value!r:.80}")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"not true or false: {value!r:.80}")
-    return value
-
-
-def _row(value: object, length: int) -> Row:
-    if not isinstance(value, list) or len(value) < length:
-        raise ValueError(f"not a row of {length}: {value!r:.80}")
-    return value
-
-
-def _each(parse: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
-    return lambda value: tuple(parse(one) for one in _row(value, 0))
-
-
-def _optional_integer(value: object) -> int | None:
-    return None if value is None else _integer(value)
-
-
 def _memory(value: object) -> DeviceMemory:
-    total, used, free, reserved = _row(value, 4)[:4]
-    return DeviceMemory(_integer(total), _integer(used), _integer(free), _optional_integer(reserved))
+    total, used, free, reserved = fields.row(value, 4)[:4]
+    return DeviceMemory(
+        fields.integer(total), fields.integer(used), fields.integer(free), fields.optional_integer(reserved)
+    )
 
 
 def _process(value: object) -> GpuProcess:
-    pid, used, types = _row(value, 3)[:3]
-    return GpuProcess(_integer(pid), _optional_integer(used), _text(types))
+    pid, used, types = fields.row(value, 3)[:3]
+    return GpuProcess(fields.integer(pid), fields.optional_integer(used), fields.text(types))
 
 
 def _sample(value: object) -> ProcessSample:
-    pid, *ratios = _row(value, 5)[:5]
-    return ProcessSample(_integer(pid), *(_number(ratio) for ratio in ratios))
+    pid, sm, controller, encoder, decoder = fields.row(value, 5)[:5]
+    # How the worker writes each of a thousand of them; whatever else it may be costs more to find out.
+    if (
+        type(pid) is int
+        and type(sm) is type(controller) is type(encoder) is type(decoder) is float
+        and (0.0 <= sm <= 1.0 and 0.0 <= controller <= 1.0)
+        and (0.0 <= encoder <= 1.0 and 0.0 <= decoder <= 1.0)
+    ):
+        return ProcessSample(pid, sm, controller, encoder, decoder)
+    return ProcessSample(
+        fields.integer(pid),
+        fields.number(sm),
+        fields.number(controller),
+        fields.number(encoder),
+        fields.number(decoder),
+    )
 
 
 def _temperature(value: object) -> tuple[str, float]:
-    sensor, celsius = _row(value, 2)[:2]
-    return _text(sensor), _number(celsius)
+    sensor, celsius = fields.row(value, 2)[:2]
+    return fields.text(sensor), fields.number(celsius)
 
 
 def _refusal(value: object) -> tuple[str, int]:
-    call, code = _row(value, 2)[:2]
-    return _text(call), _integer(code)
+    call, code = fields.row(value, 2)[:2]
+    return fields.text(call), fields.integer(code)
 
 
 def _instance(value: object) -> MigInstance:
-    instance = _Object(value)
+    instance = Fields(value)
     return MigInstance(
         uuid=Uuid(instance.text("uuid")),
         gpu_instance_id=instance.integer("gpu_instance_id"),
         compute_instance_id=instance.integer("compute_instance_id"),
         profile=instance.text("profile"),
-        compute_slices=instance.optional("compute_slices", _integer),
+        compute_slices=instance.optional("compute_slices", fields.integer),
         memory=instance.optional("memory", _memory),
-        processes=instance.optional("processes", _each(_process)),
+        processes=instance.optional("processes", fields.each(_process)),
     )

@@ -49,6 +49,10 @@ _LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 _ALLOCATABLE_V1 = "/v1.PodResourcesLister/GetAllocatableResources"
 _RATE_LIMIT_PAUSE_SECONDS = 0.1
 _RETURN_POLL_SECONDS = 1.0
+_ORDERS_KEPT = 4
+"""In how many orders of its parts a pod is known by its bytes, on average: enough for containers with one device."""
+IDLE_SECONDS = 10.0
+"""Between reads that are further apart, a channel's threads cost more than connecting again."""
 
 _CODE_REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline_exceeded",
@@ -62,17 +66,28 @@ _REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavai
 class KubeletSource:
     """Asks one kubelet. Keeps its channel between calls and makes it anew when the kubelet has made its socket anew."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        heard: Callable[[str, bytes], None] = lambda method, answer: None,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """`heard` is told each answer as it came: a recording keeps it. Reads further apart keep no channel."""
         self._path = socket_path
+        self._heard = heard
+        self._idle_seconds = idle_seconds
         self._channel: grpc.aio.Channel | None = None
         self._socket = ""
         self._list_method = _LIST_V1
         self._tells_allocatable = True
         self._pods_by_bytes: dict[bytes, ListedPod] = {}
+        self._list_bytes = b""
+        self._listed: dict[int, ListedPod] = {}
         self._pods: tuple[ListedPod, ...] = ()
-        self._allocatable_bytes = b""
+        self._allocatable_entries: frozenset[bytes] = frozenset()
         self._allocatable: tuple[ResourceDevices, ...] | None = None
         self._absent = False
+        self._read_at: float | None = None
 
     async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
         """Ask for List and GetAllocatableResources. `pods` is the very same object while its content is unchanged.
@@ -80,7 +95,10 @@ class KubeletSource:
         Raises SourceError: socket_missing, connection_refused, permission_denied, unavailable, rate_limited,
         message_too_large, unimplemented, deadline_exceeded, decode, or another gRPC status in lower case.
         """
-        deadline = time.monotonic() + timeout_seconds
+        started = time.monotonic()
+        deadline = started + timeout_seconds
+        is_rare = self._read_at is not None and started - self._read_at > self._idle_seconds
+        self._read_at = started
         complaints: list[Complaint] = []
         try:
             await self._connect()
@@ -91,9 +109,11 @@ class KubeletSource:
             self._absent = reason in _REASONS_OF_ABSENCE
             if self._absent:
                 await self.close()
-            raise SourceError(reason, _detail(error), tuple(complaints)) from error
+            raise SourceError(reason, self._why(reason, error), tuple(complaints)) from error
         except DecodeError as error:
             raise SourceError("decode", f"{self._path}: {error}", tuple(complaints)) from error
+        if is_rare:
+            await self.close()
         self._absent = False
         return Told(KubeletAnswer(pods, allocatable, self._socket), tuple(complaints))
 
@@ -128,16 +148,29 @@ class KubeletSource:
                 raise
             self._list_method = _LIST_V1ALPHA1  # kubelet < 1.20
             answer = await self._call(self._list_method, v1alpha1_pb2.ListPodResourcesRequest(), deadline, complaints)
+        if answer == self._list_bytes:
+            return self._pods
         chunks = envelope_pb2.ListPodResourcesResponse.FromString(answer).pod_resources
-        known = self._pods_by_bytes
-        # v1alpha1's messages are v1's with fields left out: one decoder reads both.
-        self._pods_by_bytes = {
-            chunk: known.get(chunk) or _pod(v1_pb2.PodResources.FromString(chunk)) for chunk in chunks
-        }
-        pods = tuple(sorted(set(self._pods_by_bytes.values())))
-        if pods != self._pods:
-            self._pods = pods
+        if len(self._pods_by_bytes) > _ORDERS_KEPT * len(chunks):
+            self._pods_by_bytes = {}
+        listed = {id(pod): pod for pod in map(self._pod, chunks)}
+        if listed.keys() != self._listed.keys():
+            self._listed = listed
+            pods = tuple(sorted(set(listed.values())))
+            if pods != self._pods:
+                self._pods = pods
+        self._list_bytes = answer
         return self._pods
+
+    def _pod(self, chunk: bytes) -> ListedPod:
+        """One pod: the very same object for equal content, whose bytes come in a random order of their parts."""
+        pod = self._pods_by_bytes.get(chunk)
+        if pod is None:
+            # v1alpha1's messages are v1's with fields left out: one decoder reads both.
+            decoded = _pod(v1_pb2.PodResources.FromString(chunk))
+            pod = next((known for known in self._listed.values() if known == decoded), decoded)
+            self._pods_by_bytes[chunk] = pod
+        return pod
 
     async def _allocatable_resources(
         self, deadline: float, complaints: list[Complaint]
@@ -153,15 +186,17 @@ class KubeletSource:
             else:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
             return None
-        if answer != self._allocatable_bytes:
-            try:
+        try:
+            # Both answers are a list of messages in field 1, so that one envelope opens either.
+            entries = frozenset(envelope_pb2.ListPodResourcesResponse.FromString(answer).pod_resources)
+            if entries != self._allocatable_entries:
                 devices = _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
-            except DecodeError as error:
-                complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
-                return None
-            self._allocatable_bytes = answer
-            if devices != self._allocatable:
-                self._allocatable = devices
+                self._allocatable_entries = entries
+                if devices != self._allocatable:
+                    self._allocatable = devices
+        except DecodeError as error:
+            complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
+            return None
         return self._allocatable or None
 
     async def _call(self, method: str, request: Message, deadline: float, complaints: list[Complaint]) -> bytes:
@@ -175,7 +210,9 @@ class KubeletSource:
         pause = _RATE_LIMIT_PAUSE_SECONDS
         while True:
             try:
-                return await call(request.SerializeToString(), timeout=max(deadline - time.monotonic(), 0.001))
+                answer = await call(request.SerializeToString(), timeout=max(deadline - time.monotonic(), 0.001))
+                self._heard(method, answer)
+                return answer
             except grpc.aio.AioRpcError as error:
                 left = deadline - time.monotonic()
                 if self._reason(error) != "rate_limited" or left <= pause:
@@ -183,6 +220,11 @@ class KubeletSource:
                 complaints.append(Complaint("rate_limited", _detail(error)))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
+
+    def _why(self, reason: str, error: grpc.aio.AioRpcError) -> str:
+        """A sentence for people, where gRPC's own says the same path three times."""
+        plain = {"socket_missing": "no socket at", "connection_refused": "nobody listens at"}
+        return f"{plain[reason]} {self._path}" if reason in plain else _detail(error)
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
         """Tell errors apart that share a code (texts as grpc-core and the kubelet write them)."""

@@ -1,7 +1,8 @@
 """Asks the NVML worker for one reading of every GPU. Never later than the deadline, whatever the driver does.
 
 A GPU that hangs or crashes the worker costs itself: the others' answers stand. A worker that is dead, talks nonsense
-or has hung for long is replaced. Remembers only what keeps the worker going, nothing of what the GPUs said.
+or has hung for long is replaced. Remembers only what keeps the worker going; of what the GPUs said, that a list of
+processes which has not changed is the very same tuple again.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ DRIVER = -1
 
 def worker_command(library: str | None) -> list[str]:
     """The worker of this package, under this interpreter, that loads `library` (by default the loader's)."""
-    # -P: a file pynvml.py in the working directory is not the one that is meant.
+    # -P: what lies in the working directory is not to be imported.
     command = [sys.executable, "-P", "-m", "gpumap.nvml_worker"]
     return command if library is None else [*command, "--library", library]
 
@@ -72,6 +73,7 @@ class NvmlSource:
         self._reads = 0
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = Suspects()
+        self._decoder = wire.Decoder()
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
         """Raises `SourceError` where no GPU can be told: with the library's word, or what became of the worker."""
@@ -160,7 +162,7 @@ class NvmlSource:
         while not (heard and read.complete):
             try:
                 line = await worker.line()
-                answer = None if line is None else wire.decode(line)
+                answer = None if line is None else self._decoder.decode(line)
             except ValueError as error:
                 self._end_worker()
                 raise SourceError("protocol", f"the worker's line is not an answer: {error}") from error

@@ -18,6 +18,7 @@ class KnownProcesses:
     def __init__(self) -> None:
         self._entries: dict[int, tuple[int, float, ProcEntry]] = {}
         self._poll = select.poll()
+        self._reread_at = float("inf")
 
     def open(self, pid: int) -> int | None:
         """Hold a process, before it is read. `None` where it cannot be held; ProcessLookupError where it has left."""
@@ -31,23 +32,31 @@ class KnownProcesses:
     def keep(self, pidfd: int, entry: ProcEntry, now: float) -> None:
         """Remember what was read of the process that `pidfd` holds."""
         self._entries[entry.pid] = (pidfd, now + REREAD_SECONDS, entry)
+        self._reread_at = min(self._reread_at, now + REREAD_SECONDS)
         self._poll.register(pidfd, select.POLLIN)
 
-    def get(self, pid: int, now: float) -> ProcEntry | None:
-        """Give a process's entry, unless it has to be read again. `drop_ended` comes first."""
-        known = self._entries.get(pid)
-        if known is None:
-            return None
-        if known[1] < now:
-            self._drop(pid)
-            return None
-        return known[2]
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def drop_ended(self, wanted: frozenset[int]) -> None:
-        """Forget processes that have ended, and those that nobody asks for any more."""
+    def get(self, pid: int) -> ProcEntry | None:
+        """Give a process's entry. `drop_ended` comes first."""
+        known = self._entries.get(pid)
+        return known[2] if known is not None else None
+
+    def drop_ended(self, wanted: frozenset[int], now: float) -> bool:
+        """Forget processes that have ended, those that nobody asks for any more, and those that have to be read again.
+
+        Gives whether there were any.
+        """
         ended = {pidfd for pidfd, _ in self._poll.poll(0)} if self._entries else set()
-        for pid in [pid for pid, known in self._entries.items() if known[0] in ended or pid not in wanted]:
+        if not ended and self._entries.keys() <= wanted and now <= self._reread_at:
+            return False
+        entries = self._entries.items()
+        left = [pid for pid, known in entries if known[0] in ended or pid not in wanted or known[1] < now]
+        for pid in left:
             self._drop(pid)
+        self._reread_at = min((known[1] for known in self._entries.values()), default=float("inf"))
+        return bool(left)
 
     def close(self) -> None:
         """Forget all."""

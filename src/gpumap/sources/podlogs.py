@@ -29,7 +29,8 @@ class PodLogsSource:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._containers_of: dict[str, tuple[_Directory, tuple[str, ...]]] = {}
+        self._trees_of: dict[str, tuple[_Directory, LogTree]] = {}
+        self._trees: tuple[LogTree, ...] = ()
         self._link_of: dict[str, ContainerLink] = {}
         self._links: tuple[_Directory, tuple[ContainerLink, ...]] | None = None
         self._logs = PodLogs((), ())
@@ -41,59 +42,70 @@ class PodLogsSource:
         """
         complaints: list[Complaint] = []
         try:
-            logs = PodLogs(self._read_trees(now, complaints), self._read_links(now))
+            trees, links = self._read_trees(now, complaints), self._read_links(now)
         except FileNotFoundError as error:
             raise SourceError("pod_logs_missing", f"no directory {self._root / 'pods'}") from error
         except OSError as error:
             raise SourceError("pod_logs_unreadable", f"{error.filename}: {error.strerror}") from error
-        if logs != self._logs:
-            self._logs = logs
+        if trees is not self._logs.trees or links is not self._logs.links:
+            self._logs = PodLogs(trees, links)
         return Told(self._logs, tuple(complaints))
 
     def _read_trees(self, now: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
+        root = str(self._root / "pods")
+        known, self._trees_of = self._trees_of, {}
         trees: list[LogTree] = []
-        containers_of: dict[str, tuple[_Directory, tuple[str, ...]]] = {}
-        for name in os.listdir(self._root / "pods"):
+        for name in os.listdir(root):
             parts = name.split("_")
             if len(parts) != 3 or not all(parts) or not name.isprintable():
                 continue
-            path = self._root / "pods" / name
-            containers: tuple[str, ...] = ()
+            path = f"{root}/{name}"
+            before = known.get(name)
             try:
                 seen = _directory(path, now)
-                known = self._containers_of.get(name)
-                if known is None or known[0] != seen or not seen.settled:
-                    known = (seen, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry))))
-                containers_of[name] = known
-                containers = known[1]
+                tree = before[1] if before and before[0] == seen and seen.settled else _tree(path, parts)
+                if before and before[1] == tree:
+                    tree = before[1]
+                self._trees_of[name] = seen, tree
             except (FileNotFoundError, NotADirectoryError):
                 continue  # removed between two reads, or no directory
             except OSError as error:
                 # Its name says which pod it is of; only what is in it stays unknown.
                 complaints.append(Complaint("pod_logs_unreadable", f"{path}: {error.strerror}"))
-            trees.append(LogTree(PodUid(parts[2]), parts[0], parts[1], containers))
-        self._containers_of = containers_of
-        return tuple(sorted(trees))
+                tree = LogTree(PodUid(parts[2]), parts[0], parts[1], ())
+            trees.append(tree)
+        if {id(tree) for tree in trees} != {id(tree) for tree in self._trees}:
+            found = tuple(sorted(trees))
+            self._trees = self._trees if found == self._trees else found
+        return self._trees
 
     def _read_links(self, now: float) -> tuple[ContainerLink, ...]:
         folder = self._root / "containers"
+        known = self._links
         try:
-            seen = _directory(folder, now)
-            if self._links is not None and self._links[0] == seen and seen.settled:
-                return self._links[1]
+            seen = _directory(str(folder), now)
+            if known is not None and known[0] == seen and seen.settled:
+                return known[1]
             names = os.listdir(folder)
         except OSError:
             return ()  # an optional source: not mounted, or a runtime that makes no links
-        known = self._link_of
-        found = {name: known.get(name) or _link(folder / name) for name in names}
+        found = {name: self._link_of.get(name) or _link(folder / name) for name in names}
         self._link_of = {name: link for name, link in found.items() if link is not None}
         links = tuple(sorted(self._link_of.values()))
-        self._links = (seen, links)
-        return links
+        self._links = (seen, known[1] if known is not None and links == known[1] else links)
+        return self._links[1]
 
 
-def _directory(path: Path, now: float) -> _Directory:
-    found = path.lstat()
+def _tree(path: str, parts: list[str]) -> LogTree:
+    """Read which containers a pod's directory has."""
+    namespace, pod, uid = parts
+    return LogTree(
+        PodUid(uid), namespace, pod, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry)))
+    )
+
+
+def _directory(path: str, now: float) -> _Directory:
+    found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError
     return _Directory(found.st_mtime_ns, settled=abs(now - found.st_mtime) > SETTLED_SECONDS)

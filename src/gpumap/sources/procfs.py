@@ -30,8 +30,21 @@ class ProcfsSource:
     def __init__(self, root: Path, own: Path = SELF) -> None:
         self._root = root
         self._own = own
+        self._is_real = False
         self._witness: int | None = None
         self._known = KnownProcesses()
+        self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
+        self._held_pids: frozenset[int] = frozenset()
+
+    @property
+    def witness(self) -> int | None:
+        """The process that showed, in the last read, that PIDs of other containers can be seen."""
+        return self._witness
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the tree was seen to be no tree of plain files: then `clock_ticks` looks at no file."""
+        return self._is_real
 
     def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
         """Read the entries of `pids`. A process that started after `not_after` (clock ticks) has a re-used PID.
@@ -43,14 +56,25 @@ class ProcfsSource:
             visible, reason = self._visibility(own)
         except OSError as error:
             raise SourceError("unreadable", f"{error.filename}: {error.strerror}") from error
+        wanted = frozenset(pids) if visible else frozenset()
+        changed = self._known.drop_ended(wanted, time.monotonic())
+        table = self._held
+        if table is not None and not changed and self._held_pids == wanted and _all_before(table, not_after):
+            return Told(replace(table, visibility_reason=reason))
+        told = self._read_all(wanted, own, not_after, visible, reason)
+        is_held = visible and len(self._known) == len(wanted) == len(told.value.entries)
+        self._held, self._held_pids = told.value if is_held else None, wanted
+        return told
+
+    def _read_all(
+        self, wanted: frozenset[int], own: cgroups.OwnCgroup, not_after: int | None, visible: bool, reason: str
+    ) -> Told[ProcTable]:
         entries: list[ProcEntry] = []
         unreadable: list[int] = []
         complaints: list[Complaint] = []
-        wanted = frozenset(pids) if visible else frozenset()
-        self._known.drop_ended(wanted)
         for pid in sorted(wanted):
             try:
-                entry = self._known.get(pid, time.monotonic()) or self._read(pid, own, is_real=not_after is not None)
+                entry = self._known.get(pid) or self._read(pid, own, is_real=not_after is not None)
             except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
                 continue
             except (OSError, ValueError, OverflowError) as error:
@@ -66,8 +90,10 @@ class ProcfsSource:
 
         The clock, not /proc/uptime: lxcfs puts a container's own uptime there.
         """
-        if not os.path.islink(self._root / "self"):
-            return None
+        if not self._is_real:
+            self._is_real = os.path.islink(self._root / "self")
+            if not self._is_real:
+                return None
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
     def close(self) -> None:
@@ -133,6 +159,10 @@ class ProcfsSource:
         if self._witness is not None:
             yield self._witness
         yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
+
+
+def _all_before(table: ProcTable, not_after: int | None) -> bool:
+    return not_after is None or all(entry.start <= not_after for entry in table.entries)
 
 
 def _text(path: str, folder: int | None = None) -> str:

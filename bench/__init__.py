@@ -1,0 +1,1 @@
+"""`make bench`: what gpumap costs, each figure a ratio of one run beside its goal. It asserts nothing."""

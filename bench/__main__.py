@@ -1,0 +1,68 @@
+"""`python -m bench [P1 P6 …] [--long]`: measures, and prints one table. A missed goal is a ✘, never a failure."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from bench import cycles, footprint, parts, scrapes
+from bench.figures import Figure, table
+
+Section = Callable[[frozenset[str]], Iterator[Figure]]
+GROWTH_CYCLES = 400
+LONG_GROWTH_CYCLES = 10_000
+
+
+def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
+    """What is measured together, by the goals that it is for."""
+
+    def memory(wanted: frozenset[str]) -> Iterator[Figure]:
+        yield from footprint.memory(wanted)
+        yield from footprint.growth(growth_cycles)
+
+    return {
+        ("P1", "P3", "P13"): scrapes.static,
+        ("P2",): scrapes.against_nvitop,
+        ("P4",): scrapes.slow_driver,
+        ("P5",): parts.rendering,
+        ("P6",): cycles.cycle,
+        ("P7",): parts.sweep,
+        ("P8",): parts.unchanged_list,
+        ("P9",): cycles.steady,
+        ("P10",): memory,
+        ("P11",): footprint.start,
+        ("P12",): cycles.doubled,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("goals", nargs="*", metavar="GOAL", help="P1, P6, …; without any, all")
+    parser.add_argument("--long", action="store_true", help="10 000 cycles with churn instead of a few hundred")
+    given = parser.parse_args()
+    measured = sections(LONG_GROWTH_CYCLES if given.long else GROWTH_CYCLES)
+    known = {goal for goals in measured for goal in goals}
+    wanted = frozenset(given.goals) or frozenset(known)
+    if not wanted <= known:
+        parser.error(f"{', '.join(sorted(wanted - known))}: not measured here; there are {', '.join(sorted(known))}")
+    figures = []
+    for goals, section in measured.items():
+        if wanted.intersection(goals):
+            for figure in section(wanted):
+                figures.append(figure)
+                print(f"{time.strftime('%H:%M:%S')} {' '.join(figure.row)}", file=sys.stderr, flush=True)
+    figures.sort(key=lambda figure: int(figure.goal[1:]))
+    print(
+        f"\n{datetime.date.today()}, {os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}\n"
+    )
+    print(table(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What the bench says: one row for each goal of each node shape, a ratio of one run beside its goal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NVITOP_MISSING = "nvitop-exporter cannot be had here (`make bench` installs it from PyPI)"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`ratio` is `None` where it cannot be measured; then `absolute` says why. `at_least`: larger is better."""
+
+    goal: str
+    what: str
+    ratio: float | None
+    limit: float
+    absolute: str
+    at_least: bool = False
+
+    @property
+    def reached(self) -> bool:
+        if self.ratio is None:
+            return False
+        return self.ratio >= self.limit if self.at_least else self.ratio <= self.limit
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        sign = "≥" if self.at_least else "≤"
+        mark = "–" if self.ratio is None else "✔" if self.reached else "✘"
+        ratio = "–" if self.ratio is None else f"{_short(self.ratio)}×"
+        return self.goal, self.what, ratio, f"{sign} {_short(self.limit)}×", mark, self.absolute
+
+
+def missing(goal: str, what: str, limit: float) -> Figure:
+    return Figure(goal, what, None, limit, NVITOP_MISSING)
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} µs" if seconds < 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def table(figures: Sequence[Figure]) -> str:
+    head = ("", "figure", "ratio", "goal", "", "absolute, this machine")
+    rows = [head, *(figure.row for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.3g}"

@@ -1,0 +1,216 @@
+"""The node that contestants measure: the stand-in driver, the fake kubelet on a real socket, identity files, processes.
+
+Processes are real ones in cgroups of their own where this machine lets us make them, else files. The kubelet answers
+from a thread of this process, which does nothing else while contestants are measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from gpumap.demo import texts
+from gpumap.demo.kubelet import FakeKubelet
+from gpumap.model import (
+    CheckpointEntry,
+    ContainerLink,
+    ContainerName,
+    DeviceId,
+    ListedContainer,
+    ListedPod,
+    LogTree,
+    PodUid,
+    ResourceDevices,
+)
+from tests import standin
+from tests.processes import NoCgroupsError, PlainProcesses, Processes, RealProcesses
+
+RESOURCE = "nvidia.com/gpu.shared"
+GIB = 1 << 30
+
+
+class Shape(NamedTuple):
+    """How large a node is. Its GPUs are offered as slots; each GPU pod holds one, and shares out the processes."""
+
+    gpus: int
+    processes_per_gpu: int
+    pods_per_gpu: int = 4
+    other_pods: int = 16
+    """Pods without a GPU, which the kubelet lists all the same."""
+
+    def __str__(self) -> str:
+        return f"{self.gpus}×{self.processes_per_gpu}"
+
+
+SMALL = Shape(8, 16)
+LARGE = Shape(16, 64, other_pods=46)
+"""With 110 pods: as many as a kubelet takes."""
+
+
+@dataclass
+class _Pod:
+    gpu: int | None
+    slot: int
+    generation: int = 0
+    uid: PodUid = field(default_factory=lambda: PodUid(str(uuid.uuid4())))
+    container_id: str = field(default_factory=lambda: uuid.uuid4().hex * 2)
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        kind = "web" if self.gpu is None else f"train-gpu{self.gpu}"
+        return f"{kind}-{self.slot}-{self.generation}"
+
+    @property
+    def ids(self) -> tuple[DeviceId, ...]:
+        return () if self.gpu is None else (DeviceId(f"{_gpu_uuid(self.gpu)}::{self.slot}"),)
+
+    @property
+    def listed(self) -> ListedPod:
+        devices = (ResourceDevices(RESOURCE, self.ids),) if self.ids else ()
+        return ListedPod("ml", self.name, (ListedContainer("main", devices), ListedContainer("sidecar")))
+
+    @property
+    def tree(self) -> str:
+        return texts.tree_name(LogTree(self.uid, "ml", self.name, ()))
+
+    @property
+    def link(self) -> ContainerLink:
+        return ContainerLink(self.container_id, self.uid, ContainerName("ml", self.name, "main"))
+
+
+def _gpu_uuid(index: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-{index:012d}"
+
+
+class BenchNode:
+    """A node of one shape below `directory`."""
+
+    def __init__(self, shape: Shape, directory: Path, library: Path, processes: Processes) -> None:
+        self.shape = shape
+        self.library = library
+        self.processes = processes
+        self.state = directory / "driver-state"
+        self._directory = directory
+        self.driver = standin.Driver(gpus=[standin.Gpu(_gpu_uuid(index)) for index in range(shape.gpus)])
+        self._pods = [_Pod(gpu, slot) for gpu in range(shape.gpus) for slot in range(shape.pods_per_gpu)]
+        self._pods += [_Pod(None, slot) for slot in range(shape.other_pods)]
+        self._loop = asyncio.new_event_loop()
+        self.kubelet = FakeKubelet(directory / "kubelet" / "pod-resources" / "kubelet.sock")
+        for folder in ("kubelet/device-plugins", "log/pods", "log/containers"):
+            (directory / folder).mkdir(parents=True)
+        for pod in self._pods:
+            self._start(pod)
+        self._tell()
+
+    @property
+    def real_processes(self) -> bool:
+        return isinstance(self.processes, RealProcesses)
+
+    @property
+    def flags(self) -> list[str]:
+        """What points `gpumap serve` at this node."""
+        return [
+            *("--kubelet-root", str(self._directory / "kubelet")),
+            *("--pod-log-root", str(self._directory / "log")),
+            *("--proc", str(self.processes.root)),
+            *("--nvml-library", str(self.library)),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return standin.environment(self.library, self.state)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The kubelet answers meanwhile."""
+        thread = threading.Thread(target=self._loop.run_forever, name="kubelet", daemon=True)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(self.kubelet.start(), self._loop).result()
+        try:
+            yield
+        finally:
+            asyncio.run_coroutine_threadsafe(self.kubelet.stop(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join()
+
+    def write_driver(self) -> None:
+        self.driver.write(self.state)
+
+    def churn(self, pods: int) -> None:
+        """So many GPU pods end, the oldest first, and others with processes of their own take their slots."""
+        oldest = sorted((pod for pod in self._pods if pod.gpu is not None), key=lambda pod: pod.generation)[:pods]
+        for pod in oldest:
+            self._end(pod)
+            successor = _Pod(pod.gpu, pod.slot, pod.generation + 1)
+            self._pods[self._pods.index(pod)] = successor
+            self._start(successor)
+        self._tell()
+
+    def _start(self, pod: _Pod) -> None:
+        for container in ("main", "sidecar"):
+            (self._directory / "log" / "pods" / pod.tree / container).mkdir(parents=True)
+        link = self._directory / "log" / "containers" / texts.link_name(pod.link)
+        link.symlink_to(texts.link_target(pod.link))
+        if pod.gpu is None:
+            return
+        cgroup = texts.pod_cgroup("v1-cgroupfs", "besteffort", pod.uid, pod.container_id)
+        shares = [*range(self.shape.processes_per_gpu)][pod.slot :: self.shape.pods_per_gpu]
+        pod.pids = [self.processes.start(cgroup) for _ in shares]
+
+    def _end(self, pod: _Pod) -> None:
+        for pid in pod.pids:
+            self.processes.end(pid)
+        shutil.rmtree(self._directory / "log" / "pods" / pod.tree)
+        (self._directory / "log" / "containers" / texts.link_name(pod.link)).unlink()
+
+    def _tell(self) -> None:
+        """Tell the driver, the kubelet and its checkpoint what there is."""
+        for index, gpu in enumerate(self.driver.gpus):
+            pids = [pid for pod in self._pods if pod.gpu == index for pid in pod.pids]
+            gpu.processes = [standin.Process(pid, GIB + 4096 * number) for number, pid in enumerate(pids)]
+            gpu.samples = [standin.Sample(pid, sm=1 + number % 3, mem=1) for number, pid in enumerate(pids)]
+            gpu.memory_used_bytes = len(pids) * (GIB + GIB // 8)
+        self.write_driver()
+        offered = (ResourceDevices(RESOURCE, tuple(id_ for gpu in range(self.shape.gpus) for id_ in self._slots(gpu))),)
+        self.kubelet.set_pods([pod.listed for pod in self._pods])  # a tuple of frozen values: taken at once
+        self.kubelet.set_allocatable(offered)
+        rows = [
+            texts.AllocatedEntry(CheckpointEntry(pod.uid, "main", RESOURCE, frozenset(pod.ids)), ())
+            for pod in self._pods
+            if pod.ids
+        ]
+        checkpoint = self._directory / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
+        temporary = checkpoint.with_suffix(".tmp")
+        temporary.write_text(texts.checkpoint_text(rows, offered, {}))
+        temporary.rename(checkpoint)
+
+    def _slots(self, gpu: int) -> Sequence[DeviceId]:
+        return [DeviceId(f"{_gpu_uuid(gpu)}::{slot}") for slot in range(self.shape.pods_per_gpu)]
+
+
+@contextlib.contextmanager
+def node(shape: Shape, *, plain: bool = False) -> Iterator[BenchNode]:
+    """A node with its kubelet running. `plain`: its processes are files, which no other contestant can read."""
+    with tempfile.TemporaryDirectory(prefix="gpumap-bench-") as folder:
+        directory = Path(folder)
+        library = standin.build(Path(tempfile.gettempdir()) / "gpumap-bench-standin")
+        processes: Processes
+        try:
+            processes = PlainProcesses(directory / "proc") if plain else RealProcesses()
+        except NoCgroupsError:
+            processes = PlainProcesses(directory / "proc")
+        try:
+            made = BenchNode(shape, directory, library, processes)
+            with made.running():
+                yield made
+        finally:
+            processes.close()

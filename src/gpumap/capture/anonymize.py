@@ -1,0 +1,158 @@
+"""A capture under other names: file by file, with one set of pseudonyms for all, and in an order that tells nothing.
+
+What cannot be read cannot be renamed, and is left out. The map that gpumap makes of it is the same but for the names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gpumap.capture import answers, checkpoint, contents
+from gpumap.capture.format import About, Capture, Frame
+from gpumap.capture.pseudonyms import Pseudonyms
+from gpumap.model import GpuReading, NvmlReading, Uuid
+
+IsGpuResource = Callable[[str], bool]
+
+
+def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
+    """Rename everything that may tell whose node it is. Models, versions, resources, PIDs and bus ids stay."""
+    is_gpu_resource = gpu_resource(capture.about)
+    renamed: dict[tuple[str, bytes], bytes | None] = {}  # what did not change from frame to frame is renamed once
+
+    def frame(one: Frame) -> Frame:
+        out: dict[str, bytes] = {}
+        for name, said in one.files.items():
+            if (name, said) not in renamed:
+                renamed[name, said] = _renamed(name, said, names, is_gpu_resource)
+            found = renamed[name, said]
+            if found is not None:
+                out[name.replace(".json", ".pb") if name.startswith("kubelet/") else name] = found
+        return replace(one, files=_with_undecoded(one.files, out))
+
+    about = replace(
+        capture.about,
+        node=names.node(capture.about.node),
+        origin=f"{_origin(capture.about)}, anonymized",
+        description="",
+    )
+    return Capture(about, tuple(frame(one) for one in capture.frames))
+
+
+def gpu_resource(about: About) -> IsGpuResource:
+    """Whether a resource's name says that it is of GPUs, by this capture's `--resource`."""
+    pattern = re.compile(about.resource)
+    return lambda name: pattern.fullmatch(name) is not None
+
+
+def _origin(about: About) -> str:
+    """What a recording says of itself stays; what a person wrote does not."""
+    return about.origin if re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", about.origin) else "another capture"
+
+
+def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
+    """One file under other names; `None` where it cannot be."""
+    try:
+        if name in (f"{contents.LIST}.pb", f"{contents.LIST}.json"):
+            return answers.renamed_list(answers.answer({name: said}, contents.LIST) or b"", names, is_gpu_resource)
+        if name in (f"{contents.ALLOCATABLE}.pb", f"{contents.ALLOCATABLE}.json"):
+            raw = answers.answer({name: said}, contents.ALLOCATABLE) or b""
+            return answers.renamed_allocatable(raw, names, is_gpu_resource)
+        if name == contents.CHECKPOINT:
+            return checkpoint.cut(said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device)
+    except ValueError:
+        return None
+    if name == contents.LOG_TREE:
+        return contents.log_text(_log_entries(said, names))
+    if name == contents.NVML:
+        return contents.reading_text(_reading(contents.reading({name: said}), names))
+    if name == contents.DOWN:
+        whys = contents.down({name: said})
+        return contents.down_text({source: _with_other_detail(why, names) for source, why in whys.items()})
+    if name.endswith("/cgroup"):
+        return _cgroup(said, names)
+    if name.endswith("/stat"):
+        return _stat(said, names)
+    return said  # kubelet/socket and own/pid_in_tree: a number, and nothing
+
+
+def _with_other_detail(why: contents.Down, names: Pseudonyms) -> contents.Down:
+    return why._replace(detail=names.detail(why.detail))
+
+
+def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
+    """An answer or checkpoint that could not be renamed is gone; that it could not be decoded is told."""
+    whys = contents.down(out)
+    had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
+    if had_list and f"{contents.LIST}.pb" not in out:
+        whys["kubelet"] = contents.Down("decode", "")
+    if contents.CHECKPOINT in before and contents.CHECKPOINT not in out:
+        whys["checkpoint"] = contents.Down("checkpoint_corrupt", "")
+    return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
+
+
+def _log_entries(said: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
+    """Pods' directories, what is in them, and links to them; any other name is left out."""
+    found = []
+    for entry in contents.log_entries({contents.LOG_TREE: said}) or ():
+        path = _log_path(entry.path, names) if entry.kind != "l" else _link_path(entry, names)
+        if path is not None:
+            found.append(entry._replace(path=path, target=(entry.target and _log_path(entry.target, names)) or ""))
+    return sorted(entry for entry in found if entry.kind != "l" or entry.target)
+
+
+def _log_path(path: str, names: Pseudonyms) -> str | None:
+    """`…/pods/<namespace>_<pod>_<uid>/<container>/0.log`, or the beginning of it."""
+    steps = path.split("/")
+    at = steps.index("pods") if "pods" in steps else len(steps) - 1
+    tree, container, file = (*steps[at + 1 :], "", "", "")[:3]
+    if path in ("var/log/pods", "var/log/containers"):
+        return path
+    parts = tree.split("_")
+    if len(parts) != 3 or (file and re.fullmatch(r"\d+\.log", file) is None):
+        return None
+    renamed = f"{names.namespace(parts[0])}_{names.pod(parts[1])}_{names.uid(parts[2])}"
+    below = [renamed, *([names.container(container)] if container else []), *([file] if file else [])]
+    return "/".join([*steps[: at + 1], *below])
+
+
+def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
+    """`<pod>_<namespace>_<container>-<id>.log`, cut where it is too long: its target has the names."""
+    folder, _, name = entry.path.rpartition("/")
+    tree, container = entry.target.split("/")[-3:-1]
+    parts = tree.split("_")
+    if len(parts) != 3:
+        return None
+    full = f"{parts[1]}_{parts[0]}_{container}-"
+    id_ = name.removesuffix(".log").removeprefix(full)
+    if not name.startswith(full) or re.fullmatch(r"[0-9a-f]{1,64}", id_) is None:
+        return None
+    renamed = f"{names.pod(parts[1])}_{names.namespace(parts[0])}_{names.container(container)}"
+    return f"{folder}/{renamed}-{names.container_id(id_)}.log"
+
+
+def _reading(said: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlReading | contents.Down:
+    if isinstance(said, contents.Down):
+        return _with_other_detail(said, names)
+    return replace(said, gpus=tuple(_gpu(gpu, names) for gpu in said.gpus))
+
+
+def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
+    instances = tuple(one._replace(uuid=Uuid(names.device(one.uuid))) for one in gpu.instances)
+    return gpu._replace(uuid=gpu.uuid and Uuid(names.device(gpu.uuid)), instances=instances)
+
+
+def _cgroup(said: bytes, names: Pseudonyms) -> bytes:
+    """`N:controllers:PATH` a line; what is no such line is left out."""
+    lines = (line.split(":", 2) for line in said.decode(errors="replace").splitlines())
+    return "".join(f"{line[0]}:{line[1]}:{names.cgroup(line[2])}\n" for line in lines if len(line) == 3).encode()
+
+
+def _stat(said: bytes, names: Pseudonyms) -> bytes:
+    """The process's name alone; numbers stay."""
+    text = said.decode(errors="replace")
+    before, opens, rest = text.partition("(")
+    comm, closes, after = rest.rpartition(")")
+    return f"{before}({names.comm(comm)}){after}".encode() if opens and closes else b""

@@ -1,0 +1,188 @@
+"""What the files of a frame mean, and which of them can be believed. Pure: bytes in, values out, ValueError.
+
+The answers of the kubelet are the subject of `answers`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from gpumap.capture import answers
+from gpumap.model import GpuReading, NvmlReading
+from gpumap.nvml_worker import wire
+
+LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
+SOCKET = "kubelet/socket"
+"""Counts the kubelet's starts; without it, 1."""
+CHECKPOINT = "kubelet_internal_checkpoint"
+LOG_TREE = "log.tree"
+NVML = "nvml.json"
+DOWN = "down.json"
+OWN_CGROUP = "own/cgroup"
+OWN_PID_IN_TREE = "own/pid_in_tree"
+"""gpumap ran on the bare host: its own PID stands in the process tree."""
+SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
+"""Who can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
+
+_LOG_ROOT = "var/log/"
+_LINKS = "var/log/containers/"
+_LINK_TARGET = re.compile(r"/var/log/pods/[^/\s]+/[^/\s]+/[^/\s]+")
+
+
+class Down(NamedTuple):
+    reason: str
+    detail: str
+
+
+class LogEntry(NamedTuple):
+    """A name below the log root: `kind` is d, f or l; `target` is a link's."""
+
+    kind: str
+    mode: str
+    path: str
+    target: str = ""
+
+
+# --- in ---------------------------------------------------------------------------------------------------------------
+
+
+def check(files: Mapping[str, bytes]) -> None:
+    """Raises ValueError where a frame cannot be played, with the name of the file."""
+    reading(files)
+    log_entries(files)
+    missing_sources = down(files)
+    if "kubelet" not in missing_sources and answers.answer(files, LIST) is None:
+        raise ValueError(f"no {LIST}.pb or {LIST}.json, and {DOWN} does not say that the kubelet is down")
+    answers.answer(files, ALLOCATABLE)
+    starts(files)
+    if "procfs" not in missing_sources and OWN_CGROUP not in files:
+        raise ValueError(f"no {OWN_CGROUP}, and {DOWN} does not say that procfs is down")
+
+
+def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
+    """NVML's reading, or the error in its place."""
+    if NVML not in files:
+        raise ValueError(f"no {NVML}")
+    said = parsed(files[NVML], NVML)
+    error = said.get("error")
+    try:
+        if error is not None:
+            text = json.dumps({"read": 0, "error": error}).encode()
+            answer = wire.decode(text)
+            if not isinstance(answer, wire.ErrorSaid):
+                raise ValueError("not an error")
+            return Down(answer.reason, answer.detail)
+        gpus = said.get("gpus")
+        if not isinstance(gpus, list) or len(gpus) > wire.MAX_GPUS:
+            raise ValueError("gpus is not a list of GPUs")
+        readings = tuple(map(wire.gpu_from_object, gpus))
+        if [gpu.index for gpu in readings] != list(range(len(gpus))):
+            raise ValueError("the GPUs' indices are not 0, 1, …")
+    except ValueError as mistake:
+        raise ValueError(f"{NVML}: {mistake}") from mistake
+    versions = [said.get(name) for name in ("driver_version", "cuda_version", "nvml_version")]
+    driver, cuda, nvml = (version if isinstance(version, str) else "" for version in versions)
+    return NvmlReading(driver, cuda, nvml, readings)
+
+
+def down(files: Mapping[str, bytes]) -> dict[str, Down]:
+    """Which sources were down, and why."""
+    said = parsed(files[DOWN], DOWN) if DOWN in files else {}
+    found: dict[str, Down] = {}
+    for name, why in said.items():
+        reason, detail = (why.get("reason"), why.get("detail", "")) if isinstance(why, dict) else (None, "")
+        if name not in SOURCES or not isinstance(reason, str) or not isinstance(detail, str):
+            raise ValueError(f"{DOWN}: {name!r:.40} is not a source with its reason")
+        found[name] = Down(reason, detail)
+    return found
+
+
+def starts(files: Mapping[str, bytes]) -> int:
+    """How often the kubelet had made its socket anew, this time included."""
+    text = files.get(SOCKET, b"1").strip()
+    if re.fullmatch(rb"[0-9]{1,9}", text) is None:
+        raise ValueError(f"{SOCKET}: is not a number")
+    return int(text)
+
+
+def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
+    """The names below the log root, a folder before what is in it; `None` without a `log.tree`.
+
+    A line is kind, mode, path, size, "->" and a link's target. Whatever a line says, it stays below the log root: links
+    stand in `containers` alone, where nothing is below them.
+    """
+    if LOG_TREE not in files:
+        return None
+    entries = []
+    for number, line in enumerate(files[LOG_TREE].decode(errors="replace").splitlines(), 1):
+        words = line.split(" ")
+        kind, path, target = words[0], words[2] if len(words) > 2 else "", words[5] if len(words) > 5 else ""
+        steps = path.removeprefix(_LOG_ROOT).split("/")
+        in_root = path.startswith(_LOG_ROOT) and len(steps) <= 4
+        mode = words[1] if len(words) > 1 else ""
+        is_plain = kind in ("d", "f", "l") and re.fullmatch("[0-7]{3,4}", mode) is not None and "\0" not in line
+        if not is_plain or not in_root or any(step in ("", ".", "..") for step in steps):
+            raise ValueError(f"{LOG_TREE}:{number}: is no name below {_LOG_ROOT}")
+        if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
+            raise ValueError(f"{LOG_TREE}:{number}: is no link of {_LINKS} to a log below /var/log/pods")
+        if kind != "l" and path.startswith(_LINKS):
+            raise ValueError(f"{LOG_TREE}:{number}: {_LINKS} has links alone")
+        entries.append(LogEntry(kind, mode, path, target))
+    if len({entry.path for entry in entries}) < len(entries):
+        raise ValueError(f"{LOG_TREE}: a name stands twice")
+    plain_files = {entry.path for entry in entries if entry.kind == "f"}
+    if any(parent in plain_files for entry in entries for parent in _parents(entry.path)):
+        raise ValueError(f"{LOG_TREE}: a name stands below a file")
+    return tuple(sorted(entries, key=lambda entry: entry.path.split("/")))
+
+
+def _is_link(path: str, target: str) -> bool:
+    below = ".." not in target.split("/") and _LINK_TARGET.fullmatch(target) is not None
+    return below and "/" not in path.removeprefix(_LINKS) and path.startswith(_LINKS)
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def parsed(text: bytes, name: str) -> dict[str, object]:
+    """A JSON object whose texts can be written out again: JSON can name half a character, which no page can hold."""
+    try:
+        said: object = json.loads(text)
+        json.dumps(said, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{name}: is not a JSON object")
+    return said
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+def reading_text(said: NvmlReading | Down) -> bytes:
+    """`nvml.json`, a GPU a line."""
+    if isinstance(said, Down):
+        return json.dumps({"error": {"code": 0, "reason": said.reason, "detail": said.detail}}).encode() + b"\n"
+    versions = {name: getattr(said, name) for name in ("driver_version", "cuda_version", "nvml_version")}
+    head = json.dumps(versions).removesuffix("}")
+    return f"{head},\n{_gpus_text(said.gpus)}}}\n".encode()
+
+
+def _gpus_text(gpus: Iterable[GpuReading]) -> str:
+    lines = ",\n".join(f"  {json.dumps(wire.gpu_object(gpu), separators=(',', ':'))}" for gpu in gpus)
+    return f' "gpus": [\n{lines}\n]'
+
+
+def down_text(said: Mapping[str, Down]) -> bytes:
+    return json.dumps({name: why._asdict() for name, why in sorted(said.items())}, indent=1).encode() + b"\n"
+
+
+def log_text(entries: Iterable[LogEntry]) -> bytes:
+    lines = (f"{entry.kind} {entry.mode} {entry.path} 0 -> {entry.target}".encode() for entry in entries)
+    return b"".join(line + b"\n" for line in lines)

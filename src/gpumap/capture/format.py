@@ -1,0 +1,262 @@
+"""A capture on disk: the first frame at the top of the folder, each later one in `frames/<n>/` with what changed.
+
+Reads nothing but regular files of known names, and says in one line what is wrong with a folder. Writes a capture whole
+or not at all. What the files mean is in `contents`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumap.capture import contents
+from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.errors import FatalError, UsageError
+
+VERSION = 1
+EXPECTED = "expected.prom"
+MAX_FILE_BYTES = 64 << 20
+"""As much as the kubelet's source takes of an answer."""
+MAX_TOTAL_BYTES = 256 << 20
+MAX_FRAMES = 10_000
+MAX_DEPTH = 4
+
+_FILE = re.compile(
+    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
+    r"|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
+    re.ASCII,
+)
+"""A frame's files. What else stands in the folder (notes, expected.prom) is nobody's business here."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is said once of a capture. `podresources` is the API's version, `resource` the flag --resource."""
+
+    node: str
+    podresources: str = "v1"
+    origin: str = ""
+    description: str = ""
+    resource: str = DEFAULT_RESOURCE_PATTERN
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the sources said in one collection: all its files by path, `offset_seconds` after the first frame."""
+
+    offset_seconds: float
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """At least one frame, in the order of their offsets."""
+
+    about: About
+    frames: tuple[Frame, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What writing it takes."""
+        return sum(len(said) for _, changed, _ in _deltas(self) for said in changed.values())
+
+
+# --- in ---------------------------------------------------------------------------------------------------------------
+
+
+def load(folder: Path) -> Capture:
+    """Read and check a capture. Raises UsageError with one line that names the file."""
+    try:
+        about = _about(folder / "capture.json", _object(folder, "capture.json"))
+        files = _files(folder)
+        frames = [Frame(0.0, files)]
+        budget = MAX_TOTAL_BYTES - sum(map(len, files.values()))
+        for path in _later_frames(folder):
+            told = _object(path, "frame.json")
+            changed = _files(path)
+            budget -= sum(map(len, changed.values()))
+            if budget < 0:
+                raise UsageError(f"{folder}: is larger than {MAX_TOTAL_BYTES >> 20} MiB")
+            frames.append(_frame(path, frames[-1], told, changed))
+    except OSError as error:
+        raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
+    for number, frame in enumerate(frames):
+        if number and frame.files == frames[number - 1].files:
+            continue
+        try:
+            contents.check(frame.files)
+        except ValueError as error:
+            raise UsageError(f"{folder}{f'/frames/{number:04}' if number else ''}: {error}") from error
+    return Capture(about, tuple(frames))
+
+
+def _about(path: Path, said: Mapping[str, object]) -> About:
+    def text(key: str, default: str = "") -> str:
+        value = said.get(key, default)
+        if not isinstance(value, str):
+            raise UsageError(f"{path}: {key} is not a text")
+        return value
+
+    version = said.get("version")
+    if type(version) is not int or version != VERSION:
+        raise UsageError(f"{path}: version {version!r:.40} is not understood; this gpumap reads {VERSION}")
+    about = About(
+        text("node"),
+        text("podresources", "v1"),
+        text("origin"),
+        text("description"),
+        text("resource", DEFAULT_RESOURCE_PATTERN),
+    )
+    if not about.node:
+        raise UsageError(f"{path}: no node")
+    if about.podresources not in ("v1", "v1alpha1"):
+        raise UsageError(f'{path}: podresources "{about.podresources:.40}" is neither v1 nor v1alpha1')
+    try:
+        re.compile(about.resource)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"{path}: resource is not a regular expression: {error}") from error
+    return about
+
+
+def _later_frames(folder: Path) -> list[Path]:
+    if not (folder / "frames").is_dir():
+        return []
+    paths = sorted((folder / "frames").iterdir())
+    if len(paths) >= MAX_FRAMES:
+        raise UsageError(f"{folder}/frames: more than {MAX_FRAMES} frames")
+    for path in paths:
+        if path.is_symlink() or not path.is_dir() or re.fullmatch(r"[0-9]{4}", path.name) is None:
+            raise UsageError(f"{path}: is not a frame, a folder named by four digits")
+    return paths
+
+
+def _frame(path: Path, before: Frame, told: Mapping[str, object], changed: Mapping[str, bytes]) -> Frame:
+    offset, gone = told.get("offset_seconds"), told.get("gone", [])
+    if not isinstance(offset, int | float) or isinstance(offset, bool) or not before.offset_seconds <= offset < 1e9:
+        raise UsageError(f"{path}/frame.json: offset_seconds is not a number from {before.offset_seconds:g} on")
+    if not isinstance(gone, list) or not all(isinstance(name, str) for name in gone):
+        raise UsageError(f"{path}/frame.json: gone is not a list of paths")
+    kept = {name: said for name, said in before.files.items() if name not in set(gone)}
+    return Frame(float(offset), {**kept, **changed})
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {name: _read(path) for name, path in sorted(_known(folder, "", MAX_DEPTH))}
+
+
+def _known(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, Path]]:
+    for entry in os.scandir(folder):
+        name = prefix + entry.name
+        if _FILE.fullmatch(name):
+            yield name, Path(entry.path)
+        elif depth and name != "frames" and entry.is_dir(follow_symlinks=False):
+            yield from _known(Path(entry.path), f"{name}/", depth - 1)
+
+
+def _read(path: Path) -> bytes:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path}: is not a regular file")
+    if found.st_size > MAX_FILE_BYTES:
+        raise UsageError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return path.read_bytes()
+
+
+def _object(folder: Path, name: str) -> Mapping[str, object]:
+    try:
+        return contents.parsed(_read(folder / name), name)
+    except ValueError as error:
+        raise UsageError(f"{folder}/{error}") from error
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+def refuse_unless_new(folder: Path) -> None:
+    """Raises UsageError where a capture cannot be written because something is there, or nothing can be."""
+    try:
+        if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+            raise UsageError(f"{folder}: is there already, and is not an empty folder")
+        parent = Path(os.path.abspath(folder)).parent
+        if not parent.is_dir():
+            raise UsageError(f"{parent}: is not a folder")
+        if os.path.ismount(folder):
+            raise UsageError(f"{folder}: is a mount, which cannot be replaced: name a folder in it")
+        probe = _beside(folder)
+        probe.mkdir(mode=0o700)
+        probe.rmdir()
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def write(capture: Capture, folder: Path, expected: bytes) -> None:
+    """Write it for its owner's eyes alone, beside `folder` first, and then all at once in its place."""
+    temporary = _beside(folder)
+    try:
+        temporary.mkdir(mode=0o700)
+        try:
+            _put(temporary / "capture.json", _about_text(capture.about))
+            _put(temporary / EXPECTED, expected)
+            for number, (frame, changed, gone) in enumerate(_deltas(capture)):
+                place = temporary / "frames" / f"{number:04}" if number else temporary
+                for name, said in changed.items():
+                    _put(place / name, said)
+                if number:
+                    _put(place / "frame.json", _frame_text(frame, gone))
+            temporary.rename(os.path.abspath(folder))
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise FatalError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def _beside(folder: Path) -> Path:
+    """A name in the same folder that nobody has."""
+    place = Path(os.path.abspath(folder))
+    return place.with_name(f".{place.name[:64]}.{secrets.token_hex(4)}")
+
+
+def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[str]]]:
+    """Each frame with the files that differ from the frame before, and those that are gone."""
+    before: Mapping[str, bytes] = {}
+    for frame in capture.frames:
+        changed = {name: said for name, said in frame.files.items() if before.get(name) != said}
+        yield frame, changed, sorted(before.keys() - frame.files.keys())
+        before = frame.files
+
+
+def _about_text(about: About) -> bytes:
+    said: dict[str, object] = {
+        "version": VERSION,
+        "node": about.node,
+        "podresources": about.podresources,
+        "origin": about.origin,
+        "description": about.description,
+    }
+    if about.resource != DEFAULT_RESOURCE_PATTERN:
+        said["resource"] = about.resource
+    return json.dumps(said, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _frame_text(frame: Frame, gone: list[str]) -> bytes:
+    said: dict[str, object] = {"offset_seconds": round(frame.offset_seconds, 3)}
+    if gone:
+        said["gone"] = gone
+    return json.dumps(said).encode() + b"\n"
+
+
+def _put(path: Path, said: bytes) -> None:
+    for folder in reversed(path.parents):
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(said)

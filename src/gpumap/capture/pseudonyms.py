@@ -1,0 +1,141 @@
+"""Other names for a node's names: the same for the same everywhere, of the same length and form, and not to be undone.
+
+The key is drawn anew for each recording and never written. Hexadecimal ids are mapped digit by digit, each by all the
+digits before it (as Crypto-PAn does with addresses): no two ids become one, and an id that was cut off stays the
+beginning of the whole. Names are drawn letter by letter and remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+
+KEPT_NAMESPACES = frozenset({"default", "kube-system", "kube-public", "kube-node-lease"})
+KEPT_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        kubepods kubelet besteffort burstable guaranteed pod pods system user session app init slice scope service
+        gpumap docker cri containerd crio conmon libpod podman lxc payload container containers default machine deleted
+        GPU MIG gpu mig vfio core memory tencent com vcuda nvidia all tegra none void vgpu mps dev tmp run
+        cdi k8s io device plugin volcano sh index ids new node management runtime compute utility graphics video
+        """,
+    )
+)
+"""Words of ids, cgroups and plugins that are no one's own."""
+KEPT_COMMS = re.compile(r"nvidia-.*|python[0-9.]*|Xorg")
+
+_LETTERS = "bcdfghjklmnpqrstvwxz"
+"""Without vowels no word comes of them."""
+_UUID = r"[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}"
+_HEX = re.compile(rf"(?<![0-9a-zA-Z])(pod)?({_UUID}|[0-9a-fA-F]{{12,64}})(?![0-9a-zA-Z])")
+_WORD = re.compile(r"[^\W_]+")
+_AMOUNT = re.compile(
+    r"[0-9]{1,7}[kKmMgG]?|268435456|(?:gi|vgpu|nvidia|renderD|card)[0-9]{1,4}|[1-7][cg]|(?:[1-7]g)?[0-9]{1,3}gb"
+)
+"""Numbers in ids: a replica's, a GPU's, vcuda's MiB, a MIG profile's."""
+_PATH = re.compile(r"(?<![\w.])/[^\s:'\"]*")
+_ATTEMPTS = 200
+
+
+class Pseudonyms:
+    """One recording's other names."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._names: dict[tuple[str, str], str] = {}
+        self._taken: set[tuple[str, str]] = set()
+
+    def namespace(self, name: str) -> str:
+        return name if name in KEPT_NAMESPACES else self._name("namespace", name)
+
+    def pod(self, name: str) -> str:
+        return self._name("pod", name)
+
+    def container(self, name: str) -> str:
+        return self._name("container", name)
+
+    def node(self, name: str) -> str:
+        return self._name("node", name)
+
+    def claim(self, name: str) -> str:
+        return self._name("claim", name)
+
+    def comm(self, name: str) -> str:
+        return name if KEPT_COMMS.fullmatch(name) else self._name("comm", name)
+
+    def uid(self, uid: str) -> str:
+        """A pod's UID: a UUID, or a static pod's hash. Whatever else it is, it is a name."""
+        whole = re.fullmatch(rf"{_UUID}|[0-9a-fA-F]{{12,64}}", uid)
+        return self._hex(uid) if whole else self._name("uid", uid)
+
+    def container_id(self, id_: str) -> str:
+        """A container's id, also one that was cut off."""
+        return self._hex(id_)
+
+    def device(self, id_: str) -> str:
+        """A device id, or a text with some: uuids in it become others, the form stays, and so do a bus's addresses."""
+        if re.fullmatch(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", id_):
+            return id_
+        return self._text(id_, lambda word: word in KEPT_WORDS or _AMOUNT.fullmatch(word) is not None)
+
+    def cgroup(self, path: str) -> str:
+        """A cgroup's path: ids in it become others, and so does every word and number that is not everybody's."""
+        return self._text(path, lambda word: word in KEPT_WORDS)
+
+    def detail(self, sentence: str) -> str:
+        """What a source said of its failure: without paths, and with other ids."""
+        return _HEX.sub(lambda match: (match[1] or "") + self._hex(match[2]), _PATH.sub("(path)", sentence))
+
+    def _text(self, text: str, keeps: Callable[[str], bool]) -> str:
+        def words(between: str) -> str:
+            return _WORD.sub(lambda match: match[0] if keeps(match[0]) else self._name("word", match[0]), between)
+
+        done, parts = 0, []
+        for match in _HEX.finditer(text):
+            parts += [words(text[done : match.start()]), match[1] or "", self._hex(match[2])]
+            done = match.end()
+        return "".join((*parts, words(text[done:])))
+
+    def _hex(self, text: str) -> str:
+        """Each digit moves by a number that follows from those before it. Dashes do not count, capitals stay so."""
+        before, out = "", []
+        for character in text:
+            if character in "-_":
+                out.append(character)
+                continue
+            moved = format((int(character, 16) + self._number("hex", before)[0]) % 16, "x")
+            before += character.lower()
+            out.append(moved.upper() if character.isupper() else moved)
+        return "".join(out)
+
+    def _name(self, kind: str, name: str) -> str:
+        """Letters for letters and digits for digits; longer only where all of a length are given away."""
+        if not name:
+            return name
+        known = self._names.get((kind, name))
+        attempt = 0
+        while known is None:
+            drawn = self._drawn(kind, f"{attempt} {name}", name + "x" * (attempt // _ATTEMPTS))
+            attempt += 1
+            if (kind, drawn) not in self._taken and drawn != name and drawn not in KEPT_NAMESPACES:
+                known = self._names[kind, name] = drawn
+                self._taken.add((kind, drawn))
+        return known
+
+    def _drawn(self, kind: str, seed: str, form: str) -> str:
+        out: list[str] = []
+        for place, character in enumerate(form):
+            number = int.from_bytes(self._number(kind, f"{place} {seed}")[:4])
+            if character in "-._":
+                out.append(character)
+            elif character in "0123456789":
+                out.append(str(number % 10))
+            else:
+                letter = _LETTERS[number % len(_LETTERS)]
+                out.append(letter.upper() if character.isupper() else letter)
+        return "".join(out)
+
+    def _number(self, kind: str, seed: str) -> bytes:
+        return hashlib.blake2b(f"{kind} {seed}".encode(errors="surrogatepass"), key=self._key, digest_size=8).digest()

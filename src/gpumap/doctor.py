@@ -1,0 +1,261 @@
+"""`gpumap doctor`: each source and each step of the privilege ladder judged, by the document and, locally, by facts.
+
+Pure: the words on what to do come with the document, of which `gpumap.remedies` is the one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from gpumap import remedies
+from gpumap.document import Document
+from gpumap.model import Source
+
+REQUIRED = ("kubelet", "nvml")
+_NOT_THERE = ("_missing", "_not_found", "_not_loaded")
+"""Endings of the reasons of what is not there at all; what fails in another way is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line. `state`: ok, degraded, missing, failed, warning (more than is needed), not needed, unknown."""
+
+    check: str
+    state: str
+    required: bool
+    seen: str
+    why: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a source said when it was asked for facts: what was seen, or the reason and detail of its failure."""
+
+    seen: str = ""
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Privileges:
+    """What this process may do. `bare_host`: it runs in no container, where rights are its user's own."""
+
+    uid: int
+    capabilities: tuple[str, ...]
+    api_token: str | None
+    runtime_sockets: tuple[str, ...]
+    bare_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What only this node's own files tell, beyond the document."""
+
+    kubelet: Answer
+    checkpoint: Answer
+    pod_logs: Answer
+    privileges: Privileges
+
+
+def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
+    """Judge everything, in the order of the ladder. Without `facts` the document alone: a running agent's."""
+    return (
+        _kubelet(document, facts),
+        _nvml(document),
+        *_gpus(document),
+        _identity(document, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else None),
+        _identity(document, "pod_logs", "pod_logs_", facts.pod_logs if facts else None),
+        _procfs(document),
+        _pid_visibility(document),
+        _process_utilization(document),
+        *_unmatched(document),
+        *(_privileges(facts.privileges) if facts else ()),
+    )
+
+
+def works(checks: tuple[Check, ...]) -> bool:
+    """Whether all that is required does."""
+    return all(one.state in ("ok", "degraded") for one in checks if one.required)
+
+
+def as_values(document: Document, checks: tuple[Check, ...]) -> Document:
+    """For scripts: the checks as they are."""
+    node, timestamp = document.get("node"), document.get("timestamp")
+    rows = [asdict(one) for one in checks]
+    return {"version": 1, "timestamp": timestamp, "node": node, "ok": works(checks), "checks": rows}
+
+
+def _source(document: Document, name: str) -> Document:
+    return next(
+        (one for one in document["sources"] if one["source"] == name), {"up": False, "reason": None, "detail": None}
+    )
+
+
+def _down(check: str, source: Document, *, required: bool) -> Check:
+    reason, detail = source["reason"] or "unknown", source["detail"]
+    state = "missing" if reason.endswith(_NOT_THERE) else "failed"
+    return Check(check, state, required, "", f"{reason}: {detail}" if detail else reason, source.get("remedy"))
+
+
+def _kubelet(document: Document, facts: Facts | None) -> Check:
+    source = _source(document, "kubelet")
+    if not source["up"]:
+        return _down("kubelet", source, required=True)
+    pods = len(document["pods"])
+    offered = sum(row["slots"] for device in document["devices"] for row in device["allocatable"])
+    seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
+    seen += [f"{counted(pods, 'pod')} with GPUs", f"{counted(offered, 'slot')} on devices"]
+    if source["reason"]:  # it answered, and complained
+        return Check("kubelet", "degraded", True, ", ".join(seen), _complaint(source), source.get("remedy"))
+    return Check("kubelet", "ok", True, ", ".join(seen))
+
+
+def _nvml(document: Document) -> Check:
+    source = _source(document, "nvml")
+    if not source["up"]:
+        return _down("nvml", source, required=True)
+    driver = document["driver"] or {}
+    gpus = document["gpus"]
+    down = sum(not gpu["up"] for gpu in gpus)
+    leaves = sum(device["memory"] is not None for device in document["devices"])
+    seen = f"driver {driver.get('driver_version') or 'unknown'}, CUDA {driver.get('cuda_version') or 'unknown'}"
+    seen += f", {counted(len(gpus), 'GPU')}, {counted(leaves, 'device')} readable"
+    if not gpus and source["reason"]:  # GPUs that have never told their uuid are not in the document
+        return Check("nvml", "failed", True, seen, _complaint(source), source.get("remedy"))
+    if not gpus:
+        return Check("nvml", "degraded", True, seen, "the driver counts no GPU: the node has none, or none is let in")
+    if down:
+        state = "failed" if down == len(gpus) else "degraded"
+        return Check("nvml", state, True, seen, f"{down} of {len(gpus)} GPUs down: see below")
+    if source["reason"]:
+        return Check("nvml", "degraded", True, seen, _complaint(source), source.get("remedy"))
+    return Check("nvml", "ok", True, seen)
+
+
+def _gpus(document: Document) -> Iterator[Check]:
+    for gpu in document["gpus"]:
+        if not gpu["up"]:
+            stuck = f" for {gpu['stuck_seconds']:.0f} s" if gpu["stuck_seconds"] else ""
+            seen = " ".join(str(part) for part in (gpu["uuid"], gpu["pci_bus_id"], gpu["model"]) if part)
+            yield Check(f"gpu/{gpu['index']}", "failed", False, seen, f"{gpu['fault']}{stuck}", gpu.get("remedy"))
+
+
+def _identity(document: Document, capability: str, prefix: str, answer: Answer | None) -> Check:
+    """One of the two sources of pod identity; the document's word on it, or what it said when it was asked here."""
+    source = _source(document, "pod_identity")
+    told = source["reason"] or ""
+    reason, detail = (told, source["detail"]) if told.startswith(prefix) else ("", "")
+    if answer and answer.reason:
+        reason, detail = answer.reason, answer.detail
+    present = bool(document["capabilities"].get(capability))
+    seen = answer.seen if answer else ""
+    if present and not reason:
+        return Check(capability, "ok", False, seen or "read")
+    known = remedies.SOURCES[Source.POD_IDENTITY]
+    remedy = known.get(reason) if reason and not reason.endswith(_NOT_THERE) else None
+    remedy = remedy or _remedies(document).get(capability) or remedies.CAPABILITIES.get(capability)
+    if present:
+        return Check(capability, "degraded", False, seen, _words(reason, detail), remedy)
+    if not reason and not source["up"] and told and not told.startswith(("checkpoint_", "pod_logs_")):
+        reason, detail = told, source["detail"]
+    state = "missing" if not reason or reason.endswith(_NOT_THERE) else "failed"
+    return Check(capability, state, False, seen, _words(reason or "not read", detail), remedy)
+
+
+def _procfs(document: Document) -> Check:
+    source = _source(document, "procfs")
+    if not source["up"]:
+        return _down("proc", source, required=False)
+    if source["reason"]:
+        return Check("proc", "degraded", False, "read", _complaint(source), source.get("remedy"))
+    return Check("proc", "ok", False, "read")
+
+
+def _pid_visibility(document: Document) -> Check:
+    reason = document.get("pid_visibility_reason")
+    if document["capabilities"].get("pid_visibility"):
+        return Check("pid_visibility", "ok", False, reason or "processes of other containers are seen")
+    why = reason or "processes of other containers are not seen"
+    remedy = _remedies(document).get("pid_visibility") or remedies.CAPABILITIES["pid_visibility"]
+    return Check("pid_visibility", "missing", False, "", why, remedy)
+
+
+def _process_utilization(document: Document) -> Check:
+    name = "process_utilization"
+    readable = [gpu for gpu in document["gpus"] if gpu["up"]]
+    whole = sum(not gpu["partitioned"] for gpu in readable)
+    if document["capabilities"].get(name):
+        return Check(
+            name, "ok", False, f"SM time by process, on {counted(whole, 'GPU')} that {_is(whole)} not partitioned"
+        )
+    if not readable:
+        return Check(name, "unknown", False, "", "no GPU answers")
+    if not whole:
+        return Check(
+            name, "not needed", False, "", "every GPU is partitioned, and no driver tells SM time on MIG devices"
+        )
+    return Check(name, "missing", False, "", "the driver keeps no SM time by process", _remedies(document).get(name))
+
+
+def _unmatched(document: Document) -> Iterator[Check]:
+    rows = document["unmatched"]
+    if not rows:
+        yield Check("unmatched_slots", "ok", False, "every slot is on a device")
+    for reason in sorted({row["reason"] for row in rows}):
+        of_reason = [row for row in rows if row["reason"] == reason]
+        slots = sum(row["slots"] for row in of_reason)
+        pods = sorted({f"{row['namespace']}/{row['pod']}" for row in of_reason})
+        more = f" and {len(pods) - 3} more" if len(pods) > 3 else ""
+        seen = f"{counted(slots, 'slot')} of {', '.join(sorted({row['resource'] for row in of_reason}))}"
+        why = f"{reason}: {', '.join(pods[:3])}{more}"
+        yield Check(f"unmatched_slots/{reason}", "degraded", False, seen, why, of_reason[0].get("remedy"))
+
+
+def _privileges(held: Privileges) -> Iterator[Check]:
+    """More than gpumap needs: a warning each, in a container; a person's shell has what the person has."""
+    count = len(held.capabilities)
+    if held.bare_host:
+        seen = f"uid {held.uid}, {counted(count, 'capability', 'capabilities')}: of this shell, not of a container"
+        yield Check("capabilities", "ok", False, seen)
+        return
+    if count:
+        named = ", ".join(held.capabilities[:4]) + (f" and {count - 4} more" if count > 4 else "")
+        privileged = " (privileged)" if "SYS_ADMIN" in held.capabilities else ""
+        remedy = "`securityContext: {privileged: false, capabilities: {drop: [ALL]}}`, as the chart has it."
+        why = "gpumap needs none"
+        yield Check("capabilities", "warning", False, f"uid {held.uid}{privileged}, {named}", why, remedy)
+    else:
+        yield Check("capabilities", "ok", False, f"uid {held.uid}, no capability")
+    if held.api_token:
+        remedy = "`automountServiceAccountToken: false`, as the chart has it."
+        yield Check("api_token", "warning", False, held.api_token, "gpumap asks no API server", remedy)
+    else:
+        yield Check("api_token", "ok", False, "none is mounted")
+    if held.runtime_sockets:
+        why, remedy = "whoever can write to it owns the node; gpumap never does", "Do not mount it."
+        yield Check("runtime_socket", "warning", False, ", ".join(held.runtime_sockets), why, remedy)
+    else:
+        yield Check("runtime_socket", "ok", False, "none is mounted")
+
+
+def _remedies(document: Document) -> dict[str, str]:
+    return document.get("remedies") or {}
+
+
+def _complaint(source: Document) -> str:
+    return _words(source["reason"], source["detail"])
+
+
+def _words(reason: str, detail: str | None) -> str:
+    return f"{reason}: {detail}" if detail else reason
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 pod`, `2 pods`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"

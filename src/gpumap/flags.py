@@ -1,0 +1,136 @@
+"""The one table of `serve`'s flags: the parser, the environment and docs/flags.md are made of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from typing import NamedTuple, NoReturn
+
+from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.errors import UsageError
+from gpumap.metrics import DEFAULT_GROUPS, GROUPS
+
+LONGEST_DEFAULT_SHOWN = 60
+"""In --help. A longer one says nothing to who reads it there."""
+ABOUT = {"serving": "what is served", "sources": "where this node's sources are", "log": "log"}
+"""What flags are about, with the title of their part of --help."""
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Flag(NamedTuple):
+    """`metavar` is empty for a switch. `default` is as a user would write it. `choices` are for help and completion."""
+
+    name: str
+    metavar: str
+    default: str
+    help: str
+    repeatable: bool = False
+    about: str = "serving"
+    """Which of `ABOUT` it is about: commands that only look take those of `sources` and `log`."""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        return "GPUMAP_" + self.name.removeprefix("--").upper().replace("-", "_")
+
+
+FLAGS = (
+    Flag("--listen", "ADDR", ":9401", "address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0"),
+    Flag("--interval", "DURATION", "5s", "time from one collection to the next, such as 500ms or 1m"),
+    Flag("--stale-after", "DURATION", "60s", "data older than this is not served"),
+    Flag("--node-name", "NAME", "", "this node's name; else $NODE_NAME, else the host name", about="sources"),
+    Flag("--node-ip", "IP", "", "this node's internal IP; else $NODE_IP", about="sources"),
+    Flag("--kubelet-root", "DIR", "/var/lib/kubelet", "the kubelet's root directory", about="sources"),
+    Flag(
+        "--kubelet-socket",
+        "PATH",
+        "",
+        "PodResources socket; else <kubelet-root>/pod-resources/kubelet.sock",
+        about="sources",
+    ),
+    Flag(
+        "--device-checkpoint",
+        "PATH",
+        "",
+        "device checkpoint; else device-plugins/kubelet_internal_checkpoint in the kubelet root or /var/lib/kubelet",
+        about="sources",
+    ),
+    Flag(
+        "--pod-log-root",
+        "DIR",
+        "/var/log",
+        "where the directories pods and containers of the logs are",
+        about="sources",
+    ),
+    Flag("--proc", "DIR", "/proc", "the process tree", about="sources"),
+    Flag(
+        "--nvml-library",
+        "PATH",
+        "",
+        "the driver's library; else libnvidia-ml.so.1 by the loader's search",
+        about="sources",
+    ),
+    Flag("--resource", "REGEX", DEFAULT_RESOURCE_PATTERN, "resources that are GPUs, matched whole", about="sources"),
+    Flag(
+        "--collect",
+        "GROUP",
+        ",".join(DEFAULT_GROUPS),
+        f"group of metrics to serve: {', '.join(GROUPS)}, or all",
+        repeatable=True,
+        choices=(*GROUPS, "all"),
+    ),
+    Flag(
+        "--dialect",
+        "NAME",
+        ",".join(DEFAULT_DIALECTS),
+        f"names to serve: native, {', '.join(DIALECTS)}, all or none",
+        repeatable=True,
+        choices=("native", *DIALECTS, "all", "none"),
+    ),
+    Flag("--process-metrics", "", "false", "serve gpumap_process_gpu_memory_used_bytes, a series per process"),
+    Flag("--log-format", "text|json", "text", "format of the log", about="log", choices=LOG_FORMATS),
+    Flag("--log-level", "LEVEL", "info", "debug, info, warning or error", about="log", choices=LOG_LEVELS),
+)
+
+LATER_FLAGS = ("--pods-api-socket", "--nvml-release", "--push", "--state-file", "--web-config")
+"""Flags of the contract that are not built yet: known, and refused."""
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, about: Collection[str] = tuple(ABOUT), hidden: Collection[str] = ()
+) -> None:
+    """Add `serve`'s flags, each about its part of --help, and those to come as known but refused.
+
+    What is `hidden` is taken, and not shown.
+    """
+    for part in about:
+        group = parser.add_argument_group(ABOUT[part])
+        for flag in FLAGS:
+            if flag.about == part:
+                _add_flag(group, flag, hidden=part in hidden)
+        if part == "serving":
+            text = "poll only; push is not built yet, so this is so anyway"
+            group.add_argument("--no-push", action="store_true", help=text)
+    for name in LATER_FLAGS:
+        parser.add_argument(name, nargs="?", action=Later, help=argparse.SUPPRESS)
+
+
+def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> None:
+    default = flag.default if len(flag.default) <= LONGEST_DEFAULT_SHOWN else "docs/flags.md has it"
+    text = f"{flag.help} ({f'default: {default}; ' if default else ''}${flag.variable})".replace("%", "%%")
+    text = argparse.SUPPRESS if hidden else text
+    if not flag.metavar:
+        group.add_argument(flag.name, action="store_const", const="true", help=text)
+    elif flag.repeatable:
+        group.add_argument(flag.name, metavar=flag.metavar, action="append", help=text)
+    else:
+        group.add_argument(flag.name, metavar=flag.metavar, help=text)
+
+
+class Later(argparse.Action):
+    """A flag of the contract that is not built yet."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise UsageError(f"{self.option_strings[0]} is not built yet")

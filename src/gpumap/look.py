@@ -1,0 +1,251 @@
+"""The commands that look and change nothing, `map`, `top`, `waste`, `doctor`: their flags, and how they are done."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpumap.command_line import Parser, add_command, one_of
+from gpumap.document import Document
+from gpumap.errors import UsageError
+from gpumap.flags import FLAGS, add_flags
+from gpumap.logs import set_up_log
+from gpumap.settings import Settings, quiet, resolve
+from gpumap.tables import (
+    MAP_ORDERS,
+    TOP_ORDERS,
+    WASTE_ORDERS,
+    Shape,
+    map_table,
+    top_table,
+    top_values,
+    waste_table,
+    waste_values,
+)
+from gpumap.units import parse_duration
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+LOOKING = ("sources", "log")
+"""What the flags are about that these commands take."""
+_JQ = """gpumap map -o json | jq -r '.devices[].users[] | select(.unassigned) | .pod'"""
+_FORMS = ("table", "wide", "json", "yaml")
+
+
+def add_commands(commands: Commands) -> None:
+    for add in (add_map, add_top, add_waste, add_doctor):
+        add(commands)
+
+
+def add_map(commands: Commands) -> None:
+    show = add_command(
+        commands,
+        "map",
+        _map,
+        says="show who holds and who uses each GPU",
+        examples=[
+            ("this node, once", "gpumap map"),
+            ("a running agent, again and again", "gpumap map --watch --url http://127.0.0.1:9401"),
+            ("the largest users of each GPU first", "gpumap map --sort-by memory"),
+            ("for scripts: who uses what was not given to them", _JQ),
+        ],
+    )
+    _add_look(show, orders=MAP_ORDERS)
+    add_flags(show, LOOKING)
+
+
+def add_top(commands: Commands) -> None:
+    top = add_command(
+        commands,
+        "top",
+        _top,
+        says="show who uses GPU memory and SM time now, largest first",
+        more="A row for each container and device, and for what no container accounts for: the host's processes,\n"
+        "those left over from pods that are gone, and memory that no process answers for.",
+        examples=[
+            ("this node", "gpumap top"),
+            ("by SM time, as it changes", "gpumap top --sort-by sm --watch"),
+            ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
+        ],
+    )
+    output = _add_look(top, orders=TOP_ORDERS)
+    output.add_argument("--processes", action="store_true", help="a row for each process")
+    add_flags(top, LOOKING)
+
+
+def add_waste(commands: Commands) -> None:
+    waste = add_command(
+        commands,
+        "waste",
+        _waste,
+        says="show what is held or granted and not used, and used without a grant",
+        more="Findings, worst first:\n"
+        "  squatter   uses a device that it was not assigned\n"
+        "  leftover   a process of a pod that is gone\n"
+        "  over       uses more memory than it was granted\n"
+        "  idle       holds a device and has no process on it, or has not computed for --idle-after\n"
+        "  unused     was granted more memory than it uses\n"
+        "  unmatched  holds slots that are on no device\n"
+        "What is not known accuses nobody; below the table stands what could not be judged, and why.",
+        examples=[
+            ("this node", "gpumap waste"),
+            ("who has computed nothing for an hour", "gpumap waste --idle-after 1h --url http://127.0.0.1:9401"),
+            ("the most wasted memory first", "gpumap waste --sort-by waste"),
+        ],
+    )
+    output = _add_look(waste, orders=WASTE_ORDERS)
+    output.add_argument(
+        "--idle-after", metavar="DURATION", default="5m", help="not computing for so long is idle (default: 5m)"
+    )
+    add_flags(waste, LOOKING)
+
+
+def add_doctor(commands: Commands) -> None:
+    doctor = add_command(
+        commands,
+        "doctor",
+        _doctor,
+        says="check each source and each privilege: what works, what not, and the remedy",
+        more="Exits with 1 if the kubelet or NVML does not work; everything else is optional.",
+        examples=[
+            (
+                "in the agent's own pod, which has its mounts and rights",
+                "kubectl exec -n NAMESPACE POD -- gpumap doctor",
+            ),
+            ("what a running agent can tell", "gpumap doctor --url http://127.0.0.1:9401"),
+        ],
+    )
+    output = doctor.add_argument_group("output")
+    _add_form(output, ("table", "json"))
+    output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
+    _add_url(doctor)
+    add_flags(doctor, LOOKING)
+
+
+def _add_look(parser: Parser, orders: Sequence[str]) -> argparse._ArgumentGroup:
+    """Add what all tables have in common, and give the group for what one has besides."""
+    output = parser.add_argument_group("output")
+    _add_form(output, _FORMS)
+    output.add_argument(
+        "--sort-by",
+        metavar="COLUMN",
+        type=one_of(*orders),
+        choices=orders,
+        help=f"by {', '.join(orders)} (default: {orders[0]}); numbers largest first, names from A to Z, unknown last",
+    )
+    output.add_argument("--reverse", action="store_true", help="the other way round")
+    output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
+    output.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C")
+    output.add_argument(
+        "--interval", metavar="DURATION", default="2s", help="with --watch: from one to the next (default: 2s)"
+    )
+    _add_url(parser)
+    return output
+
+
+def _add_form(output: argparse._ArgumentGroup, forms: Sequence[str]) -> None:
+    help_ = f"form: {', '.join(forms)} (default: {forms[0]})"
+    output.add_argument(
+        "-o", "--output", metavar="FORM", type=one_of(*forms), choices=forms, default=forms[0], help=help_
+    )
+
+
+def _add_url(parser: Parser) -> None:
+    where = parser.add_argument_group("where from")
+    where.add_argument("--url", metavar="URL", help="a running gpumap, such as http://127.0.0.1:9401; else this node")
+
+
+# --- carrying them out ------------------------------------------------------------------------------------------------
+
+
+def _map(given: argparse.Namespace) -> int:
+    return _run(given, map_table, lambda document, _: document)
+
+
+def _top(given: argparse.Namespace) -> int:
+    return _run(given, top_table, top_values)
+
+
+def _waste(given: argparse.Namespace) -> int:
+    return _run(given, waste_table, waste_values)
+
+
+def _run(
+    given: argparse.Namespace,
+    table: Callable[[Document, Shape], str],
+    values: Callable[[Document, Shape], Document],
+) -> int:
+    from gpumap import asking, show
+
+    interval_seconds = _duration("--interval", given.interval)
+    settings = _prepare(given)
+    documents = (
+        asking.from_agent(given.url, interval_seconds)
+        if settings is None
+        else asking.from_node(settings, interval_seconds if given.watch else asking.LOCAL_INTERVAL_SECONDS)
+    )
+    view = show.View(table, values, given.output, _shape(given), _asked(given))
+    return asyncio.run(show.show(documents, view, watch=given.watch, interval_seconds=interval_seconds))
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from gpumap import asking, show
+
+    settings = _prepare(given)
+    shape = Shape(headers=not given.no_headers)
+    if settings is None:
+        return asyncio.run(show.show_doctor(asking.from_agent(given.url, 0.0), None, form=given.output, shape=shape))
+    from gpumap import facts
+
+    documents = asking.from_node(settings, asking.LOCAL_INTERVAL_SECONDS)
+    return asyncio.run(show.show_doctor(documents, lambda: facts.look(settings), form=given.output, shape=shape))
+
+
+def _prepare(given: argparse.Namespace) -> Settings | None:
+    """Set up the log; give the settings of this node's sources, or nothing where an agent is asked.
+
+    Only what is used is looked at: an agent has sources of its own.
+    """
+    about = LOOKING if given.url is None else ("log",)
+    if given.url is not None:
+        for flag in FLAGS:
+            if flag.about == "sources" and getattr(given, flag.name.removeprefix("--").replace("-", "_")) is not None:
+                raise UsageError(
+                    f"{flag.name}: is about this node's sources, and --url asks an agent, which has its own"
+                )
+    ours = argparse.Namespace(**{name: value for name, value in vars(given).items() if name != "interval"})
+    settings = quiet(resolve(ours, os.environ, about), given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    return settings if given.url is None else None
+
+
+def _shape(given: argparse.Namespace) -> Shape:
+    idle_after = getattr(given, "idle_after", None)
+    shape = Shape(
+        wide=given.output == "wide",
+        headers=not given.no_headers,
+        order=given.sort_by or "",
+        reverse=given.reverse,
+        processes=getattr(given, "processes", False),
+    )
+    return shape if idle_after is None else replace(shape, idle_after_seconds=_duration("--idle-after", idle_after))
+
+
+def _asked(given: argparse.Namespace) -> str:
+    """What a watch shows above its table; a password in the URL is for the server alone."""
+    sorted_by = f" --sort-by {given.sort_by}" if given.sort_by else ""
+    url = f" --url {re.sub('//[^/@]*@', '//', given.url)}" if given.url else ""
+    return f"gpumap {given.command}{sorted_by}{url}"
+
+
+def _duration(flag: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error

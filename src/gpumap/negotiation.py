@@ -1,0 +1,49 @@
+"""What a request's headers ask for: a format, a compression, a version it has already (RFC 9110 §8.8.3, §12.5)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+_REMEMBERED = 128
+"""Clients say the same at each scrape, and there are few of them."""
+
+
+@lru_cache(_REMEMBERED)
+def prefers_openmetrics(accept: str) -> bool:
+    """Tell whether a client would rather have OpenMetrics 1.0 than the text format."""
+    wanted = quality(accept, "application/openmetrics-text")
+    return wanted > 0 and wanted >= quality(accept, "text/plain")
+
+
+@lru_cache(_REMEMBERED)
+def accepts_gzip(accept_encoding: str) -> bool:
+    return quality(accept_encoding, "gzip") > 0
+
+
+def has_already(if_none_match: str, etag: str) -> bool:
+    """Tell whether an If-None-Match header names this version; weak tags are compared by what is in the quotes."""
+    if not if_none_match:
+        return False
+    named = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return etag.removeprefix("W/") in named or named == ["*"]
+
+
+def quality(header: str, token: str) -> float:
+    """Give the weight that an Accept or Accept-Encoding header gives a token, 0 where it is not named."""
+    best = 0.0
+    for choice in header.split(","):
+        name, *parameters = (part.strip() for part in choice.split(";"))
+        if name.lower() != token:
+            continue
+        weight = 1.0
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip().lower() == "q":
+                try:
+                    weight = float(value)
+                except ValueError:
+                    weight = 0.0
+            elif key.strip().lower() == "version" and token.endswith("openmetrics-text"):
+                weight = weight if value.strip().strip('"') == "1.0.0" else 0.0
+        best = max(best, weight)
+    return best

@@ -1,0 +1,94 @@
+// The last hour as small SVG curves. Where nothing was known there is a gap.
+
+import { h } from "./dom.js";
+import { bytes, duration, percent } from "./words.js";
+
+const HEIGHT = 20;
+const MIB = 2 ** 20;
+
+/** The history by device and container, its values up to now. */
+export class Curves {
+  constructor(history, now) {
+    this.buckets = history?.buckets ?? 120;
+    this.seconds = history?.bucket_seconds ?? 30;
+    this.series = new Map();
+    const missing = history
+      ? Math.min(this.buckets, Math.max(0, Math.floor((now - history.timestamp) / this.seconds)))
+      : 0;
+    const gap = new Array(missing).fill(null);
+    for (const one of history?.series ?? []) {
+      const key = keyOf(one.uuid, one.pod === null ? null : one);
+      this.series.set(key, { memory: one.memory_mib.concat(gap), sm: one.sm_permille.concat(gap) });
+    }
+  }
+
+  memory(uuid, row, { most, granted }) {
+    const values = this.series.get(keyOf(uuid, row))?.memory ?? [];
+    return this.draw(values, {
+      name: "Memory",
+      most: most / MIB,
+      mark: granted ? granted / MIB : null,
+      say: (mib) => bytes(mib * MIB),
+    });
+  }
+
+  sm(uuid, row, name = "SM") {
+    const values = this.series.get(keyOf(uuid, row))?.sm ?? [];
+    return this.draw(values, { name, most: row ? 0 : 1000, mark: null, say: (permille) => percent(permille / 1000) });
+  }
+
+  draw(values, { name, most, mark, say }) {
+    const recent = values.slice(-this.buckets);
+    const toldValues = recent.filter((value) => value !== null);
+    if (toldValues.length < 2) return null;
+    const highest = Math.max(...toldValues);
+    const scale = Math.max(most, highest, mark !== null && mark < 2 * highest ? mark : 0) || 1;
+    const left = this.buckets - recent.length;
+    const y = (value) => (HEIGHT - 1.5 - (value / scale) * (HEIGHT - 3)).toFixed(1);
+    const unknown = (recent.length - toldValues.length) * this.seconds;
+    const label =
+      `${name}, last hour: highest ${say(highest)}, lowest ${say(Math.min(...toldValues))}` +
+      (unknown ? `, unknown for ${duration(unknown)}` : "");
+    const runs = pieces(recent);
+    const line = runs.map((run) => `M${left + run.from} ${y(run.values[0])}` + rest(run, left, y)).join("");
+    return h(
+      "svg",
+      {
+        class: `curve ${name === "Memory" ? "of-memory" : "of-sm"}`,
+        viewBox: `0 0 ${this.buckets} ${HEIGHT}`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": label,
+      },
+      h("title", {}, label),
+      h("path", { class: "area", d: runs.map((run) => area(run, left, y)).join("") }),
+      mark !== null && mark <= scale && h("path", { class: "mark", d: `M${left} ${y(mark)}H${this.buckets}` }),
+      h("path", { class: "line", d: line }),
+    );
+  }
+}
+
+export const keyOf = (uuid, row) => (row ? JSON.stringify([uuid, row.namespace, row.pod, row.container]) : uuid);
+
+function pieces(values) {
+  const found = [];
+  values.forEach((value, at) => {
+    if (value === null) return;
+    if (at && values[at - 1] !== null) found.at(-1).values.push(value);
+    else found.push({ from: at, values: [value] });
+  });
+  return found;
+}
+
+const rest = (run, left, y) =>
+  run.values.length > 1
+    ? run.values
+        .slice(1)
+        .map((value, at) => `L${left + run.from + at + 1} ${y(value)}`)
+        .join("")
+    : "h.6";
+
+const area = (run, left, y) =>
+  `M${left + run.from} ${HEIGHT}` +
+  run.values.map((value, at) => `L${left + run.from + at} ${y(value)}`).join("") +
+  `V${HEIGHT}Z`;

@@ -1,0 +1,122 @@
+// Asks the agent again and again, and knows how old its answer is. Rests while the page is hidden; waits longer and
+// longer while there is no answer.
+
+const EVERY_MS = 2000;
+const LONGEST_WAIT_MS = 30000;
+const PATIENCE_MS = 8000;
+const HISTORY_EVERY_MS = 30000;
+
+export class Feed {
+  constructor(changed) {
+    this.changed = changed;
+    this.document = null;
+    this.history = null;
+    this.state = "starting"; // then "live" or "lost"
+    this.why = "";
+    this.failures = 0;
+    this.nextAt = 0;
+    this.tags = {};
+    this.age = null; // of the document, in seconds, when it was last confirmed
+    this.confirmedAt = 0;
+    this.interval = 0;
+    this.historyAt = -Infinity;
+    this.timer = null;
+    document.addEventListener("visibilitychange", () => this.wake());
+    window.addEventListener("online", () => this.wake());
+  }
+
+  wake() {
+    clearTimeout(this.timer);
+    if (!document.hidden) this.ask();
+  }
+
+  /** Seconds since what is shown was measured, by the agent's clock; null where there is nothing. */
+  ageNow() {
+    return this.age === null ? null : this.age + (performance.now() - this.confirmedAt) / 1000;
+  }
+
+  /** Whether the agent answers, but with something old. */
+  isLate() {
+    const age = this.ageNow();
+    return this.state === "live" && age !== null && age > Math.max(15, 3 * this.interval + 2);
+  }
+
+  /** The time between collections, or what one may expect of it: a pod that starts brings one early. */
+  heed(seconds) {
+    this.interval = Math.max(seconds ?? 0, 0.9 * this.interval);
+  }
+
+  async ask() {
+    clearTimeout(this.timer);
+    if (this.asking || document.hidden) return;
+    this.asking = true;
+    try {
+      await this.askMap();
+      if (performance.now() - this.historyAt > HISTORY_EVERY_MS && this.document) await this.askHistory();
+    } finally {
+      this.asking = false;
+    }
+    const wait = this.failures ? Math.min(LONGEST_WAIT_MS, EVERY_MS * 2 ** Math.min(this.failures - 1, 5)) : EVERY_MS;
+    this.nextAt = performance.now() + wait;
+    if (!document.hidden) this.timer = setTimeout(() => this.ask(), wait);
+    this.changed();
+  }
+
+  async askMap() {
+    try {
+      const { response, body } = await this.fetch("api/v1/map");
+      if (body) {
+        if (body.version !== 1 || !Array.isArray(body.devices)) throw new Error("the answer is not gpumap's map");
+        if (this.document) this.heed(body.timestamp - this.document.timestamp);
+        this.document = body;
+      }
+      const served = Date.parse(response.headers.get("Date") ?? "") || Date.now();
+      this.age = Math.max(0, served / 1000 - this.document.timestamp);
+      this.confirmedAt = performance.now();
+      this.state = "live";
+      this.failures = 0;
+      this.why = "";
+    } catch (error) {
+      this.failures += 1;
+      if (!this.document) this.tags = {};
+      this.why = reason(error);
+      this.state = this.document === null && error.starting ? "starting" : "lost";
+    }
+  }
+
+  async askHistory() {
+    this.historyAt = performance.now();
+    try {
+      const { body } = await this.fetch("api/v1/history");
+      if (body?.version === 1) {
+        this.history = body;
+        this.heed(body.interval_seconds);
+      }
+    } catch {
+      // the curves are a help: what there is stays, and the map says whether the agent answers
+    }
+  }
+
+  async fetch(path) {
+    const headers = this.tags[path] ? { "If-None-Match": this.tags[path] } : {};
+    const response = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (response.status === 304) return { response, body: null };
+    if (!response.ok) {
+      const text = (await response.text()).split("\n")[0].slice(0, 200);
+      throw Object.assign(new Error(`${response.status} ${text}`), { starting: text.includes("first collection") });
+    }
+    const type = response.headers.get("Content-Type") ?? "";
+    if (!type.startsWith("application/json"))
+      throw new Error("something else answers in its place: is a login needed?");
+    const body = await response.json();
+    this.tags[path] = response.headers.get("ETag");
+    return { response, body };
+  }
+}
+
+function reason(error) {
+  if (error.starting) return "the first collection is not finished";
+  if (error.name === "TimeoutError") return `no answer within ${PATIENCE_MS / 1000} s`;
+  if (error instanceof TypeError) return "no connection";
+  return error.message;
+}

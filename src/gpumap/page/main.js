@@ -1,0 +1,256 @@
+// Puts the page together: what the address asks for, what the feed brought, what the reader does.
+
+import { fill, h } from "./dom.js";
+import { Feed } from "./feed.js";
+import { Curves } from "./curves.js";
+import { devicesOf, filtered, filteredProcesses, processesOf } from "./model.js";
+import { devicesView, COLUMNS as DEVICE_COLUMNS } from "./devices.js";
+import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
+import { driverLine, health, notices, overview } from "./summary.js";
+import { reasons } from "./reasons.js";
+import { count, duration, moment, printable } from "./words.js";
+
+const $ = (id) => document.getElementById(id);
+const FIRST = { devices: "attention", processes: "-used" };
+const state = { view: "devices", query: "", sort: "attention", device: null, open: new Set() };
+const feed = new Feed(() => {
+  draw();
+  tick();
+});
+const SAID = { lost: "The agent does not answer", late: "Old data" };
+let sought = false; // whether the device of the address is still to be scrolled to
+let lastState = "";
+
+// --- the address -----------------------------------------------------------------------------------------------------
+
+function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const device = [...given.keys()].find((key) => /^(GPU|MIG)-/.test(key)) ?? null;
+  state.view = given.get("view") === "processes" ? "processes" : "devices";
+  state.query = given.get("q") ?? "";
+  const columns = state.view === "processes" ? PROCESS_COLUMNS : DEVICE_COLUMNS;
+  const sort = given.get("sort") ?? "";
+  state.sort = columns.some(({ id }) => id === sort.replace(/^-/, "")) ? sort : FIRST[state.view];
+  sought = device !== null;
+  state.device = device;
+  if ($("filter").value !== state.query) $("filter").value = state.query;
+}
+
+function writeAddress(push) {
+  const given = new URLSearchParams();
+  if (state.view !== "devices") given.set("view", state.view);
+  if (state.query) given.set("q", state.query);
+  if (state.sort !== FIRST[state.view]) given.set("sort", state.sort);
+  const hash = [state.device, given.toString()].filter(Boolean).join("&");
+  const address = hash ? `#${hash}` : location.pathname + location.search;
+  history[push ? "pushState" : "replaceState"](null, "", address);
+}
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+
+function draw() {
+  const map = feed.document;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.dataset.view === state.view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  drawSorting();
+  if (!map) {
+    fill(
+      $("content"),
+      h(
+        "p",
+        { class: "nobody" },
+        feed.state === "starting"
+          ? `Waiting for the agent${feed.why ? `: ${feed.why}` : ""} …`
+          : "There is nothing to show yet.",
+      ),
+    );
+    return;
+  }
+  document.title = `${printable(map.node.name)} · gpumap`;
+  fill($("node"), driverLine(map));
+  const devices = devicesOf(map);
+  const kubelet = map.sources.find((source) => source.source === "kubelet");
+  const context = {
+    map,
+    state,
+    why: reasons(map),
+    curves: new Curves(feed.history, map.timestamp),
+    allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holders.length > 0),
+  };
+  const old = tooOld(map);
+  fill($("overview"), old ? [] : overview(map, devices, context));
+  fill($("notices"), [old, notices(map, old ? [1] : devices)]);
+  fill($("health"), health(map));
+  const content = state.view === "processes" ? drawProcesses(devices, context) : drawDevices(devices, context);
+  fill($("content"), content);
+  if (sought) seek();
+}
+
+/** A document without any data, because all there was is too old to be told. */
+function tooOld(map) {
+  const nvml = map.sources.find((source) => source.source === "nvml");
+  if (map.gpus.length || map.devices.length || (nvml?.up && !feed.isLate())) return null;
+  const text = feed.isLate()
+    ? `The agent answers, but its newest collection is ${duration(feed.ageNow())} old: too old to be shown.`
+    : "No source tells of any device now.";
+  return h("div", { key: "old", class: "notice bad" }, h("h2", {}, "No current data"), h("p", {}, text));
+}
+
+function drawDevices(devices, context) {
+  const found = filtered(devices, state.query).map((device) => ({
+    ...device,
+    allRows: devices.find((one) => one.uuid === device.uuid).rows,
+  }));
+  say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : "");
+  if (!found.length && state.query) return h("p", { class: "nobody" }, "Nothing matches the filter.");
+  return devicesView(found, context);
+}
+
+function drawProcesses(devices, context) {
+  const all = processesOf(devices);
+  const found = filteredProcesses(all, state.query);
+  say("found", state.query ? `${found.length} of ${count(all.length, "process", "processes")}` : "");
+  return processesView(found, context);
+}
+
+function say(id, text) {
+  if ($(id).textContent !== text) $(id).textContent = text;
+}
+
+function drawSorting() {
+  const columns =
+    state.view === "processes" ? PROCESS_COLUMNS : [{ id: "attention", title: "Attention first" }, ...DEVICE_COLUMNS];
+  const value = state.sort.replace("-", "");
+  fill(
+    $("sort"),
+    columns.map(({ id, title }) => h("option", { key: id, value: id }, title)),
+  );
+  if ($("sort").value !== value) $("sort").value = value;
+}
+
+function seek() {
+  sought = false;
+  const element = document.getElementById(state.device);
+  if (element) element.scrollIntoView({ block: "start" });
+  else say("said", `No device ${state.device} here`);
+}
+
+/** What changes with time alone. */
+function tick() {
+  const age = feed.ageNow();
+  const late = feed.isLate();
+  const shown = feed.state === "lost" ? "lost" : late ? "late" : feed.state;
+  $("feed").dataset.state = shown;
+  document.body.classList.toggle("stale", shown === "lost" || shown === "late");
+  say("age", age === null ? (feed.state === "lost" ? "no answer" : "connecting") : `data ${duration(age)} old`);
+  if (feed.document) $("feed").title = `measured ${moment(feed.document.timestamp)}`;
+  if (shown === "lost") {
+    const wait = Math.max(0, Math.ceil((feed.nextAt - performance.now()) / 1000));
+    fill($("lost"), [
+      h("strong", {}, SAID.lost),
+      `: ${feed.why}. `,
+      age === null ? "" : `What you see is ${duration(age)} old. `,
+      `Next try in ${wait} s. `,
+      h("button", { type: "button", "data-retry": "" }, "Try now"),
+    ]);
+  } else if (late) {
+    fill($("lost"), [h("strong", {}, SAID.late), `: the agent answers, but what it measured is ${duration(age)} old.`]);
+  }
+  $("lost").hidden = shown !== "lost" && shown !== "late";
+  if (shown !== lastState) {
+    if (SAID[shown] || SAID[lastState]) say("said", SAID[shown] ?? "The data is current again");
+    lastState = shown;
+    if (feed.document) draw();
+  }
+}
+
+// --- what the reader does --------------------------------------------------------------------------------------------
+
+function setQuery(query) {
+  state.query = query;
+  $("filter").value = query;
+  writeAddress(false);
+  draw();
+}
+
+function sortBy(id) {
+  const rising =
+    id === "name" ||
+    id === "command" ||
+    id === "owner" ||
+    id === "attention" ||
+    id === "device" ||
+    id === "type" ||
+    id === "pid";
+  const first = rising ? id : `-${id}`;
+  const other = rising ? `-${id}` : id;
+  state.sort = state.sort === first && id !== "attention" ? other : first;
+  writeAddress(false);
+  draw();
+}
+
+async function copy(button) {
+  const text = button.dataset.copy;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // not over plain HTTP: let the browser copy a selection
+    getSelection().selectAllChildren(button);
+    document.execCommand("copy");
+  }
+  say("said", `Copied ${text}`);
+  button.classList.add("copied");
+  setTimeout(() => button.classList.remove("copied"), 1200);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  const { sort, open, query, retry } = button.dataset;
+  if (sort) sortBy(sort);
+  else if (open) {
+    if (!state.open.delete(open)) state.open.add(open);
+    draw();
+  } else if (query) setQuery(query);
+  else if (retry !== undefined) feed.wake();
+  else if (button.dataset.copy) copy(button);
+});
+
+document.addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    $("filter").select();
+    $("filter").focus();
+  } else if (event.key === "Escape" && (state.query || state.device)) {
+    state.device = null;
+    setQuery("");
+  }
+});
+
+$("filter").addEventListener("input", () => {
+  state.query = $("filter").value;
+  writeAddress(false);
+  draw();
+});
+$("sort").addEventListener("change", () => sortBy($("sort").value));
+document.querySelector("nav").addEventListener("click", (event) => {
+  const view = event.target.closest("a")?.dataset.view;
+  if (!view || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  Object.assign(state, { view, sort: FIRST[view], device: null });
+  writeAddress(true);
+  draw();
+});
+for (const change of ["hashchange", "popstate"])
+  window.addEventListener(change, () => {
+    readAddress();
+    draw();
+  });
+
+readAddress();
+draw();
+setInterval(tick, 1000);
+feed.wake();

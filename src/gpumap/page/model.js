@@ -1,0 +1,242 @@
+// The document of /api/v1/map as rows: who holds and uses each device, and what else is on it. Filter and order.
+
+const IDLE_SECONDS = 300;
+const TINTS = 6;
+
+const text = (value) => value ?? "";
+const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
+
+/** The devices of a document with their GPU and rows, in the order of the GPUs. */
+export function devicesOf(map) {
+  const gpus = new Map(map.gpus.map((gpu) => [gpu.uuid, gpu]));
+  const devices = map.devices.map((device) => {
+    const gpu = gpus.get(device.gpu_uuid) ?? gpus.get(device.uuid) ?? null;
+    const rows = [...containerRows(device, map), ...restRows(device)];
+    tint(rows);
+    return { ...device, gpu, rows, owners: new Map(device.owners.map((use) => [use.owner, use])) };
+  });
+  const without = map.gpus.filter((gpu) => !devices.some((device) => device.gpu === gpu));
+  return [...devices, ...without.map(bare)].sort(
+    (a, b) =>
+      (a.index ?? 1e9) - (b.index ?? 1e9) ||
+      (a.gpu_instance_id ?? -1) - (b.gpu_instance_id ?? -1) ||
+      (a.compute_instance_id ?? -1) - (b.compute_instance_id ?? -1) ||
+      (a.uuid < b.uuid ? -1 : 1),
+  );
+}
+
+/** Segments of the bar and marks in the table are of one colour. */
+function tint(rows) {
+  let number = 0;
+  for (const row of [...rows].sort((a, b) => b.used - a.used)) {
+    if (row.used > 0) row.tint = row.owner === "assigned" ? `tint-${number++ % TINTS}` : `is-${row.owner}`;
+  }
+}
+
+/** A GPU that nothing can be given of: partitioned without an instance. */
+function bare(gpu) {
+  return {
+    uuid: gpu.uuid,
+    gpu_uuid: gpu.uuid,
+    index: gpu.index,
+    model: gpu.model,
+    mig_profile: null,
+    memory: gpu.memory,
+    allocatable: [],
+    holders: [],
+    users: [],
+    processes: [],
+    gpu,
+    rows: [],
+    owners: new Map(),
+    bare: true,
+  };
+}
+
+function containerRows(device, map) {
+  const holders = new Map(device.holders.map((row) => [keyOf(row), row]));
+  const users = new Map(device.users.map((row) => [keyOf(row), row]));
+  return [...new Set([...holders.keys(), ...users.keys()])].map((key) => {
+    const holder = holders.get(key) ?? null;
+    const user = users.get(key) ?? null;
+    const owner = user?.unassigned ? "unassigned" : (user?.owner ?? "assigned");
+    const granted = holder?.allocated_memory_bytes ?? null;
+    const used = user?.memory_bytes ?? null;
+    const last = user?.last_active ?? null;
+    const idle = holder && user?.sm_ratio === 0 && last !== null ? map.timestamp - last : null;
+    return {
+      kind: "container",
+      key,
+      owner,
+      holder,
+      user,
+      granted,
+      used,
+      last,
+      namespace: (holder ?? user).namespace,
+      pod: (holder ?? user).pod,
+      container: (holder ?? user).container,
+      slots: holder ? holder.slots.reduce((sum, one) => sum + one.slots, 0) : null,
+      gpus: holder?.allocated_gpus ?? null,
+      peak: user?.memory_peak_bytes ?? null,
+      sm: user?.sm_ratio ?? null,
+      idle: idle !== null && idle >= IDLE_SECONDS ? idle : null,
+      over: granted !== null && used !== null && used > granted ? used - granted : null,
+    };
+  });
+}
+
+/** What is used by processes of no container that has a row, and by none at all. */
+function restRows(device) {
+  const users = new Set(device.users.map(keyOf));
+  const rows = [];
+  for (const { owner, memory_bytes } of device.owners) {
+    const others = device.processes.filter((one) => one.owner === owner && !users.has(keyOf(one)));
+    const groups = new Map();
+    for (const one of others) {
+      const key = one.pod ? keyOf(one) : one.pod_uid ? `uid ${one.pod_uid}` : owner;
+      groups.set(key, [...(groups.get(key) ?? []), one]);
+    }
+    if (!groups.size && memory_bytes && (owner === "unaccounted" || owner === "sibling")) groups.set(owner, []);
+    for (const [key, found] of groups) {
+      const told = found.map((one) => one.memory_bytes).filter((one) => one !== null);
+      const sms = found.map((one) => one.sm_ratio).filter((one) => one !== null);
+      const sum = (numbers) => (numbers.length ? numbers.reduce((a, b) => a + b, 0) : null);
+      rows.push({
+        kind: "rest",
+        key: `${owner} ${key}`,
+        owner,
+        processes: found,
+        used: found.length ? sum(told) : memory_bytes,
+        namespace: text(found[0]?.namespace),
+        pod: text(found[0]?.pod),
+        container: text(found[0]?.container),
+        podUid: found[0]?.pod_uid ?? null,
+        sm: sum(sms),
+        gpus: null,
+        granted: null,
+        peak: null,
+        last: null,
+        slots: null,
+      });
+    }
+  }
+  return rows;
+}
+
+export function processesOf(devices) {
+  return devices.flatMap((device) =>
+    device.processes.map((one) => ({
+      ...one,
+      device,
+      key: `${device.uuid} ${one.pid}`,
+      used: one.memory_bytes,
+      sm: one.sm_ratio,
+    })),
+  );
+}
+
+// --- filter ----------------------------------------------------------------------------------------------------------
+
+const FIELDS = { ns: "namespace", namespace: "namespace", pod: "pod", container: "container", owner: "owner" };
+
+/** A filter's terms; all must hold. "owner:gone" asks one field, a plain word any. */
+export function parse(query) {
+  return query
+    .toLowerCase()
+    .split(/\s+/)
+    .filter(Boolean)
+    .map((term) => {
+      const [, field, value] = /^(\w+):(.*)$/.exec(term) ?? [];
+      if (field === "uuid" || field === "model") return { device: true, value };
+      return FIELDS[field] ? { field: FIELDS[field], value } : { value: term };
+    });
+}
+
+const wordsOfDevice = (device) =>
+  [device.uuid, device.gpu_uuid, device.model, device.mig_profile, device.gpu?.model, device.gpu?.pci_bus_id]
+    .join(" ")
+    .toLowerCase();
+const wordsOfRow = (row) =>
+  [
+    row.namespace,
+    row.pod,
+    row.container,
+    row.owner,
+    row.podUid ?? row.pod_uid,
+    row.name,
+    row.pid,
+    ...(row.processes ?? []).map((one) => one.name),
+  ]
+    .join(" ")
+    .toLowerCase();
+
+const holds = (term, device, row) => {
+  if (term.device) return device.includes(term.value);
+  if (term.field) return text(row[term.field]).toLowerCase().includes(term.value);
+  return device.includes(term.value) || wordsOfRow(row).includes(term.value);
+};
+
+/** The devices of which something is found, with the rows that are. */
+export function filtered(devices, query) {
+  const terms = parse(query);
+  if (!terms.length) return devices;
+  return devices.flatMap((device) => {
+    const words = wordsOfDevice(device);
+    if (terms.every((term) => !term.field && words.includes(term.value))) return [device];
+    const rows = device.rows.filter((row) => terms.every((term) => holds(term, words, row)));
+    return rows.length ? [{ ...device, rows, narrowed: true }] : [];
+  });
+}
+
+export function filteredProcesses(processes, query) {
+  const terms = parse(query);
+  return processes.filter((one) => terms.every((term) => holds(term, wordsOfDevice(one.device), one)));
+}
+
+// --- order -----------------------------------------------------------------------------------------------------------
+
+const nameOf = (row) => (row.pod ? `${row.namespace}/${row.pod}/${row.container ?? ""}` : "￿");
+
+/** By a column, "-used" from the greatest; what is not known is last either way, equals are by name. */
+export function sorted(rows, order, values) {
+  const down = order.startsWith("-");
+  const value = values[order.replace("-", "")];
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+  return rows
+    .map((row) => [value(row), row])
+    .sort(([a, one], [b, other]) => {
+      const [noA, noB] = [a === null || a === undefined || a === "", b === null || b === undefined || b === ""];
+      if (noA || noB) return noA - noB || compare(nameOf(one), nameOf(other));
+      return (down ? compare(b, a) : compare(a, b)) || compare(nameOf(one), nameOf(other));
+    })
+    .map(([, row]) => row);
+}
+
+const URGENT = { unassigned: 0, gone: 0 };
+
+export const BY = {
+  attention: (row) =>
+    (URGENT[row.owner] ?? (row.owner === "unaccounted" ? 4 : row.kind === "rest" ? 3 : row.over ? 1 : 2)) * 1e18 -
+    (row.used ?? 0),
+  name: nameOf,
+  slots: (row) => row.slots,
+  gpus: (row) => row.gpus,
+  granted: (row) => row.granted,
+  used: (row) => row.used,
+  peak: (row) => row.peak,
+  sm: (row) => row.sm,
+  last: (row) => row.last,
+};
+
+export const PROCESSES_BY = {
+  pid: (one) => one.pid,
+  type: (one) => one.type,
+  command: (one) => one.name,
+  device: (one) =>
+    (one.device.index ?? 1e6) * 1e4 + (one.device.gpu_instance_id ?? 0) * 100 + (one.device.compute_instance_id ?? 0),
+  owner: (one) => one.owner,
+  name: nameOf,
+  used: (one) => one.used,
+  sm: (one) => one.sm,
+};

@@ -1,0 +1,45 @@
+// Pieces that several views draw: a container's name, an owner's mark, a table's head that sorts, a device's name.
+
+import { h } from "./dom.js";
+import { name, OWNER_MEANS, OWNERS, printable } from "./words.js";
+
+export function containerName(row) {
+  if (!row.pod) return null;
+  const full = `${row.namespace}/${row.pod}${row.container ? ` ${row.container}` : ""}`;
+  return h(
+    "span",
+    { class: "name", title: printable(full) },
+    h("span", { class: "ns" }, name(row.namespace), "/"),
+    name(row.pod, { class: "pod" }),
+    row.container ? [" ", name(row.container, { class: "container" })] : null,
+  );
+}
+
+export const ownerMark = (owner) =>
+  h("span", { class: `mark-owner is-${owner}`, title: OWNER_MEANS[owner] ?? owner }, OWNERS[owner] ?? printable(owner));
+
+export function head(columns, order) {
+  const by = order.replace("-", "");
+  const cells = columns.map(({ id, title, number, hint }) =>
+    h(
+      "th",
+      {
+        key: id,
+        scope: "col",
+        class: number ? "number" : null,
+        "aria-sort": id === by ? (order.startsWith("-") ? "descending" : "ascending") : null,
+      },
+      h("button", { type: "button", "data-sort": id, title: hint }, title),
+    ),
+  );
+  return h("thead", {}, h("tr", {}, cells));
+}
+
+export const cell = (label, number, ...children) =>
+  h("td", { "data-label": label, class: number ? "number" : null }, children);
+
+export function deviceName(device) {
+  if (device.index === null || device.index === undefined) return "GPU ?";
+  if (!device.mig_profile) return `GPU ${device.index}`;
+  return `GPU ${device.index} MIG ${device.gpu_instance_id}/${device.compute_instance_id}`;
+}

@@ -1,0 +1,79 @@
+// The view of processes: every one that NVML lists, with its owner.
+
+import { h } from "./dom.js";
+import { PROCESSES_BY, sorted } from "./model.js";
+import { cell, containerName, deviceName, head, ownerMark } from "./parts.js";
+import { bytes, known, name, percent, printable } from "./words.js";
+
+export const COLUMNS = [
+  { id: "pid", title: "PID", number: true },
+  { id: "type", title: "Type", hint: "C computes, G draws, M is a client of MPS" },
+  { id: "command", title: "Command" },
+  { id: "device", title: "Device" },
+  { id: "owner", title: "Owner" },
+  { id: "name", title: "Container" },
+  { id: "used", title: "Memory", number: true },
+  { id: "sm", title: "SM", number: true },
+];
+
+export function processesView(processes, context) {
+  if (!processes.length)
+    return h(
+      "p",
+      { class: "nobody" },
+      context.state.query ? "No process matches the filter." : "NVML lists no process.",
+    );
+  const rows = sorted(processes, context.state.sort, PROCESSES_BY);
+  return h(
+    "section",
+    { class: "device processes", "aria-label": "Processes" },
+    h("h2", {}, "Processes"),
+    h(
+      "div",
+      { class: "scroll" },
+      h(
+        "table",
+        { "aria-label": "Processes" },
+        head(COLUMNS, context.state.sort),
+        h(
+          "tbody",
+          {},
+          rows.map((one) => row(one, context)),
+        ),
+      ),
+    ),
+  );
+}
+
+function row(one, context) {
+  const why = context.why(one.device, one);
+  return h(
+    "tr",
+    { key: one.key, class: `is-${one.owner}` },
+    h("th", { scope: "row", class: "number", "data-label": "PID" }, one.pid),
+    cell("Type", false, printable(one.type)),
+    cell(
+      "Command",
+      false,
+      known(one.name, (text) => name(text, { class: "command" }), "The process left, or /proc does not show it"),
+    ),
+    cell(
+      "Device",
+      false,
+      h("a", { href: `#${one.device.uuid}`, title: printable(one.device.uuid) }, deviceName(one.device)),
+    ),
+    cell("Owner", false, ownerMark(one.owner)),
+    cell(
+      "Container",
+      false,
+      containerName(one) ??
+        (one.pod_uid
+          ? h("span", { class: "name" }, "pod ", name(one.pod_uid))
+          : one.owner === "host"
+            ? ""
+            : known(null, null, why.owner)),
+    ),
+    cell("Memory", true, known(one.used, bytes, why.used)),
+    cell("SM", true, known(one.sm, percent, why.sm)),
+  );
+}

@@ -1,0 +1,152 @@
+"""The listening port: how many clients there may be, and how long one may keep its connection without using it.
+
+Clients that connect and say nothing, that stop within a header, or that ask for a page and do not take it are let go;
+whoever comes when all places are taken is turned away at once, so that accepting never stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+from aiohttp import http_exceptions, web
+
+MAX_CONNECTIONS = 256
+PATIENCE_SECONDS = 35.0
+"""Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
+_LINGERING_SECONDS = 10.0
+"""How long the rest of a request's body is waited for, after the answer; nothing here takes one."""
+_QUIET_SECONDS = 60.0
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER: the kernel drops what was not sent, and resets the connection."""
+
+log = logging.getLogger("gpumap.port")
+
+
+@contextlib.asynccontextmanager
+async def open_port(
+    application: web.Application,
+    listener: socket.socket,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    max_connections: int = MAX_CONNECTIONS,
+    shutdown_seconds: float = 1.0,
+) -> AsyncIterator[None]:
+    """Serve an application on a bound socket until the block ends; then no connection is left."""
+    http_log = logging.getLogger("gpumap.http")
+    if not http_log.filters:
+        http_log.addFilter(_is_our_fault)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        logger=http_log,
+        # aiohttp starts this clock with the connection and after each answer, and heeds it until a request is whole.
+        keepalive_timeout=patience_seconds,
+        lingering_time=min(_LINGERING_SECONDS, patience_seconds),
+        shutdown_timeout=shutdown_seconds,
+    )
+    await runner.setup()
+    door = _Door(max_connections)
+    try:
+        http = cast(web.Server, runner.server)  # it is there after setup
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Client(door, http, patience_seconds), sock=listener)
+        try:
+            yield
+        finally:
+            server.close()
+    finally:
+        await runner.cleanup()
+        door.clear()
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether a line of the HTTP library is worth the log: what clients send that is no HTTP is not."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, http_exceptions.HttpProcessingError)
+
+
+class _Door:
+    """Counts who is in."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._inside: set[_Client] = set()
+        self._quiet_until = 0.0
+
+    def admit(self, client: _Client, now: float) -> bool:
+        """Let a client in, if there is a place. That there is none is said once in a while."""
+        if len(self._inside) < self._max_connections:
+            self._inside.add(client)
+            return True
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET_SECONDS
+            log.warning("too many connections, closing new ones max=%d", self._max_connections)
+        return False
+
+    def leave(self, client: _Client) -> None:
+        self._inside.discard(client)
+
+    def clear(self) -> None:
+        for client in tuple(self._inside):
+            client.abort()
+
+
+class _Client(asyncio.Protocol):
+    """A connection: passes everything on to the HTTP protocol, and ends it when what was sent is not taken."""
+
+    __slots__ = ("_door", "_http", "_loop", "_make_http", "_patience_seconds", "_transport", "_untaken")
+
+    def __init__(self, door: _Door, make_http: Callable[[], asyncio.Protocol], patience_seconds: float) -> None:
+        self._door = door
+        self._make_http = make_http
+        self._patience_seconds = patience_seconds
+        self._loop = asyncio.get_running_loop()
+        self._http: asyncio.Protocol | None = None
+        self._untaken: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        if not self._door.admit(self, self._loop.time()):
+            transport.abort()
+            return
+        # "Paused" is then whenever the peer has not taken all: also after the connection was closed on our side.
+        transport.set_write_buffer_limits(high=0)
+        self._http = self._make_http()
+        self._http.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._http is not None:
+            self._http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received() if self._http is not None else None
+
+    def pause_writing(self) -> None:
+        self._untaken = self._loop.call_later(self._patience_seconds, self.abort)
+        if self._http is not None:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._untaken is not None:
+            self._untaken.cancel()
+        if self._http is not None:
+            self._http.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._door.leave(self)
+        if self._untaken is not None:
+            self._untaken.cancel()
+        if self._http is not None:
+            self._http.connection_lost(exc)
+            self._http = None
+
+    def abort(self) -> None:
+        """End the connection at once, whatever the peer has not taken; the kernel keeps none of it either."""
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._transport.abort()

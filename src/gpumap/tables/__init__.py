@@ -1,0 +1,20 @@
+"""What the commands show, made of the document of /api/v1/map: tables for a terminal, values for scripts. Pure."""
+
+from gpumap.tables.doctor import doctor_table
+from gpumap.tables.layout import Shape
+from gpumap.tables.map import MAP_ORDERS, map_table
+from gpumap.tables.top import TOP_ORDERS, top_table, top_values
+from gpumap.tables.waste import WASTE_ORDERS, waste_table, waste_values
+
+__all__ = [
+    "MAP_ORDERS",
+    "TOP_ORDERS",
+    "WASTE_ORDERS",
+    "Shape",
+    "doctor_table",
+    "map_table",
+    "top_table",
+    "top_values",
+    "waste_table",
+    "waste_values",
+]

@@ -1,0 +1,233 @@
+"""What is wasted on a node, found in the document: each finding rests on known values alone, never on unknown ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpumap.document import Document
+from gpumap.tables.amounts import age, size
+from gpumap.tables.document import Key, device_name, invisible, key_of, others, sum_of
+
+KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
+"""Worst first: use that nobody granted takes from others, an idle device only from who pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`gpus` is the share that is held. `waste_bytes`: granted but not used, or used but not granted."""
+
+    kind: str
+    place: int
+    device: str
+    uuid: str
+    key: Key
+    gpus: float | None
+    granted_bytes: int | None
+    used_bytes: int | None
+    waste_bytes: int | None
+    why: str
+    idle_seconds: float | None = None
+    pids: tuple[int, ...] = ()
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a holder uses of what it holds: on the leaf itself, or on the leaves of a GPU that it holds whole."""
+
+    memory_bytes: int | None
+    processes: int | None
+    sm_ratio: float | None
+    last_active: float | None
+    tells_sm: bool
+
+
+def findings(document: Document, idle_after_seconds: float) -> list[Finding]:
+    """Everything that is found, worst first."""
+    found: list[Finding] = []
+    for place, device in enumerate(document["devices"]):
+        found += _squatters(place, device)
+        found += _leftovers(place, device)
+        for holder in device["holders"]:
+            use = _use_of(document, device, holder)
+            if use is not None:
+                found += _of_holder(place, device, holder, use, document["timestamp"], idle_after_seconds)
+    found += _unmatched(document)
+    return sorted(found, key=_rank)
+
+
+def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
+    """What cannot be judged here, and why, a sentence each."""
+    up = {source["source"] for source in document["sources"] if source["up"]}
+    if "nvml" not in up:
+        yield "NVML does not answer: nothing is known of any use."
+    elif not document["capabilities"].get("pid_visibility"):
+        yield f"No verdict on idleness, squatters and leftovers. {invisible(document)}"
+    if "kubelet" not in up:
+        yield "The kubelet does not answer: who holds what may be old, and squatters and leftovers are not told."
+    elif "pod_identity" not in up:
+        yield "Processes cannot be named: squatters and leftovers are not told."
+    for gpu in document["gpus"]:
+        if not gpu["up"]:
+            yield f"GPU {gpu['index']} is down ({gpu['fault']}): nothing on it is judged."
+    ungranted = [
+        device
+        for device in document["devices"]
+        if any(holder["allocated_memory_bytes"] is None for holder in device["holders"])
+    ]
+    if ungranted:
+        names = ", ".join(device_name(device) for device in ungranted)
+        yield f"No memory is granted on time-shared devices ({names}): nobody there is over or under a grant."
+    silent = [device_name(device) for device in document["devices"] if _tells_no_time(device)]
+    if silent:
+        yield f"Time on SMs is not told of all on {', '.join(silent)}: there, idle is who has no memory and no process."
+    waiting = [user for device in document["devices"] for user in device["users"] if _may_become_idle(user)]
+    young = [one for one in waiting if document["timestamp"] - one["last_active"] < idle_after_seconds]
+    if young:
+        yield f"Not idle for {age(idle_after_seconds)} yet, but not computing just now: {_names(young)}."
+
+
+def sums(found: list[Finding], document: Document) -> dict[str, float | None]:
+    """What adds up; `None` where nothing can be judged. GPUs whose share nobody knows are not in it."""
+    up = {source["source"] for source in document["sources"] if source["up"]}
+    measured = "nvml" in up and bool(document["capabilities"].get("pid_visibility"))
+    held = measured and ("kubelet" in up or any(device["holders"] for device in document["devices"]))
+    accused = measured and up >= {"kubelet", "pod_identity"}
+    shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
+    return {
+        "idle_gpus": round(sum(shares), 3) if held else None,
+        "idle_holders": sum(one.kind == "idle" for one in found) if held else None,
+        "unused_bytes": _unused(found, document) if held else None,
+        "over_bytes": _wasted(found, "over") if held else None,
+        "squatter_bytes": _wasted(found, "squatter") if accused else None,
+        "leftover_bytes": _wasted(found, "leftover") if accused else None,
+        "unmatched_slots": sum(row["slots"] for row in document["unmatched"]) if "kubelet" in up else None,
+    }
+
+
+def _wasted(found: list[Finding], kind: str) -> int:
+    return sum_of(one.waste_bytes for one in found if one.kind == kind) or 0
+
+
+def _unused(found: list[Finding], document: Document) -> int:
+    """Bytes granted but not used; of memory that several share (compute instances, claims) no more than there is."""
+    pools: dict[object, list[Finding]] = {}
+    devices = document["devices"]
+    for one in found:
+        if one.kind in ("idle", "unused") and one.waste_bytes is not None:
+            device = devices[one.place]
+            instance = device["gpu_instance_id"]
+            pools.setdefault(one.uuid if instance is None else (device["gpu_uuid"], instance), []).append(one)
+    total = 0
+    for rows in pools.values():
+        unused = sum(one.waste_bytes or 0 for one in rows)
+        memory = devices[rows[0].place]["memory"]
+        left = memory["total_bytes"] - sum(one.used_bytes or 0 for one in rows) if memory else unused
+        total += max(min(unused, left), 0)
+    return total
+
+
+def _squatters(place: int, device: Document) -> Iterator[Finding]:
+    for user in device["users"]:
+        if user["unassigned"]:
+            key = key_of(user)
+            used = user["memory_bytes"]
+            pids = tuple(one["pid"] for one in device["processes"] if key_of(one) == key)
+            yield Finding(
+                "squatter", place, device_name(device), device["uuid"], key, None, None, used, used,
+                f"uses what it was not assigned: {_named(device, pids)}", pids=pids,
+            )  # fmt: skip
+
+
+def _leftovers(place: int, device: Document) -> Iterator[Finding]:
+    for other in others(device):
+        if other.owner == "gone":
+            pids = tuple(one["pid"] for one in other.processes)
+            used = other.memory_bytes
+            yield Finding(
+                "leftover", place, device_name(device), device["uuid"], other.key, None, None, used, used,
+                f"its pod is gone, and left {_named(device, pids)}", pids=pids,
+            )  # fmt: skip
+
+
+def _of_holder(
+    place: int, device: Document, holder: Document, use: _Use, now: float, idle_after_seconds: float
+) -> Iterator[Finding]:
+    granted, used = holder["allocated_memory_bytes"], use.memory_bytes
+    idle_seconds = None if use.last_active is None else max(now - use.last_active, 0.0)
+    waste = max(granted - used, 0) if granted is not None and used is not None else None
+    kind = why = ""
+    if granted is not None and used is not None and used > granted:
+        kind, waste, why = "over", used - granted, "uses more memory than it was granted"
+    elif use.processes == 0 and used == 0 and not use.sm_ratio:
+        since = f"; SM 0 for {age(idle_seconds)}" if use.tells_sm and idle_seconds is not None else ""
+        kind, why = "idle", f"no process{since}"
+    elif use.tells_sm and use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= idle_after_seconds:
+        kind, why = "idle", f"SM 0 for {age(idle_seconds)}"
+    elif waste:
+        kind, why = "unused", _peak(holder, device)
+    if kind:
+        yield Finding(
+            kind, place, device_name(device), device["uuid"], key_of(holder), holder["allocated_gpus"],
+            granted, used, waste, why, idle_seconds=idle_seconds if kind == "idle" and use.tells_sm else None,
+        )  # fmt: skip
+
+
+def _use_of(document: Document, device: Document, holder: Document) -> _Use | None:
+    key = key_of(holder)
+    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
+    leaves = [device]
+    if device["uuid"] in partitioned:
+        leaves = [one for one in document["devices"] if one["gpu_uuid"] == device["uuid"] and one is not device]
+    users = [user for leaf in leaves for user in leaf["users"] if key_of(user) == key]
+    if not users or len(users) < len(leaves):
+        return None
+    memories = [user["memory_bytes"] for user in users]
+    one = users[0] if len(users) == 1 else {}
+    return _Use(
+        memory_bytes=None if None in memories else sum(memories),
+        processes=sum(user["processes"] for user in users),
+        sm_ratio=one.get("sm_ratio"),
+        last_active=one.get("last_active"),
+        tells_sm=one.get("sm_ratio") is not None,
+    )
+
+
+def _peak(holder: Document, device: Document) -> str:
+    peaks = [user["memory_peak_bytes"] for user in device["users"] if key_of(user) == key_of(holder)]
+    return f"peak so far {size(peaks[0])}" if peaks and peaks[0] is not None else ""
+
+
+def _unmatched(document: Document) -> Iterator[Finding]:
+    for row in document["unmatched"]:
+        why = f"{row['slots']} of {row['resource']} on no device: {row['reason']}"
+        yield Finding(
+            "unmatched", len(document["devices"]), "", "", key_of(row), None, None, None, None, why,
+            remedy=row.get("remedy"),
+        )  # fmt: skip
+
+
+def _tells_no_time(device: Document) -> bool:
+    holders = {key_of(row) for row in device["holders"]}
+    return any(user["sm_ratio"] is None for user in device["users"] if key_of(user) in holders)
+
+
+def _may_become_idle(user: Document) -> bool:
+    return user["sm_ratio"] == 0 and bool(user["memory_bytes"]) and user["last_active"] is not None
+
+
+def _names(rows: list[Document]) -> str:
+    shown = sorted({f"{one['namespace']}/{one['pod']}" for one in rows})
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def _named(device: Document, pids: tuple[int, ...]) -> str:
+    names = {one["pid"]: one["name"] for one in device["processes"]}
+    shown = ", ".join(f"{pid} {names[pid] or ''}".strip() for pid in pids[:3])
+    more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
+    return f"PID {shown}{more}"
+
+
+def _rank(one: Finding) -> tuple[int, float, int, int, Key]:
+    return KINDS.index(one.kind), -(one.gpus or 0.0), -(one.waste_bytes or 0), one.place, one.key

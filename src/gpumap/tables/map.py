@@ -1,0 +1,113 @@
+"""`gpumap map`: who holds and who uses each device, a row per container below each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpumap.document import Document
+from gpumap.tables.amounts import UNKNOWN, number, percent, ratio, size
+from gpumap.tables.document import Key, device_name, in_order, key_of, others, troubles
+from gpumap.tables.layout import Column, Row, Shape, aligned, joined, notes
+
+MAP_ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
+"""What containers below a device may be sorted by: the first is by name; numbers stand largest first."""
+
+_COLUMNS = (
+    Column("DEVICE"),
+    Column("UUID", name=True, spare=True),
+    Column("NAMESPACE", name=True),
+    Column("POD", name=True),
+    Column("CONTAINER", name=True),
+    Column("SLOTS"),
+    Column("GPUS", spare=True),
+    Column("GRANTED"),
+    Column("USED"),
+    Column("SM"),
+    Column("OWNER"),
+    Column("MODEL", wide=True),
+    Column("PEAK", wide=True),
+    Column("PROCESSES", wide=True),
+    Column("RESOURCES", wide=True),
+)
+_OWNER = 10
+COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
+"""Of owners. `unassigned` is in capitals besides."""
+
+
+def map_table(document: Document, shape: Shape) -> str:
+    """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
+    rows = [row for device in document["devices"] for row in _device_rows(device, shape)]
+    blocks = [aligned(_COLUMNS, rows, shape) if rows else "No devices.", unmatched_table(document, shape)]
+    return joined([*blocks, notes(troubles(document), shape.screen, "red")])
+
+
+def unmatched_table(document: Document, shape: Shape) -> str:
+    """Slots that no device answers to; empty where there are none."""
+    columns = [Column("NAMESPACE", name=True), Column("POD", name=True), Column("CONTAINER", name=True)]
+    columns += [Column("RESOURCE", name=True), Column("SLOTS"), Column("NOT MATCHED")]
+    rows = [
+        Row([*key_of(row), row["resource"], str(row["slots"]), row["reason"]], "yellow", 5)
+        for row in document["unmatched"]
+    ]
+    return aligned(columns, rows, shape) if rows else ""
+
+
+def _device_rows(device: Document, shape: Shape) -> Iterator[Row]:
+    holders = {key_of(row): row for row in device["holders"]}
+    users = {key_of(row): row for row in device["users"]}
+    memory = device["memory"]
+    used, total = (memory["used_bytes"], memory["total_bytes"]) if memory else (None, None)
+    state = "" if memory else "no reading"
+    whole = [device_name(device), device["uuid"], "", "", "", "", "", size(total), size(used), "", state]
+    yield Row([*whole, device["model"] or UNKNOWN, "", "", ""], "yellow", _OWNER)
+    keys = sorted({*holders, *users})
+    order = shape.order or MAP_ORDERS[0]
+    by_name = order == MAP_ORDERS[0]
+    for key in in_order(
+        keys,
+        lambda one: "\0".join(one) if by_name else _value(holders.get(one), users.get(one), order),
+        largest_first=not by_name,
+        reverse=shape.reverse,
+    ):
+        yield _container_row(key, holders.get(key), users.get(key))
+    yield from _rest(device)
+
+
+def _value(holder: Document | None, user: Document | None, order: str) -> float | None:
+    of_user = {"memory": "memory_bytes", "sm": "sm_ratio", "peak": "memory_peak_bytes", "processes": "processes"}
+    of_holder = {"granted": "allocated_memory_bytes", "gpus": "allocated_gpus"}
+    row, name = (user, of_user[order]) if order in of_user else (holder, of_holder[order])
+    value: float | None = row[name] if row else None
+    return value
+
+
+def _container_row(key: Key, holder: Document | None, user: Document | None) -> Row:
+    owner = user["owner"] if user else "assigned"
+    row = [
+        "",
+        "",
+        *(part or UNKNOWN for part in key),
+        *_grant(holder, owner),
+        size(user["memory_bytes"]) if user else UNKNOWN,
+        percent(user["sm_ratio"]) if user else UNKNOWN,
+        owner.upper() if owner == "unassigned" else owner,
+        "",
+        size(user["memory_peak_bytes"]) if user else UNKNOWN,
+        number(user["processes"]) if user else UNKNOWN,
+        ",".join(slot["resource"] for slot in holder["slots"]) if holder else "",
+    ]
+    return Row(row, COLOURS.get(owner, ""), _OWNER)
+
+
+def _grant(holder: Document | None, owner: str) -> tuple[str, str, str]:
+    """Slots, GPUs and bytes that a container was given here: none, where it is known to hold none."""
+    if holder is None:
+        return ("0", "0", "0") if owner == "unassigned" else (UNKNOWN, UNKNOWN, UNKNOWN)
+    slots = str(sum(slot["slots"] for slot in holder["slots"]))
+    return slots, ratio(holder["allocated_gpus"]), size(holder["allocated_memory_bytes"])
+
+
+def _rest(device: Document) -> Iterator[Row]:
+    for other in others(device):
+        row = ["", "", *other.key, "", "", "", size(other.memory_bytes), "", other.owner, "", ""]
+        yield Row([*row, str(len(other.processes) or ""), ""], COLOURS.get(other.owner, ""), _OWNER)

@@ -1,0 +1,254 @@
+"""`gpumap top`: who uses what now, by container and device or by process, and what no container accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from gpumap.document import Document
+from gpumap.tables.amounts import UNKNOWN, age, number, percent, size
+from gpumap.tables.document import Key, device_name, in_order, key_of, others, troubles
+from gpumap.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.tables.map import COLOURS
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One row. `pid`, `type` and `name` are a single process's."""
+
+    place: int
+    device: str
+    uuid: str
+    model: str | None
+    namespace: str
+    pod: str
+    container: str
+    owner: str
+    memory_bytes: int | None
+    memory_ratio: float | None
+    memory_peak_bytes: int | None
+    granted_bytes: int | None
+    sm_ratio: float | None
+    processes: int | None
+    last_active: float | None
+    pid: int | None = None
+    type: str | None = None
+    name: str | None = None
+
+
+_BY_NUMBER: dict[str, Callable[[Use], float | None]] = {
+    "memory": lambda use: use.memory_bytes,
+    "sm": lambda use: use.sm_ratio,
+    "peak": lambda use: use.memory_peak_bytes,
+    "granted": lambda use: use.granted_bytes,
+    "processes": lambda use: use.processes,
+}
+_BY_NAME: dict[str, Callable[[Use], str | float | None]] = {
+    "device": lambda use: use.place,
+    "namespace": lambda use: use.namespace,
+    "pod": lambda use: use.pod,
+    "container": lambda use: use.container,
+    "owner": lambda use: use.owner,
+    "pid": lambda use: use.pid,
+}
+TOP_ORDERS = (*_BY_NUMBER, *_BY_NAME)
+"""What top may be sorted by: numbers of `_BY_NUMBER` largest first, the rest from A to Z; the first is the default."""
+
+
+def top_table(document: Document, shape: Shape) -> str:
+    """The rows, then what keeps them from being whole."""
+    uses = _sorted(document, shape)
+    columns, row_of = (_PROCESS_COLUMNS, _process_row) if shape.processes else (_COLUMNS, _container_row)
+    rows = [row_of(use, document["timestamp"]) for use in uses]
+    if not document["devices"]:
+        table = "No devices."
+    else:
+        table = aligned(columns, rows, shape) if rows else "Nothing is in use."
+    return joined([table, notes(troubles(document), shape.screen, "red")])
+
+
+def top_values(document: Document, shape: Shape) -> Document:
+    """The same rows for scripts, in bytes and ratios; what is not known is null."""
+    rows = []
+    for use in _sorted(document, shape):
+        row = {key: value for key, value in asdict(use).items() if key != "place"}
+        row |= {key: row[key] or None for key in ("namespace", "pod", "container")}
+        if not shape.processes:
+            row = {key: value for key, value in row.items() if key not in ("pid", "type", "name")}
+        rows.append(row)
+    return {"version": 1, "timestamp": document["timestamp"], "node": document["node"], "rows": rows}
+
+
+def _sorted(document: Document, shape: Shape) -> list[Use]:
+    find = _of_processes if shape.processes else _of_containers
+    uses = [use for place, device in enumerate(document["devices"]) for use in find(place, device)]
+    order = shape.order or TOP_ORDERS[0]
+    by: Callable[[Use], str | float | None] = {**_BY_NUMBER, **_BY_NAME}[order]
+    uses = in_order(uses, _BY_NUMBER["memory"], largest_first=True, reverse=False)  # among equals
+    return in_order(uses, by, largest_first=order in _BY_NUMBER, reverse=shape.reverse)
+
+
+def _of_containers(place: int, device: Document) -> Iterator[Use]:
+    holders = {key_of(row): row for row in device["holders"]}
+    users = {key_of(row): row for row in device["users"]}
+    for key in sorted({*holders, *users}):
+        holder, user = holders.get(key), users.get(key) or {}
+        yield _use(
+            place,
+            device,
+            key,
+            user.get("owner") or "assigned",
+            user.get("memory_bytes"),
+            memory_peak_bytes=user.get("memory_peak_bytes"),
+            granted_bytes=holder["allocated_memory_bytes"] if holder else None,
+            sm_ratio=user.get("sm_ratio"),
+            processes=user.get("processes"),
+            last_active=user.get("last_active"),
+        )
+    for other in others(device):
+        told = [one["sm_ratio"] for one in other.processes]
+        yield _use(
+            place,
+            device,
+            other.key,
+            other.owner,
+            other.memory_bytes,
+            sm_ratio=min(sum(told), 1.0) if told and None not in told else None,
+            processes=len(other.processes) or None,
+        )
+
+
+def _of_processes(place: int, device: Document) -> Iterator[Use]:
+    for one in device["processes"]:
+        yield _use(
+            place,
+            device,
+            key_of(one),
+            one["owner"],
+            one["memory_bytes"],
+            sm_ratio=one["sm_ratio"],
+            processes=1,
+            pid=one["pid"],
+            type=one["type"],
+            name=one["name"],
+        )
+    for owner in device["owners"]:
+        if owner["owner"] in ("unaccounted", "sibling") and owner["memory_bytes"]:
+            yield _use(place, device, ("", "", ""), owner["owner"], owner["memory_bytes"])
+
+
+def _use(
+    place: int,
+    device: Document,
+    key: Key,
+    owner: str,
+    memory_bytes: int | None,
+    *,
+    memory_peak_bytes: int | None = None,
+    granted_bytes: int | None = None,
+    sm_ratio: float | None = None,
+    processes: int | None = None,
+    last_active: float | None = None,
+    pid: int | None = None,
+    type: str | None = None,
+    name: str | None = None,
+) -> Use:
+    memory = device["memory"]
+    total = memory["total_bytes"] if memory else None
+    return Use(
+        place,
+        device_name(device),
+        device["uuid"],
+        device["model"],
+        *key,
+        owner,
+        memory_bytes,
+        memory_bytes / total if total and memory_bytes is not None else None,
+        memory_peak_bytes,
+        granted_bytes,
+        sm_ratio,
+        processes,
+        last_active,
+        pid,
+        type,
+        name,
+    )
+
+
+_NAMES = (Column("NAMESPACE", name=True), Column("POD", name=True), Column("CONTAINER", name=True))
+_COLUMNS = (
+    *_NAMES,
+    Column("DEVICE"),
+    Column("MEMORY"),
+    Column("MEMORY%", spare=True),
+    Column("PEAK", spare=True),
+    Column("SM"),
+    Column("PROCESSES"),
+    Column("OWNER"),
+    Column("GRANTED", wide=True),
+    Column("LAST ACTIVE", wide=True),
+    Column("UUID", name=True, wide=True),
+    Column("MODEL", name=True, wide=True),
+)
+_PROCESS_COLUMNS = (
+    Column("DEVICE"),
+    Column("PID"),
+    Column("TYPE", spare=True),
+    Column("PROCESS", name=True),
+    *_NAMES,
+    Column("MEMORY"),
+    Column("MEMORY%", spare=True),
+    Column("SM"),
+    Column("OWNER"),
+    Column("UUID", name=True, wide=True),
+    Column("MODEL", name=True, wide=True),
+)
+
+
+def _container_row(use: Use, now: float) -> Row:
+    return Row(
+        [
+            *_names(use),
+            use.device,
+            size(use.memory_bytes),
+            percent(use.memory_ratio),
+            size(use.memory_peak_bytes),
+            percent(use.sm_ratio),
+            number(use.processes),
+            _owner(use),
+            size(use.granted_bytes),
+            age(None if use.last_active is None else now - use.last_active),
+            use.uuid,
+            use.model or UNKNOWN,
+        ],
+        COLOURS.get(use.owner, ""),
+        9,
+    )
+
+
+def _process_row(use: Use, now: float) -> Row:
+    return Row(
+        [
+            use.device,
+            number(use.pid),
+            use.type or UNKNOWN,
+            use.name or UNKNOWN,
+            *_names(use),
+            size(use.memory_bytes),
+            percent(use.memory_ratio),
+            percent(use.sm_ratio),
+            _owner(use),
+            use.uuid,
+            use.model or UNKNOWN,
+        ],
+        COLOURS.get(use.owner, ""),
+        10,
+    )
+
+
+def _names(use: Use) -> list[str]:
+    return [part or UNKNOWN for part in (use.namespace, use.pod, use.container)]
+
+
+def _owner(use: Use) -> str:
+    return use.owner.upper() if use.owner == "unassigned" else use.owner

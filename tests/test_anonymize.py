@@ -1,0 +1,215 @@
+"""An anonymized capture gives the same page under other names, and none of the first ones is anywhere in it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpumap import cgroups, device_ids
+from gpumap.capture import anonymize, contents, replay
+from gpumap.capture import format as on_disk
+from gpumap.capture.pseudonyms import Pseudonyms
+from gpumap.model import DeviceId
+from tests import golden
+from tests.captured import capture_of, found_in, secrets_of
+from tests.nodes import TestNode
+from tests.test_laws import nodes
+
+KEY = b"of this test"
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def renamed(page: bytes, names: Pseudonyms) -> list[str]:
+    """A page's lines, with other names in their labels."""
+    by_label = {
+        "namespace": names.namespace,
+        "pod": names.pod,
+        "pod_name": names.pod,
+        "container": names.container,
+        "node": names.node,
+        "pod_uid": names.uid,
+        **dict.fromkeys(("uuid", "gpu_uuid", "gpu_id"), names.device),
+    }
+
+    def rename(label: re.Match[str]) -> str:
+        return f'{label[1]}="{by_label.get(label[1], str)(label[2])}"'
+
+    return sorted(_LABEL.sub(rename, line) for line in page.decode().splitlines())
+
+
+async def check_law(capture: on_disk.Capture) -> None:
+    names = Pseudonyms(KEY)
+    other = anonymize.anonymize(capture, names)
+    page = await replay.page(other)
+    assert sorted(page.decode().splitlines()) == renamed(await replay.page(capture), names)
+    with tempfile.TemporaryDirectory() as folder:
+        on_disk.write(other, Path(folder) / "other", page)
+        assert found_in(Path(folder) / "other", secrets_of(capture)) == set()
+
+
+@pytest.mark.parametrize("folder", golden.captures(), ids=lambda folder: folder.name)
+async def test_the_page_is_the_same_under_other_names(folder: Path) -> None:
+    """Every capture gives its own page, renamed, and tells nobody whose node it was."""
+    await check_law(on_disk.load(folder))
+
+
+_NAME = st.from_regex(r"[a-z][a-z0-9]{2,9}(?:-[a-z0-9]{1,8}){0,3}", fullmatch=True)
+
+
+@st.composite
+def odd_nodes(draw: st.DrawFn) -> TestNode:
+    """Generated nodes with all kinds of names, whose sources may be down."""
+    node = draw(nodes())
+    namespaces = draw(st.lists(_NAME, min_size=2, max_size=2, unique=True))
+    for pod in node.pods:
+        pod.namespace = namespaces[pod.namespace == "ml"]
+        pod.name = f"{draw(_NAME)}-{pod.name}"
+    for process in node.processes:
+        process.comm = draw(st.sampled_from(["python3", "train (2) x", "secret-app", "nvidia-cuda-mps"]))
+    node.down = set(draw(st.lists(st.sampled_from(["kubelet", "nvml", "procfs"]), max_size=1)))
+    node.visible = draw(st.sampled_from([True] * 4 + [False]))
+    node.checkpoint_readable = draw(st.sampled_from([True] * 4 + [False]))
+    node.logs_readable = draw(st.sampled_from([True] * 4 + [False]))
+    return node
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(odd_nodes())
+def test_generated_nodes_are_the_same_under_other_names(node: TestNode) -> None:
+    """Whatever stands on a node, its page is the same under other names."""
+    asyncio.run(check_law(capture_of(node)))
+
+
+@given(st.sets(st.text("0123456789abcdef", min_size=12, max_size=64), max_size=20))
+def test_ids_stay_apart_and_cut_ones_stay_the_beginning(ids: set[str]) -> None:
+    """Two ids never become one, and an id that was cut off is the beginning of the whole, as it was."""
+    names = Pseudonyms(KEY)
+    others = {id_: names.container_id(id_) for id_ in ids}
+    assert len(set(others.values())) == len(ids)
+    assert all(other.startswith(names.container_id(id_[:12])) for id_, other in others.items())
+
+
+@given(st.lists(st.from_regex(r"[a-z0-9]{1,2}", fullmatch=True), unique=True, max_size=120))
+def test_names_stay_apart_even_the_shortest(found: list[str]) -> None:
+    """Two names never become one, though there are few short ones; the same name is always the same."""
+    names = Pseudonyms(KEY)
+    others = [names.pod(name) for name in found]
+    assert len(set(others)) == len(found)
+    assert others == [names.pod(name) for name in found]
+
+
+UUID = "b1028956-cfa2-0990-bf4a-5da9abb51763"
+
+
+@pytest.mark.parametrize(
+    "id_",
+    [
+        f"GPU-{UUID}",
+        f"GPU-{UUID}::3",
+        f"MIG-{UUID}",
+        f"MIG-{UUID}::12",
+        f"MIG-GPU-{UUID}/3/0",
+        f"GPU-{UUID}-_-14",
+        f"GPU-{UUID}-9",
+        f"GPU-{UUID}-memory-12",
+        "nvidia0/gi3/vgpu0",
+        "tencent.com/vcuda-memory-268435456-30",
+        "0-123",
+        "0000:3b:00.0",
+        "gpu-0-mig-1g5gb-19-0",
+        "all",
+    ],
+)
+def test_device_ids_keep_their_form(id_: str) -> None:
+    """Another id means the same as the first did, of another device; what names no device stays."""
+    other = Pseudonyms(KEY).device(id_)
+    same = re.sub("[0-9a-f]{8}-[0-9a-f-]{27}", UUID, other)
+    assert same == id_
+    assert (other == id_) == (UUID not in id_)
+    kinds = {type(device_ids.parse("nvidia.com/gpu", DeviceId(one))) for one in (id_, other)}
+    assert len(kinds) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods/besteffort/pod{UUID}/{'7f' * 32}",
+        f"/kubepods.slice/kubepods-pod{UUID.replace('-', '_')}.slice/cri-containerd-{'7f' * 32}.scope",
+        f"/kubepods/burstable/pod{'9c' * 16}/{'7f' * 32}",
+        f"/../../kubepods-pod{UUID.replace('-', '_')}.slice/crio-{'7f' * 32}.scope (deleted)",
+        "/user.slice/user-1000.slice/user@1000.service/app.slice/jane.scope",
+        "/../../system.slice/jane.service",
+        "/docker/jane",
+        "/",
+    ],
+)
+def test_cgroup_paths_keep_their_meaning(path: str) -> None:
+    """A path that was a pod's is one, one of the host stays the host's; people and their numbers are gone."""
+    own = cgroups.own("0::/system.slice/gpumap.service")
+    other = Pseudonyms(KEY).cgroup(path)
+    before, after = (cgroups.parse(f"0::{one}", own) for one in (path, other))
+    assert (before.kind, len(before.pods)) == (after.kind, len(after.pods))
+    assert [bool(pod.container_id) for pod in before.pods] == [bool(pod.container_id) for pod in after.pods]
+    assert "jane" not in other
+    assert "1000" not in other
+    assert len(other) == len(path)
+
+
+def test_another_key_gives_other_names() -> None:
+    """Who has one recording cannot read the next."""
+    first, second = Pseudonyms(b"1"), Pseudonyms(b"2")
+    assert first.pod("trainer-0") != second.pod("trainer-0")
+    assert first.device(f"GPU-{UUID}") != second.device(f"GPU-{UUID}")
+
+
+def test_order_and_what_people_wrote_tell_nothing() -> None:
+    """Pods, rows and ids stand in the new names' order; paths and what people wrote are gone."""
+    capture = on_disk.load(golden.CAPTURES / "kubelet-1.36")
+    down = {"procfs": contents.Down("unreadable", f"/home/jane/proc: of GPU-{UUID}, permission denied")}
+    files = {**capture.frames[0].files, contents.DOWN: contents.down_text(down)}
+    other = anonymize.anonymize(on_disk.Capture(capture.about, (on_disk.Frame(0.0, files),)), Pseudonyms(KEY))
+    said = other.frames[0].files
+    rows = json.loads(said[contents.CHECKPOINT])["Data"]["PodDeviceEntries"]
+    assert [json.dumps(row, sort_keys=True) for row in rows] == sorted(json.dumps(row, sort_keys=True) for row in rows)
+    lines = said[contents.LOG_TREE].decode().splitlines()
+    assert lines == sorted(lines)
+    why = contents.down(said)["procfs"]
+    assert why.reason == "unreadable"
+    assert "jane" not in why.detail
+    assert UUID not in why.detail
+    assert "permission denied" in why.detail
+    assert other.about.description == ""
+    assert "kubelet 1.36" not in other.about.origin
+
+
+def test_what_cannot_be_read_cannot_be_renamed_and_is_left_out() -> None:
+    """An answer that is no message, a checkpoint that is no JSON: gone, and told to be undecodable."""
+    capture = on_disk.load(golden.CAPTURES / "mig")
+    files = {name: said for name, said in capture.frames[0].files.items() if not name.startswith("kubelet/")}
+    files |= {"kubelet/list.pb": b"\xff secret-pod", contents.CHECKPOINT: b"{ secret"}
+    files |= {"proc/101/cgroup": b"secret", "proc/101/stat": b"secret"}
+    other = anonymize.anonymize(on_disk.Capture(capture.about, (on_disk.Frame(0.0, files),)), Pseudonyms(KEY))
+    said = other.frames[0].files
+    assert b"secret" not in b"".join(said.values())
+    assert {name: why.reason for name, why in contents.down(said).items()} == {
+        "kubelet": "decode",
+        "checkpoint": "checkpoint_corrupt",
+    }
+
+
+def test_alloc_resp_is_renamed_within() -> None:
+    """The environment that names GPUs names others, in the same order."""
+    capture = on_disk.load(golden.CAPTURES / "kubelet-1.36")
+    names = Pseudonyms(KEY)
+    rows = json.loads(anonymize.anonymize(capture, names).frames[0].files[contents.CHECKPOINT])["Data"]
+    two = names.device("GPU-8f3c1e2a-6b1d-4c57-9a0e-2f4d7b9c1a10,GPU-c0ffee00-1234-4abc-8def-0123456789ab")
+    found = [base64.b64decode(row["AllocResp"]) for row in rows["PodDeviceEntries"]]
+    assert any(b"NVIDIA_VISIBLE_DEVICES" in one and two.encode() in one for one in found)

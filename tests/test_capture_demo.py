@@ -1,0 +1,316 @@
+"""`gpumap demo --capture` plays a recorded node; a folder that is no capture is one line and exit 2, and no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumap.capture import contents, driver, replay
+from gpumap.capture import format as on_disk
+from gpumap.capture.contents import Down
+from gpumap.capture.files import CapturedFiles
+from gpumap.capture.run import load_capture
+from gpumap.errors import UsageError
+from gpumap.model import Source
+from gpumap.nvml_worker import wire
+from tests import agent, golden
+from tests.demo_process import GPUMAP, environment
+from tests.node import short_directory
+
+OWNERS = golden.CAPTURES / "owners"
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(name="directory")
+def make_directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(name="copy")
+def make_copy(directory: Path) -> Path:
+    """A capture to be broken."""
+    return shutil.copytree(OWNERS, directory / "copy")
+
+
+def with_files(capture: on_disk.Capture, **changed: bytes | None) -> dict[str, bytes]:
+    files = {**capture.frames[0].files, **changed}
+    return {name: said for name, said in files.items() if said is not None}
+
+
+# --- playing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_capture_is_served_as_a_node(directory: Path) -> None:
+    """The page of `demo --capture` says of containers what the capture's page says; nothing is left behind."""
+    expected = agent.Page((OWNERS / on_disk.EXPECTED).read_text())
+    async with agent.run_agent(
+        "demo", "--capture", str(OWNERS), "--interval", "100ms", "--collect", "all", TMPDIR=str(directory)
+    ) as running:
+        page = await running.later(3)
+        document = json.loads((await running.get("/api/v1/map")).text)
+    served = {row for row in page.container_series() if row[0] not in replay.CLOCK_DEPENDENT}
+    assert served == expected.container_series()
+    assert document["node"]["name"] == "made-node"
+    assert {source["source"] for source in document["sources"] if source["up"]} >= {"kubelet", "nvml", "procfs"}
+    assert os.listdir(directory) == []
+
+
+async def test_frames_are_played_in_their_time_and_again(directory: Path) -> None:
+    """What changed between frames changes on the page, and after the last frame comes the first."""
+    capture = on_disk.load(OWNERS)
+    later = with_files(capture, **{"kubelet/list.json": b"{}"})
+    frames = (capture.frames[0], on_disk.Frame(0.7, later))
+    on_disk.write(replace(capture, frames=frames), directory / "two", b"")
+    async with agent.run_agent("demo", "--capture", str(directory / "two"), "--interval", "50ms") as running:
+        for has_holders in (True, False, True, False):
+
+            def holds(page: agent.Page, wanted: bool = has_holders) -> bool:
+                return page.up("kubelet") and bool(page.samples.get("gpumap_allocation_info")) == wanted
+
+            await running.until(holds, f"holders: {has_holders}")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("kubelet", "socket_missing"),
+        ("kubelet", "connection_refused"),
+        ("kubelet", "deadline_exceeded"),
+        ("kubelet", "permission_denied"),
+        ("kubelet", "unavailable"),
+        ("kubelet", "unimplemented"),
+        ("kubelet", "message_too_large"),
+        ("kubelet", "decode"),
+        ("kubelet", "internal"),
+        ("checkpoint", "checkpoint_missing"),
+        ("checkpoint", "checkpoint_unreadable"),
+        ("checkpoint", "checkpoint_corrupt"),
+        ("pod_logs", "pod_logs_missing"),
+        ("pod_logs", "pod_logs_unreadable"),
+        ("procfs", "unreadable"),
+    ],
+)
+async def test_a_source_that_was_down_is_down_again(source: str, reason: str) -> None:
+    """Each for the reason that it gave; when it was up in the frame before, it is up there."""
+    capture = on_disk.load(OWNERS)
+    places = {
+        "kubelet": "kubelet/list.json",
+        "checkpoint": contents.CHECKPOINT,
+        "pod_logs": contents.LOG_TREE,
+        "procfs": contents.OWN_CGROUP,
+    }
+    # One identity source is enough: without the other it shows.
+    other = {"checkpoint": contents.LOG_TREE, "pod_logs": contents.CHECKPOINT}.get(source)
+    up = with_files(capture, **({other: None} if other else {}))
+    down = {name: said for name, said in up.items() if name != places[source]}
+    down[contents.DOWN] = contents.down_text({source: Down(reason, "in this test")})
+    frames = (on_disk.Frame(0.0, up), on_disk.Frame(1.0, down), on_disk.Frame(2.0, up))
+    contents.check(down)
+    shown = "pod_identity" if other else source
+    found = [
+        next(health for health in snapshot.sources if health.source == shown)
+        for snapshot in await replay.snapshots(replace(capture, frames=frames))
+    ]
+    assert [health.up for health in found] == [True, False, True]
+    assert found[1].reason == reason or found[1].errors[reason] > 0
+
+
+async def test_a_rate_limit_is_played_as_the_deadline_that_it_led_to() -> None:
+    """Played as it was, it would be waited out for as long as the deadline, frame by frame."""
+    files = with_files(on_disk.load(OWNERS), **{"kubelet/list.json": None})
+    files[contents.DOWN] = contents.down_text({"kubelet": Down("rate_limited", "")})
+    capture = on_disk.Capture(on_disk.About("here"), (on_disk.Frame(0.0, files),))
+    kubelet = next(one for one in (await replay.snapshots(capture))[-1].sources if one.source is Source.KUBELET)
+    assert (kubelet.up, kubelet.reason) == (False, "deadline_exceeded")
+
+
+async def test_a_replay_takes_the_time_that_the_capture_took() -> None:
+    """A List that is older than it may be is not believed, though its frame was replayed a moment ago."""
+    capture = on_disk.load(OWNERS)
+    away = with_files(capture, **{"kubelet/list.json": None})
+    away[contents.DOWN] = contents.down_text({"kubelet": Down("socket_missing", "")})
+    frames = (capture.frames[0], on_disk.Frame(50.0, away), on_disk.Frame(70.0, away))
+    snapshots = await replay.snapshots(replace(capture, frames=frames))
+    holders = [any(row.slots for row in snapshot.containers) for snapshot in snapshots]
+    assert holders == [True, True, False]
+
+
+def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
+    """GPUs that are to be skipped are, those to be asked last come last; an error is one line."""
+    files = dict(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files)
+    told = [wire.decode(line) for line in driver.answers(wire.Request(7, 1.0, last=(0,), skip=(1,)), files)]
+    assert isinstance(told[0], wire.DriverSaid)
+    assert (told[0].read, told[0].gpus) == (7, 3)
+    assert [one.gpu.index for one in told[1:] if isinstance(one, wire.GpuSaid)] == [2, 0]
+    files[contents.NVML] = contents.reading_text(Down("driver_not_loaded", "in this test"))
+    told = [wire.decode(line) for line in driver.answers(wire.Request(8, 1.0), files)]
+    assert told == [wire.ErrorSaid(8, 0, "driver_not_loaded", "in this test")]
+
+
+# --- what is no capture -----------------------------------------------------------------------------------------------
+
+
+def _replace(name: str, text: str) -> Callable[[Path], None]:
+    def change(copy: Path) -> None:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text(text)
+
+    return change
+
+
+def _add_log(line: str) -> Callable[[Path], None]:
+    def change(copy: Path) -> None:
+        with (copy / "log.tree").open("a") as file:
+            file.write(line + "\n")
+
+    return change
+
+
+def _about(**changed: object) -> Callable[[Path], None]:
+    def change(copy: Path) -> None:
+        said = json.loads((copy / "capture.json").read_text())
+        (copy / "capture.json").write_text(json.dumps({**said, **changed}))
+
+    return change
+
+
+def _huge(copy: Path) -> None:
+    with (copy / "nvml.json").open("ab") as file:
+        file.truncate(on_disk.MAX_FILE_BYTES + 1)
+
+
+def _link(copy: Path) -> None:
+    (copy / "nvml.json").unlink()
+    (copy / "nvml.json").symlink_to("/etc/passwd")
+
+
+def _fifo(copy: Path) -> None:
+    (copy / "log.tree").unlink()
+    os.mkfifo(copy / "log.tree")
+
+
+def _later_frame(name: str, text: str) -> Callable[[Path], None]:
+    return _replace(f"frames/{name}", text)
+
+
+BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
+    ("no folder", shutil.rmtree, "capture.json: No such file or directory"),
+    ("no capture.json", lambda copy: (copy / "capture.json").unlink(), "capture.json: No such file"),
+    ("no JSON", _replace("capture.json", "{"), "capture.json: is not JSON"),
+    ("no object", _replace("capture.json", "[]"), "capture.json: is not a JSON object"),
+    ("deep JSON", _replace("nvml.json", "[" * 100_000), "nvml.json: is not JSON"),
+    ("version", _about(version=2), "version 2 is not understood; this gpumap reads 1"),
+    ("odd version", _about(version=True), "version True is not understood"),
+    ("no version", _about(version=None), "version None is not understood"),
+    ("no node", _about(node=""), "no node"),
+    ("API", _about(podresources="v2"), '"v2" is neither v1 nor v1alpha1'),
+    ("half a node", _about(node="\ud800"), "capture.json: is not JSON"),
+    ("half a GPU", _replace("nvml.json", '{"gpus": [{"index": 0, "model": "\\ud800"}]}'), "nvml.json: is not JSON"),
+    ("half a pod", _replace("kubelet/list.json", '{"podResources": [{"name": "\\ud800"}]}'), "kubelet/list.json: "),
+    ("resource", _about(resource="("), "resource is not a regular expression"),
+    ("no NVML", lambda copy: (copy / "nvml.json").unlink(), "no nvml.json"),
+    ("NVML", _replace("nvml.json", '{"gpus": 3}'), "nvml.json: gpus is not a list of GPUs"),
+    ("a GPU", _replace("nvml.json", '{"gpus": [{"index": "x"}]}'), "nvml.json: not an integer"),
+    ("GPUs", _replace("nvml.json", '{"gpus": [{"index": 4}]}'), "nvml.json: the GPUs' indices are not 0, 1"),
+    ("NVML's error", _replace("nvml.json", '{"error": 3}'), "nvml.json: not an object"),
+    ("no List", lambda copy: (copy / "kubelet/list.json").unlink(), "no kubelet/list.pb or kubelet/list.json"),
+    ("List", _replace("kubelet/list.json", '{"pods": 3}'), "kubelet/list.json: "),
+    ("allocatable", _replace("kubelet/allocatable.json", "{"), "kubelet/allocatable.json: "),
+    ("socket", _replace("kubelet/socket", "many"), "kubelet/socket: is not a number"),
+    ("no cgroup", lambda copy: (copy / "own/cgroup").unlink(), "no own/cgroup"),
+    ("down", _replace("down.json", '{"nvml": {"reason": "x"}}'), "down.json: 'nvml' is not a source"),
+    ("up", _add_log("d 755 ../../evil 0 -> "), "is no name below var/log/"),
+    ("up within", _add_log("d 755 var/log/pods/../../../../evil 0 -> "), "is no name below var/log/"),
+    ("absolute", _add_log("f 644 /tmp/evil 0 -> "), "is no name below var/log/"),
+    ("elsewhere", _add_log("f 644 etc/evil 0 -> "), "is no name below var/log/"),
+    ("mode", _add_log("f jane var/log/pods/x 0 -> "), "is no name below var/log/"),
+    ("kind", _add_log("p 644 var/log/pods/x 0 -> "), "is no name below var/log/"),
+    ("a link out", _add_log("l 777 var/log/containers/x.log 9 -> /etc/passwd"), "is no link of var/log/containers/"),
+    ("a link up", _add_log("l 777 var/log/containers/x.log 9 -> /var/log/pods/../../x"), "is no link of"),
+    ("a linked pod", _add_log("l 777 var/log/pods/x 9 -> /var/log/pods/a/b/c"), "is no link of"),
+    ("below a file", _add_log("f 644 var/log/pods/x 0 -> \nd 755 var/log/pods/x/y 0 -> "), "stands below a file"),
+    ("twice", _add_log("f 644 var/log/pods/x 0 -> \nf 644 var/log/pods/x 0 -> "), "a name stands twice"),
+    ("huge", _huge, "nvml.json: is larger than 64 MiB"),
+    ("a link", _link, "nvml.json: is not a regular file"),
+    ("a pipe", _fifo, "log.tree: is not a regular file"),
+    ("no frame", _later_frame("first/frame.json", "{}"), "frames/first: is not a frame"),
+    ("frame's JSON", _later_frame("0001/frame.json", "{"), "frames/0001/frame.json: is not JSON"),
+    ("no offset", _later_frame("0001/frame.json", "{}"), "offset_seconds is not a number from 0 on"),
+    ("backwards", _later_frame("0001/frame.json", '{"offset_seconds": -1}'), "offset_seconds is not a number"),
+    ("gone", _later_frame("0001/frame.json", '{"offset_seconds": 1, "gone": 3}'), "gone is not a list of paths"),
+    (
+        "nothing left",
+        _later_frame("0001/frame.json", '{"offset_seconds": 1, "gone": ["nvml.json"]}'),
+        "/frames/0001: no nvml.json",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_what_is_no_capture_is_refused_in_one_line(copy: Path, change: Callable[[Path], None], says: str) -> None:
+    """The line names the flag and the file, and what is wrong with it."""
+    change(copy)
+    with pytest.raises(UsageError) as refused:
+        load_capture(copy)
+    assert str(refused.value).startswith(f"--capture {copy}")
+    assert says in str(refused.value)
+
+
+def test_the_command_refuses_in_one_line(copy: Path) -> None:
+    """Exit 2, and neither page nor traceback."""
+    _about(version=2)(copy)
+    command = [str(GPUMAP), "demo", "--listen", "127.0.0.1:0", "--capture", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (f"gpumap: --capture {copy}/capture.json: version 2 is not understood; this gpumap reads 1\n")
+
+
+def test_a_scenario_and_a_capture_do_not_go_together() -> None:
+    """There is one node to play."""
+    command = [str(GPUMAP), "demo", "--capture", str(OWNERS), "--scenario", "x.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "--scenario" in done.stderr
+
+
+def test_notes_beside_the_files_are_nobodys_business(copy: Path) -> None:
+    """A README, an editor's leftovers, a folder of one's own: read by nobody."""
+    (copy / "README.md").write_text("a bug")
+    (copy / "proc" / "101" / "environ").write_text("SECRET=1")
+    (copy / "more").mkdir()
+    (copy / "more" / "nvml.json").write_text("{")
+    assert on_disk.load(copy) == on_disk.load(OWNERS)
+
+
+def test_only_what_changed_is_touched(directory: Path) -> None:
+    """A file that stays is the same file; what changes is replaced whole; what goes is gone, also as another kind."""
+    files = CapturedFiles(directory)
+    capture = on_disk.load(OWNERS)
+    files.show(capture.frames[0].files)
+    before = {path: path.lstat().st_ino for path in directory.rglob("*")}
+    cgroup = b"0::/system.slice/other.service\n"
+    later = with_files(capture, **{"proc/101/cgroup": cgroup, "proc/102/stat": None, "proc/102/cgroup": None})
+    later |= {contents.DOWN: contents.down_text({"checkpoint": Down("checkpoint_unreadable", "")})}
+    files.show(later)
+    after = {path: path.lstat().st_ino for path in directory.rglob("*")}
+    names = {str(path.relative_to(directory)) for path in before.keys() ^ after.keys()}
+    assert names == {"proc/102", "proc/102/stat", "proc/102/cgroup"}
+    replaced = {
+        str(path.relative_to(directory)) for path in before.keys() & after.keys() if before[path] != after[path]
+    }
+    assert replaced - {"kubelet/device-plugins/kubelet_internal_checkpoint"} == {"proc/101/cgroup"}
+    assert (directory / "proc/101/cgroup").read_bytes() == cgroup
+    assert (directory / "kubelet/device-plugins/kubelet_internal_checkpoint").is_dir()
+    files.show(capture.frames[0].files)
+    assert {path.relative_to(directory) for path in directory.rglob("*")} == {
+        path.relative_to(directory) for path in before
+    }

@@ -1,0 +1,450 @@
+"""`gpumap doctor`: each source and privilege judged, why, and what to do; on documents, and as installed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumap import asking, remedies
+from gpumap.doctor import Answer, Check, Facts, Privileges, as_values, examine, works
+from gpumap.document import Document, document
+from gpumap.facts import CAPABILITIES, look, privileges
+from gpumap.model import Source
+from gpumap.settings import resolve
+from gpumap.tables import Shape, doctor_table
+from gpumap.terminal import Screen, cells
+from tests import standin
+from tests.agent import run_agent, serve
+from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.nodes import Gpu, Pod, Process, TestNode
+from tests.nodes import gpu_uuid as made_uuid
+from tests.privileges import as_ordinary_user, open_folder
+from tests.processes import PlainProcesses
+from tests.snapshots import busy_node, empty_node
+from tests.test_cli import gpumap_in_loop
+
+LADDER = ["kubelet", "nvml", "device_checkpoint", "pod_logs", "proc", "pid_visibility", "process_utilization"]
+ALL_WELL = Facts(
+    kubelet=Answer("23 pods listed, offered: 8 nvidia.com/gpu"),
+    checkpoint=Answer("9 entries of 7 pods, 1 resource registered"),
+    pod_logs=Answer("directories of 23 pods, links of 31 containers"),
+    privileges=Privileges(uid=0, capabilities=(), api_token=None, runtime_sockets=(), bare_host=False),
+)
+
+
+def by_name(checks: tuple[Check, ...]) -> dict[str, Check]:
+    """Each check once, by its name."""
+    assert len({one.check for one in checks}) == len(checks)
+    return {one.check: one for one in checks}
+
+
+def well() -> TestNode:
+    """A node on which all works, collected once."""
+    pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(made_uuid(0))]}})
+    node = TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, made_uuid(0), pod)])
+    node.allocatable = {"nvidia.com/gpu": [str(made_uuid(0)), str(made_uuid(1))]}
+    node.collect()
+    return node
+
+
+def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Check]:
+    return by_name(examine(document(node.collect()), facts))
+
+
+# --- on documents -----------------------------------------------------------------------------------------------------
+
+
+def test_all_well() -> None:
+    """Everything is ok, in the ladder's order, and says what was seen."""
+    found = examined(well())
+    assert list(found) == [*LADDER, "unmatched_slots", "capabilities", "api_token", "runtime_socket"]
+    assert {one.state for one in found.values()} == {"ok"}
+    assert [one.check for one in found.values() if one.required] == ["kubelet", "nvml"]
+    assert not [one for one in found.values() if one.why or one.remedy]
+    assert found["kubelet"].seen == "23 pods listed, offered: 8 nvidia.com/gpu, 1 pod with GPUs, 2 slots on devices"
+    assert found["nvml"].seen == "driver 550.54, CUDA 12.4, 2 GPUs, 2 devices readable"
+    assert found["device_checkpoint"].seen == ALL_WELL.checkpoint.seen
+    assert found["pid_visibility"].seen == "in this test"
+    assert works(tuple(found.values()))
+
+
+def test_an_agents_document_alone() -> None:
+    """With --url nothing of this machine is judged: neither its files nor its privileges."""
+    found = examined(well(), facts=None)
+    assert list(found) == [*LADDER, "unmatched_slots"]
+    assert {one.state for one in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize("snapshot", [empty_node(), busy_node(3)])
+def test_every_document_can_be_examined(snapshot: object) -> None:
+    """Whatever is up or down; the table is complete either way."""
+    checks = examine(document(snapshot), None)  # type: ignore[arg-type] # a snapshot
+    assert [one.check for one in checks if "/" not in one.check][:7] == LADDER
+    for screen in (Screen(), Screen(60, colours=True)):
+        text = doctor_table(checks, Shape(screen=screen))
+        assert all(one.check in text for one in checks)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("socket_missing", "missing"), ("connection_refused", "failed"), ("rate_limited", "failed")]
+)
+def test_kubelet_away(reason: str, state: str) -> None:
+    """The kubelet is required: what it failed with, and the one remedy that gpumap has for that."""
+    node = well()
+    node.down, node.kubelet_reason = {"kubelet"}, reason
+    found = examined(node)
+    kubelet = found["kubelet"]
+    assert (kubelet.state, kubelet.required) == (state, True)
+    assert kubelet.why == f"{reason}: {reason} of the test"
+    assert kubelet.remedy == remedies.SOURCES[Source.KUBELET][reason]
+    assert not works(tuple(found.values()))
+    assert found["nvml"].state == "ok"
+    assert "kubelet does not work, and is required." in doctor_table(tuple(found.values()), Shape())
+
+
+def test_gpu_that_is_down() -> None:
+    """It has a line of its own; one of several is no reason to fail, all of them are."""
+    node = well()
+    node.gpus[1].fault = "lost"
+    found = examined(node)
+    assert found["nvml"].state == "degraded"
+    assert (found["gpu/1"].state, found["gpu/1"].why, found["gpu/1"].required) == ("failed", "lost", False)
+    assert found["gpu/1"].remedy == remedies.FAULTS["lost"]
+    assert made_uuid(1) in found["gpu/1"].seen
+    assert works(tuple(found.values()))
+    node.gpus[0].fault = "hung"
+    found = examined(node)
+    assert found["nvml"].state == "failed"
+    assert not works(tuple(found.values()))
+
+
+def test_no_pid_visibility() -> None:
+    """What was seen instead, and the chart's value; the required sources work all the same."""
+    node = well()
+    node.visible = False
+    found = examined(node)
+    assert (found["pid_visibility"].state, found["pid_visibility"].why) == ("missing", "not in this test")
+    assert "hostPID" in (found["pid_visibility"].remedy or "")
+    assert works(tuple(found.values()))
+
+
+@pytest.mark.parametrize("capability", ["device_checkpoint", "pod_logs"])
+def test_step_of_the_ladder_that_is_not_taken(capability: str) -> None:
+    """A directory that is not mounted: missing, with the chart's value; the reason is known here alone."""
+    node = well()
+    node.checkpoint_readable, node.logs_readable = capability != "device_checkpoint", capability != "pod_logs"
+    reason = "checkpoint_missing" if capability == "device_checkpoint" else "pod_logs_missing"
+    field = {"device_checkpoint": "checkpoint", "pod_logs": "pod_logs"}[capability]
+    answer = Answer(reason=reason, detail="no such thing")
+    here = examined(node, replace(ALL_WELL, **{field: answer}))[capability]  # type: ignore[arg-type] # an Answer
+    there = examined(node, None)[capability]
+    assert (here.state, here.why) == ("missing", f"{reason}: no such thing")
+    assert (there.state, there.why) == ("missing", "not read")
+    assert here.remedy == there.remedy == remedies.CAPABILITIES[capability]
+
+
+def test_partitioned_gpus_need_no_sm_time_by_process() -> None:
+    """No driver tells it on MIG devices: nothing is missing. A whole GPU without it is another matter."""
+    node = well()
+    node.pods, node.processes = [], []
+    node.gpus = [Gpu(0, mig=[(1, 0, 3)])]
+    assert examined(node)["process_utilization"].state == "not needed"
+    node.gpus = [Gpu(0, tells_samples=False)]
+    assert examined(node)["process_utilization"].state == "missing"
+    node.gpus = [Gpu(0, fault="lost")]
+    assert examined(node)["process_utilization"].state == "unknown"
+
+
+def test_unmatched_slots() -> None:
+    """A line for each reason, with whose they are."""
+    node = well()
+    node.pods.append(Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": ["x"], "nvidia.com/gpu": ["GPU-none"]}}))
+    found = [one for one in examined(node).values() if one.check.startswith("unmatched_slots/")]
+    assert found
+    for one in found:
+        reason = one.check.partition("/")[2]
+        assert one.state == "degraded"
+        assert one.why == f"{reason}: ml/odd"
+        assert one.remedy == remedies.UNMATCHED[reason]
+
+
+def test_too_much_privilege_is_a_warning() -> None:
+    """Capabilities, an API token, a runtime's socket: gpumap needs none, and says how to take them away."""
+    held = Privileges(0, ("SYS_ADMIN", "SYS_PTRACE", "CHOWN"), "/token", ("/run/containerd/containerd.sock",), False)
+    found = examined(well(), replace(ALL_WELL, privileges=held))
+    assert [one.check for one in found.values() if one.state == "warning"] == [
+        "capabilities",
+        "api_token",
+        "runtime_socket",
+    ]
+    assert found["capabilities"].seen == "uid 0 (privileged), SYS_ADMIN, SYS_PTRACE, CHOWN"
+    assert "drop: [ALL]" in (found["capabilities"].remedy or "")
+    assert works(tuple(found.values()))
+    shell = examined(well(), replace(ALL_WELL, privileges=replace(held, bare_host=True)))
+    assert shell["capabilities"].state == "ok"
+    assert "api_token" not in shell
+
+
+def test_the_document_for_scripts_is_stable() -> None:
+    """A list of checks with the same fields each, in JSON's own types."""
+    node = well()
+    node.down = {"nvml"}
+    found = document(node.collect())
+    values = json.loads(json.dumps(as_values(found, examine(found, None))))
+    assert (values["version"], values["ok"], values["node"]["name"]) == (1, False, "node-a")
+    fields = {"check", "state", "required", "seen", "why", "remedy"}
+    assert all(one.keys() == fields for one in values["checks"])
+    states = {"ok", "degraded", "missing", "failed", "warning", "not needed", "unknown"}
+    assert {one["state"] for one in values["checks"]} <= states
+
+
+def test_the_table_is_a_line_a_check_in_a_pipe_and_wrapped_on_a_terminal() -> None:
+    """Nothing is lost or too wide; odd details neither steer the terminal nor make lines of their own."""
+    found = document(empty_node())
+    found["sources"][0] |= {"reason": "odd", "detail": "\x1b[2J\n\u202e" + "学" * 200}
+    checks = examine(found, ALL_WELL)
+    piped = doctor_table(checks, Shape()).splitlines()
+    assert len(piped) == len(checks) + 3
+    assert [line.split()[0] for line in piped[1:-2]] == [one.check for one in checks]
+    for columns in (60, 100, 300):
+        lines = doctor_table(checks, Shape(screen=Screen(columns))).splitlines()
+        assert max(map(cells, lines[:-1])) <= columns
+        assert all(character.isprintable() for line in lines for character in line)
+        assert "".join("".join(lines).split()).count("学") == 200
+
+
+# --- facts of this machine --------------------------------------------------------------------------------------------
+
+
+def status(capabilities: int) -> str:
+    return f"Name:\tgpumap\nCapPrm:\t0000000000000000\nCapEff:\t{capabilities:016x}\nSeccomp:\t2\n"
+
+
+@pytest.fixture(name="root")
+def make_root(tmp_path: Path) -> Path:
+    """A machine's files as a container without privileges sees them: `self` and nothing else."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(status(0))
+    (tmp_path / "self" / "cgroup").write_text("0::/\n")
+    return tmp_path
+
+
+def test_privileges_of_the_chart(root: Path) -> None:
+    """No capability, no token, no socket."""
+    held = privileges(root / "self", root)
+    assert (held.capabilities, held.api_token, held.runtime_sockets, held.bare_host) == ((), None, (), False)
+
+
+def test_privileges_that_are_too_many(root: Path) -> None:
+    """Each is found where Kubernetes and the runtimes put it; the capabilities that matter most stand first."""
+    (root / "self" / "status").write_text(status((1 << 41) - 1))
+    token = root / "var/run/secrets/kubernetes.io/serviceaccount/token"
+    for path in (token, root / "run/containerd/containerd.sock", root / "run/docker.sock"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (root / "var/run/docker.sock").symlink_to(root / "run/docker.sock")
+    held = privileges(root / "self", root)
+    assert set(held.capabilities) == set(CAPABILITIES)
+    assert held.capabilities[0] == "SYS_ADMIN"
+    assert held.api_token == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert held.runtime_sockets == ("/run/containerd/containerd.sock", "/run/docker.sock")
+
+
+def test_privileges_that_cannot_be_read_are_not_claimed(root: Path) -> None:
+    """Without /proc/self nothing is said to be held."""
+    held = privileges(root / "missing", root)
+    assert (held.capabilities, held.bare_host) == ((), False)
+    (root / "self" / "cgroup").write_text("0::/system.slice/sshd.service\n")
+    assert privileges(root / "self", root).bare_host
+
+
+async def test_files_that_may_not_be_read() -> None:
+    """An ordinary user is told which file, and to run as user 0; nothing is claimed to be missing."""
+    with open_folder() as folder:
+        node = Node(folder, Path("/none"), PlainProcesses(folder / "proc"))
+        node.admit("job", main=[gpu_uuid(1)])
+        closed = [node.kubelet_root / "device-plugins", folder / "log" / "pods", node.kubelet_root / "pod-resources"]
+        async with node.kubelet:
+            for path in closed:
+                path.chmod(0)
+            with as_ordinary_user():
+                found, facts = await here(node)
+            for path in closed:
+                path.chmod(0o755)
+    checks = by_name(examine(found, facts))
+    for name in ("kubelet", "device_checkpoint", "pod_logs"):
+        assert checks[name].state == "failed"
+        assert "user 0" in (checks[name].remedy or "")
+    assert "Permission denied" in (checks["device_checkpoint"].why or "")
+
+
+async def here(node: Node) -> tuple[Document, Facts]:
+    """What doctor learns when it runs in this process."""
+    flags = {"kubelet_root": str(node.kubelet_root), "pod_log_root": str(node.directory / "log")}
+    settings = resolve(argparse.Namespace(**flags, proc=str(node.processes.root), nvml_library="/none"), {})
+    async with contextlib.aclosing(asking.from_node(settings, 1.0)) as documents:
+        found = await anext(documents)
+    assert isinstance(found, dict)
+    return found, await look(settings)
+
+
+# --- the installed command --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="directory")
+def make_directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(name="node")
+async def make_node(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """A node with one pod that uses its GPU, beside two GPUs that nobody uses."""
+    node = Node(directory, standin.build(tmp_path_factory.getbasetemp()), PlainProcesses(directory / "proc"))
+    pod = node.admit("whole", main=[gpu_uuid(1)])
+    node.run(pod.cgroup("main"), 1, 11 * GIB, sm_percent=50)
+    async with node.kubelet:
+        yield node
+
+
+async def diagnose(node: Node, *, code: int, library: str | None = None) -> dict[str, dict[str, str | bool | None]]:
+    """Run `gpumap doctor -o json` on a node: valid JSON alone on stdout, nothing on stderr."""
+    flags = [*node.flags, "--nvml-library", library or str(node.library)]
+    done = await gpumap_in_loop("doctor", "-o", "json", *flags, **standin.environment(node.library, node.state))
+    values = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, values["ok"]) == (code, "", code == 0), done
+    return {one["check"]: one for one in values["checks"]}
+
+
+async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
+    """Everything works, with what each source was seen to say; the same as a table."""
+    found = await diagnose(node, code=0)
+    assert {one: found[one]["state"] for one in LADDER} == dict.fromkeys(LADDER, "ok")
+    assert found["kubelet"]["seen"] == (
+        "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots on devices"
+    )
+    assert "3 GPUs" in str(found["nvml"]["seen"])
+    assert found["device_checkpoint"]["seen"] == "1 entry of 1 pod, 2 resources registered"
+    assert found["pod_logs"]["seen"] == "directories of 1 pod, links of 1 container"
+    done = await gpumap_in_loop(
+        "doctor", *node.flags, "--nvml-library", str(node.library), **standin.environment(node.library, node.state)
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].split()[:2] == ["CHECK", "STATE"]
+    assert done.stdout.splitlines()[-1].startswith("All that is required works")
+
+
+async def test_doctor_where_nothing_is(directory: Path) -> None:
+    """No kubelet, no driver, no files: every line says so, with its remedy, and it ends with 1."""
+    flags = [f"--{name}={directory / 'nothing'}" for name in ("kubelet-root", "pod-log-root", "proc", "nvml-library")]
+    flags.append(f"--device-checkpoint={directory / 'nothing'}")
+    done = await gpumap_in_loop("doctor", "-o", "json", *flags)
+    found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert (done.returncode, done.stderr) == (1, "")
+    states = {name: found[name]["state"] for name in LADDER}
+    assert states == {
+        "kubelet": "missing",
+        "nvml": "missing",
+        "device_checkpoint": "missing",
+        "pod_logs": "missing",
+        "proc": "failed",
+        "pid_visibility": "missing",
+        "process_utilization": "unknown",
+    }
+    assert all(found[name]["remedy"] for name in LADDER[:-1])
+
+
+async def test_doctor_while_the_kubelet_is_away(node: Node) -> None:
+    """Required, and not there: 1. Everything else is examined all the same."""
+    await node.kubelet.stop()
+    found = await diagnose(node, code=1)
+    assert (found["kubelet"]["state"], found["nvml"]["state"], found["pod_logs"]["state"]) == ("missing", "ok", "ok")
+
+
+async def test_doctor_without_the_drivers_library(node: Node) -> None:
+    """It says which library was looked for, and what brings it into a container."""
+    found = await diagnose(node, code=1, library="/none/libnvidia-ml.so.1")
+    assert found["nvml"]["state"] == "missing"
+    assert "/none/libnvidia-ml.so.1" in str(found["nvml"]["why"])
+    assert "runtimeClassName" in str(found["nvml"]["remedy"])
+    assert found["kubelet"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(("hung", "code", "state"), [([0], 0, "degraded"), ([0, 1, 2], 1, "failed")])
+async def test_doctor_while_a_gpu_hangs(node: Node, hung: list[int], code: int, state: str) -> None:
+    """It ends, and tells which GPU hangs; with one of three it is not the driver that fails."""
+    for index in hung:
+        node.driver.delay["*", index] = float("inf")
+    node.tell_driver()
+    found = await diagnose(node, code=code)
+    assert found["nvml"]["state"] == state
+    assert "hung" in str(found["nvml"]["why"])
+    assert found["nvml"]["remedy"] == remedies.SOURCES[Source.NVML]["hung"]
+    assert found["kubelet"]["state"] == "ok"
+
+
+async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
+    """A GPU that was known has a line of its own: which it is, for how long it has not answered, what to do."""
+    async with serve(node) as agent:
+        await agent.later(1)
+        node.driver.delay["*", 1] = float("inf")
+        node.tell_driver()
+        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 0, "the hang is not told")
+        done = await gpumap_in_loop("doctor", "--url", agent.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("gpu/1 ")]
+    assert line.split()[:3] == ["gpu/1", "failed", gpu_uuid(1)]
+    assert " – hung" in line
+    assert remedies.FAULTS["hung"] in line
+    assert "worth a look: nvml, gpu/1" in done.stdout
+
+
+async def test_doctor_while_the_whole_driver_hangs(node: Node) -> None:
+    """No call returns: NVML fails by its deadline, everything else is told."""
+    node.driver.delay["*", "*"] = float("inf")
+    node.tell_driver()
+    found = await diagnose(node, code=1)
+    assert found["nvml"]["state"] == "failed"
+    assert "deadline_exceeded" in str(found["nvml"]["why"])
+    assert (found["kubelet"]["state"], found["device_checkpoint"]["state"]) == ("ok", "ok")
+
+
+async def test_doctor_without_pid_visibility(node: Node) -> None:
+    """A process tree that shows nobody outside: what it takes, and 0, for it is optional."""
+    for pid in node.processes.root.iterdir():
+        node.processes.end(int(pid.name))
+    found = await diagnose(node, code=0)
+    assert found["pid_visibility"]["state"] == "missing"
+    assert "hostPID" in str(found["pid_visibility"]["remedy"])
+    assert found["proc"]["state"] == "ok"
+
+
+async def test_doctor_of_a_corrupt_checkpoint(node: Node) -> None:
+    """The file is there and says nothing: failed, not missing; the logs still name pods."""
+    (node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint").write_text('{"Data": 7}')
+    found = await diagnose(node, code=0)
+    assert found["device_checkpoint"]["state"] == "failed"
+    assert str(found["device_checkpoint"]["why"]).startswith("checkpoint_corrupt: ")
+    assert found["device_checkpoint"]["remedy"] == remedies.SOURCES[Source.POD_IDENTITY]["checkpoint_corrupt"]
+    assert found["pod_logs"]["state"] == "ok"
+
+
+async def test_doctor_of_an_agent() -> None:
+    """With --url the agent's own document is judged, and this machine is not looked at."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.later(1)
+        done = await gpumap_in_loop("doctor", "-o", "json", "--url", agent.url)
+    found = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {name: found[name] for name in LADDER} == dict.fromkeys(LADDER, "ok")
+    assert found["unmatched_slots/untrusted_id"] == "degraded"
+    assert "capabilities" not in found
+    gone = await gpumap_in_loop("doctor", "--url", agent.url)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert "did not answer" in gone.stderr

@@ -1,0 +1,134 @@
+"""The last hour in bounded memory: buckets, gaps, what is dropped first, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from gpumap.history import BUCKET_SECONDS, BUCKETS, History, history_document
+from gpumap.model import ContainerName, DeviceMemory, GpuReading, Moment, Uuid
+from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
+from tests.snapshots import busy_node, gpu, instances, leaf, row
+
+UUID = Uuid("GPU-1")
+GIB = 1 << 30
+START = 600_000.0
+"""The beginning of a bucket."""
+
+
+def snapshot(at: float, used: int | None = GIB, sm: float | None = 0.5, pods: tuple[str, ...] = ("pod",)) -> Snapshot:
+    """One GPU of 80 GiB and some containers on it, all of which use the same."""
+    memory = None if used is None else DeviceMemory(80 * GIB, used, 80 * GIB - used)
+    card = Gpu(UUID, 0, 0, "", "", False, None, 0.0, None, GpuReading(0, memory=memory, utilization_ratio=sm))
+    use = ContainerUse(used, used, 1, sm, None, None, None, unassigned=False, last_active=None)
+    return Snapshot(
+        at=Moment(at, 1e9 + at),
+        node=Node("node", ""),
+        sources=(),
+        capabilities=(),
+        collections=(),
+        leaves=(Leaf(UUID, card, memory=memory),),
+        containers=tuple(ContainerOnDevice(ContainerName("team", pod, "main"), UUID, use=use) for pod in pods),
+    )
+
+
+def series(history: History, pod: str | None = "pod") -> tuple[list[int | None], list[int | None]]:
+    """Memory and SM of a container, or of the device."""
+    (found,) = (one for one in history_document(history.curves())["series"] if one["pod"] == pod)
+    return found["memory_mib"], found["sm_permille"]
+
+
+def test_a_bucket_is_the_greatest_memory_and_the_mean_sm() -> None:
+    """Within half a minute memory is its maximum, so that no peak is lost, and SM its mean; the same for both kinds."""
+    history = History()
+    for at, (used, sm) in enumerate([(GIB, 0.2), (3 * GIB, 0.4), (2 * GIB, 0.9)]):
+        history.add(snapshot(START + 5 * at, used, sm))
+    for kind in ("pod", None):
+        assert series(history, kind) == ([3072], [500])
+    history.add(snapshot(START + BUCKET_SECONDS, 0, 0.0))
+    assert series(history) == ([3072, 0], [500, 0])
+
+
+def test_what_was_not_known_is_a_gap() -> None:
+    """A value that is not told, and a time without a snapshot, leave null; the other value stands all the same."""
+    history = History()
+    history.add(snapshot(START, GIB, None))
+    history.add(snapshot(START + BUCKET_SECONDS, None, 0.25))
+    history.add(snapshot(START + 4 * BUCKET_SECONDS, GIB, 0.25))
+    assert series(history) == ([1024, None, None, None, 1024], [250, None, None, 250])
+
+
+def test_less_than_a_mebibyte_is_not_nothing() -> None:
+    """Only nothing is 0."""
+    history = History()
+    history.add(snapshot(START, 1))
+    assert series(history)[0] == [1]
+
+
+def test_after_an_hour_it_is_forgotten() -> None:
+    """The ring holds an hour: the oldest value falls out; who has been gone for an hour is no series any more."""
+    history = History()
+    for at in range(BUCKETS + 5):
+        history.add(
+            snapshot(START + at * BUCKET_SECONDS, (at + 1) << 20, pods=("pod", "early") if at < 3 else ("pod",))
+        )
+    memory, _ = series(history)
+    assert memory == list(range(6, BUCKETS + 6))
+    assert [one.name.pod for one in history.curves().curves if one.name] == ["pod"]
+    history.add(snapshot(START + 10_000 * BUCKET_SECONDS, 1 << 20))
+    assert series(history)[0] == [1], "a sleep of days is all gap"
+
+
+def test_who_is_gone_ends_in_gaps() -> None:
+    """The curve of a container that has left ends where it left."""
+    history = History()
+    history.add(snapshot(START, pods=("pod", "other")))
+    history.add(snapshot(START + 2 * BUCKET_SECONDS, pods=("other",)))
+    assert series(history, "pod")[0] == [1024, None, None]
+
+
+def test_memory_is_bounded() -> None:
+    """Whatever comes and goes: the longest gone makes room, the living stay, and one too many has no curve."""
+    history = History(max_series=8)
+    for at in range(40):
+        history.add(snapshot(START + at * BUCKET_SECONDS, pods=("living", f"pod-{at}")))
+        found = history.curves().curves
+        assert len(found) <= 8
+        assert {None, ContainerName("team", "living", "main"), ContainerName("team", f"pod-{at}", "main")} <= {
+            one.name for one in found
+        }
+    history = History(max_series=4)
+    for at in range(3):
+        history.add(snapshot(START + at, pods=tuple("abcdef")))
+    assert [one.name and one.name.pod for one in history.curves().curves] == [None, "a", "b", "c"]
+
+
+def test_it_knows_when_the_next_snapshot_is_due() -> None:
+    """The interval is what passed between snapshots; one that came early hardly shortens it."""
+    history = History()
+    found = []
+    for at in (0.0, 30.0, 60.0, 61.0):
+        history.add(snapshot(START + at))
+        found.append(history_document(history.curves())["interval_seconds"])
+    assert found == [None, 30.0, 30.0, 27.0]
+
+
+def test_mig_devices_have_no_utilisation_of_their_gpu() -> None:
+    """A MIG device's curve is of memory alone: its GPU's utilisation is not its own."""
+    history = History()
+    card = gpu(0, partitioned=True)
+    mig = instances(card)[0]
+    history.add(replace(snapshot(START, pods=()), leaves=(leaf(card, mig.uuid, mig),)))
+    assert series(history, None) == ([40 << 10], [])
+
+
+def test_a_busy_node_fits_in_little_json() -> None:
+    """A full hour of a node with everything is JSON of some kilobytes for each curve, and no more."""
+    history = History()
+    node = busy_node(gpus=4)
+    for at in range(BUCKETS):
+        history.add(replace(node, at=Moment(START + at * BUCKET_SECONDS, 0.0)))
+    document = history_document(history.curves())
+    assert len(document["series"]) > 100
+    assert len(json.dumps(document)) / len(document["series"]) < 3000
+    assert row("pod-0-0", node.leaves[0].uuid).name.pod in {one["pod"] for one in document["series"]}

@@ -1,0 +1,497 @@
+"""`gpumap record`: a node's sources become a folder that is a test as it stands, and nothing secret is in it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.capture import allocated, checkpoint, contents, replay
+from gpumap.capture import format as on_disk
+from gpumap.capture.record import Recorder, record
+from gpumap.capture.run import record_node
+from gpumap.capture.taps import TappedIdentity
+from gpumap.demo import kubelet as fake
+from gpumap.demo.node import DemoNode
+from gpumap.demo.run import simulated
+from gpumap.demo.scenario import default_scenario
+from gpumap.exposition import Exposition
+from gpumap.model import Source
+from gpumap.settings import Settings, add_flags, resolve
+from gpumap.snapshot import Snapshot, SourceHealth
+from gpumap.sources.nvml import worker_command
+from tests import agent, golden, standin
+from tests.captured import found_in, secrets_of
+from tests.demo_process import GPUMAP, environment
+from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
+
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(name="library", scope="module")
+def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin.build(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(name="directory")
+def make_directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(name="node")
+async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
+    """A node with a holder at work, an idle one, a squatter and a process of the host."""
+    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
+    trainer = node.admit("trainer", main=[gpu_uuid(1)], sidecar=[])
+    node.admit("notebook", namespace="research", main=[f"{gpu_uuid(0)}::0"])
+    node.run(trainer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
+    node.run(trainer.cgroup("sidecar"), 2, GIB)
+    node.run("/system.slice/monitor.service", 2, GIB)
+    async with node.kubelet:
+        yield node
+
+
+def settings_of(*flags: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return resolve(parser.parse_args(flags), {})
+
+
+async def run_record(node: Node, *arguments: str, stop: asyncio.Event | None = None) -> tuple[int, str, str]:
+    """Run the installed command over a node; `stop` is answered with Ctrl-C."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(GPUMAP), "record", *arguments, *node.flags),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(**standin.environment(node.library, node.state)),
+    )
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            if stop is not None:
+                await stop.wait()
+                process.send_signal(signal.SIGINT)
+            out, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert b"Traceback" not in errors, errors
+    return process.returncode or 0, out.decode(), errors.decode()
+
+
+# --- a recording is a test --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), ("--anonymize",)], ids=["plain", "anonymized"])
+async def test_a_recording_is_a_test_as_it_stands(node: Node, directory: Path, flags: tuple[str, ...]) -> None:
+    """Record, copy the folder, replay it: the page is the one that stands in it."""
+    code, out, errors = await run_record(node, str(directory / "new"), *flags)
+    assert (code, errors) == (0, "")
+    assert f"gpumap demo --capture {directory}/new" in out
+    assert ("as they are" in out) == (not flags)
+    copied = shutil.copytree(directory / "new", directory / "copied")
+    page = await replay.page(on_disk.load(copied))
+    assert page == (copied / on_disk.EXPECTED).read_bytes()
+    assert b"gpumap_container_unassigned_use{" in page
+
+
+async def test_it_says_what_the_agent_says(node: Node, directory: Path) -> None:
+    """The page of a recording has the very samples that the agent serves from the same node, but for times."""
+    await run_record(node, str(directory / "new"), "--node-name", "here")
+    expected = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
+    async with agent.serve(
+        node, "--node-name", "here", "--collect", "all", "--process-metrics", library=node.library
+    ) as running:
+        served = await running.later(3)
+    left_out = ("gpumap_source_", "gpumap_collections_total", "gpumap_build_info", "python_", "process_")
+    families = {name for name in expected.samples.keys() | served.samples.keys() if not name.startswith(left_out)}
+    families -= replay.CLOCK_DEPENDENT
+    assert "gpumap_container_gpu_memory_used_bytes" in families
+    assert {name: expected.samples.get(name) for name in families} == {
+        name: served.samples.get(name) for name in families
+    }
+
+
+def start_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().split()[21]
+
+
+async def test_real_processes_are_recorded_as_they_are(directory: Path, library: Path) -> None:
+    """From /proc itself: a container's process, one of the host, and what shows that PIDs can be seen."""
+    try:
+        processes = RealProcesses()
+    except NoCgroupsError as error:
+        pytest.skip(str(error))
+    try:
+        node = Node(directory / "n", library, processes)
+        trainer = node.admit("trainer", main=[gpu_uuid(1)])
+        pid = node.run(trainer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
+        async with node.kubelet:
+            code, _, errors = await run_record(node, str(directory / "new"))
+        start = start_of(pid)
+    finally:
+        processes.close()
+    assert (code, errors) == (0, "")
+    page = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
+    assert page.by("gpumap_container_gpu_memory_used_bytes", "pod") == {"trainer": 8 * GIB}
+    assert page.capable("pid_visibility")
+    recorded = (directory / "new" / "proc" / str(pid) / "stat").read_text()
+    assert recorded.startswith(f"{pid} (sleep) ")
+    assert recorded.split()[21] == start
+
+
+async def test_a_demo_node_can_be_recorded(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The demo's own driver and kubelet are a node like any other; anonymized, nobody knows them again."""
+    async with DemoNode(default_scenario(), directory / "d") as demo:
+        settings = replace(simulated(settings_of("--log-level", "error"), demo), node_name=demo.node_name)
+        found = await record(settings, demo.driver_command, 0.4, asyncio.Event())
+        await record_node(settings, demo.driver_command, directory / "new", seconds=None, anonymous=True)
+    assert found is not None
+    assert "8 GPUs" in capsys.readouterr().out
+    page = await replay.page(on_disk.load(directory / "new"))
+    assert page == (directory / "new" / on_disk.EXPECTED).read_bytes()
+    assert found_in(directory / "new", secrets_of(found[0])) == set()
+
+
+def kubelet_of(snapshot: Snapshot) -> SourceHealth:
+    return next(health for health in snapshot.sources if health.source is Source.KUBELET)
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="recorder")
+async def make_recorder(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Recorder]:
+    """Collects when the test says so."""
+    for name, value in standin.environment(node.library, node.state).items():
+        monkeypatch.setenv(name, value)
+    recorder = Recorder(settings_of(*node.flags, "--node-name", "here"), worker_command(None))
+    yield recorder
+    await recorder.close()
+
+
+async def test_frames_hold_only_what_changed(node: Node, directory: Path, recorder: Recorder) -> None:
+    """A pod that ends between two collections is a frame with the kubelet's new answer and what is gone."""
+    first, _ = await recorder.frame()
+    same, _ = await recorder.frame()
+    assert same == first  # though the kubelet shuffles its answers
+    squatter = node.admit("squatter", main=[])
+    pid = node.run(squatter.cgroup("main"), 2, GIB)
+    second, _ = await recorder.frame()
+    node.release(pid)
+    node.delete(squatter)
+    third, snapshot = await recorder.frame()
+    frames = [on_disk.Frame(5.0 * number, files) for number, files in enumerate((first, same, second, third))]
+    capture = on_disk.Capture(recorder.about(), tuple(frames))
+    page = await replay.page(capture)
+    on_disk.write(capture, directory / "new", page)
+    changed = {
+        number: {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        for number in ("0001", "0002", "0003")
+        for folder in [directory / "new" / "frames" / number]
+    }
+    assert changed["0001"] == {"frame.json"}
+    assert changed["0002"] == {
+        "frame.json",
+        "kubelet/list.pb",
+        "log.tree",
+        "nvml.json",
+        f"proc/{pid}/stat",
+        f"proc/{pid}/cgroup",
+    }
+    assert f"proc/{pid}/stat" in json.loads((directory / "new/frames/0003/frame.json").read_text())["gone"]
+    loaded = on_disk.load(directory / "new")
+    assert [dict(frame.files) for frame in loaded.frames] == [first, same, second, third]
+    assert loaded.about == capture.about
+    assert page == Exposition(replay.families()).render(snapshot)
+
+
+async def test_a_kubelet_that_restarts_is_seen_to(node: Node, recorder: Recorder) -> None:
+    """A kubelet that is away is down in its frame; one that came back has made its socket anew."""
+    frames = [(await recorder.frame())[0]]
+    await node.kubelet.stop()
+    frames.append((await recorder.frame())[0])
+    await node.kubelet.start()
+    frames.append((await recorder.frame())[0])
+    assert contents.down(frames[1])["kubelet"].reason == "socket_missing"
+    assert [contents.starts(files) for files in frames] == [1, 1, 2]
+    capture = on_disk.Capture(recorder.about(), tuple(on_disk.Frame(float(n), one) for n, one in enumerate(frames)))
+    health = [kubelet_of(snapshot) for snapshot in await replay.snapshots(capture)]
+    assert [one.up for one in health] == [True, False, True]
+    assert health[1].reason == "socket_missing"
+
+
+async def test_an_old_kubelet_is_recorded_as_one(node: Node, recorder: Recorder) -> None:
+    """The version of the API that answered is said in the capture."""
+    node.kubelet.versions = frozenset({"v1alpha1"})
+    files, _ = await recorder.frame()
+    assert recorder.about().podresources == "v1alpha1"
+    assert "kubelet/list.pb" in files
+    assert "kubelet/allocatable.pb" not in files
+
+
+async def test_an_answer_that_cannot_be_decoded_is_kept(node: Node, recorder: Recorder) -> None:
+    """What nobody understands is what a bug report is for: its bytes are there as they came."""
+    node.kubelet.misbehave(fake.Raw(b"\xff\xff"))
+    files, snapshot = await recorder.frame()
+    assert files["kubelet/list.pb"] == b"\xff\xff"
+    capture = on_disk.Capture(recorder.about(), (on_disk.Frame(0.0, files),))
+    assert kubelet_of((await replay.snapshots(capture))[-1]).reason == kubelet_of(snapshot).reason == "decode"
+
+
+async def test_ctrl_c_ends_it_early_and_keeps_what_there_is(node: Node, directory: Path) -> None:
+    """A recording of an hour that is interrupted is a complete, shorter one."""
+    stop = asyncio.Event()
+    recording = asyncio.create_task(
+        run_record(node, str(directory / "new"), "--for", "1h", "--interval", "200ms", stop=stop)
+    )
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await node.kubelet.called(times=3)
+    stop.set()
+    code, out, errors = await recording
+    assert (code, errors) == (0, "")
+    assert "Recorded" in out
+    capture = on_disk.load(directory / "new")
+    assert len(capture.frames) >= 2
+    assert await replay.page(capture) == (directory / "new" / on_disk.EXPECTED).read_bytes()
+
+
+async def test_stopped_before_the_first_collection_it_leaves_nothing(node: Node, directory: Path) -> None:
+    """No half of a capture, and no temporary folder either."""
+    node.kubelet.misbehave(fake.Hang())
+    stop = asyncio.Event()
+    recording = asyncio.create_task(run_record(node, str(directory / "new"), stop=stop))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await node.kubelet.called()
+    stop.set()
+    code, out, errors = await recording
+    assert (code, out) == (0, "")
+    assert "before anything was recorded" in errors
+    assert os.listdir(directory) == ["n"]
+
+
+# --- bad luck and bad input -------------------------------------------------------------------------------------------
+
+
+def test_sources_that_are_down_are_recorded_so(directory: Path) -> None:
+    """On a machine that is no GPU node at all it still writes a capture, and says what is missing; exit 0."""
+    flags: tuple[str, ...] = (
+        "--kubelet-root",
+        str(directory / "none"),
+        "--device-checkpoint",
+        str(directory / "no-file"),
+    )
+    flags += ("--pod-log-root", str(directory / "none"), "--nvml-library", str(directory / "none.so"))
+    done = subprocess.run(
+        [str(GPUMAP), "record", str(directory / "new"), *flags, "--proc", str(directory / "none")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert [line.split()[1] for line in lines] == ["kubelet", "nvml", "procfs", "pod_identity"]
+    assert all("is down, and is recorded so" in line for line in lines)
+    down = contents.down({contents.DOWN: (directory / "new" / contents.DOWN).read_bytes()})
+    assert {name: why.reason for name, why in down.items()} == {
+        "kubelet": "socket_missing",
+        "checkpoint": "checkpoint_missing",
+        "pod_logs": "pod_logs_missing",
+        "procfs": "unreadable",
+    }
+    assert golden.page(directory / "new") == (directory / "new" / on_disk.EXPECTED).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("full", "is there already, and is not an empty folder"),
+        ("file", "is there already, and is not an empty folder"),
+        ("link", "is there already, and is not an empty folder"),
+        ("none/new", "is not a folder"),
+        ("/proc/new", "cannot be written"),
+    ],
+)
+def test_it_writes_over_nothing(directory: Path, place: str, says: str) -> None:
+    """A folder with something in it, a file, a link, a parent that is not there: one line, exit 2, before it looks."""
+    (directory / "full").mkdir()
+    (directory / "full" / "note").write_text("mine")
+    (directory / "file").write_text("mine")
+    (directory / "link").symlink_to(directory / "elsewhere")
+    done = subprocess.run(
+        [str(GPUMAP), "record", str(directory / place)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert says in done.stderr
+    assert (directory / "full" / "note").read_text() == (directory / "file").read_text() == "mine"
+
+
+def test_an_empty_folder_will_do(directory: Path) -> None:
+    """What was made for the recording is taken."""
+    capture = on_disk.load(golden.CAPTURES / "mig")
+    (directory / "empty").mkdir()
+    on_disk.refuse_unless_new(directory / "empty")
+    on_disk.write(capture, directory / "empty", b"")
+    assert on_disk.load(directory / "empty") == capture
+
+
+def test_a_duration_that_is_none_is_refused(directory: Path) -> None:
+    """`--for` wants a duration."""
+    command = [str(GPUMAP), "record", str(directory / "new"), "--for", "0s"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (2, "gpumap: --for 0s: must be longer than zero\n")
+
+
+# --- nothing secret ---------------------------------------------------------------------------------------------------
+
+SECRET = "hunter2"
+
+
+def _field(number: int, said: bytes) -> bytes:
+    assert len(said) < 128
+    return bytes([number << 3 | 2, len(said)]) + said
+
+
+def _pair(key: str, value: str) -> bytes:
+    return _field(1, key.encode()) + _field(2, value.encode())
+
+
+def plugin_answer() -> bytes:
+    """A ContainerAllocateResponse with something secret in every place where a plugin may put it."""
+    envs = [("NVIDIA_VISIBLE_DEVICES", gpu_uuid(1)), ("DB_PASSWORD", SECRET), ("NVIDIA_TOKEN", SECRET)]
+    return b"".join(
+        (
+            *(_field(1, _pair(*env)) for env in envs),
+            _field(2, _pair("/etc/secret", f"/mnt/{SECRET}")),
+            _field(3, _pair("/dev/nvidia0", "/dev/nvidia0") + _field(3, b"rw")),
+            _field(3, _pair("/dev/nvidia0", f"/dev/mapper/{SECRET}")),
+            _field(4, _pair("vendor.example/token", SECRET)),
+            _field(4, _pair("tencent.com/vcuda-device", "/dev/nvidia0")),
+            _field(5, _field(1, b"nvidia.com/gpu=0")),
+            _field(5, _field(1, f"vendor.example/nic={SECRET}".encode())),
+            _field(9, SECRET.encode()),
+        )
+    )
+
+
+async def test_nothing_secret_is_in_a_recording(node: Node, directory: Path) -> None:
+    """No environment, mount, annotation, unknown field, other device, log or memory map; nobody else may read it."""
+    place = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
+    document = json.loads(place.read_text())
+    for row in document["Data"]["PodDeviceEntries"]:
+        row |= {"AllocResp": base64.b64encode(plugin_answer()).decode(), "Extra": SECRET}
+    nic = {"PodUID": "1", "ContainerName": SECRET, "ResourceName": "vendor.example/nic", "DeviceIDs": [SECRET]}
+    document["Data"]["PodDeviceEntries"].append(nic | {"AllocResp": SECRET})
+    document["Data"]["RegisteredDevices"]["vendor.example/nic"] = [SECRET]
+    document["Data"]["More"] = document["More"] = SECRET
+    place.write_text(json.dumps(document))
+    pods = node.directory / "log" / "pods"
+    for folder in pods.glob("*/*"):
+        (folder / "0.log").write_text(SECRET)
+        (folder / f"{SECRET}.log").write_text("")
+    for process in node.processes.root.iterdir():
+        (process / "environ").write_text(f"TOKEN={SECRET}")
+        (process / "cmdline").write_text(f"train --token {SECRET}")
+        stat = (process / "stat").read_text()
+        (process / "stat").write_text(stat.replace("371118080", SECRET))
+    code, _, errors = await run_record(node, str(directory / "new"))
+    assert (code, errors) == (0, "")
+    assert found_in(directory / "new", {SECRET}) == set()
+    for path in (directory / "new").rglob("*"):
+        assert SECRET.encode() not in (path.read_bytes() if path.is_file() else b"")
+        assert path.stat().st_mode & 0o777 == (0o600 if path.is_file() else 0o700)
+    assert (directory / "new").stat().st_mode & 0o777 == 0o700
+    rows = json.loads((directory / "new" / contents.CHECKPOINT).read_text())["Data"]["PodDeviceEntries"]
+    assert {row["ResourceName"] for row in rows} == {"nvidia.com/gpu", "nvidia.com/gpu.shared"}
+    kept = base64.b64decode(rows[0]["AllocResp"])
+    for word in ("NVIDIA_VISIBLE_DEVICES", gpu_uuid(1), "/dev/nvidia0", "vcuda-device", "nvidia.com/gpu=0"):
+        assert word.encode() in kept
+
+
+def test_what_is_left_of_a_plugins_answer_is_a_message() -> None:
+    """Cutting again changes nothing; every part of it is one that was allowed."""
+    once = allocated.cut(plugin_answer())
+    assert allocated.cut(once) == once
+    assert len(once) == sum(
+        len(_field(number, said))
+        for number, said in (
+            (1, _pair("NVIDIA_VISIBLE_DEVICES", gpu_uuid(1))),
+            (3, _pair("/dev/nvidia0", "/dev/nvidia0") + _field(3, b"rw")),
+            (4, _pair("tencent.com/vcuda-device", "/dev/nvidia0")),
+            (5, _field(1, b"nvidia.com/gpu=0")),
+        )
+    )
+
+
+@given(st.binary(max_size=80) | st.binary(max_size=20).map(lambda said: plugin_answer() + said))
+def test_any_bytes_for_a_plugins_answer(message: bytes) -> None:
+    """Whatever a plugin answered, cutting ends and leaves nothing that was not allowed."""
+    assert SECRET.encode() not in allocated.cut(message)
+
+
+@pytest.mark.parametrize("name", ["ALIYUN_COM_GPU_MEM_IDX", "CUDA_DEVICE_MEMORY_LIMIT_0", "VOLCANO_GPU_FACTOR"])
+def test_what_plugins_say_of_gpus_stays(name: str) -> None:
+    """The environment that tells a GPU, a share or an amount is what a capture is for."""
+    assert allocated.cut(_field(1, _pair(name, "3000m"))) == _field(1, _pair(name, "3000m"))
+    assert allocated.cut(_field(1, _pair(f"MY_{name}", "3000m"))) == b""
+    assert allocated.cut(_field(1, _pair(name, "$(curl x)"))) == b""
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"Data": 3}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_checkpoint_is_not_kept(text: bytes) -> None:
+    """It may hold anything."""
+    with pytest.raises(ValueError, match=r".+"):
+        checkpoint.cut(text, lambda name: True)
+
+
+def test_the_first_checkpoint_format_stays_what_it_is() -> None:
+    """Kubelets until 1.19 list a row's ids; so does what is left. Halves of characters and odd rows are dropped."""
+    rows: list[object] = [
+        {"PodUID": "u", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ["b", "a", 3]},
+        {"PodUID": "\ud800", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": []},
+        {"PodUID": "u"},
+        "row",
+    ]
+    text = json.dumps({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {"nvidia.com/gpu": ["b", "a"]}}})
+    data = json.loads(checkpoint.cut(text.encode(), lambda name: True))["Data"]
+    assert [row["DeviceIDs"] for row in data["PodDeviceEntries"]] == [["a", "b"]]
+    assert data["RegisteredDevices"] == {"nvidia.com/gpu": ["a", "b"]}
+
+
+def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -> None:
+    """A blank or a line's end in a name could not stand in log.tree; a link to elsewhere keeps its last three steps."""
+    log = node.directory / "log"
+    (log / "pods" / "a b_c_d").mkdir()
+    (log / "pods" / "a\nb_c_d").mkdir()
+    (log / "containers" / "odd name.log").symlink_to("/var/log/pods/x_y_z/c/0.log")
+    (log / "containers" / "short.log").symlink_to("/etc/passwd")
+    (log / "containers" / "other.log").symlink_to("/data/logs/x_y_z/c/0.log")
+    tapped = TappedIdentity((directory / "none",), log, lambda name: True)
+    tapped.read()
+    files = tapped.heard[1]
+    assert isinstance(files, dict)
+    entries = contents.log_entries(files) or ()
+    assert {entry.target for entry in entries if entry.path.endswith("/other.log")} == {"/var/log/pods/x_y_z/c/0.log"}
+    assert not [entry for entry in entries if "odd" in entry.path or "short" in entry.path or "_c_d" in entry.path]
+    assert len([entry for entry in entries if entry.kind == "d"]) == 2 + 2 + 3

@@ -1,0 +1,394 @@
+"""`gpumap top` and `gpumap waste`: who uses what, what is wasted, and what nobody may be accused of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+
+from gpumap.doctor import examine
+from gpumap.document import Document, document
+from gpumap.snapshot import Snapshot
+from gpumap.tables import Shape, doctor_table, map_table, top_table, top_values, waste_table, waste_values
+from gpumap.tables.document import key_of
+from gpumap.terminal import Screen
+from tests.agent import Agent, run_agent
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.test_cli import gpumap_in_loop
+from tests.test_laws import runs
+
+CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
+
+
+def holder(name: str, *uuids: str, resource: str = "nvidia.com/gpu") -> Pod:
+    return Pod("ml", name, {"main": {resource: list(map(str, uuids))}})
+
+
+def busy() -> TestNode:
+    """Two GPUs: one whose holder computes, with a squatter and a process of the host; one that is held for nothing."""
+    work, idle, squatter = holder("work", CARD), holder("idle", OTHER), Pod("ml", "squat", {"main": {}})
+    node = TestNode([Gpu(0), Gpu(1)], [work, idle, squatter])
+    node.processes = [
+        Process(10, CARD, work, memory=30 * GIB, sm=0.75, comm="torchrun"),
+        Process(11, CARD, work, memory=10 * GIB),
+        Process(12, CARD, squatter, memory=9 * GIB, comm="miner"),
+        Process(13, OTHER, None, memory=2 * GIB, comm="Xorg"),
+    ]
+    node.collect()
+    return node
+
+
+def leave(node: TestNode, name: str) -> None:
+    """A pod ends; its processes do not."""
+    node.pods = [pod for pod in node.pods if pod.name != name]
+
+
+def table(found: Document, shape: Shape | None = None) -> list[list[str]]:
+    return [line.split() for line in top_table(found, shape or Shape()).splitlines()]
+
+
+def wasted(found: Document, **shape: object) -> dict[str, tuple[str, ...]]:
+    """The pods of each kind of finding."""
+    kinds: dict[str, list[str]] = {}
+    for one in waste_values(found, replace(Shape(), **shape))["findings"]:  # type: ignore[arg-type] # the test's own
+        kinds.setdefault(one["finding"], []).append(one["pod"])
+    return {kind: tuple(pods) for kind, pods in kinds.items()}
+
+
+# --- top --------------------------------------------------------------------------------------------------------------
+
+
+def test_top_has_a_row_for_each_container_and_device() -> None:
+    """The largest first; then also what no container accounts for, with its owner."""
+    rows = table(document(busy().collect()))
+    assert rows[0][:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
+    assert rows[1] == ["ml", "work", "main", "0", "40.0GiB", "50%", "40.0GiB", "75%", "2", "assigned"]
+    assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "UNASSIGNED"]
+    assert rows[3] == ["-", "-", "-", "1", "2.0GiB", "2%", "-", "0%", "1", "host"]
+    assert [row[9] for row in rows[4:]] == ["unaccounted", "unaccounted", "assigned"]
+    assert rows[6][:5] == ["ml", "idle", "main", "1", "0"]
+
+
+def test_top_accounts_for_all_memory() -> None:
+    """The rows of a device add up to what it uses, whatever is on it."""
+    node = busy()
+    leave(node, "work")
+    node.collect()
+    found = document(node.collect())
+    for shape in (Shape(), Shape(processes=True)):
+        rows = top_values(found, shape)["rows"]
+        for device in found["devices"]:
+            told = [row["memory_bytes"] for row in rows if row["uuid"] == device["uuid"]]
+            assert sum(told) == device["memory"]["used_bytes"]
+        assert [row["pod"] for row in rows if row["owner"] == "gone"][:1] == ["work"]
+
+
+def test_top_by_process() -> None:
+    """A row for each process with its PID, type and name, as nvidia-smi has it; the host's too."""
+    rows = table(document(busy().collect()), Shape(processes=True))
+    assert rows[0][:4] == ["DEVICE", "PID", "TYPE", "PROCESS"]
+    assert rows[1] == ["0", "10", "C", "torchrun", "ml", "work", "main", "30.0GiB", "38%", "75%", "assigned"]
+    assert ["1", "13", "C", "Xorg", "-", "-", "-", "2.0GiB", "2%", "0%", "host"] in rows
+    assert sorted(row[1] for row in rows if row[2] == "C") == ["10", "11", "12", "13"]
+
+
+@pytest.mark.parametrize(
+    ("order", "reverse", "pods"),
+    [
+        ("memory", False, ["work", "squat", "idle"]),
+        ("memory", True, ["idle", "squat", "work"]),
+        ("sm", False, ["work", "squat", "idle"]),
+        ("pod", False, ["idle", "squat", "work"]),
+        ("pod", True, ["work", "squat", "idle"]),
+        ("device", True, ["idle", "work", "squat"]),
+    ],
+)
+def test_top_is_sorted(order: str, reverse: bool, pods: list[str]) -> None:
+    """Numbers largest first, names from A to Z, devices by index; --reverse the other way round."""
+    rows = top_values(document(busy().collect()), Shape(order=order, reverse=reverse))["rows"]
+    assert [row["pod"] for row in rows if row["pod"]] == pods
+
+
+def test_what_is_not_known_stands_last_either_way() -> None:
+    """A row without a value is neither the largest nor the smallest."""
+    work = holder("work", CARD)
+    node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=None), Process(11, CARD, None, memory=GIB)])
+    node.collect()
+    for reverse in (False, True):
+        rows = top_values(document(node.collect()), Shape(reverse=reverse))["rows"]
+        assert (rows[-1]["pod"], rows[-1]["memory_bytes"]) == ("work", None)
+    assert "-" in table(document(node.collect()))[-1]
+
+
+def test_top_without_pid_visibility() -> None:
+    """Holders stand with dashes, and a sentence says what it takes; nobody has 0."""
+    node = busy()
+    node.visible = False
+    text = top_table(document(node.collect()), Shape())
+    rows = [line.split() for line in text.splitlines() if line.startswith("ml")]
+    assert [row[4:9] for row in rows] == [["-"] * 5] * 2
+    assert "hostPID" in text
+
+
+# --- waste ------------------------------------------------------------------------------------------------------------
+
+
+def test_waste_is_told_worst_first() -> None:
+    """Who uses what is not theirs, then who holds for nothing, then who was given too much; the sums stand last."""
+    node = busy()
+    leave(node, "squat")
+    node.pods.append(Pod("ml", "thief", {"main": {}}))
+    node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB, comm="python3"))
+    node.collect()
+    found = document(node.collect())
+    values = waste_values(found, Shape())
+    assert [(one["finding"], one["pod"]) for one in values["findings"]] == [
+        ("squatter", "thief"),
+        ("leftover", "squat"),
+        ("idle", "idle"),
+        ("unused", "work"),
+    ]
+    assert [one["waste_bytes"] for one in values["findings"]] == [GIB, 9 * GIB, 80 * GIB, 40 * GIB]
+    assert values["sums"] == {
+        "idle_gpus": 1,
+        "idle_holders": 1,
+        "unused_bytes": 120 * GIB,
+        "over_bytes": 0,
+        "squatter_bytes": GIB,
+        "leftover_bytes": 9 * GIB,
+        "unmatched_slots": 0,
+    }
+    text = waste_table(found, Shape())
+    assert text.splitlines()[-1] == (
+        "Sum: 1 GPUs held idle, 120.0GiB granted but not used, 1.0GiB used by squatters, 9.0GiB used by leftovers."
+    )
+    assert "its pod is gone, and left PID 12 miner" in text
+
+
+def test_a_leftover_is_no_squatter_and_a_newcomer_is_neither() -> None:
+    """An accusation takes two collections; until then nothing is found."""
+    node = busy()
+    node.pods.append(Pod("ml", "new", {"main": {}}))
+    node.processes.append(Process(20, OTHER, node.pods[-1]))
+    assert "new" not in str(wasted(document(node.collect())))
+    assert wasted(document(node.collect()))["squatter"] == ("squat", "new")
+
+
+def test_idle_takes_time_where_memory_is_held() -> None:
+    """A holder with a process that computes nothing is idle after --idle-after; before, a sentence names it."""
+    lazy = holder("lazy", CARD)
+    node = TestNode([Gpu(0)], [lazy], [Process(10, CARD, lazy, memory=80 * GIB, sm=0.5)])
+    node.collect()
+    node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
+    found = document(node.collect(seconds=60))
+    assert wasted(found) == {}
+    assert "Not idle for 5m yet, but not computing just now: ml/lazy." in waste_table(found, Shape())
+    assert wasted(found, idle_after_seconds=30.0) == {"idle": ("lazy",)}
+    node.collect(seconds=150)
+    found = document(node.collect(seconds=150))
+    assert wasted(found) == {"idle": ("lazy",)}
+    assert "SM 0 for 6m" in waste_table(found, Shape())
+    node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
+    assert wasted(document(node.collect())) == {}
+
+
+def test_over_users() -> None:
+    """Who uses more than it was granted: an MPS share or a memory limit, never a time-slicing replica."""
+    node = busy()
+    found = document(node.collect())
+    held = found["devices"][0]["holders"][0]
+    held["allocated_memory_bytes"] = 16 * GIB
+    values = waste_values(found, Shape())
+    over = next(one for one in values["findings"] if one["finding"] == "over")
+    assert (over["pod"], over["granted_bytes"], over["used_bytes"], over["waste_bytes"]) == (
+        "work", 16 * GIB, 40 * GIB, 24 * GIB,
+    )  # fmt: skip
+    assert values["sums"]["over_bytes"] == 24 * GIB
+    held["allocated_memory_bytes"] = None
+    values = waste_values(found, Shape())
+    assert "work" not in [one["pod"] for one in values["findings"]]
+    assert any("No memory is granted on time-shared devices (0)" in one for one in values["unknown"])
+
+
+def test_on_mig_idle_is_no_memory_and_no_process() -> None:
+    """No driver tells SM time there: a process is enough not to be idle, and a sentence says so."""
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
+    used, unused = gpu.leaves
+    work, idle = holder("work", used), holder("idle", unused)
+    node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
+    node.collect()
+    found = document(node.collect(seconds=3600))
+    assert wasted(found) == {"idle": ("idle",)}
+    assert "Time on SMs is not told" in waste_table(found, Shape())
+    assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
+
+
+def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:
+    """It is idle only when each of the leaves is."""
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
+    whole = holder("whole", gpu.uuid)
+    node = TestNode([gpu], [whole])
+    node.collect()
+    assert wasted(document(node.collect())) == {"idle": ("whole",)}
+    node.processes = [Process(10, gpu.leaves[1], whole, memory=3 * GIB)]
+    (one,) = waste_values(document(node.collect()), Shape())["findings"]
+    assert (one["finding"], one["used_bytes"]) == ("unused", 3 * GIB)
+
+
+def test_shared_memory_is_summed_once() -> None:
+    """Compute instances of one GPU instance share its memory: what nobody uses of it is not counted twice."""
+    gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
+    node = TestNode([gpu], [holder("a", gpu.leaves[0]), holder("b", gpu.leaves[1])])
+    node.collect()
+    found = document(node.collect())
+    assert wasted(found) == {"idle": ("a", "b")}
+    assert waste_values(found, Shape())["sums"]["unused_bytes"] == found["devices"][0]["memory"]["total_bytes"]
+
+
+def test_unmatched_slots_are_found() -> None:
+    """Slots on no device, with the reason and, for scripts, the remedy."""
+    node = TestNode([Gpu(0)], [holder("odd", "GPU-none", resource="aliyun.com/gpu-mem")])
+    node.collect()
+    (one,) = waste_values(document(node.collect()), Shape())["findings"]
+    assert (one["finding"], one["pod"], one["device"], one["uuid"]) == ("unmatched", "odd", None, None)
+    assert "aliyun.com/gpu-mem" in one["why"]
+    assert one["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("down", "visible", "says", "silent"),
+    [
+        ({"nvml"}, True, "NVML does not answer", {"idle_gpus", "unused_bytes", "squatter_bytes", "leftover_bytes"}),
+        (set(), False, "hostPID", {"idle_gpus", "unused_bytes", "squatter_bytes", "leftover_bytes"}),
+        ({"procfs"}, True, "hostPID", {"idle_gpus", "unused_bytes", "squatter_bytes", "leftover_bytes"}),
+        ({"kubelet"}, True, "The kubelet does not answer", {"squatter_bytes", "leftover_bytes", "unmatched_slots"}),
+        ({"pod_identity"}, True, "Processes cannot be named", {"squatter_bytes", "leftover_bytes"}),
+    ],
+)
+def test_what_is_not_known_accuses_nobody(down: set[str], visible: bool, says: str, silent: set[str]) -> None:
+    """Without a source there is no verdict that rests on it, its sum is unknown, not 0, and a sentence says so."""
+    node = busy()
+    node.processes = []
+    node.collect()
+    node.down, node.visible = down, visible
+    found = document(node.collect())
+    values = waste_values(found, Shape())
+    assert {name for name, value in values["sums"].items() if value is None} >= silent
+    assert says in waste_table(found, Shape())
+    assert {one["finding"] for one in values["findings"]} <= ({"idle"} if down & {"kubelet", "pod_identity"} else set())
+
+
+def test_a_gpu_that_is_down_is_not_judged() -> None:
+    """Its holder is not idle: nobody can see it. The others are judged all the same."""
+    node = busy()
+    node.gpus[1].fault = "hung"
+    found = document(node.collect())
+    assert "idle" not in wasted(found)
+    assert "GPU 1 is down (hung): nothing on it is judged." in waste_table(found, Shape())
+    assert wasted(found)["squatter"] == ("squat",)
+
+
+def test_waste_is_sorted() -> None:
+    """By any column; without one by how bad it is."""
+    found = document(busy().collect())
+    by_pod = waste_values(found, Shape(order="pod"))["findings"]
+    assert [one["pod"] for one in by_pod] == ["idle", "squat", "work"]
+    by_waste = waste_values(found, Shape(order="waste"))["findings"]
+    assert [one["pod"] for one in by_waste] == ["idle", "work", "squat"]
+    turned = waste_values(found, Shape(reverse=True))["findings"]
+    assert [one["finding"] for one in turned] == ["unused", "idle", "squatter"]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(runs())
+def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
+    """Whatever a node has been through: top accounts for each byte, waste claims no more than there is, none raises."""
+    (node,) = run
+    assert isinstance(node, TestNode)
+    for _ in range(2):
+        found = document(node.collect())
+        for shape in (Shape(), Shape(wide=True, processes=True, screen=Screen(70, colours=True))):
+            assert map_table(found, shape)
+            assert top_table(found, shape)
+            assert waste_table(found, shape)
+            assert doctor_table(examine(found, None), shape)
+        accounts_for_memory(found)
+        claims_no_more_than_there_is(found)
+
+
+def accounts_for_memory(found: Document) -> None:
+    for device in found["devices"]:
+        if device["memory"] is None or any(one["memory_bytes"] is None for one in device["processes"]):
+            continue
+        for shape in (Shape(), Shape(processes=True)):
+            rows = [row for row in top_values(found, shape)["rows"] if row["uuid"] == device["uuid"]]
+            told = sum(row["memory_bytes"] or 0 for row in rows)
+            assert told == device["memory"]["used_bytes"], (shape, rows, device)
+
+
+def claims_no_more_than_there_is(found: Document) -> None:
+    values = waste_values(found, Shape())
+    total = sum(device["memory"]["total_bytes"] for device in found["devices"] if device["memory"])
+    assert (values["sums"]["unused_bytes"] or 0) <= total
+    assert (values["sums"]["idle_gpus"] or 0) <= len(found["gpus"]) + 1e-3
+    users = {
+        (key_of(row), device["uuid"]) for device in found["devices"] for row in device["users"] if row["unassigned"]
+    }
+    squatters = {
+        ((one["namespace"], one["pod"], one["container"] or ""), one["uuid"])
+        for one in values["findings"]
+        if one["finding"] == "squatter"
+    }
+    assert squatters == users
+
+
+# --- the installed command --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="agent")
+async def run_demo() -> AsyncIterator[Agent]:
+    """A running demo that has collected twice: squatters are told."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.until(
+            lambda page: page.value("gpumap_container_unassigned_use", pod="squatter") == 1, "no squatter"
+        )
+        yield agent
+
+
+async def test_every_form_of_an_agent(agent: Agent) -> None:
+    """Tables, JSON and YAML of a running agent say the same; nothing is on stderr."""
+    for command, word in (("top", "rows"), ("waste", "findings")):
+        forms = ("table", "wide", "json", "yaml")
+        runs = await asyncio.gather(*(gpumap_in_loop(command, "-o", form, "--url", agent.url) for form in forms))
+        assert [(done.returncode, done.stderr) for done in runs] == [(0, "")] * len(forms)
+        for form, done in zip(forms, runs, strict=True):
+            if form in ("json", "yaml"):
+                found = json.loads(done.stdout) if form == "json" else yaml.safe_load(done.stdout)
+                assert found["version"] == 1
+                assert "squatter" in [row["pod"] for row in found[word]]
+            else:
+                assert "squatter" in done.stdout
+        assert len(runs[1].stdout.splitlines()[0]) > len(runs[0].stdout.splitlines()[0])
+
+
+async def test_order_and_process_flags(agent: Agent) -> None:
+    """--sort-by, --reverse, --no-headers, --processes and --idle-after reach the table."""
+    done = await gpumap_in_loop(
+        "top", "--processes", "--sort-by", "pid", "--reverse", "--no-headers", "--url", agent.url
+    )
+    lines = (line.partition(" C ")[0].split() for line in done.stdout.splitlines() if " C " in line)
+    pids = [int(line[-1]) for line in lines]
+    assert pids
+    assert pids == sorted(pids, reverse=True)
+    done = await gpumap_in_loop("waste", "--idle-after", "1ms", "--sort-by", "idle", "-o", "json", "--url", agent.url)
+    assert done.returncode == 0
+    done = await gpumap_in_loop("waste", "--idle-after", "0", "--url", agent.url)
+    assert (done.returncode, done.stderr) == (
+        2,
+        'gpumap: --idle-after 0: "0" is not a duration such as 500ms, 5s or 1m30s\n',
+    )

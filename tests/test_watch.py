@@ -1,0 +1,288 @@
+"""The tables on a real terminal: width, colours, repainting in place, and a watch that outlives its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from gpumap.document import Document, document
+from gpumap.terminal import cells
+from tests.agent import PATIENCE_SECONDS, Agent, run_agent
+from tests.demo_process import GPUMAP, environment
+from tests.snapshots import busy_node
+from tests.test_cli import gpumap_in_loop
+
+HOME, TO_END = "\x1b[H", "\x1b[J"
+STEERING = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Terminal:
+    """The installed command on a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self.said = ""
+        self._master = master
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        os.set_blocking(master, False)
+
+    def resize(self, columns: int, lines: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    async def until(self, holds: Callable[[str], bool], what: str) -> str:
+        """Read on until what was written holds."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not holds(self._read()):
+            assert time.monotonic() < deadline, f"{what}: {self.said!r}"
+            assert self.process.poll() is None, f"{what}: it ended with {self.process.returncode}: {self.said!r}"
+            await asyncio.sleep(0.02)
+        return self.said
+
+    async def end(self) -> str:
+        """All that was written when it has ended by itself."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said
+            self._read()
+            await asyncio.sleep(0.02)
+        return self._read()
+
+    async def interrupt(self) -> int:
+        """Press Ctrl-C, and give the exit code."""
+        os.write(self._master, b"\x03")
+        await self.end()
+        return self.process.returncode
+
+    def _read(self) -> str:
+        with contextlib.suppress(BlockingIOError, OSError):  # nothing there, or it has ended
+            while part := os.read(self._master, 1 << 16):
+                self.said = (self.said + self._decoder.decode(part)).replace("\r\n", "\n")
+        return self.said
+
+    @property
+    def frames(self) -> list[str]:
+        """What was painted, one after the other."""
+        return self.said.split(HOME)[1:]
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str, columns: int = 200, lines: int = 60, **variables: str) -> Iterator[Terminal]:
+    """Run `gpumap` on a new terminal of that size, as its controlling one: Ctrl-C reaches it."""
+    master, slave = pty.openpty()
+    surroundings = {
+        name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", str(GPUMAP), *arguments],
+        env=surroundings | {"TERM": "xterm-256color"} | variables,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+class FakeAgent:
+    """An agent whose answer the test chooses; `None` is an agent that is being rolled out."""
+
+    def __init__(self) -> None:
+        self.answer: Document | None = document(busy_node(3))
+        self.url = ""
+
+    async def respond(self, _: web.Request) -> web.Response:
+        if self.answer is None:
+            return web.Response(status=503, text="the first collection is not finished\n")
+        return web.json_response(self.answer)
+
+
+@pytest.fixture(name="fake")
+async def serve_fake() -> AsyncIterator[FakeAgent]:
+    fake = FakeAgent()
+    app = web.Application()
+    app.router.add_get("/api/v1/map", fake.respond)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    fake.url = f"http://{host}:{port}"
+    yield fake
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "doctor"])
+@pytest.mark.parametrize("columns", [80, 132])
+async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: int) -> None:
+    """Long names are shortened with …, so that rows fit; faults are coloured; it ends with the agent's code."""
+    name = "a-name-as-long-as-names-may-be-" * 8
+    assert fake.answer is not None
+    for device in fake.answer["devices"]:
+        for row in (*device["holders"], *device["users"]):
+            row["pod"] = name
+    with terminal(command, "--url", fake.url, columns=columns) as shown:
+        text = await shown.end()
+    assert shown.process.returncode == 0
+    assert "\x1b[3" in text
+    rows = [STEERING.sub("", line) for line in text.splitlines()]
+    if command != "doctor":
+        table = rows[: rows.index("")] if "" in rows else rows
+        assert max(map(cells, table)) <= columns
+        assert any("…" in row for row in table)
+    assert name not in text or command == "doctor"
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+async def test_colours_can_be_turned_off(fake: FakeAgent, variable: str, value: str) -> None:
+    """NO_COLOR and TERM=dumb: not one escape sequence, and the same words."""
+    with terminal("map", "--url", fake.url, columns=200, lines=60, **{variable: value}) as shown:
+        text = await shown.end()
+    assert "\x1b" not in text
+    assert "pod-0" in text
+    assert "GPU 2 " in text
+
+
+async def test_columns_of_the_environment_win(fake: FakeAgent) -> None:
+    """COLUMNS says how wide a terminal is taken to be; a pipe is not shortened whatever it says."""
+    with terminal("map", "--url", fake.url, columns=300, COLUMNS="90") as shown:
+        text = await shown.end()
+    assert max(cells(STEERING.sub("", line)) for line in text.splitlines()) <= 90
+    process = await asyncio.create_subprocess_exec(
+        *(str(GPUMAP), "map", "--url", fake.url), env=environment(COLUMNS="40"), stdout=subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert "…" not in out.decode()
+    assert "\x1b" not in out.decode()
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "doctor"])
+async def test_an_answer_that_is_no_map(fake: FakeAgent, command: str) -> None:
+    """JSON that looks like a map and is none: one line, exit code 1, no traceback."""
+    answers: tuple[object, ...] = (5, [5], [{}], None)
+    for devices in answers:
+        fake.answer = document(busy_node(2)) | {"devices": devices}
+        done = await gpumap_in_loop(command, "--url", fake.url)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is no map of gpumap's" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
+    """Each frame begins at the top left and clears what is left of the last one; nothing is wiped before it is painted.
+
+    What is asked and the time stand above; the frame fits the terminal, also after it was resized. Ctrl-C ends it: 0.
+    """
+    arguments = ("top", "--watch", "--interval", "100ms", "--sort-by", "sm", "--url", fake.url)
+    with terminal(*arguments, columns=120, lines=20) as shown:
+        await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
+        shown.resize(100, 10)
+        before = len(shown.frames)
+        await shown.until(lambda _: len(shown.frames) >= before + 3, "it does not repaint")
+        assert await shown.interrupt() == 0
+    assert shown.said.endswith("\n")
+    assert "\x1b[2J" not in shown.said
+    assert "Traceback" not in shown.said
+    frame = shown.frames[0]
+    assert frame.endswith(TO_END)
+    lines = STEERING.sub("", frame).splitlines()
+    assert re.match(r"gpumap top --sort-by sm --url http://\S+   every 0.1s   \d\d:\d\d:\d\d$", lines[0])
+    assert len(lines) == 20
+    assert re.fullmatch(r"… and \d+ more lines", lines[-1])
+    small = STEERING.sub("", shown.frames[-2]).splitlines()
+    assert len(small) <= 10
+    assert max(map(cells, small)) <= 100
+
+
+async def test_watch_outlives_its_agent(fake: FakeAgent) -> None:
+    """While the agent answers nothing useful, a line says so above what it said last; then all is as before."""
+    with terminal("map", "--watch", "--interval", "100ms", "--url", fake.url) as shown:
+        await shown.until(lambda text: "pod-0" in text, "it does not show the map")
+        answer, fake.answer = fake.answer, None
+        await shown.until(lambda text: "answered 503" in text, "it does not say that the agent is away")
+        failing = next(frame for frame in shown.frames if "answered 503" in frame)
+        assert "pod-0" in failing
+        fake.answer = {"version": 1, "devices": 5, "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
+        await shown.until(lambda text: "is no map of gpumap's" in text, "it does not say that the answer is none")
+        fake.answer = answer
+        seen = len(shown.frames)
+        await shown.until(lambda _: len(shown.frames) >= seen + 3, "it does not go on")
+        assert "asking on" not in shown.frames[-2]
+        assert await shown.interrupt() == 0
+
+
+async def test_watch_in_a_pipe(fake: FakeAgent) -> None:
+    """One block after the other on stdout; that the agent is away is said once, on stderr; SIGINT ends it with 0."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(GPUMAP), "top", "--watch", "--interval", "50ms", "--url", fake.url),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await blocks(process.stdout, 2)
+        answer, fake.answer = fake.answer, None
+        said = await process.stderr.readline()
+        assert said == f"gpumap: {fake.url}/api/v1/map answered 503 Service Unavailable; asking on\n".encode()
+        await asyncio.sleep(0.3)
+        fake.answer = answer
+        await blocks(process.stdout, 2)
+        process.send_signal(signal.SIGINT)
+        rest = await process.stdout.read()
+        assert (await process.wait(), await process.stderr.read()) == (0, b"")
+    assert b"\x1b" not in rest
+
+
+async def blocks(stream: asyncio.StreamReader, count: int) -> None:
+    """Read until so many blocks have begun, an empty line before each but the first."""
+    while count:
+        count -= (await stream.readline()).startswith(b"NAMESPACE")
+
+
+async def test_watch_of_this_node(tmp_path: Path) -> None:
+    """Without --url it collects here, again and again; that nothing is there is shown, not a reason to end."""
+    missing = [f"--{name}={tmp_path / 'missing'}" for name in ("kubelet-root", "nvml-library", "pod-log-root")]
+    with terminal("waste", "--watch", "--interval", "100ms", *missing) as shown:
+        await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
+        assert "No devices." in shown.frames[1]
+        assert await shown.interrupt() == 0
+
+
+async def test_a_rolled_out_agent_is_found_again(tmp_path: Path) -> None:
+    """A real agent that ends, and another that takes its address."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.later(1)
+        url = agent.url
+        with terminal("map", "--watch", "--interval", "100ms", "--url", url) as shown:
+            await shown.until(lambda text: "trainer" in text, "it does not show the map")
+            assert await agent.stop() == 0
+            await shown.until(lambda text: "did not answer" in text, "it does not say that the agent is away")
+            async with run_agent("demo", "--listen", url.removeprefix("http://")) as again:
+                assert isinstance(again, Agent)
+                seen = len(shown.frames)
+                await shown.until(
+                    lambda _: any("asking on" not in frame for frame in shown.frames[seen + 1 : -1]), "it is not found"
+                )
+            assert await shown.interrupt() == 0
