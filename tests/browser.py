@@ -15,9 +15,9 @@ from aiohttp import web
 from playwright.async_api import Browser, Page, async_playwright
 
 from gpumap.metrics import self_families
-from gpumap.pages import Pages
-from gpumap.port import open_port
-from gpumap.web import application
+from gpumap.web.app import application
+from gpumap.web.pages import Pages
+from gpumap.web.port import open_port
 from tests.nodes import TestNode
 from tests.tools import tool
 

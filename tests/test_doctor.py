@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpumap import asking, remedies
-from gpumap.doctor import Answer, Check, Facts, Privileges, as_values, examine, works
+from gpumap import remedies
 from gpumap.document import Document, document
-from gpumap.facts import CAPABILITIES, look, privileges
+from gpumap.look import asking
+from gpumap.look.doctor import Answer, Check, Facts, Privileges, as_values, examine, works
+from gpumap.look.facts import CAPABILITIES, look, privileges
+from gpumap.look.tables import Shape, doctor_table
 from gpumap.model import Source
 from gpumap.settings import resolve
-from gpumap.tables import Shape, doctor_table
 from gpumap.terminal import Screen, cells
 from tests import standin
 from tests.agent import run_agent, serve

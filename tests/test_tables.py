@@ -5,8 +5,8 @@ import unicodedata
 import pytest
 
 from gpumap.document import Document, document
+from gpumap.look.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape, map_table, top_table, waste_table
 from gpumap.snapshot import Snapshot
-from gpumap.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape, map_table, top_table, waste_table
 from gpumap.terminal import Screen, cells, contained, printable, shortened, wrapped
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from gpumap.doctor import examine
 from gpumap.document import Document, document
+from gpumap.look.doctor import examine
+from gpumap.look.tables import Shape, doctor_table, map_table, top_table, top_values, waste_table, waste_values
+from gpumap.look.tables.document import key_of
 from gpumap.snapshot import Snapshot
-from gpumap.tables import Shape, doctor_table, map_table, top_table, top_values, waste_table, waste_values
-from gpumap.tables.document import key_of
 from gpumap.terminal import Screen
 from tests.agent import Agent, run_agent
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

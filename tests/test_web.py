@@ -27,11 +27,11 @@ from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.metrics import DEFAULT_GROUPS, native, self_families
 from gpumap.model import ContainerName, DeviceMemory, GpuReading, Moment, Source, Uuid
-from gpumap.negotiation import has_already, prefers_openmetrics, quality
-from gpumap.pages import Pages
-from gpumap.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, OwnerUse, Snapshot, SourceHealth
-from gpumap.web import application
+from gpumap.web.app import application
+from gpumap.web.negotiation import has_already, prefers_openmetrics, quality
+from gpumap.web.pages import Pages
+from gpumap.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from tests.agent import until
 
 STALE_AFTER_SECONDS = 60.0
@@ -297,7 +297,7 @@ async def test_the_page_needs_nothing_from_elsewhere(site: Site) -> None:
 
 async def test_the_page_is_small(site: Site) -> None:
     """What a browser loads to draw the page is some dozens of kilobytes, compressed less than half of that."""
-    folder = resources.files("gpumap") / "page"
+    folder = resources.files("gpumap.web") / "page"
     names = [file.name for file in folder.iterdir()]
     plain = packed = 0
     for name in names:
@@ -518,7 +518,7 @@ async def test_a_trickle_is_no_progress() -> None:
 
 async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> None:
     """When all places are taken who comes is turned away at once, which is said once; who is in is served."""
-    caplog.set_level(logging.WARNING, "gpumap.port")
+    caplog.set_level(logging.WARNING, "gpumap.web.port")
     async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
         assert (await site.get("/healthz"))[0] == 200  # this client keeps its place
@@ -540,7 +540,7 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
                     writer.close()
                     break
             writer.close()
-    assert [record.getMessage() for record in caplog.records if record.name == "gpumap.port"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "gpumap.web.port"] == [
         "too many connections, closing new ones max=8"
     ]
 

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gpumap import __version__, look
+from gpumap import __version__
 from gpumap.command_line import Parser, add_command, one_of, parse, top_parser
 from gpumap.errors import FatalError, UsageError
 from gpumap.flags import add_flags
 from gpumap.logs import set_up_log
+from gpumap.look.commands import add_commands as add_look_commands
 from gpumap.settings import quiet, resolve
 from gpumap.terminal import printable
 from gpumap.units import parse_duration
@@ -80,7 +81,7 @@ def command_parser() -> Parser:
     )
     parser.set_defaults(run=lambda given: _nothing_asked(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
-    look.add_commands(commands)
+    add_look_commands(commands)
     for add in (_add_serve, _add_record, _add_demo, _add_completion):
         add(commands)
     for name in LATER_COMMANDS:

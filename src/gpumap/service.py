@@ -21,8 +21,6 @@ from gpumap.families import Family
 from gpumap.join import Rules
 from gpumap.metrics import native, self_families
 from gpumap.model import Moment
-from gpumap.pages import Pages
-from gpumap.port import open_port
 from gpumap.settings import Listen, Settings
 from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
@@ -31,7 +29,9 @@ from gpumap.sources.kubelet import KubeletSource
 from gpumap.sources.nvml import NvmlSource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
-from gpumap.web import application
+from gpumap.web.app import application
+from gpumap.web.pages import Pages
+from gpumap.web.port import open_port
 
 SHUTDOWN_SECONDS = 1.0
 

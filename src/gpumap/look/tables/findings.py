@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpumap.document import Document
-from gpumap.tables.amounts import age, size
-from gpumap.tables.document import Key, device_name, invisible, key_of, others, sum_of
+from gpumap.look.tables.amounts import age, size
+from gpumap.look.tables.document import Key, device_name, invisible, key_of, others, sum_of
 
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use that nobody granted takes from others, an idle device only from who pays."""

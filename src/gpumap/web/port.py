@@ -25,7 +25,7 @@ _QUIET_SECONDS = 60.0
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what was not sent, and resets the connection."""
 
-log = logging.getLogger("gpumap.port")
+log = logging.getLogger("gpumap.web.port")
 
 
 @contextlib.asynccontextmanager

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpumap import cgroups
-from gpumap.doctor import Answer, Facts, Privileges, counted
 from gpumap.lanes import Lane
+from gpumap.look.doctor import Answer, Facts, Privileges, counted
 from gpumap.model import KubeletAnswer, SourceError
 from gpumap.settings import Settings
 from gpumap.sources.checkpoint import CheckpointSource

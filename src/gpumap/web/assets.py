@@ -35,7 +35,7 @@ class Asset(NamedTuple):
 
 def read_assets() -> dict[str, Asset]:
     """Every file of the page, by name."""
-    folder = resources.files("gpumap") / "page"
+    folder = resources.files("gpumap.web") / "page"
     return {file.name: _asset(file.name, file.read_bytes()) for file in folder.iterdir() if file.is_file()}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumap.doctor import Check
-from gpumap.tables.layout import Shape
+from gpumap.look.doctor import Check
+from gpumap.look.tables.layout import Shape
 from gpumap.terminal import cells, contained, wrapped
 
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}

@@ -15,8 +15,7 @@ from gpumap.document import Document
 from gpumap.errors import UsageError
 from gpumap.flags import FLAGS, add_flags
 from gpumap.logs import set_up_log
-from gpumap.settings import Settings, quiet, resolve
-from gpumap.tables import (
+from gpumap.look.tables import (
     MAP_ORDERS,
     TOP_ORDERS,
     WASTE_ORDERS,
@@ -27,6 +26,7 @@ from gpumap.tables import (
     waste_table,
     waste_values,
 )
+from gpumap.settings import Settings, quiet, resolve
 from gpumap.units import parse_duration
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _run(
     table: Callable[[Document, Shape], str],
     values: Callable[[Document, Shape], Document],
 ) -> int:
-    from gpumap import asking, show
+    from gpumap.look import asking, show
 
     interval_seconds = _duration("--interval", given.interval)
     settings = _prepare(given)
@@ -195,13 +195,13 @@ def _run(
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from gpumap import asking, show
+    from gpumap.look import asking, show
 
     settings = _prepare(given)
     shape = Shape(headers=not given.no_headers)
     if settings is None:
         return asyncio.run(show.show_doctor(asking.from_agent(given.url, 0.0), None, form=given.output, shape=shape))
-    from gpumap import facts
+    from gpumap.look import facts
 
     documents = asking.from_node(settings, asking.LOCAL_INTERVAL_SECONDS)
     return asyncio.run(show.show_doctor(documents, lambda: facts.look(settings), form=given.output, shape=shape))

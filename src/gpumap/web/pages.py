@@ -19,10 +19,10 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from gpumap.document import document
 from gpumap.exposition import Exposition
 from gpumap.families import Family
-from gpumap.history import Curves, History, history_document
 from gpumap.lanes import Lane
 from gpumap.model import Source
 from gpumap.snapshot import Snapshot
+from gpumap.web.history import Curves, History, history_document
 
 Form = Literal["text", "openmetrics", "nodes", "map", "history"]
 _GZIP_LEVEL = 1

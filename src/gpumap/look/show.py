@@ -1,6 +1,6 @@
 """Shows a node's document once or again and again: in a table's words, as JSON or YAML, in place on a terminal.
 
-Where documents come from stands in `gpumap.asking`. A watch outlives an agent's failures; a single look does not.
+Where documents come from stands in `gpumap.look.asking`. A watch outlives an agent's failures; a single look does not.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from gpumap.asking import Documents
-from gpumap.doctor import Facts, as_values, examine, works
 from gpumap.document import Document
 from gpumap.errors import FatalError
-from gpumap.tables import Shape, doctor_table
+from gpumap.look.asking import Documents
+from gpumap.look.doctor import Facts, as_values, examine, works
+from gpumap.look.tables import Shape, doctor_table
 from gpumap.terminal import PIPE, Screen, cells, printable
 
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"

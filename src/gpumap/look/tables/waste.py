@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from gpumap.document import Document
-from gpumap.tables.amounts import UNKNOWN, ratio, size
-from gpumap.tables.document import in_order
-from gpumap.tables.findings import Finding, findings, sums, unknown
-from gpumap.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.look.tables.amounts import UNKNOWN, ratio, size
+from gpumap.look.tables.document import in_order
+from gpumap.look.tables.findings import Finding, findings, sums, unknown
+from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 
 _BY_NUMBER: dict[str, Callable[[Finding], float | None]] = {
     "waste": lambda one: one.waste_bytes,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from gpumap.document import Document
-from gpumap.tables.amounts import UNKNOWN, age, number, percent, size
-from gpumap.tables.document import Key, device_name, in_order, key_of, others, troubles
-from gpumap.tables.layout import Column, Row, Shape, aligned, joined, notes
-from gpumap.tables.map import COLOURS
+from gpumap.look.tables.amounts import UNKNOWN, age, number, percent, size
+from gpumap.look.tables.document import Key, device_name, in_order, key_of, others, troubles
+from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.look.tables.map import COLOURS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from gpumap.assets import INDEX, Asset, read_assets, read_schema
 from gpumap.exposition import OPENMETRICS_TYPE, TEXT_TYPE
-from gpumap.negotiation import accepts_gzip, has_already, prefers_openmetrics
-from gpumap.pages import Form, Pages
+from gpumap.web.assets import INDEX, Asset, read_assets, read_schema
+from gpumap.web.negotiation import accepts_gzip, has_already, prefers_openmetrics
+from gpumap.web.pages import Form, Pages
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
