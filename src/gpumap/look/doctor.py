@@ -13,6 +13,7 @@ from gpumap.document import Document
 from gpumap.model import Source
 
 REQUIRED = ("kubelet", "nvml")
+_MISREAD = "gpumap may misread this driver: report it with `gpumap record --anonymize` and the driver's version."
 _NOT_THERE = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of what is not there at all; what fails in another way is there."""
 
@@ -50,6 +51,15 @@ class Privileges:
 
 
 @dataclass(frozen=True, slots=True)
+class Opinion:
+    """What NVIDIA's own binding saw: the memory of each GPU that told it, by uuid; or `failure`, why nothing."""
+
+    binding: str = ""
+    memory_total_bytes: tuple[tuple[str, int], ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What only this node's own files tell, beyond the document."""
 
@@ -57,6 +67,7 @@ class Facts:
     checkpoint: Answer
     pod_logs: Answer
     privileges: Privileges
+    binding: Opinion
 
 
 def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
@@ -64,6 +75,7 @@ def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
     return (
         _kubelet(document, facts),
         _nvml(document),
+        *((_second_opinion(document, facts.binding),) if facts else ()),
         *_gpus(document),
         _identity(document, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else None),
         _identity(document, "pod_logs", "pod_logs_", facts.pod_logs if facts else None),
@@ -132,6 +144,27 @@ def _nvml(document: Document) -> Check:
     if source["reason"]:
         return Check("nvml", "degraded", True, seen, _complaint(source), source.get("remedy"))
     return Check("nvml", "ok", True, seen)
+
+
+def _second_opinion(document: Document, opinion: Opinion) -> Check:
+    """Whether NVIDIA's own binding reads the GPUs as gpumap does, as far as both were answered."""
+    name, up = "nvml_second_opinion", _source(document, "nvml")["up"]
+    if opinion.failure and not up:
+        return Check(name, "not needed", False, "", f"NVIDIA's own binding is not answered either: {opinion.failure}")
+    if opinion.failure:
+        return Check(name, "unknown", False, "", f"NVIDIA's own binding: {opinion.failure}")
+    if not up:
+        why = f"{opinion.binding} is answered, and gpumap is not"
+        return Check(name, "failed", False, "", why, _MISREAD)
+    told = dict(opinion.memory_total_bytes)
+    ours = {gpu["uuid"]: gpu["memory"]["total_bytes"] for gpu in document["gpus"] if gpu["memory"]}
+    other = sorted(uuid for uuid in ours.keys() & told.keys() if ours[uuid] != told[uuid])
+    strange = sorted(told.keys() - {gpu["uuid"] for gpu in document["gpus"]})
+    if other or strange:
+        why = f"{opinion.binding} sees another memory of {', '.join(other)}" if other else ""
+        why = why or f"{opinion.binding} sees {', '.join(strange)} too"
+        return Check(name, "failed", False, "", why, _MISREAD)
+    return Check(name, "ok", False, f"{opinion.binding} sees the same {counted(len(ours.keys() & told.keys()), 'GPU')}")
 
 
 def _gpus(document: Document) -> Iterator[Check]:

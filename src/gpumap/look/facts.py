@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpumap import cgroups
 from gpumap.lanes import Lane
+from gpumap.look import second_opinion
 from gpumap.look.doctor import Answer, Facts, Privileges, counted
 from gpumap.model import KubeletAnswer, SourceError
 from gpumap.settings import Settings
@@ -53,10 +54,13 @@ WORST_FIRST = (
 
 async def look(settings: Settings) -> Facts:
     """Ask everything at once."""
-    kubelet, checkpoint, pod_logs = await asyncio.gather(
-        _kubelet(settings), _in_time(_checkpoint(settings)), _in_time(_pod_logs(settings))
+    kubelet, checkpoint, pod_logs, binding = await asyncio.gather(
+        _kubelet(settings),
+        _in_time(_checkpoint(settings)),
+        _in_time(_pod_logs(settings)),
+        second_opinion.ask(settings.nvml_library),
     )
-    return Facts(kubelet, checkpoint, pod_logs, privileges())
+    return Facts(kubelet, checkpoint, pod_logs, privileges(), binding)
 
 
 def privileges(proc_self: Path = PROC_SELF, root: Path = Path("/")) -> Privileges:
