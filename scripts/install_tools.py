@@ -1,4 +1,4 @@
-"""Puts the programs that tests run beside gpumap into .tools/bin: prometheus, promtool, chromium, shells, helm, kubectl.
+"""Puts what tests run beside gpumap into .tools/bin: prometheus, promtool, chromium, zsh, fish, helm, kubectl.
 
 Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
 `install_tools.py prometheus helm` asks for those two; without names, for all.
