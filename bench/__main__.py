@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import datetime
 import os
 import platform
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from bench import cycles, footprint, parts, scrapes
+from bench.contestants import ROOT
 from bench.figures import Figure, table
 
 Section = Callable[[frozenset[str]], Iterator[Figure]]
 GROWTH_CYCLES = 400
 LONG_GROWTH_CYCLES = 10_000
+SOURCE = ROOT / "src" / "gpumap"
 
 
 def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
@@ -50,6 +53,7 @@ def main() -> int:
     wanted = frozenset(given.goals) or frozenset(known)
     if not wanted <= known:
         parser.error(f"{', '.join(sorted(wanted - known))}: not measured here; there are {', '.join(sorted(known))}")
+    compileall.compile_dir(SOURCE, quiet=1)  # as installing does: else a start compiles what was edited, each time
     figures = []
     for goals, section in measured.items():
         if wanted.intersection(goals):

@@ -57,10 +57,12 @@ class Site:
     port: int = 0
     prefix: str = "/"
     ahead_seconds: float = 0.0
+    interval_seconds: float = 5.0
     pages: Pages = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pages = Pages((), self_families("1.2.3", "3.11"), (), STALE_AFTER_SECONDS, lambda: self.clock)
+        families = self_families("1.2.3", "3.11")
+        self.pages = Pages((), families, (), STALE_AFTER_SECONDS, lambda: self.clock, self.interval_seconds)
 
     @property
     def clock(self) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gpumap._proto.podresources import v1_pb2
 from gpumap.capture import answers, contents
@@ -20,15 +21,24 @@ from tests.nodes import Pod, Process, TestNode, resources
 OWN = b"0::/system.slice/gpumap.service\n"
 
 
-def capture_of(node: TestNode) -> Capture:
-    """What the sources of a generated node say, once."""
+class Claim(NamedTuple):
+    """A device that a pod's containers have by a claim."""
+
+    pod: Pod
+    name: str
+    driver: str
+    device: str
+
+
+def capture_of(node: TestNode, claims: Iterable[Claim] = (), detail: str = "in this test") -> Capture:
+    """What the sources of a generated node say, once; `detail` is what those that are down say of it."""
     observed = replace(node, memory=node.memory).observe()
     files: dict[str, bytes] = {}
-    down = {name: Down(f"{name}_missing", "in this test") for name in ("checkpoint", "pod_logs")}
+    down = {name: Down(f"{name}_missing", detail) for name in ("checkpoint", "pod_logs")}
     if "kubelet" in node.down:
-        down["kubelet"] = Down(node.kubelet_reason, "in this test")
+        down["kubelet"] = Down(node.kubelet_reason, detail)
     else:
-        files |= _kubelet(node)
+        files |= _kubelet(node, list(claims))
     if node.checkpoint_readable:
         files[contents.CHECKPOINT] = _checkpoint(node)
         del down["checkpoint"]
@@ -36,23 +46,27 @@ def capture_of(node: TestNode) -> Capture:
         files[contents.LOG_TREE] = contents.log_text(_log_entries(node.pods))
         del down["pod_logs"]
     if "procfs" in node.down:
-        down["procfs"] = Down("unreadable", "in this test")
+        down["procfs"] = Down("unreadable", detail)
     else:
         files |= _processes(node)
     reading = getattr(observed.nvml, "value", None)
-    nvml = reading if isinstance(reading, NvmlReading) else Down("driver_not_loaded", "in this test")
+    nvml = reading if isinstance(reading, NvmlReading) else Down("driver_not_loaded", detail)
     files |= {contents.NVML: contents.reading_text(nvml), contents.DOWN: contents.down_text(down)}
     contents.check(files)
     return Capture(About("worker-seventeen", origin="a test"), (Frame(0.0, files),))
 
 
-def _kubelet(node: TestNode) -> dict[str, bytes]:
+def _kubelet(node: TestNode, claims: Sequence[Claim]) -> dict[str, bytes]:
     pods = [
         v1_pb2.PodResources(
             namespace=pod.namespace,
             name=pod.name,
             containers=[
-                v1_pb2.ContainerResources(name=name, devices=list(_devices(resources(ids))))
+                v1_pb2.ContainerResources(
+                    name=name,
+                    devices=list(_devices(resources(ids))),
+                    dynamic_resources=[_claim(claim) for claim in claims if claim.pod is pod],
+                )
                 for name, ids in pod.ids.items()
             ],
         )
@@ -64,6 +78,11 @@ def _kubelet(node: TestNode) -> dict[str, bytes]:
         "kubelet/list.pb": v1_pb2.ListPodResourcesResponse(pod_resources=pods).SerializeToString(),
         "kubelet/allocatable.pb": v1_pb2.AllocatableResourcesResponse(devices=offered).SerializeToString(),
     }
+
+
+def _claim(claim: Claim) -> v1_pb2.DynamicResource:
+    device = v1_pb2.ClaimResource(driver_name=claim.driver, pool_name="worker-seventeen", device_name=claim.device)
+    return v1_pb2.DynamicResource(claim_name=claim.name, claim_namespace=claim.pod.namespace, claim_resources=[device])
 
 
 def _devices(found: Iterable[ResourceDevices]) -> Iterator[v1_pb2.ContainerDevices]:
@@ -121,7 +140,20 @@ def _cgroup(process: Process) -> bytes:
 # --- what must not be found -------------------------------------------------------------------------------------------
 
 KEPT = frozenset(
-    {"default", "kube-system", "python3", "nvidia-cuda-mps", "Xorg", "compute", "gpumap", "mig", "mps", "vcuda"}
+    {
+        "default",
+        "kube-system",
+        "python3",
+        "nvidia-cuda-mps",
+        "Xorg",
+        "compute",
+        "gpumap",
+        "mig",
+        "mps",
+        "vcuda",
+        "core",
+        "vgpu",
+    }
 )
 """Kept on purpose, or words of ids that a name happens to be too."""
 SHORTEST_NAME = 3
@@ -138,13 +170,17 @@ def secrets_of(capture: Capture) -> set[str]:
             # What looks like an id in the rest of these is none.
             if not path.endswith(("stat", "socket")):
                 ids |= {re.sub("[-_]", "", found) for found in _ID.findall(said) if not found.isdigit()}
-    return {name for name in names if len(name) >= SHORTEST_NAME and name not in KEPT} | ids
+    # A short name without vowels may be what another has become.
+    telling = {name for name in names if len(name) >= SHORTEST_NAME and (len(name) > 6 or re.search("[aeiou]", name))}
+    return telling - KEPT | ids
 
 
 def _names(files: Mapping[str, bytes]) -> set[str]:
     listed = v1_pb2.ListPodResourcesResponse.FromString(answers.answer(files, contents.LIST) or b"")
     names = {name for pod in listed.pod_resources for name in (pod.namespace, pod.name)}
-    names |= {container.name for pod in listed.pod_resources for container in pod.containers}
+    containers = [container for pod in listed.pod_resources for container in pod.containers]
+    names |= {container.name for container in containers}
+    names |= {claim.claim_name for container in containers for claim in container.dynamic_resources}
     for entry in contents.log_entries(files) or ():
         steps = entry.path.split("/")
         if len(steps) > 3 and entry.kind == "d":

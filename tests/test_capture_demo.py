@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,14 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.capture import contents, driver, replay
+from gpumap.capture import contents, driver, replay, resource
 from gpumap.capture import format as on_disk
+from gpumap.capture.bounded import LIMITS, BoundedReader, Limits
 from gpumap.capture.contents import Down
 from gpumap.capture.files import CapturedFiles
+from gpumap.capture.node import CapturedNode
 from gpumap.capture.run import load_capture
-from gpumap.errors import UsageError
+from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.errors import FatalError, UsageError
 from gpumap.model import Source
 from gpumap.nvml_worker import wire
+from gpumap.settings import resolve
 from tests import agent, golden
 from tests.demo_process import GPUMAP, environment
 from tests.node import short_directory
@@ -184,7 +190,7 @@ def _about(**changed: object) -> Callable[[Path], None]:
 
 def _huge(copy: Path) -> None:
     with (copy / "nvml.json").open("ab") as file:
-        file.truncate(on_disk.MAX_FILE_BYTES + 1)
+        file.truncate(LIMITS.file_bytes + 1)
 
 
 def _link(copy: Path) -> None:
@@ -195,6 +201,11 @@ def _link(copy: Path) -> None:
 def _fifo(copy: Path) -> None:
     (copy / "log.tree").unlink()
     os.mkfifo(copy / "log.tree")
+
+
+def _linked_frames(copy: Path) -> None:
+    (copy.parent / "elsewhere").mkdir()
+    (copy / "frames").symlink_to(copy.parent / "elsewhere")
 
 
 def _later_frame(name: str, text: str) -> Callable[[Path], None]:
@@ -241,6 +252,16 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("huge", _huge, "nvml.json: is larger than 64 MiB"),
     ("a link", _link, "nvml.json: is not a regular file"),
     ("a pipe", _fifo, "log.tree: is not a regular file"),
+    ("a long name", _add_log(f"d 755 var/log/pods/{'a' * 300}_b_c 0 -> "), "a name is longer than 255 bytes"),
+    ("many bytes", _add_log(f"d 755 var/log/pods/{'é' * 128} 0 -> "), "a name is longer than 255 bytes"),
+    (
+        "a long link",
+        _add_log(f"l 777 var/log/containers/x.log 9 -> /var/log/pods/a/b/{'c' * 256}"),
+        "a name is longer than 255 bytes",
+    ),
+    ("long resource", _about(resource="x" * 1025), "resource is longer than 1024 characters"),
+    ("steep resource", _about(resource="(a+)+b"), "resource repeats a group"),
+    ("frames elsewhere", _linked_frames, "/frames: is a link"),
     ("no frame", _later_frame("first/frame.json", "{}"), "frames/first: is not a frame"),
     ("frame's JSON", _later_frame("0001/frame.json", "{"), "frames/0001/frame.json: is not JSON"),
     ("no offset", _later_frame("0001/frame.json", "{}"), "offset_seconds is not a number from 0 on"),
@@ -262,6 +283,127 @@ def test_what_is_no_capture_is_refused_in_one_line(copy: Path, change: Callable[
         load_capture(copy)
     assert str(refused.value).startswith(f"--capture {copy}")
     assert says in str(refused.value)
+
+
+def _big(name: str) -> Callable[[Path], None]:
+    """A file that takes no room on the disk."""
+
+    def change(copy: Path) -> None:
+        _later_frame("0001/frame.json", '{"offset_seconds": 1}')(copy)
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        with (copy / name).open("wb") as file:
+            file.truncate(2 << 20)
+
+    return change
+
+
+def _processes(number: int) -> Callable[[Path], None]:
+    def change(copy: Path) -> None:
+        for pid in range(1000, 1000 + number):
+            _replace(f"proc/{pid}/cgroup", "")(copy)
+
+    return change
+
+
+def _frames(number: int) -> Callable[[Path], None]:
+    """Each with a file that changed."""
+
+    def change(copy: Path) -> None:
+        for frame in range(1, number):
+            _later_frame(f"{frame:04}/frame.json", f'{{"offset_seconds": {frame}}}')(copy)
+            _later_frame(f"{frame:04}/proc/101/cgroup", f"0::/{frame}")(copy)
+
+    return change
+
+
+def _wordy(copy: Path) -> None:
+    _later_frame("0001/frame.json", json.dumps({"offset_seconds": 1, "gone": ["x" * (2 << 20)]}))(copy)
+
+
+LIMITED: list[tuple[str, Callable[[Path], None], Limits, str]] = [
+    ("the first frame", _big("proc/999/cgroup"), Limits(total_bytes=1 << 20), "is larger than 1 MiB"),
+    ("a later frame", _big("frames/0001/proc/999/cgroup"), Limits(total_bytes=1 << 20), "is larger than 1 MiB"),
+    ("a frame's own words", _wordy, Limits(said_bytes=1 << 20), "frame.json: is larger than 1 MiB"),
+    ("files of a frame", _processes(50), Limits(frame_files=50), "more than 50 files"),
+    ("files of all frames", _frames(20), Limits(files=100), "more than 100 files, each counted once a frame"),
+    ("frames", _frames(20), Limits(frames=10), "more than 10 frames"),
+]
+
+
+@pytest.mark.parametrize(("change", "limits", "says"), [row[1:] for row in LIMITED], ids=[row[0] for row in LIMITED])
+def test_limits_hold_for_every_frame(copy: Path, change: Callable[[Path], None], limits: Limits, says: str) -> None:
+    """Bytes, files and frames are counted before they are read, in the first frame too."""
+    change(copy)
+    on_disk.load(copy)
+    with pytest.raises(UsageError, match=re.escape(says)):
+        on_disk.load(copy, limits)
+
+
+def test_nothing_is_read_that_is_beyond_a_limit(copy: Path) -> None:
+    """Of two files that are too much together the second is refused, and so is every one after it."""
+    _big("proc/998/cgroup")(copy)
+    _big("proc/999/cgroup")(copy)
+    reader = BoundedReader(copy, Limits(total_bytes=3 << 20))
+    assert len(reader.read(copy / "proc/998/cgroup")) == 2 << 20
+    with pytest.raises(UsageError, match="is larger than 3 MiB"):
+        reader.read(copy / "proc/999/cgroup")
+    with pytest.raises(UsageError, match="is larger than 3 MiB"):
+        reader.read(copy / "nvml.json")
+
+
+def test_a_frame_in_which_nothing_changed_takes_no_room(copy: Path) -> None:
+    """Its files are those of the frame before, not another list of them; names that are gone are many or few."""
+    _later_frame("0001/frame.json", '{"offset_seconds": 1}')(copy)
+    gone = [f"proc/{pid}/stat" for pid in range(1, 20_000)]
+    _later_frame("0002/frame.json", json.dumps({"offset_seconds": 2, "gone": gone}))(copy)
+    first, same, less = on_disk.load(copy).frames
+    assert same.files is first.files
+    assert first.files.keys() - less.files.keys() == first.files.keys() & set(gone) != set()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed"),
+    [
+        (DEFAULT_RESOURCE_PATTERN, True),
+        (DEFAULT_RESOURCE_PATTERN + r"|acme\.com/gpu", True),
+        (r"acme\.com/gpu|" + DEFAULT_RESOURCE_PATTERN, True),
+        (r"(nvidia|amd)\.com/.+", True),
+        (r"nvidia\.com/(?!.*mps).+", True),
+        (".*[+*?(]gpu.*", True),
+        ("(a|a)*b", False),
+        ("(?:a{1,9}){1,9}", False),
+        ("a?a?a?a?aaaa", False),
+        ("(a|a)(a|a)(a|a)(a|a)", False),
+        ("(?P<a>a*a*a*a*:b)", False),
+        (r"(a)\1", False),
+        (DEFAULT_RESOURCE_PATTERN + "a*", False),
+    ],
+)
+def test_an_expression_that_may_take_for_ever_is_refused(pattern: str, allowed: bool) -> None:
+    """What people write for their resources may stand in a capture; what only costs time may not."""
+    assert (resource.refused(pattern) is None) == allowed
+
+
+async def test_a_node_that_cannot_be_shown_leaves_nothing_running(directory: Path) -> None:
+    """One line that names the file; the kubelet that had started already is stopped."""
+    (directory / "nvml.json" / "in the way").mkdir(parents=True)
+    node = CapturedNode(on_disk.load(OWNERS), directory)
+    with pytest.raises(FatalError, match=r"cannot play the capture: .*"):
+        async with node.playing():
+            pytest.fail("it cannot be played")
+    socket = node.settings(resolve(argparse.Namespace(), {})).kubelet_socket
+    assert socket.parent.is_dir()
+    assert not socket.exists()
+
+
+def test_a_long_name_is_refused_by_the_command(copy: Path) -> None:
+    """Before anything is started: exit 2, one line."""
+    _add_log(f"d 755 var/log/pods/{'a' * 300}_b_c 0 -> ")(copy)
+    command = [str(GPUMAP), "demo", "--listen", "127.0.0.1:0", "--capture", str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gpumap: --capture {copy}: log.tree:")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_command_refuses_in_one_line(copy: Path) -> None:

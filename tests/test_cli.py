@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,8 +22,8 @@ import yaml
 from aiohttp import web
 
 from gpumap import __version__
-from gpumap.cli import LATER_COMMANDS, command_parser
 from gpumap.command_line import parse, subcommands
+from gpumap.commands import LATER_COMMANDS, command_parser
 from gpumap.settings import FLAGS, LATER_FLAGS
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
@@ -425,7 +427,7 @@ async def test_map_of_something_else() -> None:
         "list": (200, "[]", "is no gpumap of this version"),
         "other": (200, '{"version": 2}', "is no gpumap of this version"),
         "part": (200, '{"version": 1}', "is no gpumap of this version"),
-        "empty": (200, "", "is no gpumap of this version"),
+        "empty": (200, "", "did not answer with JSON"),
         "surrogate": (200, json.dumps(whole | {"node": "\ud800"}), None),
     }
 
@@ -452,3 +454,65 @@ async def test_map_of_something_else() -> None:
                     assert says in one_line(done, 1)
         finally:
             await runner.cleanup()
+
+
+# --- what a command need not wait for ---------------------------------------------------------------------------------
+
+
+def test_serve_imports_only_what_it_runs() -> None:
+    """The large libraries come after the driver's worker was started; tables for a terminal, and YAML, never."""
+    code = "import sys, gpumap.commands, gpumap.service; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "gpumap.service" in said
+    assert not {"aiohttp", "grpc", "google.protobuf", "yaml", "gpumap.look.tables", "gpumap.look.show"} & {*said}
+
+
+# --- mistakes of who asks, and of who answers -------------------------------------------------------------------------
+
+
+def test_closed_standard_output() -> None:
+    """`gpumap map >&-`: one line, exit code 1."""
+    done = subprocess.run(
+        ["bash", "-c", f'"{GPUMAP}" map >&-'], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert one_line(done, 1) == "standard output is closed: nothing can be shown"
+
+
+def test_flags_that_mean_nothing_here() -> None:
+    """A word that is near no flag gets no guess; --interval without --watch is refused; demo shows --node-name."""
+    assert "did you mean" not in one_line(gpumap("map", "--bogus"), 2)
+    assert one_line(gpumap("map", "--interval", "5s"), 2) == "--interval is of use with --watch alone"
+    assert "--node-name" in gpumap("demo", "--help").stdout
+
+
+async def test_answers_without_end() -> None:
+    """Blanks without end, a small answer that unpacks to a large one, redirects in a circle: each is one line."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name == "circle":
+            raise web.HTTPFound(request.path)
+        if name == "file":
+            raise web.HTTPFound("file:///etc/passwd")
+        if name == "bomb":
+            return web.Response(body=gzip.compress(b" " * (80 << 20)), headers={"Content-Encoding": "gzip"})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b" " * (1 << 20))
+        return response
+
+    app = web.Application()
+    app.router.add_get("/{name}/api/v1/map", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    says = {"circle": "redirects too often", "file": "no http:// or https://", "bomb": "64 MiB", "blanks": "64 MiB"}
+    try:
+        for name, words in says.items():
+            assert words in one_line(await gpumap_in_loop("map", "--url", f"http://{host}:{port}/{name}"), 1)
+    finally:
+        await runner.cleanup()

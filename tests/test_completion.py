@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.cli import LATER_COMMANDS, command_parser
 from gpumap.command_line import flags_of, subcommands
+from gpumap.commands import LATER_COMMANDS, command_parser
 from gpumap.completion import SHELLS, script
 from gpumap.metrics import GROUPS
 from tests.demo_process import GPUMAP, environment

@@ -127,9 +127,18 @@ MISTAKES = [
     ),
     (
         GPUS + "host_processes: [{gpu: 0, memory: 1GiB, comm: a-very-long-command}]",
-        'host_processes[0].comm: expected a command name of 1 to 15 characters, found "a-very-long-command"',
+        "host_processes[0].comm: expected a command name of 1 to 15 characters, no control character, /, ( or ), "
+        'found "a-very-long-command"',
     ),
 ]
+
+
+def test_a_name_too_long_for_its_log_directory() -> None:
+    """A file name has 255 characters at most: the place is told, and how long it would be."""
+    longest = 255 - len("default__") - 36
+    assert parse_scenario(GPUS + POD.replace("name: a", f"name: {'a' * longest}") + "{name: c}")
+    with pytest.raises(ScenarioError, match=r"^pods\[0\]: its log directory .* has 256 characters"):
+        parse_scenario(GPUS + POD.replace("name: a", f"name: {'a' * (longest + 1)}") + "{name: c}")
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES, ids=range(len(MISTAKES)))

@@ -81,7 +81,10 @@ def test_all_well() -> None:
     assert {one.state for one in found.values()} == {"ok"}
     assert [one.check for one in found.values() if one.required] == ["kubelet", "nvml"]
     assert not [one for one in found.values() if one.why or one.remedy]
-    assert found["kubelet"].seen == "23 pods listed, offered: 8 nvidia.com/gpu, 1 pod with GPUs, 2 slots on devices"
+    assert (
+        found["kubelet"].seen
+        == "23 pods listed, offered: 8 nvidia.com/gpu, 1 pod with GPUs, 2 slots offered on devices"
+    )
     assert found["nvml"].seen == "driver 550.54, CUDA 12.4, 2 GPUs, 2 devices readable"
     assert found["device_checkpoint"].seen == ALL_WELL.checkpoint.seen
     assert found["pid_visibility"].seen == "in this test"
@@ -143,6 +146,7 @@ def test_kubelet_away(reason: str, state: str) -> None:
     assert kubelet.remedy == remedies.SOURCES[Source.KUBELET][reason]
     assert not works(tuple(found.values()))
     assert found["nvml"].state == "ok"
+    assert found["unmatched_slots"].state == "unknown"
     assert "kubelet does not work, and is required." in doctor_table(tuple(found.values()), Shape())
 
 
@@ -365,7 +369,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     found = await diagnose(node, code=0)
     assert {one: found[one]["state"] for one in LADDER} == dict.fromkeys(LADDER, "ok")
     assert found["kubelet"]["seen"] == (
-        "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots on devices"
+        "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots offered on devices"
     )
     assert "3 GPUs" in str(found["nvml"]["seen"])
     assert re.fullmatch(r"nvidia-ml-py [0-9.]+ sees the same 3 GPUs", str(found["nvml_second_opinion"]["seen"]))

@@ -132,3 +132,12 @@ def test_a_busy_node_fits_in_little_json() -> None:
     assert len(document["series"]) > 100
     assert len(json.dumps(document)) / len(document["series"]) < 3000
     assert row("pod-0-0", node.leaves[0].uuid).name.pod in {one["pod"] for one in document["series"]}
+
+
+def test_absurd_values_of_a_driver_cost_nothing_but_themselves() -> None:
+    """More memory than there can be, and more than all of the time, are kept as the most that a curve can hold."""
+    history = History()
+    history.add(snapshot(START, used=1 << 60, sm=4e7))
+    history.add(snapshot(START + 1, used=GIB, sm=-3.0, pods=("pod", "other")))
+    assert series(history) == ([(1 << 31) - 1], [500])
+    assert series(history, "other") == ([1024], [0])

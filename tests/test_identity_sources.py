@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from gpumap.model import CgroupKind, ContainerName, PodUid, SourceError
+from gpumap.model import CgroupKind, CgroupMembership, ContainerName, PodUid, ProcEntry, SourceError
 from gpumap.sources.checkpoint import CheckpointSource, parse
 from gpumap.sources.identity import PodIdentitySource
+from gpumap.sources.pidfds import KnownProcesses
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
 from tests.privileges import as_ordinary_user, open_folder
@@ -257,6 +260,34 @@ def test_running_process_is_read_once_and_an_ended_one_forgotten() -> None:
         two.kill()
     assert source.read([], far).value.entries == ()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_pid_visibility_that_is_lost_is_noticed(tmp_path: Path) -> None:
+    """When the only process outside gpumap's own pod has gone, nothing is visible any more, on an idle node too."""
+    root = tmp_path / "proc"
+    make_process(root, 7, "/system.slice/sshd.service")
+    make_process(root, 9, f"/kubepods/pod{UID}/{CID}")
+    source = ProcfsSource(root, own_at(tmp_path, f"/kubepods/pod{UID}/{CID}"))
+    assert source.read([], None).value.pid_visibility
+    shutil.rmtree(root / "7")
+    for pids in ([], [9], []):
+        told = source.read(pids, None).value
+        assert (told.pid_visibility, told.entries) == (False, ())
+
+
+def test_descriptors_are_left_for_others() -> None:
+    """No more processes are held than may be; the others are read each time, and are told all the same."""
+    known = KnownProcesses(most=2)
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(subprocess.Popen(["sleep", "60"])) for _ in range(3)]
+        for child in children[:2]:
+            pidfd = known.open(child.pid)
+            assert pidfd is not None
+            known.keep(pidfd, ProcEntry(child.pid, 1, "sleep", CgroupMembership(CgroupKind.HOST)), 0.0)
+        assert known.open(children[2].pid) is None
+        for child in children:
+            child.kill()
+    known.close()
 
 
 def test_log_directory_that_cannot_be_read_still_names_its_pod() -> None:

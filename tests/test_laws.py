@@ -140,7 +140,7 @@ def runs(draw: st.DrawFn) -> list[Snapshot | TestNode]:
                 process.memory = draw(st.sampled_from([None, 0, GIB]))
             before = node.memory
             snapshot = node.collect(seconds)
-            _, afresh = step(replace(before, attribution=None), node.observe(), RULES)
+            _, afresh = step(replace(before, attribution=None, allocation=None), node.observe(), RULES)
             assert snapshot == afresh, "what was judged before is judged otherwise now"
             check(node, snapshot)
     return [node]

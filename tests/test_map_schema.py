@@ -45,7 +45,7 @@ VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA_OBJECT))
 
 def check(snapshot: Snapshot) -> Document:
     """A snapshot's document as a client gets it; fails unless the schema says just that."""
-    found: Document = json.loads(json.dumps(document(snapshot)))
+    found: Document = json.loads(json.dumps(document(snapshot, interval_seconds=5.0)))
     VALIDATOR.validate(found)
     return found
 
@@ -138,6 +138,26 @@ def test_remedies() -> None:
     }
     assert blind["remedies"]["pid_visibility"] == remedies.CAPABILITIES["pid_visibility"]
     assert blind["pid_visibility_reason"] == "not in this test"
+
+
+def test_who_holds_a_whole_partitioned_gpu_is_assigned_on_all_of_it() -> None:
+    """Also on leaves where it has no process; who has one there and holds nothing is not."""
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
+    whole, other = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}}), Pod("ml", "other", {"main": {}})
+    node = TestNode([gpu], [whole, other], [Process(10, gpu.leaves[0], whole), Process(11, gpu.leaves[1], other)])
+    node.collect()
+    devices = {one["uuid"]: one for one in check(node.collect())["devices"]}
+    assert [[(user["pod"], user["owner"]) for user in devices[leaf]["users"]] for leaf in gpu.leaves] == [
+        [("whole", "assigned")],
+        [("other", "unassigned"), ("whole", "assigned")],
+    ]
+
+
+def test_the_interval_is_told_where_there_is_one() -> None:
+    """A command that looks once has none."""
+    assert document(busy_node(), 2.5)["interval_seconds"] == 2.5
+    VALIDATOR.validate(json.loads(json.dumps(document(busy_node()))))
+    assert document(busy_node())["interval_seconds"] is None
 
 
 def test_known_reasons_have_a_remedy() -> None:

@@ -317,9 +317,22 @@ async def test_a_line_without_an_end_is_nonsense(start: Start) -> None:
     assert (await failure(source)).reason == "protocol"
 
 
+async def test_a_worker_that_was_started_ahead_answers_the_reads(start: Start, tmp_path: Path) -> None:
+    """A read asks the worker that `start` has started, and starts no other."""
+    born = tmp_path / "born"
+    source = start(f"open({str(born)!r}, 'a').write('x')\nfor n, _ in requests(): driver(n, 1); gpu(n, 0)")
+    await source.start()
+    await poll(born.exists, "the worker was not started")
+    for _ in range(2):
+        told = await source.read(1.0, PATIENCE_SECONDS)
+        assert [gpu.uuid for gpu in told.value.gpus] == ["GPU-0"]
+    assert born.read_text() == "x"
+
+
 async def test_a_program_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
-    """A worker that cannot be started is told as such."""
+    """A worker that cannot be started is told as such by the read, also where it was to start ahead."""
     source = NvmlSource([str(tmp_path / "missing")])
+    await source.start()
     assert (await failure(source)).reason == "worker_start"
     await source.close()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from tests.agent import run_agent
 from tests.browser import PATIENCE_MS, STALE_AFTER_SECONDS, Site, Tab, chromium, tab
@@ -393,6 +394,44 @@ async def test_an_agent_that_collects_no_more(site: Site, browser: Browser) -> N
         await expect(one.page.locator("#notices")).to_contain_text("too old to be shown")
 
 
+async def test_when_data_is_old_is_told_by_the_agents_interval(site: Site, browser: Browser) -> None:
+    """However long ago this tab saw the document before: it may have been hidden."""
+    site.ahead_seconds = -55.0
+    site.collect(cards(1, 1))
+    site.ahead_seconds = 0.0
+    async with tab(browser, site.url) as one:
+        await expect(one.page.locator(".device")).to_have_count(1)
+        site.ahead_seconds = -30.0
+        site.collect(cards(2, 1))
+        site.ahead_seconds = 0.0
+        await expect(one.page.locator(".device")).to_have_count(2)
+        async with one.page.expect_response("**/api/v1/map") as answer:
+            pass
+        assert (await answer.value).status == 304
+        await expect(one.page.locator("#feed")).to_have_attribute("data-state", "late")
+        assert (await one.page.evaluate("fetch('api/v1/map').then(one => one.json())"))["interval_seconds"] == 5
+
+
+@pytest.mark.parametrize("body", ['{"version": 2}', "null", '{"version": 1'])
+async def test_an_answer_that_is_refused_is_not_known(site: Site, browser: Browser, body: str) -> None:
+    """After an answer that is no map the page says so, and asks for the whole document again."""
+
+    async def tamper(route: Route) -> None:
+        headers = {name: value for name, value in route.request.headers.items() if name != "if-none-match"}
+        await route.fulfill(response=await route.fetch(headers=headers), body=body)
+
+    site.collect(cards(1, 1))
+    async with tab(browser, site.url) as one:
+        await expect(one.page.locator(".device")).to_have_count(1)
+        site.collect(cards(2, 1))
+        await one.page.route("**/api/v1/map", tamper)
+        site.collect(cards(3, 1))
+        await expect(one.page.locator("#feed")).to_have_attribute("data-state", "lost")
+        await one.page.unroute("**/api/v1/map", tamper)
+        await expect(one.page.locator(".device")).to_have_count(3)
+        await expect(one.page.locator("#feed")).to_have_attribute("data-state", "live")
+
+
 async def test_before_the_first_collection(site: Site, browser: Browser) -> None:
     """The page says what it waits for, and goes on when it comes."""
     async with tab(browser, site.url, expected=lambda complaint: "503" in complaint) as one:
@@ -522,10 +561,11 @@ async def test_behind_a_proxy_path(browser: Browser) -> None:
 
 
 async def test_the_demo(browser: Browser) -> None:
-    """The real agent's page shows the simulated node."""
+    """The real agent's page shows the simulated node, and knows when the next collection is due."""
     async with run_agent("demo") as agent, tab(browser, agent.url, expected=lambda one: "503" in one) as one:
         await expect(one.page.locator(".device tbody tr").first).to_be_visible()
         await expect(one.page.locator("#feed")).to_have_attribute("data-state", "live")
+        assert json.loads((await agent.get("/api/v1/map")).text)["interval_seconds"] > 0
 
 
 async def test_a_node_that_never_had_an_answer(site: Site, browser: Browser) -> None:

@@ -7,12 +7,15 @@ import asyncio
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -254,6 +257,46 @@ async def test_an_answer_that_cannot_be_decoded_is_kept(node: Node, recorder: Re
     assert kubelet_of((await replay.snapshots(capture))[-1]).reason == kubelet_of(snapshot).reason == "decode"
 
 
+class Gate:
+    """A `--resource` that keeps waiting, until it is opened, who asks it in the thread that reads pod identity."""
+
+    def __init__(self, resource: re.Pattern[str]) -> None:
+        self.opened = threading.Event()
+        self.pattern = resource.pattern
+
+    def fullmatch(self, name: str) -> re.Match[str] | None:
+        if threading.current_thread().name == "gpumap-identity":
+            self.opened.wait(PATIENCE_SECONDS)
+        return re.fullmatch(self.pattern, name)
+
+
+async def test_what_is_said_too_late_is_in_no_frame(
+    node: Node, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read that was given up ends while its frame is not done yet: the page knows nothing of it, nor the capture."""
+    for name, value in standin.environment(node.library, node.state).items():
+        monkeypatch.setenv(name, value)
+    settings = settings_of(*node.flags, "--node-name", "here")
+    gate = Gate(settings.resource)
+    recorder = Recorder(replace(settings, resource=cast("re.Pattern[str]", gate)), worker_command(None))
+    try:
+        node.kubelet.misbehave(fake.Slow(1.0), times=1)
+        asking = asyncio.create_task(recorder.frame())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await node.kubelet.called()  # the last to be asked
+            gate.opened.set()
+            late, snapshot = await asking
+            files, _ = await recorder.frame()
+    finally:
+        gate.opened.set()
+        await recorder.close()
+    identity = next(health for health in snapshot.sources if health.source is Source.POD_IDENTITY)
+    assert (identity.up, identity.reason) == (False, "deadline_exceeded")
+    assert not late.keys() & {contents.CHECKPOINT, contents.LOG_TREE}
+    assert {contents.down(late)[name].reason for name in ("checkpoint", "pod_logs")} == {"deadline_exceeded"}
+    assert files.keys() >= {contents.CHECKPOINT, contents.LOG_TREE}
+
+
 async def test_ctrl_c_ends_it_early_and_keeps_what_there_is(node: Node, directory: Path) -> None:
     """A recording of an hour that is interrupted is a complete, shorter one."""
     stop = asyncio.Event()
@@ -345,6 +388,16 @@ def test_it_writes_over_nothing(directory: Path, place: str, says: str) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
     assert (directory / "full" / "note").read_text() == (directory / "file").read_text() == "mine"
+
+
+def test_a_resource_that_a_capture_cannot_bring_is_refused_first(directory: Path) -> None:
+    """What `demo --capture` would refuse is not recorded."""
+    command = [str(GPUMAP), "record", str(directory / "new"), "--resource", "(a+)+"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpumap: --resource repeats a group")
+    assert len(done.stderr.splitlines()) == 1
+    assert os.listdir(directory) == []
 
 
 def test_an_empty_folder_will_do(directory: Path) -> None:
@@ -485,6 +538,8 @@ def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -
     (log / "pods" / "a b_c_d").mkdir()
     (log / "pods" / "a\nb_c_d").mkdir()
     (log / "containers" / "odd name.log").symlink_to("/var/log/pods/x_y_z/c/0.log")
+    (log / "containers" / "long.log").symlink_to(f"/data/logs/x_y_z/{'c' * 300}/0.log")
+    (log / "containers" / "half.log").symlink_to(b"/data/logs/x_y_z/\xff/0.log".decode(errors="surrogateescape"))
     (log / "containers" / "short.log").symlink_to("/etc/passwd")
     (log / "containers" / "other.log").symlink_to("/data/logs/x_y_z/c/0.log")
     tapped = TappedIdentity((directory / "none",), log, lambda name: True)
@@ -494,4 +549,5 @@ def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -
     entries = contents.log_entries(files) or ()
     assert {entry.target for entry in entries if entry.path.endswith("/other.log")} == {"/var/log/pods/x_y_z/c/0.log"}
     assert not [entry for entry in entries if "odd" in entry.path or "short" in entry.path or "_c_d" in entry.path]
+    assert not [entry for entry in entries if entry.path.endswith(("/long.log", "/half.log"))]
     assert len([entry for entry in entries if entry.kind == "d"]) == 2 + 2 + 3

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gpumap.model import ContainerName, ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 
@@ -299,3 +301,36 @@ def test_logs_kept_elsewhere_make_nobody_gone() -> None:
     node = TestNode([Gpu(0)], [stranger, other], [Process(10, CARD, stranger)])
     node.collect()
     assert owners(node.collect(), CARD)["unknown"] == GIB
+
+
+def test_corpse_in_the_checkpoint_never_becomes_a_live_pod() -> None:
+    """A UID that was one pod's is not tied to the next one with its card, however often the table is made anew."""
+    ended = Pod("ml", "a", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    node = TestNode([Gpu(0)], [ended])
+    node.collect()
+    next_one = Pod("ml", "b", {"main": {"nvidia.com/gpu": [str(CARD)]}}, in_checkpoint=False, has_tree=False)
+    ended.listed = ended.has_tree = False
+    node.pods = [ended, next_one]
+    for number in range(4):
+        snapshot = node.collect()
+        assert [(pod.pod, pod.uid) for pod in snapshot.pods] == [("b", "")]
+        node.pods.append(Pod("ml", f"unrelated-{number}", {"main": {}}))  # the List has changed: all is joined anew
+
+
+@pytest.mark.parametrize("up_before", [True, False])
+def test_short_list_makes_nobody_gone(up_before: bool) -> None:
+    """A kubelet that lists static pods alone may not have heard of the others: while traces of a pod stand, it is not
+    gone, neither for a gpumap that was up before nor for one that has just started."""
+    pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    agent = Pod("gpumap", "gpumap-x", {"main": {}})
+    node = TestNode([Gpu(0)], [pod, agent], [Process(10, CARD, pod)])
+    if up_before:
+        node.collect()
+    pod.listed = agent.listed = False
+    node.socket = "second"
+    for _ in range(20):
+        snapshot = node.collect(30)
+        assert not owners(snapshot, CARD).get("gone")
+    agent.listed = True
+    node.collect()
+    assert owners(node.collect(), CARD)["gone"] == GIB

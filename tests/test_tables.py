@@ -79,15 +79,16 @@ def test_what_is_not_known_is_a_dash_and_stands_once() -> None:
 
 def test_partitioned_gpu_that_was_given_out_whole() -> None:
     """Its holder is assigned on each leaf, and the GPU's own row knows which card it is."""
-    gpu = Gpu(0, mig=[(1, 0, 3)])
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
     pod = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
     snapshot = TestNode([gpu], [pod], [Process(10, gpu.leaves[0], pod)]).collect()
     rows = [line for line in words(document(snapshot)) if "whole" in line]
     assert sorted(line[3:] for line in rows) == [
+        ["-", "-", "-", "0", "-", "assigned"],
         ["-", "-", "-", "1.0GiB", "-", "assigned"],
         ["1", "1", "80.0GiB", "-", "-", "assigned"],
     ]
-    assert [device["index"] for device in document(snapshot)["devices"]] == [0, 0]
+    assert [device["index"] for device in document(snapshot)["devices"]] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from gpumap.document import Document, document
 from gpumap.look.doctor import examine
 from gpumap.look.tables import Shape, doctor_table, map_table, top_table, top_values, waste_table, waste_values
 from gpumap.look.tables.document import key_of
+from gpumap.look.tables.findings import findings
 from gpumap.snapshot import Snapshot
-from gpumap.terminal import Screen
+from gpumap.terminal import Screen, unsteering
 from tests.agent import Agent, run_agent
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.test_cli import gpumap_in_loop
@@ -392,3 +393,24 @@ async def test_order_and_process_flags(agent: Agent) -> None:
         2,
         'gpumap: --idle-after 0: "0" is not a duration such as 500ms, 5s or 1m30s\n',
     )
+
+
+def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
+    """A pod was made again under its name: the new one's process is its own, the old one's stands as left over."""
+    old = holder("db-0", OTHER)
+    new = replace(old, generation=1)
+    old.listed = old.in_checkpoint = False
+    node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)])
+    for _ in range(3):
+        snapshot = node.collect()
+    pids = {one.kind: one.pids for one in findings(document(snapshot), 300.0) if one.kind != "idle"}
+    assert pids == {"squatter": (6,), "leftover": (5,)}
+
+
+def test_json_on_a_terminal_steers_nothing() -> None:
+    """Controls and direction marks are written as JSON's escapes, and mean the same."""
+    told = {"name": "a\x9b31m\u202eb\u2028 é \U000e0001", "n": [1]}
+    text = unsteering(json.dumps(told, indent=2, ensure_ascii=False))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "é" in text
+    assert json.loads(text) == told

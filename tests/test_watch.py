@@ -286,3 +286,27 @@ async def test_a_rolled_out_agent_is_found_again(tmp_path: Path) -> None:
                     lambda _: any("asking on" not in frame for frame in shown.frames[seen + 1 : -1]), "it is not found"
                 )
             assert await shown.interrupt() == 0
+
+
+async def test_a_narrow_terminal_and_old_data(fake: FakeAgent) -> None:
+    """Each painted line fits its row, so that the next frame falls on this one; how old the data is stands above."""
+    assert fake.answer is not None
+    fake.answer |= {"timestamp": time.time() - 600}
+    with terminal("map", "--watch", "--interval", "100ms", "--url", fake.url, columns=20, lines=12) as shown:
+        await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
+        assert await shown.interrupt() == 0
+    lines = STEERING.sub("", shown.frames[1]).splitlines()
+    assert len(lines) == 12
+    assert max(map(cells, lines)) <= 20
+    assert "was collected 10m" in " ".join(lines)
+    done = await gpumap_in_loop("map", "--url", fake.url)
+    assert done.stderr.startswith("gpumap: what is shown was collected 10m")
+
+
+async def test_watch_of_an_agent_that_never_answered(fake: FakeAgent) -> None:
+    """Nothing was answered yet, and nothing is said to stand below."""
+    fake.answer = None
+    with terminal("map", "--watch", "--interval", "100ms", "--url", fake.url) as shown:
+        await shown.until(lambda text: "asking on" in text, "it does not say that the agent is away")
+        assert await shown.interrupt() == 0
+    assert "Below" not in shown.said

@@ -306,7 +306,7 @@ async def test_the_page_is_small(site: Site) -> None:
             async with site.session.get(site.url + path, headers={"Accept-Encoding": encoding}) as response:
                 size = len(await response.read())
                 plain, packed = (plain + size, packed) if encoding == "identity" else (plain, packed + size)
-    assert plain < 80_000
+    assert plain < 84_000
     assert packed < 32_000
 
 
@@ -517,31 +517,22 @@ async def test_a_trickle_is_no_progress() -> None:
 
 
 async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> None:
-    """When all places are taken who comes is turned away at once, which is said once; who is in is served."""
+    """When all places are taken the idlest client makes room, which is said once; who comes and who asks is served."""
     caplog.set_level(logging.WARNING, "gpumap.web.port")
     async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
-        assert (await site.get("/healthz"))[0] == 200  # this client keeps its place
         with contextlib.ExitStack() as stack:
-            for _ in range(7):
+            idle = [stack.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(8)]
+            assert (await site.get("/healthz"))[0] == 200  # this client keeps its place: it is heard again and again
+            for _ in range(30):
                 stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
-            assert (await site.get("/healthz"))[0] == 200
-            for _ in range(20):
-                reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+                assert (await site.get("/metrics"))[0] == 200
+            for client in idle:
+                client.settimeout(10)
                 with contextlib.suppress(ConnectionError):
-                    assert await reader.read() == b""
-                writer.close()
-            assert (await site.get("/metrics"))[0] == 200
-        while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-            with contextlib.suppress(ConnectionError):
-                writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
-                if b"200 OK" in await reader.read():
-                    writer.close()
-                    break
-            writer.close()
+                    assert await asyncio.to_thread(client.recv, 1) == b"", "the idlest was kept"
     assert [record.getMessage() for record in caplog.records if record.name == "gpumap.web.port"] == [
-        "too many connections, closing new ones max=8"
+        "too many connections, closing the idlest max=8"
     ]
 
 

@@ -6,7 +6,6 @@ remembers nothing about the node; that is all in `Memory`.
 """
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +32,6 @@ from gpumap.snapshot import Snapshot
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN = 1.0
 DEADLINE_SECONDS_MAX = 5.0
-GARBAGE_THRESHOLD = 10_000
 
 log = logging.getLogger("gpumap")
 
@@ -89,10 +87,6 @@ class Collector:
 
     async def run(self) -> None:
         """Collect for ever: at each interval, and as soon as a kubelet that was away is back."""
-        # A collection makes thousands of values and no cycles: Python's collector, which took a tenth of the CPU time,
-        # shall look less often, and not at what was imported.
-        gc.set_threshold(GARBAGE_THRESHOLD)
-        gc.freeze()
         while True:
             started = time.monotonic()
             expires = None

@@ -6,7 +6,6 @@ Knows argparse, and nothing of what the commands do.
 from __future__ import annotations
 
 import argparse
-import difflib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
@@ -104,10 +103,15 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, or nothing where nothing is near."""
+    import difflib  # a mistake alone has a use for it
+
     known = list(known)
-    begun = [one for one in known if len(word.lstrip("-")) >= 2 and one.startswith(word)]
-    near = begun[:1] or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    bare = {one.lstrip("-"): one for one in known if one.startswith("--") == word.startswith("--")}
+    word = word.lstrip("-")
+    begun = [one for one in bare if len(word) >= 2 and one.startswith(word)]
+    swapped = [one for one in bare if sorted(one) == sorted(word)]
+    near = begun[:1] or swapped[:1] or difflib.get_close_matches(word, bare, n=1, cutoff=0.75)
+    return f"; did you mean {bare[near[0]]}?" if near else ""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:

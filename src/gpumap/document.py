@@ -5,11 +5,11 @@ Names and meanings are frozen with `VERSION`. What is not known is null, never 0
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpumap import remedies
-from gpumap.model import DeviceMemory
+from gpumap.model import ContainerName, DeviceMemory
 from gpumap.snapshot import (
     ContainerOnDevice,
     ContainerUse,
@@ -27,8 +27,11 @@ VERSION = 1
 Document = dict[str, Any]
 
 
-def document(snapshot: Snapshot) -> Document:
-    """Make the document: devices with their holders, users and owners; what is unmatched; the sources' health."""
+def document(snapshot: Snapshot, interval_seconds: float | None = None) -> Document:
+    """Make the document: devices with their holders, users and owners; what is unmatched; the sources' health.
+
+    `interval_seconds` is the time between collections; `None` where they are not made again and again.
+    """
     rows: dict[str, list[ContainerOnDevice]] = {}
     for row in snapshot.containers:
         rows.setdefault(row.uuid, []).append(row)
@@ -40,6 +43,7 @@ def document(snapshot: Snapshot) -> Document:
     return {
         "version": VERSION,
         "timestamp": snapshot.at.wall,
+        "interval_seconds": interval_seconds,
         "node": {"name": snapshot.node.name, "internal_ip": snapshot.node.internal_ip or None},
         "driver": {
             "driver_version": driver.driver_version,
@@ -49,8 +53,12 @@ def document(snapshot: Snapshot) -> Document:
         if driver
         else None,
         "gpus": [_gpu(gpu) for gpu in snapshot.gpus],
+        "nameless_gpus": [
+            {"index": gpu.index, "fault": gpu.fault, "remedy": _remedy(gpu.fault, gpu.index)}
+            for gpu in snapshot.nameless_gpus
+        ],
         "devices": [
-            _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows.get(leaf.uuid, ()), processes.get(leaf.uuid, ()))
+            _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows, processes.get(leaf.uuid, ()))
             for leaf in snapshot.leaves
         ],
         "unmatched": [
@@ -89,7 +97,7 @@ def _gpu(gpu: Gpu) -> Document:
         "partitioned": gpu.partitioned,
         "up": gpu.fault is None,
         "fault": gpu.fault,
-        "remedy": remedies.FAULTS.get(gpu.fault) if gpu.fault else None,
+        "remedy": _remedy(gpu.fault, gpu.index),
         "stuck_seconds": gpu.stuck_seconds,
         "last_success": gpu.last_success,
         "memory": _memory(reading.memory if reading else None),
@@ -102,12 +110,19 @@ def _gpu(gpu: Gpu) -> Document:
     }
 
 
+def _remedy(fault: str | None, index: int) -> str | None:
+    remedy = remedies.FAULTS.get(fault) if fault else None
+    return remedy.replace("<index>", str(index)) if remedy else None
+
+
 def _device(
-    leaf: Leaf, gpu: Gpu | None, rows: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse]
+    leaf: Leaf, gpu: Gpu | None, rows_of: Mapping[str, list[ContainerOnDevice]], processes: Iterable[ProcessUse]
 ) -> Document:
-    """`gpu` is the one that the leaf is on, or the partitioned one that was given out whole."""
+    """`gpu` is the one that the leaf is on, or the partitioned one that was given out whole; `rows_of` is by uuid."""
     mig = leaf.instance
-    rows, processes = list(rows), list(processes)
+    rows, processes = rows_of.get(leaf.uuid, []), list(processes)
+    held_whole = rows_of.get(gpu.uuid, []) if gpu else []
+    holders = {row.name for row in (*rows, *held_whole) if row.holds}
     return {
         "uuid": leaf.uuid,
         "gpu_uuid": gpu.uuid if gpu else None,
@@ -120,7 +135,7 @@ def _device(
         "allocatable": [{"resource": resource, "slots": slots} for resource, slots in leaf.allocatable],
         "owners": [_owner(use) for use in leaf.owners],
         "holders": [_holder(row) for row in rows if row.holds],
-        "users": [_user(row, use, _owner_of(row, processes)) for row in rows if (use := row.use) is not None],
+        "users": [_user(row, use, _owner_of(row.name, holders, processes)) for row in rows if (use := row.use)],
         "processes": [_process(process) for process in processes],
     }
 
@@ -149,11 +164,11 @@ def _holder(row: ContainerOnDevice) -> Document:
     }
 
 
-def _owner_of(row: ContainerOnDevice, processes: list[ProcessUse]) -> Owner:
-    """What a container is on a device: a holder, or what its processes are said to be."""
-    said = {process.owner for process in processes if process.name == row.name}
-    if row.holds:
+def _owner_of(name: ContainerName, holders: set[ContainerName], processes: list[ProcessUse]) -> Owner:
+    """What a container is on a device: a holder of it or of its whole GPU, or what its processes are said to be."""
+    if name in holders:
         return Owner.ASSIGNED
+    said = {process.owner for process in processes if process.name == name}
     return next((owner for owner in (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.ASSIGNED) if owner in said), Owner.UNKNOWN)
 
 

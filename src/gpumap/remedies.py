@@ -90,5 +90,8 @@ CAPABILITIES: dict[str, str] = {
     "(`privileges.podLogs=true`).",
     "process_utilization": "No SM time by container: the driver keeps none on MIG devices, vGPU guests and WSL; "
     "memory is told all the same.",
+    "gpm": "This version of gpumap does not ask for GPM metrics yet.",
+    "push": "This version of gpumap polls at its interval; it does not start a collection by itself yet.",
+    "xid_events": "This version of gpumap does not listen for XID errors yet: see `dmesg`.",
 }
-"""By capability that is 0. Those that nobody can do anything about are not here."""
+"""By capability that is 0."""

@@ -1,10 +1,14 @@
-"""One node's pipeline put together, and its life: started, serving, stopped by a signal."""
+"""One node's pipeline put together, and its life: started, serving, stopped by a signal.
+
+Starts fast: the driver's worker comes up while this process imports gRPC and aiohttp, within functions for that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import platform
 import signal
@@ -25,15 +29,13 @@ from gpumap.settings import Listen, Settings
 from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
 from gpumap.sources.identity import PodIdentitySource
-from gpumap.sources.kubelet import KubeletSource
 from gpumap.sources.nvml import NvmlSource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
-from gpumap.web.app import application
 from gpumap.web.pages import Pages
-from gpumap.web.port import open_port
 
 SHUTDOWN_SECONDS = 1.0
+GARBAGE_THRESHOLD = 10_000
 
 log = logging.getLogger("gpumap")
 
@@ -47,6 +49,9 @@ async def collector(
 ) -> AsyncIterator[Collector]:
     """Put the sources and the loop together; close them at the end."""
     nvml = NvmlSource(driver_command)
+    await nvml.start()
+    from gpumap.sources.kubelet import KubeletSource
+
     kubelet = KubeletSource(settings.kubelet_socket)
     identity = PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates), PodLogsSource(settings.pod_log_root), time.time
@@ -93,31 +98,51 @@ async def serve(
         (node_family(settings.node_name),) if serves_nodes else (),
         settings.stale_after_seconds,
         time.monotonic,
+        settings.interval_seconds,
     )
     try:
-        served = open_port(application(pages, serve_nodes=serves_nodes), listener, shutdown_seconds=SHUTDOWN_SECONDS)
-        async with served:
-            host, port = listener.getsockname()[:2]
-            log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
-            async with collector(settings, driver_command, pages.publish) as loop:
-                await _until(stop, loop.run())
-            log.info("stopped")
+        await _until(stop, _collect(settings, driver_command, pages), _open(settings, pages, listener, serves_nodes))
+        log.info("stopped")
     finally:
         pages.close()
 
 
-async def _until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> None:
-    """Let `work` go on until `stop` is set; an end of its own is an error to raise."""
-    working = asyncio.ensure_future(work)
-    stopping = asyncio.ensure_future(stop.wait())
+async def _collect(settings: Settings, driver_command: Sequence[str], pages: Pages) -> None:
+    """Collect for ever."""
+    async with collector(settings, driver_command, pages.publish) as loop:
+        await loop.run()
+
+
+async def _open(settings: Settings, pages: Pages, listener: socket.socket, serves_nodes: bool) -> None:
+    """Serve the pages for ever."""
+    from gpumap.web.app import application
+    from gpumap.web.port import open_port
+
+    # A collection makes thousands of values and no cycles: Python's collector, which took a tenth of the CPU time,
+    # shall look less often, and not at what was imported.
+    gc.set_threshold(GARBAGE_THRESHOLD)
+    gc.freeze()
+    served = open_port(application(pages, serve_nodes=serves_nodes), listener, shutdown_seconds=SHUTDOWN_SECONDS)
+    async with served:
+        host, port = listener.getsockname()[:2]
+        log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
+        await asyncio.Event().wait()
+
+
+async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:
+    """Let every work go on until `stop` is set; an end of its own is an error to raise."""
+    working = [asyncio.create_task(work) for work in works]
+    stopping = asyncio.create_task(stop.wait())
+    tasks: tuple[asyncio.Task[object], ...] = (*working, stopping)
     try:
-        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in working:
+            if task.done():
+                task.result()
     finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def bind(listen: Listen) -> socket.socket:

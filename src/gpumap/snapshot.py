@@ -62,6 +62,14 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class NamelessGpu:
+    """A GPU that NVML counts, and that has not told its uuid since gpumap's start: no series can stand for it."""
+
+    index: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaf:
     """What can be given away: a GPU that is not partitioned, or a MIG device.
 
@@ -176,6 +184,7 @@ class Snapshot:
     """Monotonic: when something in it, of an earlier collection, gets too old to be served."""
     driver: NvmlReading | None = None
     gpus: tuple[Gpu, ...] = ()
+    nameless_gpus: tuple[NamelessGpu, ...] = ()
     leaves: tuple[Leaf, ...] = ()
     containers: tuple[ContainerOnDevice, ...] = ()
     processes: tuple[ProcessUse, ...] = ()

@@ -3,6 +3,7 @@
 Nothing from outside may steer a terminal, begin a line of its own, or move what stands beside it. Pure.
 """
 
+import json
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,16 @@ PIPE = Screen()
 def printable(text: str) -> str:
     """Give the text with every character that is not printable replaced: controls, escapes, direction marks."""
     return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
+
+
+def unsteering(document: str) -> str:
+    """Give a JSON document with what would steer a terminal written as JSON's own escapes: it means the same."""
+    plain = all(line.isprintable() for line in document.split("\n"))
+    return document if plain else "".join(_escaped(one) for one in document)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
 
 
 def contained(text: str) -> str:

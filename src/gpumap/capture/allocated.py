@@ -32,7 +32,7 @@ Rename = Callable[[str], str]
 
 
 def cut(message: bytes, rename: Rename = str) -> bytes:
-    """The message with nothing but GPUs in it; empty where it cannot be read. `rename` is put to every value."""
+    """The message with nothing but GPUs in it; empty where it cannot be read. `rename` is put to values and paths."""
     try:
         kept = [(number, left) for number, said in _fields(message) if (left := _kept(number, said, rename))]
     except ValueError:
@@ -50,7 +50,8 @@ def _kept(number: int, said: bytes, rename: Rename) -> bytes:
     if number == _DEVICES:
         container, host, permissions = _texts(said, 1, 2, 3)
         if _DEVICE.fullmatch(container) and _DEVICE.fullmatch(host) and re.fullmatch(r"[rwm]{0,3}", permissions):
-            return b"".join(_field(n, text.encode()) for n, text in enumerate((container, host, permissions), 1))
+            texts = rename(container), rename(host), permissions
+            return b"".join(_field(n, text.encode()) for n, text in enumerate(texts, 1))
     if number == _CDI_DEVICES:
         (name,) = _texts(said, 1)
         if _CDI.fullmatch(name):

@@ -16,6 +16,11 @@ from gpumap.model import GpuReading, NvmlReading, Uuid
 
 IsGpuResource = Callable[[str], bool]
 
+_LOG_PATH = re.compile(r"(/?var/log/pods/)([^/_]*)_([^/_]*)_([^/_]*)(?:/([^/]+)(?:/([0-9]+\.log))?)?")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_STAT = re.compile(r"([0-9]{1,10} )\((.*)\)( [A-Za-z](?: -?[0-9]+)*\s*)", re.DOTALL)
+_CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
+
 
 def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
     """Rename everything that may tell whose node it is. Models, versions, resources, PIDs and bus ids stay."""
@@ -70,16 +75,23 @@ def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuRe
         return contents.reading_text(_reading(contents.reading({name: said}), names))
     if name == contents.DOWN:
         whys = contents.down({name: said})
-        return contents.down_text({source: _with_other_detail(why, names) for source, why in whys.items()})
+        return contents.down_text({source: _reason_alone(why) for source, why in whys.items()})
     if name.endswith("/cgroup"):
         return _cgroup(said, names)
     if name.endswith("/stat"):
         return _stat(said, names)
-    return said  # kubelet/socket and own/pid_in_tree: a number, and nothing
+    if name == contents.SOCKET:
+        return b"%d\n" % contents.starts({name: said})
+    return b""  # own/pid_in_tree
 
 
-def _with_other_detail(why: contents.Down, names: Pseudonyms) -> contents.Down:
-    return why._replace(detail=names.detail(why.detail))
+def _reason_alone(why: contents.Down) -> contents.Down:
+    """A reason is a word of gpumap's. What a source said of it may name anything, in any form."""
+    return contents.Down(_reason(why.reason), "")
+
+
+def _reason(word: str) -> str:
+    return word if word in contents.REASONS else "unknown"
 
 
 def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
@@ -105,17 +117,14 @@ def _log_entries(said: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
 
 def _log_path(path: str, names: Pseudonyms) -> str | None:
     """`…/pods/<namespace>_<pod>_<uid>/<container>/0.log`, or the beginning of it."""
-    steps = path.split("/")
-    at = steps.index("pods") if "pods" in steps else len(steps) - 1
-    tree, container, file = (*steps[at + 1 :], "", "", "")[:3]
     if path in ("var/log/pods", "var/log/containers"):
         return path
-    parts = tree.split("_")
-    if len(parts) != 3 or (file and re.fullmatch(r"\d+\.log", file) is None):
+    found = _LOG_PATH.fullmatch(path)
+    if found is None:
         return None
-    renamed = f"{names.namespace(parts[0])}_{names.pod(parts[1])}_{names.uid(parts[2])}"
-    below = [renamed, *([names.container(container)] if container else []), *([file] if file else [])]
-    return "/".join([*steps[: at + 1], *below])
+    root, namespace, pod, uid, container, file = found.groups()
+    renamed = f"{root}{names.namespace(namespace)}_{names.pod(pod)}_{names.uid(uid)}"
+    return "/".join([renamed, *([names.container(container)] if container else []), *([file] if file else [])])
 
 
 def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
@@ -135,24 +144,31 @@ def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
 
 def _reading(said: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlReading | contents.Down:
     if isinstance(said, contents.Down):
-        return _with_other_detail(said, names)
+        return _reason_alone(said)
     return replace(said, gpus=tuple(_gpu(gpu, names) for gpu in said.gpus))
 
 
 def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
     instances = tuple(one._replace(uuid=Uuid(names.device(one.uuid))) for one in gpu.instances)
-    return gpu._replace(uuid=gpu.uuid and Uuid(names.device(gpu.uuid)), instances=instances)
+    return gpu._replace(
+        uuid=gpu.uuid and Uuid(names.device(gpu.uuid)),
+        fault=gpu.fault and _reason(gpu.fault),
+        instances=instances,
+        refusals=tuple((call if _CALL.fullmatch(call) else "", code) for call, code in gpu.refusals),
+    )
 
 
 def _cgroup(said: bytes, names: Pseudonyms) -> bytes:
     """`N:controllers:PATH` a line; what is no such line is left out."""
     lines = (line.split(":", 2) for line in said.decode(errors="replace").splitlines())
-    return "".join(f"{line[0]}:{line[1]}:{names.cgroup(line[2])}\n" for line in lines if len(line) == 3).encode()
+    return "".join(
+        f"{line[0] if _NUMBER.fullmatch(line[0]) else 0}:{names.controllers(line[1])}:{names.cgroup(line[2])}\n"
+        for line in lines
+        if len(line) == 3
+    ).encode()
 
 
 def _stat(said: bytes, names: Pseudonyms) -> bytes:
-    """The process's name alone; numbers stay."""
-    text = said.decode(errors="replace")
-    before, opens, rest = text.partition("(")
-    comm, closes, after = rest.rpartition(")")
-    return f"{before}({names.comm(comm)}){after}".encode() if opens and closes else b""
+    """The process's name alone; numbers stay. What is no such line could not have been read."""
+    found = _STAT.fullmatch(said.decode(errors="replace"))
+    return f"{found[1]}({names.comm(found[2])}){found[3]}".encode() if found else b""

@@ -128,7 +128,7 @@ def _claims(
                 share_id=names.device(device.share_id) if device.HasField("share_id") else None,
             )
             for device in entry.claim_resources
-            if is_gpu_resource(device.driver_name)
+            if is_gpus(device.driver_name, [device.device_name], is_gpu_resource)
         ]
         if devices:
             found.append(

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from gpumap import remedies
 from gpumap.capture import answers
 from gpumap.model import GpuReading, NvmlReading
-from gpumap.nvml_worker import wire
+from gpumap.nvml_worker import codes, wire
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
 SOCKET = "kubelet/socket"
@@ -27,12 +28,29 @@ OWN_PID_IN_TREE = "own/pid_in_tree"
 SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
 """Who can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
 
+NAME_BYTES_MAX = 255
+"""Linux's limit (NAME_MAX)."""
+
 _LOG_ROOT = "var/log/"
 _LINKS = "var/log/containers/"
 _LINK_TARGET = re.compile(r"/var/log/pods/[^/\s]+/[^/\s]+/[^/\s]+")
 
 
+_GRPC = """
+    cancelled unknown invalid_argument deadline_exceeded not_found already_exists permission_denied resource_exhausted
+    failed_precondition aborted out_of_range unimplemented internal unavailable data_loss unauthenticated
+"""
+REASONS = frozenset(
+    {*_GRPC.split(), "internal_error", *remedies.FAULTS}
+    | {reason for of_source in remedies.SOURCES.values() for reason in of_source}
+    | {codes.word(code) for code in range(1000)}
+)
+"""gpumap's own words for why a source, or a GPU, is down: a gRPC status and NVML's codes among them."""
+
+
 class Down(NamedTuple):
+    """Why a source is down: one of `REASONS`, and what the source itself said of it."""
+
     reason: str
     detail: str
 
@@ -49,14 +67,27 @@ class LogEntry(NamedTuple):
 # --- in ---------------------------------------------------------------------------------------------------------------
 
 
-def check(files: Mapping[str, bytes]) -> None:
-    """Raises ValueError where a frame cannot be played, with the name of the file."""
-    reading(files)
-    log_entries(files)
+def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None) -> None:
+    """Raises ValueError where a frame cannot be played, with the name of the file.
+
+    What is the very same as in the frame `before` was checked there.
+    """
+
+    def is_new(*names: str) -> bool:
+        return before is None or any(files.get(name) is not before.get(name) for name in names)
+
+    if is_new(NVML):
+        reading(files)
+    if is_new(LOG_TREE):
+        log_entries(files)
     missing_sources = down(files)
-    if "kubelet" not in missing_sources and answers.answer(files, LIST) is None:
+    listed = [f"{LIST}.pb", f"{LIST}.json"]
+    if "kubelet" not in missing_sources and not any(name in files for name in listed):
         raise ValueError(f"no {LIST}.pb or {LIST}.json, and {DOWN} does not say that the kubelet is down")
-    answers.answer(files, ALLOCATABLE)
+    if is_new(*listed, DOWN) and "kubelet" not in missing_sources:
+        answers.answer(files, LIST)
+    if is_new(f"{ALLOCATABLE}.pb", f"{ALLOCATABLE}.json"):
+        answers.answer(files, ALLOCATABLE)
     starts(files)
     if "procfs" not in missing_sources and OWN_CGROUP not in files:
         raise ValueError(f"no {OWN_CGROUP}, and {DOWN} does not say that procfs is down")
@@ -126,6 +157,8 @@ def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
         is_plain = kind in ("d", "f", "l") and re.fullmatch("[0-7]{3,4}", mode) is not None and "\0" not in line
         if not is_plain or not in_root or any(step in ("", ".", "..") for step in steps):
             raise ValueError(f"{LOG_TREE}:{number}: is no name below {_LOG_ROOT}")
+        if not is_short(path) or not is_short(target):
+            raise ValueError(f"{LOG_TREE}:{number}: a name is longer than {NAME_BYTES_MAX} bytes")
         if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
             raise ValueError(f"{LOG_TREE}:{number}: is no link of {_LINKS} to a log below /var/log/pods")
         if kind != "l" and path.startswith(_LINKS):
@@ -137,6 +170,11 @@ def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
     if any(parent in plain_files for entry in entries for parent in _parents(entry.path)):
         raise ValueError(f"{LOG_TREE}: a name stands below a file")
     return tuple(sorted(entries, key=lambda entry: entry.path.split("/")))
+
+
+def is_short(path: str) -> bool:
+    """Whether every name of a path can be one; with four of them at most, the path can be too."""
+    return all(len(step.encode(errors="surrogatepass")) <= NAME_BYTES_MAX for step in path.split("/"))
 
 
 def _is_link(path: str, target: str) -> bool:

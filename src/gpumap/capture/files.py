@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpumap.capture import contents
@@ -40,10 +40,11 @@ class CapturedFiles:
         gone = [path for path in self._shown if path not in kept and not _is_file(self._shown, wanted, path)]
         for path in _tops(gone):
             self._remove(path)
+        below = _below(wanted)
         done: set[str] = set()
         for path in changed:
             if path not in done:
-                self._add(path, wanted, done)
+                done.update(self._add(path, wanted, below))
         self._shown = dict(wanted)
 
     def _remove(self, path: str) -> None:
@@ -54,14 +55,16 @@ class CapturedFiles:
         else:
             aside.unlink()
 
-    def _add(self, path: str, wanted: Mapping[str, Thing], done: set[str]) -> None:
-        """Make a thing, and what is below it, beside the tree; then put all of it in its place."""
+    def _add(self, path: str, wanted: Mapping[str, Thing], below: Mapping[str, list[str]]) -> list[str]:
+        """Make a thing, and what is below it, beside the tree; then put all of it in its place. Gives their paths."""
         aside = self._aside()
-        for below in [one for one in wanted if one == path or one.startswith(f"{path}/")]:
-            _make(aside / os.path.relpath(below, path) if below != path else aside, wanted[below])
-            done.add(below)
+        made = [path]
+        for one in made:  # grows while it is gone through: a folder before what is in it
+            _make(aside / one.removeprefix(path).removeprefix("/"), wanted[one])
+            made += below.get(one, ())
         (self._root / path).parent.mkdir(parents=True, exist_ok=True)
         os.rename(aside, self._root / path)
+        return made
 
     def _aside(self) -> Path:
         self._number += 1
@@ -105,6 +108,14 @@ _DOWN_CHECKPOINTS: Mapping[str, dict[str, Thing]] = {
 def _parents(path: str) -> list[str]:
     steps = path.split("/")
     return ["/".join(steps[:number]) for number in range(1, len(steps))]
+
+
+def _below(wanted: Iterable[str]) -> dict[str, list[str]]:
+    """What is in each folder."""
+    found: dict[str, list[str]] = {}
+    for path in wanted:
+        found.setdefault(path.rpartition("/")[0], []).append(path)
+    return found
 
 
 def _same(before: Thing, after: Thing) -> bool:

@@ -11,22 +11,18 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpumap.capture import contents
+from gpumap.capture import resource as expressions
+from gpumap.capture.bounded import LIMITS, BoundedReader, Limits
 from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.errors import FatalError, UsageError
 
 VERSION = 1
 EXPECTED = "expected.prom"
-MAX_FILE_BYTES = 64 << 20
-"""As much as the kubelet's source takes of an answer."""
-MAX_TOTAL_BYTES = 256 << 20
-MAX_FRAMES = 10_000
-MAX_DEPTH = 4
 
 _FILE = re.compile(
     r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
@@ -71,30 +67,31 @@ class Capture:
 # --- in ---------------------------------------------------------------------------------------------------------------
 
 
-def load(folder: Path) -> Capture:
+def load(folder: Path, limits: Limits = LIMITS) -> Capture:
     """Read and check a capture. Raises UsageError with one line that names the file."""
+    reader = BoundedReader(folder, limits)
     try:
-        about = _about(folder / "capture.json", _object(folder, "capture.json"))
-        files = _files(folder)
-        frames = [Frame(0.0, files)]
-        budget = MAX_TOTAL_BYTES - sum(map(len, files.values()))
-        for path in _later_frames(folder):
-            told = _object(path, "frame.json")
-            changed = _files(path)
-            budget -= sum(map(len, changed.values()))
-            if budget < 0:
-                raise UsageError(f"{folder}: is larger than {MAX_TOTAL_BYTES >> 20} MiB")
-            frames.append(_frame(path, frames[-1], told, changed))
+        about = _about(folder / "capture.json", _object(reader, folder, "capture.json"))
+        frames = [Frame(0.0, reader.files(folder, _FILE))]
+        reader.hold(len(frames[0].files))
+        _check(folder, frames[0].files, None)
+        for path in reader.frame_folders():
+            told = _object(reader, path, "frame.json")
+            frame = _frame(path, frames[-1], told, reader.files(path, _FILE))
+            if frame.files is not frames[-1].files:
+                reader.hold(len(frame.files))
+                _check(path, frame.files, frames[-1].files)
+            frames.append(frame)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
-    for number, frame in enumerate(frames):
-        if number and frame.files == frames[number - 1].files:
-            continue
-        try:
-            contents.check(frame.files)
-        except ValueError as error:
-            raise UsageError(f"{folder}{f'/frames/{number:04}' if number else ''}: {error}") from error
     return Capture(about, tuple(frames))
+
+
+def _check(folder: Path, files: Mapping[str, bytes], before: Mapping[str, bytes] | None) -> None:
+    try:
+        contents.check(files, before)
+    except ValueError as error:
+        raise UsageError(f"{folder}: {error}") from error
 
 
 def _about(path: Path, said: Mapping[str, object]) -> About:
@@ -118,23 +115,10 @@ def _about(path: Path, said: Mapping[str, object]) -> About:
         raise UsageError(f"{path}: no node")
     if about.podresources not in ("v1", "v1alpha1"):
         raise UsageError(f'{path}: podresources "{about.podresources:.40}" is neither v1 nor v1alpha1')
-    try:
-        re.compile(about.resource)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"{path}: resource is not a regular expression: {error}") from error
+    why = expressions.refused(about.resource)
+    if why is not None:
+        raise UsageError(f"{path}: resource {why}")
     return about
-
-
-def _later_frames(folder: Path) -> list[Path]:
-    if not (folder / "frames").is_dir():
-        return []
-    paths = sorted((folder / "frames").iterdir())
-    if len(paths) >= MAX_FRAMES:
-        raise UsageError(f"{folder}/frames: more than {MAX_FRAMES} frames")
-    for path in paths:
-        if path.is_symlink() or not path.is_dir() or re.fullmatch(r"[0-9]{4}", path.name) is None:
-            raise UsageError(f"{path}: is not a frame, a folder named by four digits")
-    return paths
 
 
 def _frame(path: Path, before: Frame, told: Mapping[str, object], changed: Mapping[str, bytes]) -> Frame:
@@ -143,35 +127,16 @@ def _frame(path: Path, before: Frame, told: Mapping[str, object], changed: Mappi
         raise UsageError(f"{path}/frame.json: offset_seconds is not a number from {before.offset_seconds:g} on")
     if not isinstance(gone, list) or not all(isinstance(name, str) for name in gone):
         raise UsageError(f"{path}/frame.json: gone is not a list of paths")
-    kept = {name: said for name, said in before.files.items() if name not in set(gone)}
+    if not changed and not gone:
+        return Frame(float(offset), before.files)
+    left = set(gone)
+    kept = {name: said for name, said in before.files.items() if name not in left}
     return Frame(float(offset), {**kept, **changed})
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {name: _read(path) for name, path in sorted(_known(folder, "", MAX_DEPTH))}
-
-
-def _known(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, Path]]:
-    for entry in os.scandir(folder):
-        name = prefix + entry.name
-        if _FILE.fullmatch(name):
-            yield name, Path(entry.path)
-        elif depth and name != "frames" and entry.is_dir(follow_symlinks=False):
-            yield from _known(Path(entry.path), f"{name}/", depth - 1)
-
-
-def _read(path: Path) -> bytes:
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{path}: is not a regular file")
-    if found.st_size > MAX_FILE_BYTES:
-        raise UsageError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB")
-    return path.read_bytes()
-
-
-def _object(folder: Path, name: str) -> Mapping[str, object]:
+def _object(reader: BoundedReader, folder: Path, name: str) -> Mapping[str, object]:
     try:
-        return contents.parsed(_read(folder / name), name)
+        return contents.parsed(reader.said(folder / name), name)
     except ValueError as error:
         raise UsageError(f"{folder}/{error}") from error
 

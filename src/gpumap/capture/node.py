@@ -19,6 +19,7 @@ from pathlib import Path
 from gpumap.capture import answers, contents, files
 from gpumap.capture.format import Capture, Frame
 from gpumap.demo import kubelet as fake
+from gpumap.errors import FatalError
 from gpumap.settings import Settings
 
 STILL_SECONDS = 5.0
@@ -66,15 +67,23 @@ class CapturedNode:
     @contextlib.asynccontextmanager
     async def playing(self) -> AsyncIterator[None]:
         """Play the frames from the first, until the block ends."""
-        await self.show(self._capture.frames[0])
         over = asyncio.Event()
-        task = asyncio.create_task(self._play(over), name="gpumap-capture")
+        task: asyncio.Task[None] | None = None
         try:
+            await self._show_first()
+            task = asyncio.create_task(self._play(over), name="gpumap-capture")
             yield
         finally:
             over.set()
-            await task  # not cancelled: a thread of its own may be writing files
+            if task is not None:
+                await task  # not cancelled: a thread of its own may be writing files
             await self.stop()
+
+    async def _show_first(self) -> None:
+        try:
+            await self.show(self._capture.frames[0])
+        except OSError as error:  # a full disk, say
+            raise FatalError(f"cannot play the capture: {error.filename}: {error.strerror}") from error
 
     async def stop(self) -> None:
         await self._kubelet.stop()

@@ -20,22 +20,37 @@ KEPT_WORDS = frozenset(
         gpumap docker cri containerd crio conmon libpod podman lxc payload container containers default machine deleted
         GPU MIG gpu mig vfio core memory tencent com vcuda nvidia all tegra none void vgpu mps dev tmp run
         cdi k8s io device plugin volcano sh index ids new node management runtime compute utility graphics video
+        nvidiactl uvm tools modeset caps dri nvswitch
         """,
     )
 )
 """Words of ids, cgroups and plugins that are no one's own."""
-KEPT_COMMS = re.compile(r"nvidia-.*|python[0-9.]*|Xorg")
+KEPT_COMMS = re.compile(
+    r"nvidia-(?:smi|persiste|cuda-mps|modeset/|powerd|imex|settings)|nv-fabricmanage|python[0-9]?(?:\.[0-9]{1,2})?|Xorg"
+)
+"""Programs of NVIDIA's driver, as the kernel cuts their names at 15 characters (nvidia-persistenced, nv-fabricmanager,
+nvidia-cuda-mps-control and -server), and two that are everywhere.
+"""
+KEPT_CONTROLLERS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        cpu cpuacct cpuset memory devices freezer net cls prio blkio pids hugetlb perf event rdma misc name systemd
+        """,
+    )
+)
+"""Words of the kernel's controllers (net_cls, net_prio, perf_event), and systemd's hierarchy."""
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"
 """Without vowels no word comes of them."""
 _UUID = r"[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}"
 _HEX = re.compile(rf"(?<![0-9a-zA-Z])(pod)?({_UUID}|[0-9a-fA-F]{{12,64}})(?![0-9a-zA-Z])")
-_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(r"(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w.])|[^-/._:=,;@()+ ]+", re.ASCII)
+"""An address, or what stands between the punctuation of ids and paths: no symbol is left, whatever it is."""
 _AMOUNT = re.compile(
-    r"[0-9]{1,7}[kKmMgG]?|268435456|(?:gi|vgpu|nvidia|renderD|card)[0-9]{1,4}|[1-7][cg]|(?:[1-7]g)?[0-9]{1,3}gb"
+    r"[0-9]{1,7}[kKmMgG]?|268435456|(?:gi|vgpu|nvidia|renderD|card|cap)[0-9]{1,4}|[1-7][cg]|(?:[1-7]g)?[0-9]{1,3}gb"
 )
 """Numbers in ids: a replica's, a GPU's, vcuda's MiB, a MIG profile's."""
-_PATH = re.compile(r"(?<![\w.])/[^\s:'\"]*")
 _ATTEMPTS = 200
 
 
@@ -84,9 +99,9 @@ class Pseudonyms:
         """A cgroup's path: ids in it become others, and so does every word and number that is not everybody's."""
         return self._text(path, lambda word: word in KEPT_WORDS)
 
-    def detail(self, sentence: str) -> str:
-        """What a source said of its failure: without paths, and with other ids."""
-        return _HEX.sub(lambda match: (match[1] or "") + self._hex(match[2]), _PATH.sub("(path)", sentence))
+    def controllers(self, text: str) -> str:
+        """The controllers of a line of `cgroup`; a hierarchy of one's own has a name of one's own."""
+        return self._text(text, lambda word: word in KEPT_CONTROLLERS)
 
     def _text(self, text: str, keeps: Callable[[str], bool]) -> str:
         def words(between: str) -> str:
@@ -119,7 +134,7 @@ class Pseudonyms:
         while known is None:
             drawn = self._drawn(kind, f"{attempt} {name}", name + "x" * (attempt // _ATTEMPTS))
             attempt += 1
-            if (kind, drawn) not in self._taken and drawn != name and drawn not in KEPT_NAMESPACES:
+            if (kind, drawn) not in self._taken and drawn != name and not _means_something(drawn):
                 known = self._names[kind, name] = drawn
                 self._taken.add((kind, drawn))
         return known
@@ -139,3 +154,9 @@ class Pseudonyms:
 
     def _number(self, kind: str, seed: str) -> bytes:
         return hashlib.blake2b(f"{kind} {seed}".encode(errors="surrogatepass"), key=self._key, digest_size=8).digest()
+
+
+def _means_something(word: str) -> bool:
+    """A word that stays where it stands: two would become one, or a name an amount. Bare numbers become numbers."""
+    is_amount = _AMOUNT.fullmatch(word) is not None and not word.isdigit()
+    return is_amount or word in KEPT_NAMESPACES or word in KEPT_WORDS

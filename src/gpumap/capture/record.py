@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 from gpumap import __version__
 from gpumap.capture import contents
+from gpumap.capture.bounded import LIMITS
 from gpumap.capture.contents import Down
-from gpumap.capture.format import MAX_FRAMES, MAX_TOTAL_BYTES, About, Capture, Frame
-from gpumap.capture.taps import Files, TappedIdentity, TappedKubelet, TappedNvml, TappedProcfs
+from gpumap.capture.format import About, Capture, Frame
+from gpumap.capture.taps import Files, Heard, TappedIdentity, TappedKubelet, TappedNvml, TappedProcfs
 from gpumap.collect import Collector
 from gpumap.join import Rules
+from gpumap.model import Source
 from gpumap.settings import Settings
 from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.nvml import NvmlSource
@@ -21,7 +23,8 @@ SHORT_SECONDS = 1.0
 """Between the two collections without a duration: time on the SMs, and accusations, take two."""
 UNHURRIED_SECONDS = 5.0
 """A source's deadline is the interval; the driver's first answer may take longer than the time between two frames."""
-_NO_ANSWER = Down("deadline_exceeded", "no answer in time")
+_GIVEN_UP = "deadline_exceeded"
+_NO_ANSWER = Down(_GIVEN_UP, "no answer in time")
 
 
 class Recorder:
@@ -53,13 +56,13 @@ class Recorder:
         self._nvml.heard = self._procfs.heard = self._kubelet.heard = None
         self._identity.heard = None, None
         snapshot = await self._loop.collect()
-        checkpoint, logs = self._identity.heard
+        checkpoint, logs = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.heard)
         files: Files = {**(self._nvml.heard or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
         heard = {
             "kubelet": self._kubelet.heard,
             "checkpoint": checkpoint,
             "pod_logs": logs,
-            "procfs": self._procfs.heard,
+            "procfs": _in_time(self._procfs.heard, snapshot, Source.PROCFS),
         }
         down: dict[str, Down] = {}
         for source, said in heard.items():
@@ -85,6 +88,14 @@ class Recorder:
         await asyncio.gather(self._nvml_source.close(), self._kubelet.close())
 
 
+def _in_time(said: Heard, snapshot: Snapshot, source: Source) -> Heard:
+    """What a source said in this collection. A read of files that was given up ends in a thread of its own, now or in a
+    later collection: what it says then is of none.
+    """
+    given_up = any(one.source is source and not one.up and one.reason == _GIVEN_UP for one in snapshot.sources)
+    return None if given_up else said
+
+
 async def record(
     settings: Settings, driver_command: Sequence[str], seconds: float | None, stop: asyncio.Event
 ) -> tuple[Capture, Snapshot] | None:
@@ -96,15 +107,15 @@ async def record(
     recorder = Recorder(settings, driver_command)
     frames: list[Frame] = []
     last: Snapshot | None = None
-    size, began = 0, time.monotonic()
+    size, held, began = 0, 0, time.monotonic()
     try:
-        while len(frames) < MAX_FRAMES and size < MAX_TOTAL_BYTES // 2:
+        while len(frames) < LIMITS.frames and size < LIMITS.total_bytes // 2 and held < LIMITS.files // 2:
             asked = time.monotonic() - began
             found = await _unless(stop, recorder)
             if found is None:
                 break
             frames.append(Frame(asked if frames else 0.0, found[0]))
-            last, size = found[1], size + _new_bytes(frames)
+            last, size, held = found[1], size + _new_bytes(frames), held + len(found[0])
             due = asked + interval
             if due > (seconds or interval) * 1.001 and len(frames) > 1:
                 break

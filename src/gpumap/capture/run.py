@@ -13,6 +13,7 @@ from pathlib import Path
 from gpumap import service
 from gpumap.capture import format as on_disk
 from gpumap.capture import replay
+from gpumap.capture import resource as expressions
 from gpumap.capture.anonymize import anonymize
 from gpumap.capture.node import CapturedNode
 from gpumap.capture.pseudonyms import Pseudonyms
@@ -30,6 +31,9 @@ async def record_node(
 ) -> int:
     """Record a node into `folder`, with the page that it gives. 0 also where sources are down: they are recorded so."""
     on_disk.refuse_unless_new(folder)
+    why = expressions.refused(settings.resource.pattern)
+    if why is not None:
+        raise UsageError(f"--resource {why}: a capture cannot bring it")
     replay.temporary_folder().cleanup()  # said before the recording, not after it, where there can be none
     found = await record(settings, driver_command, seconds, service.stop_by_signal())
     if found is None:

@@ -239,8 +239,14 @@ def _link(entry: os.DirEntry[str], path: str) -> Iterator[LogEntry]:
         steps = os.readlink(entry.path).split("/")[-3:]
     except OSError:
         return
-    if len(steps) == 3 and all(_SPEAKABLE.fullmatch(step) and step not in (".", "..") for step in steps):
+    if len(steps) == 3 and all(map(_is_name, steps)):
         yield LogEntry("l", "777", path, f"/var/log/pods/{'/'.join(steps)}")
+
+
+def _is_name(step: str) -> bool:
+    """A link may lead to what can be no name at all."""
+    speakable = _SPEAKABLE.fullmatch(step) is not None and step.isprintable() and contents.is_short(step)
+    return speakable and step not in (".", "..")
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -77,7 +77,7 @@ class NodeFiles:
 
     def _remove(self, root: Path, shown: dict[str, Folder], wanted: Mapping[str, Folder]) -> None:
         for name in shown.keys() - wanted.keys():
-            gone = self.staging / f"gone-{name}"
+            gone = self.staging / "gone"  # a longer name than its own might be too long
             (root / name).rename(gone)
             shutil.rmtree(gone)
             del shown[name]

@@ -55,7 +55,7 @@ SHUTDOWN_SECONDS = 1.0
 """From the end of a pod's processes to its end."""
 
 _cgroup = matching(r"/[!-~]*", "a cgroup path that begins with /")
-_comm = matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters")
+_comm = matching(r"[^\x00-\x1f/()]{1,15}", "a command name of 1 to 15 characters, no control character, /, ( or )")
 _uid = matching(
     r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", "a UUID, or 32 hex digits for a static pod, in quotes"
 )

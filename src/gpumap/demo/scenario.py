@@ -18,6 +18,9 @@ from gpumap.demo.yaml_fields import Fields, ScenarioError, duration, instant, na
 
 __all__ = ["Scenario", "ScenarioError", "default_scenario", "load_scenario", "parse_scenario"]
 
+FILE_NAME_BYTES_MAX = 255
+UID, STATIC_UID = "0" * 36, "0" * 32
+"""As long as those that are derived."""
 CGROUPS = ("v2-systemd", "v2-cgroupfs", "v1-cgroupfs")
 
 
@@ -81,6 +84,12 @@ def _check_times(repeat: float, gpus: Sequence[GpuSpec], away: Sequence[Away], p
 def _check_names(pods: Sequence[PodSpec]) -> None:
     """A name may come again, as a successor, but not twice at once."""
     for number, pod in enumerate(pods):
+        folder = f"{pod.namespace}_{pod.name}_{pod.uid or (STATIC_UID if pod.static else UID)}"
+        if len(folder) > FILE_NAME_BYTES_MAX:
+            raise ScenarioError(
+                f"{pod.place}: its log directory <namespace>_<name>_<uid> has {len(folder)} characters in its name, "
+                f"{FILE_NAME_BYTES_MAX} are the most that Linux takes"
+            )
         names = [container.name for container in pod.containers]
         for container in names:
             if names.count(container) > 1:

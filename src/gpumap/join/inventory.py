@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpumap.device_ids import mig_place
 from gpumap.model import GpuReading, MigInstance, NvmlReading, Uuid
-from gpumap.snapshot import Gpu
+from gpumap.snapshot import Gpu, NamelessGpu
 
 
 class KnownLeaf(NamedTuple):
@@ -38,7 +38,7 @@ class KnownGpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The node's devices by uuid. `up` is whether NVML answered; `nameless`: some GPU has not told its uuid.
+    """The node's devices by uuid. `up` is whether NVML answered; `nameless` are GPUs that have not told their uuid yet.
 
     `gpus` are those of NVML's answer. The rest is identity, which stays while NVML is down.
     """
@@ -46,7 +46,7 @@ class Inventory:
     up: bool
     count: int
     """How many GPUs NVML counted, now or the last time."""
-    nameless: bool
+    nameless: tuple[NamelessGpu, ...]
     known: tuple[KnownGpu, ...]
     gpus: tuple[Gpu, ...]
     gpu_of_leaf: Mapping[Uuid, KnownGpu]
@@ -81,7 +81,7 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
     by_uuid = {known.uuid: known for known in remembered}
     known_gpus: dict[Uuid, KnownGpu] = {}
     gpus: list[Gpu] = []
-    nameless = False
+    nameless: list[NamelessGpu] = []
     for said in reading.gpus if reading else ():
         if said.fault is None and said.uuid is not None:
             known: KnownGpu | None = _learn(said, said.uuid, wall)
@@ -89,7 +89,7 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
             said = said if said.fault else said._replace(fault="unknown")  # no name is a fault too
             known = _recall(said, by_uuid, by_index)
         if known is None:
-            nameless = True
+            nameless.append(NamelessGpu(said.index, said.fault or "unknown"))
         elif known.uuid not in known_gpus:
             known_gpus[known.uuid] = known
             gpus.append(_gpu(known, said))
@@ -97,7 +97,7 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
     return Inventory(
         up=reading is not None,
         count=len(reading.gpus) if reading else count,
-        nameless=nameless,
+        nameless=tuple(nameless),
         known=identities,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         gpu_of_leaf={leaf.uuid: gpu for gpu in identities for leaf in gpu.leaves},

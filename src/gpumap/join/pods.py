@@ -45,12 +45,18 @@ class PodTable:
     """Listed pods whose UID is fixed."""
     name_of: Mapping[PodUid, PodName]
     """Its inverse."""
+    named: Mapping[PodUid, PodName]
+    """By which name a UID was ever fixed, as long as a row or directory of it stands: it can have no other."""
     unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
     """The checkpoint's rows of live pods' containers that the List leaves out: plain init containers."""
     trees: Mapping[PodUid, LogTree]
     links: Mapping[str, ContainerLink]
     cut_links: tuple[ContainerLink, ...]
     """Links whose container id lost its tail to a long name."""
+    standing_uids: frozenset[PodUid]
+    """UIDs that a row of the checkpoint or a log directory still stands for."""
+    may_be_short: bool
+    """Whether the List may be a kubelet's that has not heard from its API server yet: only static pods are on it."""
     logs_tell: bool
     """Whether a missing log tree says that its pod is gone: not if the logs are kept elsewhere."""
 
@@ -92,19 +98,23 @@ class PodTable:
         if name is None:
             return Standing.UNKNOWN
         if name not in self.listed:
-            return Standing.GONE
+            return Standing.UNKNOWN if self.may_be_short and uid in self.standing_uids else Standing.GONE
         # Listed under this name with another UID; without a fixed UID there are two trees of that name, or none.
         return Standing.GONE if name in self.uid_of else Standing.UNKNOWN
 
 
 def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: PodTable | None) -> PodTable:
-    """Join a List with what the identity files say. A UID that had another name `before` is not of this one."""
+    """Join a List with what the identity files say. A UID that ever had another name is not of this one."""
     checkpoint = identity.checkpoint if identity else None
     logs = identity.logs if identity else None
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
     listed = frozenset(pod.pod_name for pod in pods)
-    uid_of = _fix_uids(pods, checkpoint, trees, before.name_of if before else {})
+    named = before.named if before else {}
+    uid_of = _fix_uids(pods, checkpoint, trees, named)
     name_of = {uid: name for name, uid in uid_of.items()}
+    standing = {entry.pod_uid for entry in checkpoint.entries} if checkpoint else set()
+    standing |= trees.keys()
+    listed_trees = {uid for uid, tree in trees.items() if PodName(tree.namespace, tree.pod) in listed}
     tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
     links = logs.links if logs else ()
     return PodTable(
@@ -114,12 +124,20 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         listed=listed,
         uid_of=uid_of,
         name_of=name_of,
+        named={uid: name for uid, name in {**named, **name_of}.items() if uid in standing},
         unlisted=_unlisted(pods, checkpoint, name_of),
         trees=trees,
         links={link.container_id: link for link in links if len(link.container_id) == 64},
         cut_links=tuple(link for link in links if len(link.container_id) < 64),
+        standing_uids=frozenset(standing),
+        may_be_short=not any(_is_of_api(uid) for uid in (*name_of, *listed_trees)),
         logs_tell=logs is not None and (not listed or not listed.isdisjoint(tree_names)),
     )
+
+
+def _is_of_api(uid: PodUid) -> bool:
+    """Static pods have a hash without dashes."""
+    return "-" in uid
 
 
 def _unlisted(

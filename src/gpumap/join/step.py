@@ -66,6 +66,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         expires=_expiry(scene, rules.stale_after_seconds),
         driver=replace(observations.nvml.value, gpus=()) if isinstance(observations.nvml, Observed) else None,
         gpus=scene.inventory.gpus,
+        nameless_gpus=scene.inventory.nameless,
         leaves=leaves(
             scene.inventory,
             scene.allocation,

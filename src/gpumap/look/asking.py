@@ -6,6 +6,9 @@ An agent that fails is told as a FatalError in the place of its document, so tha
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -21,6 +24,10 @@ LOCAL_INTERVAL_SECONDS = 1.0
 UNHURRIED_SECONDS = 5.0
 """A source's deadline is the interval; the driver's first answer may take longer than a second."""
 REQUEST_SECONDS = 10.0
+REDIRECTS_MAX = 3
+ANSWER_BYTES_MAX = 64 << 20
+"""Unpacked. The largest node's map has less than a hundredth of it."""
+_PIECE_BYTES = 1 << 16
 _PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
 
 Documents = AsyncGenerator[Document | FatalError, None]
@@ -31,7 +38,9 @@ async def from_node(settings: Settings, interval_seconds: float) -> Documents:
     from gpumap import service
     from gpumap.sources.nvml import worker_command
 
-    settings = replace(settings, interval_seconds=max(interval_seconds, UNHURRIED_SECONDS))
+    deadline_seconds = max(interval_seconds, UNHURRIED_SECONDS)
+    stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
+    settings = replace(settings, interval_seconds=deadline_seconds, stale_after_seconds=stale_after_seconds)
     command = worker_command(settings.nvml_library or None)
     async with service.collector(settings, command, lambda snapshot: None) as loop:
         await loop.collect()
@@ -45,7 +54,9 @@ async def from_agent(url: str, interval_seconds: float) -> Documents:
     """Ask a running gpumap again and again. Raises UsageError for what is no URL."""
     address = _address(url)
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    # Unpacked here, a piece at a time: a small answer may unpack to one that fills the memory.
+    takes = {"Accept-Encoding": "gzip"}
+    async with aiohttp.ClientSession(timeout=timeout, headers=takes, auto_decompress=False) as session:
         while True:
             found: Document | FatalError
             try:
@@ -73,16 +84,48 @@ def _address(url: str) -> URL:
 async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
     address = url.with_user(None)  # a password is for the server alone
     try:
-        async with session.get(url) as response:
+        async with session.get(url, max_redirects=REDIRECTS_MAX + 1) as response:
             if response.status != 200:
                 raise FatalError(f"{address} answered {response.status} {response.reason}")
-            found = await response.json(content_type=None)
+            found = json.loads(await _body(response, address))
+    except aiohttp.TooManyRedirects as error:
+        raise FatalError(f"{address} redirects too often") from error
+    except aiohttp.RedirectClientError as error:
+        raise FatalError(f"{address} redirects to what is no http:// or https:// address") from error
     except aiohttp.InvalidURL:
         raise
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise FatalError(f"{address} did not answer: {error or type(error).__name__}") from error
-    except (ValueError, RecursionError) as error:
+        raise FatalError(f"{address} did not answer: {_words(error)}") from error
+    except (ValueError, RecursionError, zlib.error) as error:
         raise FatalError(f"{address} did not answer with JSON") from error
     if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
         raise FatalError(f"{address} is no gpumap of this version")
     return found
+
+
+async def _body(response: aiohttp.ClientResponse, address: URL) -> bytes:
+    """What was answered, unpacked. Raises FatalError where it is more than a map can be."""
+    packed = response.headers.get("Content-Encoding", "identity").lower() != "identity"
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if packed else None
+    body = bytearray()
+    async for piece in response.content.iter_chunked(_PIECE_BYTES):
+        body += unpack.decompress(piece, ANSWER_BYTES_MAX + 1 - len(body)) if unpack else piece
+        if len(body) > ANSWER_BYTES_MAX:
+            raise FatalError(f"{address} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
+    return bytes(body)
+
+
+def _words(error: Exception) -> str:
+    """Why nothing was answered, without the words of the library that asked."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "it does not speak TLS as this machine does; is it http://?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "it does not speak HTTP; is it https://?"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {REQUEST_SECONDS:g} s"
+    return str(error) or type(error).__name__

@@ -1,4 +1,7 @@
-"""The commands that look and change nothing, `map`, `top`, `waste`, `doctor`: their flags, and how they are done."""
+"""The commands that look and change nothing, `map`, `top`, `waste`, `doctor`: their flags, and how they are done.
+
+The flags are read also where another command runs: what does the looking is imported when it is done.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpumap.command_line import Parser, add_command, one_of
-from gpumap.document import Document
 from gpumap.errors import UsageError
 from gpumap.flags import FLAGS, add_flags
 from gpumap.logs import set_up_log
-from gpumap.look.tables import (
-    MAP_ORDERS,
-    TOP_ORDERS,
-    WASTE_ORDERS,
-    Shape,
-    map_table,
-    top_table,
-    top_values,
-    waste_table,
-    waste_values,
-)
+from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.settings import Settings, quiet, resolve
 from gpumap.units import parse_duration
 
 if TYPE_CHECKING:
+    from gpumap.document import Document
+    from gpumap.look.tables import Shape
+
     Commands = argparse._SubParsersAction[Parser]
 
 LOOKING = ("sources", "log")
 """What the flags are about that these commands take."""
 _JQ = """gpumap map -o json | jq -r '.devices[].users[] | select(.unassigned) | .pod'"""
+_WATCH_INTERVAL = "2s"
 _FORMS = ("table", "wide", "json", "yaml")
 
 
@@ -143,7 +139,7 @@ def _add_look(parser: Parser, orders: Sequence[str]) -> argparse._ArgumentGroup:
     output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
     output.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C")
     output.add_argument(
-        "--interval", metavar="DURATION", default="2s", help="with --watch: from one to the next (default: 2s)"
+        "--interval", metavar="DURATION", help=f"with --watch: from one to the next (default: {_WATCH_INTERVAL})"
     )
     _add_url(parser)
     return output
@@ -165,14 +161,20 @@ def _add_url(parser: Parser) -> None:
 
 
 def _map(given: argparse.Namespace) -> int:
+    from gpumap.look.tables import map_table
+
     return _run(given, map_table, lambda document, _: document)
 
 
 def _top(given: argparse.Namespace) -> int:
+    from gpumap.look.tables import top_table, top_values
+
     return _run(given, top_table, top_values)
 
 
 def _waste(given: argparse.Namespace) -> int:
+    from gpumap.look.tables import waste_table, waste_values
+
     return _run(given, waste_table, waste_values)
 
 
@@ -183,7 +185,9 @@ def _run(
 ) -> int:
     from gpumap.look import asking, show
 
-    interval_seconds = _duration("--interval", given.interval)
+    interval_seconds = _duration("--interval", given.interval or _WATCH_INTERVAL)
+    if given.interval is not None and not given.watch:
+        raise UsageError("--interval is of use with --watch alone")
     settings = _prepare(given)
     documents = (
         asking.from_agent(given.url, interval_seconds)
@@ -196,6 +200,7 @@ def _run(
 
 def _doctor(given: argparse.Namespace) -> int:
     from gpumap.look import asking, show
+    from gpumap.look.tables import Shape
 
     settings = _prepare(given)
     shape = Shape(headers=not given.no_headers)
@@ -226,6 +231,8 @@ def _prepare(given: argparse.Namespace) -> Settings | None:
 
 
 def _shape(given: argparse.Namespace) -> Shape:
+    from gpumap.look.tables import Shape
+
     idle_after = getattr(given, "idle_after", None)
     shape = Shape(
         wide=given.output == "wide",

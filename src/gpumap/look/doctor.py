@@ -115,10 +115,12 @@ def _kubelet(document: Document, facts: Facts | None) -> Check:
     source = _source(document, "kubelet")
     if not source["up"]:
         return _down("kubelet", source, required=True)
-    pods = len(document["pods"])
-    offered = sum(row["slots"] for device in document["devices"] for row in device["allocatable"])
+    held = [*(row for device in document["devices"] for row in device["holders"]), *document["unmatched"]]
+    pods = len({(row["namespace"], row["pod"]) for row in held})  # not those that use what they do not hold
+    offered = [row["slots"] for device in document["devices"] for row in device["allocatable"]]
     seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
-    seen += [f"{counted(pods, 'pod')} with GPUs", f"{counted(offered, 'slot')} on devices"]
+    seen += [f"{counted(pods, 'pod')} with GPUs"]
+    seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "not told what is offered"]
     if source["reason"]:  # it answered, and complained
         return Check("kubelet", "degraded", True, ", ".join(seen), _complaint(source), source.get("remedy"))
     return Check("kubelet", "ok", True, ", ".join(seen))
@@ -129,18 +131,17 @@ def _nvml(document: Document) -> Check:
     if not source["up"]:
         return _down("nvml", source, required=True)
     driver = document["driver"] or {}
-    gpus = document["gpus"]
-    down = sum(not gpu["up"] for gpu in gpus)
+    faults = [gpu["fault"] for gpu in (*document["gpus"], *document.get("nameless_gpus", ()))]
+    down = [fault for fault in faults if fault]
     leaves = sum(device["memory"] is not None for device in document["devices"])
     seen = f"driver {driver.get('driver_version') or 'unknown'}, CUDA {driver.get('cuda_version') or 'unknown'}"
-    seen += f", {counted(len(gpus), 'GPU')}, {counted(leaves, 'device')} readable"
-    if not gpus and source["reason"]:  # GPUs that have never told their uuid are not in the document
-        return Check("nvml", "failed", True, seen, _complaint(source), source.get("remedy"))
-    if not gpus:
+    seen += f", {counted(len(faults), 'GPU')}, {counted(leaves, 'device')} readable"
+    if not faults:
         return Check("nvml", "degraded", True, seen, "the driver counts no GPU: the node has none, or none is let in")
     if down:
-        state = "failed" if down == len(gpus) else "degraded"
-        return Check("nvml", state, True, seen, f"{down} of {len(gpus)} GPUs down: see below")
+        state = "failed" if len(down) == len(faults) else "degraded"
+        why = f"{len(down)} of {len(faults)} GPUs down ({', '.join(sorted(set(down)))}): see below"
+        return Check("nvml", state, True, seen, why, source.get("remedy"))
     if source["reason"]:
         return Check("nvml", "degraded", True, seen, _complaint(source), source.get("remedy"))
     return Check("nvml", "ok", True, seen)
@@ -160,14 +161,24 @@ def _second_opinion(document: Document, opinion: Opinion) -> Check:
     ours = {gpu["uuid"]: gpu["memory"]["total_bytes"] for gpu in document["gpus"] if gpu["memory"]}
     other = sorted(uuid for uuid in ours.keys() & told.keys() if ours[uuid] != told[uuid])
     strange = sorted(told.keys() - {gpu["uuid"] for gpu in document["gpus"]})
+    unseen = sorted(ours.keys() - told.keys())
     if other or strange:
         why = f"{opinion.binding} sees another memory of {', '.join(other)}" if other else ""
         why = why or f"{opinion.binding} sees {', '.join(strange)} too"
         return Check(name, "failed", False, "", why, _MISREAD)
-    return Check(name, "ok", False, f"{opinion.binding} sees the same {counted(len(ours.keys() & told.keys()), 'GPU')}")
+    both = ours.keys() & told.keys()
+    seen = f"{opinion.binding} sees the same {counted(len(both), 'GPU')}" if both else ""
+    if unseen:
+        return Check(name, "degraded", False, seen, f"{opinion.binding} was not told of {', '.join(unseen)}")
+    if not both:
+        return Check(name, "unknown", False, "", f"{opinion.binding} sees no GPU either")
+    return Check(name, "ok", False, seen)
 
 
 def _gpus(document: Document) -> Iterator[Check]:
+    for gpu in document.get("nameless_gpus", ()):
+        why = f"{gpu['fault']}, and has not told its uuid since gpumap's start"
+        yield Check(f"gpu/{gpu['index']}", "failed", False, "", why, gpu.get("remedy"))
     for gpu in document["gpus"]:
         if not gpu["up"]:
             stuck = f" for {gpu['stuck_seconds']:.0f} s" if gpu["stuck_seconds"] else ""
@@ -234,7 +245,9 @@ def _process_utilization(document: Document) -> Check:
 
 def _unmatched(document: Document) -> Iterator[Check]:
     rows = document["unmatched"]
-    if not rows:
+    if not rows and not _source(document, "kubelet")["up"]:
+        yield Check("unmatched_slots", "unknown", False, "", "the kubelet does not answer: who holds what is not known")
+    elif not rows:
         yield Check("unmatched_slots", "ok", False, "every slot is on a device")
     for reason in sorted({row["reason"] for row in rows}):
         of_reason = [row for row in rows if row["reason"] == reason]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import os
 import sys
 from importlib import metadata
 
@@ -34,10 +35,12 @@ async def ask(library: str) -> Opinion:
     try:
         said, _ = await asyncio.wait_for(process.communicate(), DEADLINE_SECONDS)
     except TimeoutError:
-        process.kill()
-        with contextlib.suppress(TimeoutError):  # it may be in the driver's hands
-            await asyncio.wait_for(process.wait(), END_SECONDS)
         return Opinion(failure=f"no answer within {DEADLINE_SECONDS:g} s")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            with contextlib.suppress(TimeoutError):  # it may be in the driver's hands
+                await asyncio.wait_for(process.wait(), END_SECONDS)
     try:
         found = json.loads(said)
         gpus = tuple(sorted((str(uuid), int(total)) for uuid, total in found["gpus"]))
@@ -47,13 +50,16 @@ async def ask(library: str) -> Opinion:
 
 
 def main(library: str) -> None:
-    """In the other process."""
+    """In the other process. What a library prints is none of the answer."""
+    out = os.dup(1)
+    os.dup2(2, 1)
     try:
         binding, gpus = _look(library)
         answer: dict[str, object] = {"binding": binding, "gpus": gpus, "failure": ""}
     except Exception as error:
         answer = {"binding": "", "gpus": [], "failure": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer))
+    with open(out, "w", encoding="utf-8") as pipe:
+        pipe.write(json.dumps(answer))
 
 
 def _look(library: str) -> tuple[str, list[tuple[str, int]]]:

@@ -23,10 +23,13 @@ from gpumap.errors import FatalError
 from gpumap.look.asking import Documents
 from gpumap.look.doctor import Facts, as_values, examine, works
 from gpumap.look.tables import Shape, doctor_table
-from gpumap.terminal import PIPE, Screen, cells, printable
+from gpumap.look.tables.amounts import age
+from gpumap.terminal import PIPE, Screen, cells, printable, unsteering, wrapped
 
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
-_PAINT = re.compile(r"\x1b\[\d*m")
+_PAINT = re.compile(r"(\x1b\[\d*m)")
+_OLD_SECONDS = 60.0
+"""What is older is not shown without a word; nor what is older than two collections, where those are rare."""
 _MALFORMED = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, IndexError)
 
 
@@ -55,6 +58,7 @@ async def show(documents: Documents, view: View, *, watch: bool, interval_second
                     raise found
                 text, up = _read(found, view, screen_of_stdout())
                 print(end=text, flush=True)
+                _tell_old(found)
                 return 0 if up & {"kubelet", "nvml"} else 1
     finally:
         if painter is not None:
@@ -79,8 +83,9 @@ async def show_doctor(
         else:
             text = json.dumps(as_values(found, checks), indent=2, ensure_ascii=False) + "\n"
     except _MALFORMED as error:
-        raise _no_map(error) from error
+        raise _no_map() from error
     print(end=text, flush=True)
+    _tell_old(found)
     return 0 if works(checks) else 1
 
 
@@ -93,7 +98,9 @@ def screen_of_stdout() -> Screen:
 
 
 def take_any_text() -> None:
-    """Names come from outside, and not every terminal can write them."""
+    """Names come from outside, and not every terminal can write them. Raises FatalError where none can be."""
+    if sys.stdout is None:
+        raise FatalError("standard output is closed: nothing can be shown")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -107,6 +114,7 @@ class _Painter:
         self._in_place = sys.stdout.isatty() and not _is_dumb() and view.form in ("table", "wide")
         self._last = ""
         self._failed = ""
+        self._old = ""
         self._begun = False
 
     def paint(self, found: Document | FatalError) -> None:
@@ -121,6 +129,9 @@ class _Painter:
             return
         self._failed = ""
         self._last = text
+        was_old, self._old = self._old, collected_long_ago(found, time.time())
+        if self._old and not was_old and not self._in_place:
+            _tell_old(found)
         if self._in_place:
             self._repaint(screen)
         else:
@@ -143,29 +154,56 @@ class _Painter:
 
     def _repaint(self, screen: Screen) -> None:
         head = f"{self._view.asked}   every {self._interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
-        lines = [screen.paint(printable(head), "bold")]
-        if self._failed:
-            lines.append(screen.paint(f"{self._failed}; asking on. Below: what was last answered.", "red"))
-        lines += ["", *self._last.splitlines()]
         size = shutil.get_terminal_size()
-        shown = list(_clipped(lines, size.columns, size.lines))
-        # A line that fills its last row needs no clearing, and the cursor still stands on its last character.
-        fills = (cells(_PAINT.sub("", line)) % max(size.columns, 1) == 0 and line != "" for line in shown)
+        columns = max(size.columns, 1)
+        lines = [screen.paint(printable(head), "bold")]
+        notices = [self._old] if self._old else []
+        if self._failed:
+            notices += [f"{self._failed}; asking on." + (" Below: what was last answered." if self._last else "")]
+        lines += [screen.paint(line, "red") for notice in notices for line in wrapped(notice, columns)]
+        lines += ["", *self._last.splitlines()]
+        shown = list(_clipped(lines, columns, size.lines))
+        # A line that fills its row needs no clearing, and the cursor still stands on its last character.
+        fills = (cells(_PAINT.sub("", line)) == columns for line in shown)
         frame = "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(shown, fills, strict=True))
         print(end=_HOME + frame + _TO_END, flush=True)
 
 
 def _clipped(lines: list[str], columns: int, height: int) -> Iterator[str]:
-    """The lines that a screen has room for: one that is taller would scroll, and the next be painted in its middle."""
-    left = height
-    for number, line in enumerate(lines):
-        taken = max(-(-cells(_PAINT.sub("", line)) // max(columns, 1)), 1)
-        more = number + 1 < len(lines)
-        if taken > left - more:
-            yield f"… and {len(lines) - number} more lines"
-            return
-        left -= taken
-        yield line
+    """What a screen has room for: a taller frame would scroll, and the next be painted in its middle."""
+    if len(lines) > height:
+        lines = [*lines[: height - 1], f"… and {len(lines) - height + 1} more lines"]
+    return (_cut(line, columns) for line in lines)
+
+
+def _cut(line: str, columns: int) -> str:
+    """The line's part that fits a row, with all of its colours: what goes on in the next row moves all below."""
+    parts, left = [], columns
+    for part in _PAINT.split(line):
+        if _PAINT.fullmatch(part):
+            parts.append(part)
+            continue
+        for character in part:
+            left -= cells(character)
+            if left < 0:
+                break
+            parts.append(character)
+    return "".join(parts)
+
+
+def collected_long_ago(found: Document, now: float) -> str:
+    """A sentence on how old a document is, by this machine's clock; empty where it is not old."""
+    try:
+        seconds = now - found["timestamp"]
+        often = max(_OLD_SECONDS, 2 * (found.get("interval_seconds") or 0))
+        return f"what is shown was collected {age(seconds)} ago" if seconds > often else ""
+    except _MALFORMED:
+        return ""  # whatever it is, it is no time
+
+
+def _tell_old(found: Document) -> None:
+    if old := collected_long_ago(found, time.time()):
+        print(f"gpumap: {old}", file=sys.stderr, flush=True)
 
 
 def _is_dumb() -> bool:
@@ -178,16 +216,16 @@ def _read(found: Document, view: View, screen: Screen) -> tuple[str, set[str]]:
         shape = replace(view.shape, screen=screen)
         return _text(found, view, shape), {source["source"] for source in found["sources"] if source["up"]}
     except _MALFORMED as error:
-        raise _no_map(error) from error
+        raise _no_map() from error
 
 
-def _no_map(error: Exception) -> FatalError:
-    return FatalError(f"what was answered is no map of gpumap's: {type(error).__name__} {error}")
+def _no_map() -> FatalError:
+    return FatalError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)")
 
 
 def _text(found: Document, view: View, shape: Shape) -> str:
     if view.form == "json":
-        return json.dumps(view.values(found, shape), indent=2, ensure_ascii=False) + "\n"
+        return unsteering(json.dumps(view.values(found, shape), indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
         return yaml.safe_dump(view.values(found, shape), sort_keys=False, allow_unicode=True)
     return view.table(found, shape)

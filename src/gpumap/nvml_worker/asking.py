@@ -1,4 +1,4 @@
-"""What a refused call costs: one value, one GPU, or nothing but the asking. One `Asking` belongs to one thread."""
+"""What a refused call costs: one value, one GPU, or nothing but the asking. One thread at a time uses an `Asking`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -1,7 +1,7 @@
 """NVML's two lists of processes, asked in one call each into an array that is kept.
 
-pynvml's own wrappers ask twice, race between the two calls, and take an idle GPU for an error (facts: nvml.md §3).
-One `Lists` belongs to one thread. Raises `RefusedError`.
+pynvml's own wrappers ask twice, race between the two calls, and take an idle GPU for an error.
+One thread at a time asks a `Lists`. Raises `RefusedError`.
 """
 
 from collections.abc import Callable

@@ -11,16 +11,19 @@ class Output:
         self._pipe = os.dup(1)
         os.dup2(2, 1)
         self._lines: list[bytes] = []
-        self._lock = threading.Lock()
+        self._adding = threading.Lock()
+        self._writing = threading.Lock()  # of its own: a pipe that is full must keep nobody from adding
 
     def add(self, line: bytes) -> None:
         """Keep a line until `flush`."""
-        self._lines.append(line)
+        with self._adding:
+            self._lines.append(line)
 
     def flush(self) -> None:
         """Write what was added. Ends the process where nobody reads any more."""
-        with self._lock:
-            lines, self._lines = self._lines, []
+        with self._writing:
+            with self._adding:
+                lines, self._lines = self._lines, []
             left = memoryview(b"".join(lines))
             try:
                 while left:

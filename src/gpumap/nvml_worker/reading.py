@@ -1,6 +1,6 @@
 """Reads one GPU. A refused call costs its own value; one that says that the GPU is gone, the GPU: its `fault`.
 
-One `GpuReader` belongs to one thread, which may hang in a call of it for ever.
+One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
 """
 
 from typing import NamedTuple

@@ -181,7 +181,8 @@ class KubeletSource:
         try:
             answer = await self._call(_ALLOCATABLE_V1, v1_pb2.AllocatableResourcesRequest(), deadline, complaints)
         except grpc.aio.AioRpcError as error:
-            if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN):
+            gate_is_off = error.code() == grpc.StatusCode.UNKNOWN and "disabled" in (error.details() or "")
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED or gate_is_off:
                 self._tells_allocatable = False  # an old kubelet, or its gate is off: until it restarts
             else:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))

@@ -6,6 +6,7 @@ processes which has not changed is the very same tuple again.
 """
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class _Read:
 
 
 class NvmlSource:
-    """One read at a time. The worker is started by the first read, also after `close`."""
+    """One read at a time. A read starts the worker where there is none, also after `close`."""
 
     def __init__(self, command: Sequence[str], *, replace_after_seconds: float = 30.0) -> None:
         self._command = tuple(command)
@@ -74,6 +75,11 @@ class NvmlSource:
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = Suspects()
         self._decoder = wire.Decoder()
+
+    async def start(self) -> None:
+        """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
+        with contextlib.suppress(SourceError):
+            await self._start()
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
         """Raises `SourceError` where no GPU can be told: with the library's word, or what became of the worker."""

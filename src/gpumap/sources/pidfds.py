@@ -4,24 +4,33 @@ A pidfd stays with its process, so a PID that was given to another one is never 
 """
 
 import os
+import resource
 import select
 
 from gpumap.model import ProcEntry
 
-REREAD_SECONDS = 60.0
+REREAD_SECONDS = 15.0
 """A process may be moved to another cgroup: it is read again after this long."""
+SHARE_OF_DESCRIPTORS = 0.5
+"""What may be taken of them; the others are for clients, the kubelet and the worker."""
 
 
 class KnownProcesses:
-    """Entries of processes that still run. Takes one file descriptor each; without one it does not know the process."""
+    """Entries of processes that still run. Takes one file descriptor each; without one it does not know the process.
 
-    def __init__(self) -> None:
+    `most` is how many it takes: by default half of those that this process may have.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * SHARE_OF_DESCRIPTORS) if most is None else most
         self._entries: dict[int, tuple[int, float, ProcEntry]] = {}
         self._poll = select.poll()
         self._reread_at = float("inf")
 
     def open(self, pid: int) -> int | None:
         """Hold a process, before it is read. `None` where it cannot be held; ProcessLookupError where it has left."""
+        if len(self._entries) >= self._most:
+            return None
         try:
             return os.pidfd_open(pid)
         except ProcessLookupError:

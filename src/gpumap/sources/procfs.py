@@ -59,7 +59,8 @@ class ProcfsSource:
         wanted = frozenset(pids) if visible else frozenset()
         changed = self._known.drop_ended(wanted, time.monotonic())
         table = self._held
-        if table is not None and not changed and self._held_pids == wanted and _all_before(table, not_after):
+        same = visible and not changed and self._held_pids == wanted
+        if table is not None and same and _all_before(table, not_after):
             return Told(replace(table, visibility_reason=reason))
         told = self._read_all(wanted, own, not_after, visible, reason)
         is_held = visible and len(self._known) == len(wanted) == len(told.value.entries)

@@ -20,6 +20,8 @@ MAX_SERIES = 2048
 """Sixteen GPUs with a hundred pods each; about 2 MiB."""
 
 _GAP = -1
+_MOST_MIB = (1 << 31) - 1
+"""A driver may say anything; a curve holds no more."""
 _GAPS_MIB = array("i", [_GAP]) * BUCKETS
 _GAPS_SM = array("h", [_GAP]) * BUCKETS
 _MIB = 1 << 20
@@ -65,11 +67,11 @@ class _Series:
         if bucket != self.newest:
             self._go_to(bucket)
         if memory_bytes is not None:
-            mib = -(-memory_bytes // _MIB)  # rounded up: only nothing is 0
+            mib = min(-(-memory_bytes // _MIB), _MOST_MIB)  # rounded up: only nothing is 0
             if mib > self.memory[place]:
                 self.memory[place] = mib
         if sm_ratio is not None:
-            self.sm_sum += sm_ratio
+            self.sm_sum += min(max(sm_ratio, 0.0), 1.0)
             self.sm_count += 1
             self.sm[place] = round(_PER_ONE * self.sm_sum / self.sm_count)
 

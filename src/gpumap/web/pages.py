@@ -37,7 +37,10 @@ class _What(NamedTuple):
 
 
 class Pages:
-    """Keeps the newest snapshot and its pages. `families` are the main page's, `node_families` /metrics/nodes'."""
+    """Keeps the newest snapshot and its pages. `families` are the main page's, `node_families` /metrics/nodes'.
+
+    `interval_seconds`, the time between snapshots, is told to readers of the map.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Pages:
         node_families: Iterable[Family],
         stale_after_seconds: float,
         monotonic: Callable[[], float],
+        interval_seconds: float | None = None,
     ) -> None:
         everything = (*families, *self_families)
         self._pages = {
@@ -55,6 +59,7 @@ class Pages:
         }
         self._stale_after_seconds = stale_after_seconds
         self._monotonic = monotonic
+        self._interval_seconds = interval_seconds
         self._process = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._process)
         self._lane = Lane("gpumap-pages")
@@ -121,7 +126,8 @@ class Pages:
         if what.curves is not None:
             return json.dumps(history_document(what.curves), ensure_ascii=False, separators=(",", ":")).encode(*_UTF8)
         if form == "map":
-            return json.dumps(document(what.snapshot), ensure_ascii=False).encode(*_UTF8)
+            found = document(what.snapshot, self._interval_seconds)
+            return json.dumps(found, ensure_ascii=False).encode(*_UTF8)
         page = self._pages[form].render(what.snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)
@@ -132,4 +138,14 @@ class Pages:
 
 
 def _without_data(snapshot: Snapshot) -> Snapshot:
-    return replace(snapshot, driver=None, gpus=(), leaves=(), containers=(), processes=(), unmatched=(), pods=())
+    return replace(
+        snapshot,
+        driver=None,
+        gpus=(),
+        nameless_gpus=(),
+        leaves=(),
+        containers=(),
+        processes=(),
+        unmatched=(),
+        pods=(),
+    )

@@ -1,7 +1,7 @@
 """The listening port: how many clients there may be, and how long one may keep its connection without using it.
 
 Clients that connect and say nothing, that stop within a header, or that ask for a page and do not take it are let go;
-whoever comes when all places are taken is turned away at once, so that accepting never stops.
+when all places are taken the one that has been idle for longest makes room, so that accepting never stops.
 """
 
 from __future__ import annotations
@@ -72,22 +72,23 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
 
 
 class _Door:
-    """Counts who is in."""
+    """Knows who is in, and who has asked nothing for the longest."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
         self._inside: set[_Client] = set()
         self._quiet_until = 0.0
 
-    def admit(self, client: _Client, now: float) -> bool:
-        """Let a client in, if there is a place. That there is none is said once in a while."""
-        if len(self._inside) < self._max_connections:
-            self._inside.add(client)
-            return True
-        if now >= self._quiet_until:
-            self._quiet_until = now + _QUIET_SECONDS
-            log.warning("too many connections, closing new ones max=%d", self._max_connections)
-        return False
+    def admit(self, client: _Client, now: float) -> None:
+        """Let a client in; where all places are taken, the one idle for longest goes. That is said at times."""
+        if len(self._inside) >= self._max_connections:
+            if now >= self._quiet_until:
+                self._quiet_until = now + _QUIET_SECONDS
+                log.warning("too many connections, closing the idlest max=%d", self._max_connections)
+            idlest = min(self._inside, key=lambda one: one.last_heard)
+            idlest.abort()
+            self._inside.discard(idlest)
+        self._inside.add(client)
 
     def leave(self, client: _Client) -> None:
         self._inside.discard(client)
@@ -100,27 +101,27 @@ class _Door:
 class _Client(asyncio.Protocol):
     """A connection: passes everything on to the HTTP protocol, and ends it when what was sent is not taken."""
 
-    __slots__ = ("_door", "_http", "_loop", "_make_http", "_patience_seconds", "_transport", "_untaken")
+    __slots__ = ("_door", "_http", "_loop", "_make_http", "_patience_seconds", "_transport", "_untaken", "last_heard")
 
     def __init__(self, door: _Door, make_http: Callable[[], asyncio.Protocol], patience_seconds: float) -> None:
         self._door = door
         self._make_http = make_http
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
+        self.last_heard = self._loop.time()
         self._http: asyncio.Protocol | None = None
         self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        if not self._door.admit(self, self._loop.time()):
-            transport.abort()
-            return
+        self._door.admit(self, self._loop.time())
         # "Paused" is then whenever the peer has not taken all: also after the connection was closed on our side.
         transport.set_write_buffer_limits(high=0)
         self._http = self._make_http()
         self._http.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        self.last_heard = self._loop.time()
         if self._http is not None:
             self._http.data_received(data)
 

@@ -1,10 +1,11 @@
 """What the commands show, made of the document of /api/v1/map: tables for a terminal, values for scripts. Pure."""
 
+from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.look.tables.doctor import doctor_table
 from gpumap.look.tables.layout import Shape
-from gpumap.look.tables.map import MAP_ORDERS, map_table
-from gpumap.look.tables.top import TOP_ORDERS, top_table, top_values
-from gpumap.look.tables.waste import WASTE_ORDERS, waste_table, waste_values
+from gpumap.look.tables.map import map_table
+from gpumap.look.tables.top import top_table, top_values
+from gpumap.look.tables.waste import waste_table, waste_values
 
 __all__ = [
     "MAP_ORDERS",

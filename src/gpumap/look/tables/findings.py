@@ -133,7 +133,9 @@ def _squatters(place: int, device: Document) -> Iterator[Finding]:
         if user["unassigned"]:
             key = key_of(user)
             used = user["memory_bytes"]
-            pids = tuple(one["pid"] for one in device["processes"] if key_of(one) == key)
+            pids = tuple(
+                one["pid"] for one in device["processes"] if key_of(one) == key and one["owner"] == "unassigned"
+            )
             yield Finding(
                 "squatter", place, device_name(device), device["uuid"], key, None, None, used, used,
                 f"uses what it was not assigned: {_named(device, pids)}", pids=pids,

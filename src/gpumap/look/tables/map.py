@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumap.document import Document
+from gpumap.look.orders import MAP_ORDERS
 from gpumap.look.tables.amounts import UNKNOWN, number, percent, ratio, size
 from gpumap.look.tables.document import Key, device_name, in_order, key_of, others, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 
-MAP_ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 """What containers below a device may be sorted by: the first is by name; numbers stand largest first."""
 
 _COLUMNS = (

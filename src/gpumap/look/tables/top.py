@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from gpumap.document import Document
+from gpumap.look.orders import TOP_ORDERS
 from gpumap.look.tables.amounts import UNKNOWN, age, number, percent, size
 from gpumap.look.tables.document import Key, device_name, in_order, key_of, others, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
@@ -51,8 +52,6 @@ _BY_NAME: dict[str, Callable[[Use], str | float | None]] = {
     "owner": lambda use: use.owner,
     "pid": lambda use: use.pid,
 }
-TOP_ORDERS = (*_BY_NUMBER, *_BY_NAME)
-"""What top may be sorted by: numbers of `_BY_NUMBER` largest first, the rest from A to Z; the first is the default."""
 
 
 def top_table(document: Document, shape: Shape) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from gpumap.document import Document
+from gpumap.look.orders import WASTE_ORDERS
 from gpumap.look.tables.amounts import UNKNOWN, ratio, size
 from gpumap.look.tables.document import in_order
 from gpumap.look.tables.findings import Finding, findings, sums, unknown
@@ -24,8 +25,6 @@ _BY_NAME: dict[str, Callable[[Finding], str | float | None]] = {
     "pod": lambda one: one.key[1],
     "container": lambda one: one.key[2],
 }
-WASTE_ORDERS = ("severity", *_BY_NUMBER, *_BY_NAME)
-"""What findings may be sorted by; the first is the default."""
 _COLUMNS = (
     Column("FINDING"),
     Column("NAMESPACE", name=True),
@@ -70,11 +69,18 @@ def waste_table(document: Document, shape: Shape) -> str:
         )
         for one in found
     ]
-    nothing = "No waste was found." if document["devices"] else "No devices."
-    table = aligned(_COLUMNS, rows, shape) if rows else nothing
+    doubts = list(unknown(document, shape.idle_after_seconds))
+    if rows:
+        table = aligned(_COLUMNS, rows, shape)
+    elif not document["devices"]:
+        table = "No devices."
+    elif _judged(found, document):
+        table = "No waste was found."
+    else:
+        table, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
     remedies = notes((f"{one.key[1]}: {one.remedy}" for one in found if one.remedy and shape.wide), shape.screen)
-    doubts = notes(unknown(document, shape.idle_after_seconds), shape.screen)
-    return joined([table, remedies, doubts, notes([_summary(found, document)], shape.screen, "bold")])
+    summary = notes([_summary(found, document)], shape.screen, "bold")
+    return joined([table, remedies, notes(doubts, shape.screen), summary])
 
 
 def waste_values(document: Document, shape: Shape) -> Document:
@@ -88,6 +94,13 @@ def waste_values(document: Document, shape: Shape) -> Document:
         "sums": sums(found, document),
         "unknown": list(unknown(document, shape.idle_after_seconds)),
     }
+
+
+def _judged(found: list[Finding], document: Document) -> bool:
+    """Whether anything could have been found: somebody holds or uses what is measured."""
+    total = sums(found, document)
+    known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
+    return known and any(device["memory"] for device in document["devices"])
 
 
 def _value(one: Finding) -> Document:

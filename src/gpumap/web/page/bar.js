@@ -16,6 +16,7 @@ export function bar(device) {
   const sum = rows.reduce((all, row) => all + row.used, 0);
   const whole = Math.max(total, sum + (reserved ?? 0)) || 1;
   const granted = device.holders.reduce((all, row) => all + (row.allocated_memory_bytes ?? 0), 0);
+  const grants = granted > total ? "all granted, to several at once" : `${bytes(granted)} granted`;
   const width = (value) => `${((100 * value) / whole).toFixed(2)}%`;
   const segments = few.map((row) => {
     const label = `${row.pod ? `${row.namespace}/${row.pod}` : OWNERS[row.owner]} ${bytes(row.used)}`;
@@ -30,7 +31,7 @@ export function bar(device) {
     {
       class: "bar",
       role: "img",
-      "aria-label": `Memory: ${bytes(used)} of ${bytes(total)} used${granted ? `, ${bytes(granted)} granted` : ""}`,
+      "aria-label": `Memory: ${bytes(used)} of ${bytes(total)} used${granted ? `, ${grants}` : ""}`,
     },
     h(
       "div",
@@ -52,7 +53,7 @@ export function bar(device) {
         }),
     ),
     granted > 0 &&
-      h("div", { class: "granted", width: width(Math.min(granted, whole)), title: `granted: ${bytes(granted)}` }),
+      h("div", { class: "granted", width: width(Math.min(granted, total)), title: grants }),
   );
 }
 

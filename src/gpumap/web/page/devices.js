@@ -4,8 +4,10 @@ import { h } from "./dom.js";
 import { BY, sorted } from "./model.js";
 import { cell, containerName, deviceName, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
+import { isHeld, isUsed } from "./totals.js";
 import { bytes, count, duration, FAULTS, known, moment, name, percent, printable, prose, share } from "./words.js";
 
+const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
 
 export const COLUMNS = [
@@ -24,7 +26,7 @@ export function devicesView(devices, context) {
   const sections = [];
   let parent = null;
   for (const device of devices) {
-    const gpu = device.gpu?.partitioned && device.mig_profile ? device.gpu : null;
+    const gpu = device.gpu?.partitioned && (device.mig_profile || device.parent) ? device.gpu : null;
     if (gpu && gpu !== parent) sections.push(partitioned(gpu, context));
     parent = gpu;
     sections.push(card(device, context));
@@ -67,21 +69,23 @@ function partitioned(gpu, context) {
 function card(device, context) {
   const gpu = device.gpu;
   const mig = device.mig_profile;
+  const part = mig || device.parent; // it stands below its GPU, which has the uuid of the parent
   const down = gpu && !gpu.up;
   return h(
     "section",
     {
       key: device.uuid,
-      id: device.uuid,
-      class: `device${mig ? " mig" : ""}${down ? " down" : ""}`,
+      id: device.parent ? null : device.uuid,
+      class: `device${part ? " mig" : ""}${down ? " down" : ""}`,
       "aria-label": deviceName(device),
-      "aria-current": context.state.device === device.uuid ? "true" : null,
+      "aria-current": context.state.device === device.uuid && !device.parent ? "true" : null,
     },
     h(
       "div",
       { class: "title" },
-      h(mig ? "h3" : "h2", {}, h("a", { href: `#${device.uuid}`, title: "Link to this device" }, deviceName(device))),
-      mig ? h("span", { class: "tag" }, printable(mig)) : name(device.model ?? "", { class: "model" }),
+      h(part ? "h3" : "h2", {}, h("a", { href: `#${device.uuid}`, title: "Link to this device" }, deviceName(device))),
+      mig && h("span", { class: "tag" }, printable(mig)),
+      !part && name(device.model ?? "", { class: "model" }),
       down && h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}`),
       uuidOf(device.uuid),
     ),
@@ -94,6 +98,15 @@ function card(device, context) {
           ? ` It last answered ${duration(context.map.timestamp - gpu.last_success)} before this data.`
           : "",
         gpu.remedy ? h("span", { class: "remedy" }, " ", prose(gpu.remedy)) : null,
+      ),
+    device.whole.length > 0 &&
+      h(
+        "p",
+        { class: "why" },
+        "Held with the whole GPU by ",
+        device.whole.slice(0, NAMED).map((row, at) => [at ? ", " : "", containerName(row)]),
+        device.whole.length > NAMED && ` and ${device.whole.length - NAMED} more`,
+        ".",
       ),
     !gpu && h("p", { class: "why" }, "Only the kubelet names this device; NVML does not."),
     device.memory ? memory(device, context) : null,
@@ -122,7 +135,7 @@ function memory(device, context) {
         reserved && ["reserved", bytes(reserved)],
         !device.mig_profile && ["GPU", known(gpu?.utilization_ratio, percent, "The GPU does not tell its utilisation")],
         ...(device.mig_profile ? [] : sensors(gpu, true)),
-        held ? ["held by", count(held, "container")] : context.allocationKnown && ["", "free"],
+        held ? ["held by", count(held, "container")] : !isHeld(device) && ["", vacancy(device, context)],
       ]),
       h(
         "div",
@@ -132,6 +145,24 @@ function memory(device, context) {
       ),
     ),
   );
+}
+
+const HELD = {
+  yes: "Nobody holds it.",
+  no: "Who holds it is not known now.",
+  "not all": "No holder is known: there are slots on no known device.",
+};
+
+const holdersKnown = ({ allocationKnown, map }) => (!allocationKnown ? "no" : map.unmatched.length ? "not all" : "yes");
+
+const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
+
+/** What is said of a device without a known holder. */
+function vacancy(device, context) {
+  const holders = holdersKnown(context);
+  if (holders === "no") return "";
+  if (isUsed(device)) return holders === "yes" ? "not held, but in use" : "no holder known, in use";
+  return holders === "yes" ? "free" : "no holder known";
 }
 
 function sensors(gpu) {
@@ -159,11 +190,12 @@ const facts = (pairs) =>
 function table(device, context) {
   const { state } = context;
   const rows = sorted(device.rows, state.sort, BY);
+  if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     return h(
       "p",
       { class: "nobody" },
-      context.allocationKnown ? "Nobody holds it, nobody uses it." : "Who holds it is not known now.",
+      `${HELD[holdersKnown(context)]} ${usesKnown(device, context) ? "Nobody uses it." : "What uses it is not known."}`,
     );
   }
   if (rows.length === 1 && rows[0].owner === "unaccounted") {
@@ -222,7 +254,9 @@ function containerRow(row, device, context) {
       row.slots === null
         ? row.owner === "unassigned"
           ? "0"
-          : known(null, null, why.held)
+          : row.whole
+            ? h("span", { title: why.held }, "whole")
+            : known(null, null, why.held)
         : h("span", { title: slotsTitle(row) }, row.slots),
     ),
     cell("GPUs", true, row.owner === "unassigned" ? "0" : known(row.gpus, share, why.gpus)),
@@ -259,8 +293,8 @@ const slotsTitle = (row) => printable(row.holder.slots.map((one) => `${one.slots
 function remark(row) {
   const words = [];
   if (row.over) words.push(`${bytes(row.over)} more than granted`);
-  if (row.holder && row.user?.processes === 0) words.push("holds, no process");
-  else if (row.idle !== null) words.push(`holds but idle for ${duration(row.idle)}`);
+  if (row.idle?.seconds) words.push(`holds but idle for ${duration(row.idle.seconds)}`);
+  else if (row.idle || (row.holder && row.user?.processes === 0)) words.push("holds, no process");
   return words.length ? noted(words.join(", ")) : null;
 }
 

@@ -5,6 +5,10 @@ const EVERY_MS = 2000;
 const LONGEST_WAIT_MS = 30000;
 const PATIENCE_MS = 8000;
 const HISTORY_EVERY_MS = 30000;
+const LATE_SECONDS = 12; // a collection may take a while, however often it is made
+
+const isMap = (body) => body?.version === 1 && Array.isArray(body.devices);
+const isHistory = (body) => body?.version === 1 && Array.isArray(body.series);
 
 export class Feed {
   constructor(changed) {
@@ -18,7 +22,7 @@ export class Feed {
     this.tags = {};
     this.age = null; // of the document, in seconds, when it was last confirmed
     this.confirmedAt = 0;
-    this.interval = 0;
+    this.interval = null; // between the agent's collections, as it says
     this.historyAt = -Infinity;
     this.timer = null;
     document.addEventListener("visibilitychange", () => this.wake());
@@ -38,12 +42,7 @@ export class Feed {
   /** Whether the agent answers, but with something old. */
   isLate() {
     const age = this.ageNow();
-    return this.state === "live" && age !== null && age > Math.max(15, 3 * this.interval + 2);
-  }
-
-  /** The time between collections, or what one may expect of it: a pod that starts brings one early. */
-  heed(seconds) {
-    this.interval = Math.max(seconds ?? 0, 0.9 * this.interval);
+    return this.state === "live" && age !== null && age > Math.max(LATE_SECONDS, 3 * (this.interval ?? 0) + 2);
   }
 
   async ask() {
@@ -64,11 +63,10 @@ export class Feed {
 
   async askMap() {
     try {
-      const { response, body } = await this.fetch("api/v1/map");
+      const { response, body } = await this.fetch("api/v1/map", isMap);
       if (body) {
-        if (body.version !== 1 || !Array.isArray(body.devices)) throw new Error("the answer is not gpumap's map");
-        if (this.document) this.heed(body.timestamp - this.document.timestamp);
         this.document = body;
+        this.interval = body.interval_seconds;
       }
       const served = Date.parse(response.headers.get("Date") ?? "") || Date.now();
       this.age = Math.max(0, served / 1000 - this.document.timestamp);
@@ -78,7 +76,6 @@ export class Feed {
       this.why = "";
     } catch (error) {
       this.failures += 1;
-      if (!this.document) this.tags = {};
       this.why = reason(error);
       this.state = this.document === null && error.starting ? "starting" : "lost";
     }
@@ -87,17 +84,15 @@ export class Feed {
   async askHistory() {
     this.historyAt = performance.now();
     try {
-      const { body } = await this.fetch("api/v1/history");
-      if (body?.version === 1) {
-        this.history = body;
-        this.heed(body.interval_seconds);
-      }
+      const { body } = await this.fetch("api/v1/history", isHistory);
+      if (body) this.history = body;
     } catch {
       // the curves are a help: what there is stays, and the map says whether the agent answers
     }
   }
 
-  async fetch(path) {
+  /** An answer and its body, null where it is the one before: only one that was accepted is known to the agent. */
+  async fetch(path, isWanted) {
     const headers = this.tags[path] ? { "If-None-Match": this.tags[path] } : {};
     const response = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (response.status === 304) return { response, body: null };
@@ -109,6 +104,7 @@ export class Feed {
     if (!type.startsWith("application/json"))
       throw new Error("something else answers in its place: is a login needed?");
     const body = await response.json();
+    if (!isWanted(body)) throw new Error("the answer is not gpumap's");
     this.tags[path] = response.headers.get("ETag");
     return { response, body };
   }

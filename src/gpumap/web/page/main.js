@@ -80,7 +80,7 @@ function draw() {
     allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holders.length > 0),
   };
   const old = tooOld(map);
-  fill($("overview"), old ? [] : overview(map, devices, context));
+  fill($("overview"), old ? [] : overview(map, devices));
   fill($("notices"), [old, notices(map, old ? [1] : devices)]);
   fill($("health"), health(map));
   const content = state.view === "processes" ? drawProcesses(devices, context) : drawDevices(devices, context);
@@ -91,7 +91,7 @@ function draw() {
 /** A document without any data, because all there was is too old to be told. */
 function tooOld(map) {
   const nvml = map.sources.find((source) => source.source === "nvml");
-  if (map.gpus.length || map.devices.length || (nvml?.up && !feed.isLate())) return null;
+  if (map.gpus.length || map.nameless_gpus.length || map.devices.length || (nvml?.up && !feed.isLate())) return null;
   const text = feed.isLate()
     ? `The agent answers, but its newest collection is ${duration(feed.ageNow())} old: too old to be shown.`
     : "No source tells of any device now.";
@@ -103,7 +103,9 @@ function drawDevices(devices, context) {
     ...device,
     allRows: devices.find((one) => one.uuid === device.uuid).rows,
   }));
-  say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : "");
+  const isHere = !state.device || [...context.map.gpus, ...devices].some((one) => one.uuid === state.device);
+  const lost = isHere ? "" : `No device ${state.device} here`;
+  say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
   if (!found.length && state.query) return h("p", { class: "nobody" }, "Nothing matches the filter.");
   return devicesView(found, context);
 }

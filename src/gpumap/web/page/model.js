@@ -2,18 +2,25 @@
 
 const IDLE_SECONDS = 300;
 const TINTS = 6;
+const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a container of that name is a user
 
 const text = (value) => value ?? "";
 const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
 
-/** The devices of a document with their GPU and rows, in the order of the GPUs. */
+/**
+ * The devices of a document with their GPU and rows, in the order of the GPUs. A `parent` is a partitioned GPU that is
+ * given out whole; `whole` are the holders of a leaf's parent.
+ */
 export function devicesOf(map) {
   const gpus = new Map(map.gpus.map((gpu) => [gpu.uuid, gpu]));
   const devices = map.devices.map((device) => {
     const gpu = gpus.get(device.gpu_uuid) ?? gpus.get(device.uuid) ?? null;
-    const rows = [...containerRows(device, map), ...restRows(device)];
+    const parent = Boolean(gpu?.partitioned && gpu.uuid === device.uuid);
+    const leaves = parent ? map.devices.filter((one) => one.gpu_uuid === gpu.uuid && one !== device) : [device];
+    const whole = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid)?.holders ?? [];
+    const rows = [...containerRows(device, leaves, whole, map.timestamp), ...restRows(device)];
     tint(rows);
-    return { ...device, gpu, rows, owners: new Map(device.owners.map((use) => [use.owner, use])) };
+    return { ...device, gpu, parent, whole, rows, owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
   const without = map.gpus.filter((gpu) => !devices.some((device) => device.gpu === gpu));
   return [...devices, ...without.map(bare)].sort(
@@ -44,6 +51,7 @@ function bare(gpu) {
     memory: gpu.memory,
     allocatable: [],
     holders: [],
+    whole: [],
     users: [],
     processes: [],
     gpu,
@@ -53,17 +61,19 @@ function bare(gpu) {
   };
 }
 
-function containerRows(device, map) {
+/** `leaves` are where a holder's use is: the device itself, or all leaves of a GPU that is held whole. */
+function containerRows(device, leaves, whole, now) {
   const holders = new Map(device.holders.map((row) => [keyOf(row), row]));
   const users = new Map(device.users.map((row) => [keyOf(row), row]));
+  const holdWhole = new Set(whole.map(keyOf));
   return [...new Set([...holders.keys(), ...users.keys()])].map((key) => {
     const holder = holders.get(key) ?? null;
     const user = users.get(key) ?? null;
-    const owner = user?.unassigned ? "unassigned" : (user?.owner ?? "assigned");
+    const owner = user?.owner ?? "assigned";
     const granted = holder?.allocated_memory_bytes ?? null;
     const used = user?.memory_bytes ?? null;
     const last = user?.last_active ?? null;
-    const idle = holder && user?.sm_ratio === 0 && last !== null ? map.timestamp - last : null;
+    const use = holder && useOf(leaves, key);
     return {
       kind: "container",
       key,
@@ -80,18 +90,47 @@ function containerRows(device, map) {
       gpus: holder?.allocated_gpus ?? null,
       peak: user?.memory_peak_bytes ?? null,
       sm: user?.sm_ratio ?? null,
-      idle: idle !== null && idle >= IDLE_SECONDS ? idle : null,
-      over: granted !== null && used !== null && used > granted ? used - granted : null,
+      whole: holdWhole.has(key),
+      judged: Boolean(use),
+      idle: use && !isOver(use, granted) ? idleness(use, now) : null,
+      over: use && isOver(use, granted) ? use.memory - granted : null,
     };
   });
 }
+
+/** What a holder uses of its leaves; null where that is not known of each. */
+function useOf(leaves, key) {
+  const users = leaves.flatMap((leaf) => leaf.users.filter((user) => keyOf(user) === key));
+  if (!users.length || users.length < leaves.length) return null;
+  const [first, ...more] = users;
+  const memories = users.map((user) => user.memory_bytes);
+  return {
+    memory: memories.includes(null) ? null : sum(memories),
+    processes: sum(users.map((user) => user.processes)),
+    sm: more.length ? null : first.sm_ratio,
+    last: more.length ? null : first.last_active,
+  };
+}
+
+const isOver = ({ memory }, granted) => granted !== null && memory !== null && memory > granted;
+
+/** Why a holder is idle, or null: it has nothing there, or has not computed for long. As `gpumap waste` judges. */
+function idleness({ memory, processes, sm, last }, now) {
+  if (processes === 0 && memory === 0 && !sm) return { seconds: null };
+  const seconds = sm === 0 && last !== null ? now - last : 0;
+  return seconds >= IDLE_SECONDS ? { seconds } : null;
+}
+
+const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 
 /** What is used by processes of no container that has a row, and by none at all. */
 function restRows(device) {
   const users = new Set(device.users.map(keyOf));
   const rows = [];
   for (const { owner, memory_bytes } of device.owners) {
-    const others = device.processes.filter((one) => one.owner === owner && !users.has(keyOf(one)));
+    const others = device.processes.filter(
+      (one) => one.owner === owner && (OF_NO_CONTAINER.has(owner) || !users.has(keyOf(one))),
+    );
     const groups = new Map();
     for (const one of others) {
       const key = one.pod ? keyOf(one) : one.pod_uid ? `uid ${one.pod_uid}` : owner;
@@ -100,19 +139,18 @@ function restRows(device) {
     if (!groups.size && memory_bytes && (owner === "unaccounted" || owner === "sibling")) groups.set(owner, []);
     for (const [key, found] of groups) {
       const told = found.map((one) => one.memory_bytes).filter((one) => one !== null);
-      const sms = found.map((one) => one.sm_ratio).filter((one) => one !== null);
-      const sum = (numbers) => (numbers.length ? numbers.reduce((a, b) => a + b, 0) : null);
+      const sms = found.map((one) => one.sm_ratio);
       rows.push({
         kind: "rest",
         key: `${owner} ${key}`,
         owner,
         processes: found,
-        used: found.length ? sum(told) : memory_bytes,
+        used: !found.length ? memory_bytes : told.length ? sum(told) : null,
         namespace: text(found[0]?.namespace),
         pod: text(found[0]?.pod),
         container: text(found[0]?.container),
         podUid: found[0]?.pod_uid ?? null,
-        sm: sum(sms),
+        sm: sms.length && !sms.includes(null) ? Math.min(sum(sms), 1) : null,
         gpus: null,
         granted: null,
         peak: null,
@@ -148,15 +186,20 @@ export function parse(query) {
     .filter(Boolean)
     .map((term) => {
       const [, field, value] = /^(\w+):(.*)$/.exec(term) ?? [];
-      if (field === "uuid" || field === "model") return { device: true, value };
+      if (field === "uuid" || field === "model" || field === "gpu") return { device: field, value };
       return FIELDS[field] ? { field: FIELDS[field], value } : { value: term };
     });
 }
 
-const wordsOfDevice = (device) =>
-  [device.uuid, device.gpu_uuid, device.model, device.mig_profile, device.gpu?.model, device.gpu?.pci_bus_id]
-    .join(" ")
-    .toLowerCase();
+/** What a device is found by: all of it, or the field that a term names. */
+const wordsOfDevice = (device) => {
+  const uuid = `${device.uuid} ${device.gpu_uuid}`.toLowerCase();
+  const model = `${text(device.model)} ${text(device.mig_profile)}`.toLowerCase();
+  return { uuid, model, gpu: text(device.index), all: `${uuid}\n${model}\n${text(device.gpu?.pci_bus_id)}`.toLowerCase() };
+};
+
+const found = (device, { device: field = "all", value }) =>
+  field === "gpu" ? String(device.gpu) === value : device[field].includes(value);
 const wordsOfRow = (row) =>
   [
     row.namespace,
@@ -172,9 +215,9 @@ const wordsOfRow = (row) =>
     .toLowerCase();
 
 const holds = (term, device, row) => {
-  if (term.device) return device.includes(term.value);
+  if (term.device) return found(device, term);
   if (term.field) return text(row[term.field]).toLowerCase().includes(term.value);
-  return device.includes(term.value) || wordsOfRow(row).includes(term.value);
+  return found(device, term) || wordsOfRow(row).includes(term.value);
 };
 
 /** The devices of which something is found, with the rows that are. */
@@ -183,7 +226,7 @@ export function filtered(devices, query) {
   if (!terms.length) return devices;
   return devices.flatMap((device) => {
     const words = wordsOfDevice(device);
-    if (terms.every((term) => !term.field && words.includes(term.value))) return [device];
+    if (terms.every((term) => !term.field && found(words, term))) return [device];
     const rows = device.rows.filter((row) => terms.every((term) => holds(term, words, row)));
     return rows.length ? [{ ...device, rows, narrowed: true }] : [];
   });

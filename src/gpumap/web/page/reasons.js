@@ -13,13 +13,15 @@ export function reasons(map) {
     const sm = device.mig_profile
       ? "MIG devices keep no SM time by process"
       : "The driver tells no SM time by process here";
+    const whole = row.whole && "It holds the whole GPU: see there";
+    const parent = device.parent && "Measured on the GPU's instances, below";
     const clients = row.processes?.some((one) => one.type?.includes("M")) || row.type?.includes("M");
     return {
-      held: kubeletDown || "Whether it holds the device is not known",
-      gpus: kubeletDown || "Nobody can know this share of the GPU",
-      granted: kubeletDown || "This kind of assignment grants no memory (time-slicing), or it is not known how much",
-      used: down || blind || "The driver does not tell this process's memory",
-      sm: down || blind || (clients ? "The driver credits clients of MPS with no SM time" : sm),
+      held: whole || kubeletDown || "Whether it holds the device is not known",
+      gpus: whole || kubeletDown || "Nobody can know this share of the GPU",
+      granted: whole || kubeletDown || "This kind of assignment grants no memory (time-slicing), or it is not known how much",
+      used: down || blind || parent || "The driver does not tell this process's memory",
+      sm: down || blind || parent || (clients ? "The driver credits clients of MPS with no SM time" : sm),
       owner: blind || "No source could tell its pod",
       unaccounted:
         row.used < 0

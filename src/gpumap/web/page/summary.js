@@ -2,59 +2,48 @@
 
 import { h } from "./dom.js";
 import { containerName } from "./parts.js";
+import { downGpus, totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, duration, FAULTS, known, name, printable, prose } from "./words.js";
 
-export function overview(map, devices, context) {
-  const leaves = devices.filter((device) => !device.bare);
-  const held = leaves.filter((device) => device.holders.length).length;
-  const up = leaves.filter((device) => device.memory);
-  const of = (owner, field) => sum(leaves.map((device) => device.owners.get(owner)?.[field]));
-  const squatters = leaves.flatMap((device) => device.rows).filter((row) => row.owner === "unassigned").length;
-  const idle = leaves.flatMap((device) => device.rows).filter((row) => row.holder && row.idle !== null).length;
-  const unattributed = sum([of("unaccounted", "memory_bytes"), of("unknown", "memory_bytes")]);
-  const faults = map.gpus.filter((gpu) => !gpu.up).length + map.sources.filter((source) => !source.up).length;
-  const owners = leaves.some((device) => device.owners.has("gone"));
-  const noOwners = "Whose processes these are is not known now";
-  const mig = leaves.length !== map.gpus.length && leaves.some((device) => device.mig_profile);
+export function overview(map, devices) {
+  const all = totals(map, devices);
+  const why = (source, otherwise) => (map.sources.find((one) => one.source === source)?.up ? otherwise : DOWN[source]);
+  const noNvml = why("nvml", "No GPU tells it");
+  const blind = !map.capabilities.pid_visibility && BLIND;
+  const nobody = "Whose processes these are is not known now";
+  const owners = why("nvml", blind || why("kubelet", why("pod_identity", nobody)));
+  const idle = why("nvml", blind || why("kubelet", "No holder can be judged"));
+  const number = (value, reason) => known(value, String, reason);
+  const size = (value) => known(value, bytes, noNvml);
+  const partitioned = devices.some((device) => device.mig_profile);
   return h(
     "dl",
     { class: "tiles" },
-    tile("GPUs", map.gpus.length, mig ? `${leaves.length} devices` : null),
     tile(
-      "held",
-      context.allocationKnown ? held : known(null, null, "The kubelet does not answer"),
-      context.allocationKnown ? `${leaves.length - held} free` : null,
+      "GPUs",
+      number(all.gpus, DOWN.nvml),
+      (partitioned || all.gpus === null) && all.devices ? count(all.devices, "device") : null,
     ),
-    tile(
-      "memory used",
-      up.length ? bytes(sum(up.map((one) => one.memory.used_bytes))) : known(null, null, "No device tells its memory"),
-      up.length ? `of ${bytes(sum(up.map((one) => one.memory.total_bytes)))}` : null,
-    ),
-    tile(
-      "unattributed",
-      unattributed === null ? known(null, null, "No device tells its memory") : bytes(unattributed),
-      "owner not known",
-    ),
-    tile(
-      "not assigned",
-      owners ? squatters : known(null, null, noOwners),
-      "squatters",
-      squatters && "owner:unassigned",
-    ),
+    tile("held", number(all.held, DOWN.kubelet), all.free === null ? (all.held === null ? null : `of ${all.devices}`) : `${all.free} free`),
+    tile("memory used", size(all.used), all.total === null ? null : `of ${bytes(all.total)}`),
+    tile("unattributed", size(all.unattributed), "owner not known"),
+    tile("not assigned", number(all.squatters, owners), "squatters", all.squatters && "owner:unassigned"),
     tile(
       "left over",
-      owners ? (of("gone", "processes") ?? 0) : known(null, null, noOwners),
-      of("gone", "memory_bytes") ? bytes(of("gone", "memory_bytes")) : "of pods gone",
-      of("gone", "processes") && "owner:gone",
+      number(all.leftovers, owners),
+      all.leftBytes ? bytes(all.leftBytes) : "of pods gone",
+      all.leftovers && "owner:gone",
     ),
-    tile("idle holders", idle, "5 min or more"),
-    tile("faults", faults, "GPUs, sources", null, faults > 0),
+    tile("idle holders", number(all.idle, idle), all.unjudged ? `${all.unjudged} not known` : "5 min or more"),
+    tile("faults", all.faults, "GPUs, sources", null, all.faults > 0),
   );
 }
 
-const sum = (numbers) => {
-  const found = numbers.filter((one) => one !== null && one !== undefined);
-  return found.length ? found.reduce((a, b) => a + b, 0) : null;
+const BLIND = "Processes of other containers cannot be seen (hostPID)";
+const DOWN = {
+  nvml: "NVML is down",
+  kubelet: "The kubelet does not answer",
+  pod_identity: "Processes cannot be named: pod_identity is down",
 };
 
 function tile(term, value, note, query, bad) {
@@ -86,15 +75,15 @@ export function notices(map, devices) {
       ),
     );
   }
-  for (const gpu of map.gpus.filter((one) => !one.up)) {
+  for (const gpu of downGpus(map)) {
     found.push(
       notice(
-        `gpu ${gpu.uuid}`,
+        `gpu ${gpu.uuid ?? gpu.index}`,
         "bad",
         `GPU ${gpu.index} is down`,
-        `${gpu.fault}: it ${FAULTS[gpu.fault] ?? "is not usable"}.`,
+        `${gpu.fault}: it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not told its uuid"}.`,
         gpu.remedy,
-        `#${gpu.uuid}`,
+        gpu.uuid && `#${gpu.uuid}`,
       ),
     );
   }
@@ -110,7 +99,7 @@ export function notices(map, devices) {
     );
   }
   if (map.unmatched.length) found.push(unmatched(map.unmatched));
-  if (!devices.length && map.sources.find((one) => one.source === "nvml")?.up) {
+  if (!devices.length && !map.nameless_gpus.length && map.sources.find((one) => one.source === "nvml")?.up) {
     found.push(notice("none", "warn", "No device", "NVML counts no GPU on this node."));
   }
   return found;

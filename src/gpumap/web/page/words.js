@@ -91,11 +91,11 @@ export const FAULTS = {
 };
 
 export const CAPABILITIES = {
-  pid_visibility: "Processes of other containers can be seen",
-  device_checkpoint: "The kubelet's device checkpoint can be read",
-  pod_logs: "The pod log directories can be read",
-  process_utilization: "SM time of each process is told",
-  push: "A collection starts as soon as the kubelet allocates",
-  gpm: "GPM metrics are told (Hopper and later)",
-  xid_events: "XID errors are listened for",
+  pid_visibility: "processes of other containers",
+  device_checkpoint: "the kubelet's device checkpoint",
+  pod_logs: "names of pods' log directories",
+  process_utilization: "SM time of each process",
+  push: "a collection as soon as the kubelet allocates",
+  gpm: "GPM metrics (Hopper and later)",
+  xid_events: "XID errors",
 };

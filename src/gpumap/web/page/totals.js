@@ -1,0 +1,66 @@
+// What the overview counts. Each number rests on what is known; null where that is nothing. Agrees with `gpumap waste`.
+
+const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
+const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
+
+/** What can be given away: no partitioned GPU, of which one gives the instances, or all of them at once. */
+export const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.parent);
+
+export const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
+
+/** Whether a process is known on it, whoever its owner is. */
+export const isUsed = (device) => device.rows.some((row) => row.owner !== "unaccounted" && row.processes?.length > 0);
+
+/** Certainly to be had: read, not held, not in use, and no slots are left whose device is not known. */
+const isFree = (device) => device.memory && !isHeld(device) && !isUsed(device);
+
+/** GPUs that are down; those that never told their uuid stand nowhere else. */
+export const downGpus = (map) => [...map.gpus.filter((gpu) => !gpu.up), ...map.nameless_gpus];
+
+export function totals(map, devices) {
+  const up = new Set(map.sources.filter((one) => one.up).map((one) => one.source));
+  const leaves = leavesOf(devices);
+  const pools = poolsOf(leaves);
+  const rows = devices.flatMap((device) => device.rows);
+  const held = leaves.filter(isHeld).length;
+  const allocated = up.has("kubelet") || rows.some((row) => row.holder);
+  const named = leaves.some((device) => device.owners.has("gone"));
+  const gone = leaves.flatMap((device) => device.owners.get("gone") ?? []);
+  const holders = rows.filter((row) => row.holder);
+  const judged = holders.filter((row) => row.judged);
+  const measured = up.has("nvml") && map.capabilities.pid_visibility && allocated;
+  return {
+    gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
+    devices: leaves.length,
+    held: allocated ? held : null,
+    free: allocated && !map.unmatched.length ? leaves.filter(isFree).length : null,
+    used: pools.length ? sum(pools.map((pool) => pool.memory.used_bytes)) : null,
+    total: pools.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
+    unattributed: pools.length ? sum(pools.map(unattributed)) : null,
+    squatters: named ? rows.filter((row) => row.user?.unassigned).length : null,
+    leftovers: named ? sum(gone.map((use) => use.processes)) : null,
+    leftBytes: named ? sum(gone.map((use) => use.memory_bytes ?? 0)) : null,
+    idle: measured && (judged.length || !holders.length) ? judged.filter((row) => row.idle).length : null,
+    unjudged: holders.length - judged.length,
+    faults: downGpus(map).length + map.sources.length - up.size,
+  };
+}
+
+/** Memory that is there once: compute instances of one GPU instance share theirs. */
+function poolsOf(leaves) {
+  const pools = new Map();
+  for (const leaf of leaves.filter((one) => one.memory)) {
+    const key = leaf.gpu_instance_id === null ? leaf.uuid : `${leaf.gpu_uuid} ${leaf.gpu_instance_id}`;
+    const pool = pools.get(key) ?? { memory: leaf.memory, uses: [] };
+    pool.uses.push(...leaf.owners.values());
+    pools.set(key, pool);
+  }
+  return [...pools.values()];
+}
+
+/** Bytes of no known owner. Where processes share memory more is told than used: that makes up for nothing elsewhere. */
+function unattributed({ memory, uses }) {
+  const told = (wanted) => sum(uses.filter(({ owner }) => wanted(owner)).map((use) => use.memory_bytes ?? 0));
+  const unknown = told((owner) => owner === "unknown");
+  return unknown + Math.max(0, memory.used_bytes - unknown - told((owner) => !NOT_OWN.has(owner)));
+}
