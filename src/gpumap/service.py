@@ -11,7 +11,6 @@ import errno
 import gc
 import logging
 import platform
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -32,6 +31,7 @@ from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.nvml import NvmlSource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
+from gpumap.stopping import stop_by_signal
 from gpumap.web.pages import Pages
 
 SHUTDOWN_SECONDS = 1.0
@@ -76,14 +76,6 @@ def families(settings: Settings) -> tuple[Family, ...]:
     """The families of the main page, besides those on gpumap itself."""
     chosen = native(settings.groups, settings.process_metrics) if "native" in settings.dialects else ()
     return (*chosen, *(family for name in settings.dialects for family in DIALECTS.get(name, ())))
-
-
-def stop_by_signal() -> asyncio.Event:
-    """From now on SIGTERM and SIGINT do nothing but set this."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
 
 
 async def serve(

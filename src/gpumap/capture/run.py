@@ -21,6 +21,7 @@ from gpumap.capture.record import record
 from gpumap.errors import UsageError
 from gpumap.settings import Settings
 from gpumap.snapshot import Snapshot
+from gpumap.stopping import stop_by_signal
 from gpumap.terminal import printable
 
 KEY_BYTES = 32
@@ -35,7 +36,7 @@ async def record_node(
     if why is not None:
         raise UsageError(f"--resource {why}: a capture cannot bring it")
     replay.temporary_folder().cleanup()  # said before the recording, not after it, where there can be none
-    found = await record(settings, driver_command, seconds, service.stop_by_signal())
+    found = await record(settings, driver_command, seconds, stop_by_signal())
     if found is None:
         print("gpumap: stopped before anything was recorded", file=sys.stderr)
         return 0
@@ -90,7 +91,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
     """Serve a captured node until a signal comes. What `settings` says of sources is overruled by the capture's."""
-    stop = service.stop_by_signal()  # before there is anything that would be left behind
+    stop = stop_by_signal()  # before there is anything that would be left behind
     with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         async with node.playing():

@@ -11,6 +11,7 @@ from gpumap import service
 from gpumap.demo.node import DemoNode
 from gpumap.demo.play import Scenario
 from gpumap.settings import Settings
+from gpumap.stopping import stop_by_signal
 
 TEMPORARY_BYTES_MAX = 48
 """A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
@@ -18,7 +19,7 @@ TEMPORARY_BYTES_MAX = 48
 
 async def serve_demo(settings: Settings, scenario: Scenario) -> None:
     """Serve a scenario until a signal comes. What `settings` says of sources is overruled by the simulated ones."""
-    stop = service.stop_by_signal()  # before there is anything that would be left behind
+    stop = stop_by_signal()  # before there is anything that would be left behind
     with service.bind(settings.listen) as listener, _temporary_folder() as folder:
         async with DemoNode(scenario, Path(folder)) as node:
             await service.serve(simulated(settings, node), node.driver_command, listener, stop)

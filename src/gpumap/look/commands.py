@@ -19,6 +19,7 @@ from gpumap.flags import FLAGS, add_flags
 from gpumap.logs import set_up_log
 from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.settings import Settings, quiet, resolve
+from gpumap.stopping import until_stopped
 from gpumap.units import parse_duration
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _run(
         else asking.from_node(settings, interval_seconds if given.watch else asking.LOCAL_INTERVAL_SECONDS)
     )
     view = show.View(table, values, given.output, _shape(given), _asked(given))
-    return asyncio.run(show.show(documents, view, watch=given.watch, interval_seconds=interval_seconds))
+    return asyncio.run(until_stopped(show.show(documents, view, watch=given.watch, interval_seconds=interval_seconds)))
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -205,11 +206,13 @@ def _doctor(given: argparse.Namespace) -> int:
     settings = _prepare(given)
     shape = Shape(headers=not given.no_headers)
     if settings is None:
-        return asyncio.run(show.show_doctor(asking.from_agent(given.url, 0.0), None, form=given.output, shape=shape))
+        asked = show.show_doctor(asking.from_agent(given.url, 0.0), None, form=given.output, shape=shape)
+        return asyncio.run(until_stopped(asked))
     from gpumap.look import facts
 
     documents = asking.from_node(settings, asking.LOCAL_INTERVAL_SECONDS)
-    return asyncio.run(show.show_doctor(documents, lambda: facts.look(settings), form=given.output, shape=shape))
+    asked = show.show_doctor(documents, lambda: facts.look(settings), form=given.output, shape=shape)
+    return asyncio.run(until_stopped(asked))
 
 
 def _prepare(given: argparse.Namespace) -> Settings | None:

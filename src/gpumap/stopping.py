@@ -1,0 +1,29 @@
+"""How a signal ends what runs in an event loop: by an event, never by an exception in the middle of something."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+
+_AGAIN_SECONDS = 0.2
+
+
+def stop_by_signal() -> asyncio.Event:
+    """From now on SIGTERM and SIGINT do nothing but set this."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def until_stopped(work: Coroutine[None, None, int]) -> int:
+    """Run to the end and give its result, or 0 as soon as a signal comes."""
+    stop = stop_by_signal()
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    while not working.done():
+        working.cancel()  # what it waits for may swallow one: it is told again
+        await asyncio.wait((working,), timeout=_AGAIN_SECONDS)
+    return 0 if working.cancelled() else working.result()
