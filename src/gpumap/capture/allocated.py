@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from gpumap.protobuf_fields import field
+
 ENVS = re.compile(
     r"NVIDIA_VISIBLE_DEVICES|NVIDIA_DRIVER_CAPABILITIES|CUDA_VISIBLE_DEVICES"
     r"|CUDA_MPS_(?:PIPE_DIRECTORY|ACTIVE_THREAD_PERCENTAGE|PINNED_DEVICE_MEM_LIMIT)"
@@ -37,7 +39,7 @@ def cut(message: bytes, rename: Rename = str) -> bytes:
         kept = [(number, left) for number, said in _fields(message) if (left := _kept(number, said, rename))]
     except ValueError:
         return b""
-    return b"".join(_field(number, said) for number, said in kept)
+    return b"".join(field(number, said) for number, said in kept)
 
 
 def _kept(number: int, said: bytes, rename: Rename) -> bytes:
@@ -46,16 +48,16 @@ def _kept(number: int, said: bytes, rename: Rename) -> bytes:
         listed = (ENVS if number == _ENVS else ANNOTATIONS).fullmatch(key)
         if listed and _VALUE.fullmatch(value):
             key = key if number == _ENVS else rename(key)  # that of CDI's annotation holds an id
-            return _field(1, key.encode()) + _field(2, rename(value).encode())
+            return field(1, key.encode()) + field(2, rename(value).encode())
     if number == _DEVICES:
         container, host, permissions = _texts(said, 1, 2, 3)
         if _DEVICE.fullmatch(container) and _DEVICE.fullmatch(host) and re.fullmatch(r"[rwm]{0,3}", permissions):
             texts = rename(container), rename(host), permissions
-            return b"".join(_field(n, text.encode()) for n, text in enumerate(texts, 1))
+            return b"".join(field(n, text.encode()) for n, text in enumerate(texts, 1))
     if number == _CDI_DEVICES:
         (name,) = _texts(said, 1)
         if _CDI.fullmatch(name):
-            return _field(1, rename(name).encode())
+            return field(1, rename(name).encode())
     return b""
 
 
@@ -94,16 +96,3 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise ValueError("a number without an end")
-
-
-def _field(number: int, said: bytes) -> bytes:
-    return bytes([number << 3 | _BYTES]) + _encoded(len(said)) + said
-
-
-def _encoded(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumap.model import CheckpointEntry, ContainerLink, DeviceId, LogTree, ResourceDevices
+from gpumap.protobuf_fields import field
 
 V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory", "cpuset", "cpuacct", "cpu")
 
@@ -95,19 +96,5 @@ def _entry_object(row: AllocatedEntry, numa: Mapping[DeviceId, tuple[int, ...]])
 
 def _alloc_response(env: Sequence[tuple[str, str]]) -> bytes:
     """A device plugin's ContainerAllocateResponse with nothing but `envs` (field 1, a map of strings)."""
-    entries = (_field(1, name.encode()) + _field(2, value.encode()) for name, value in env)
-    return b"".join(_field(1, entry) for entry in entries)
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited protobuf field."""
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    entries = (field(1, name.encode()) + field(2, value.encode()) for name, value in env)
+    return b"".join(field(1, entry) for entry in entries)
