@@ -112,12 +112,17 @@ class ResourceDevices:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimDevice:
-    """A device of a DRA claim. Its resource is its driver's name."""
+    """A device of a DRA claim. Its resource is its driver's name.
+
+    A claim that several pods share is listed for each. With consumable capacity each share has an id.
+    """
 
     driver: str
     pool: str
     device: str
     share_id: str = ""
+    claim_namespace: str = ""
+    claim: str = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -157,13 +162,30 @@ class KubeletAnswer:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class PluginAnswer:
+    """What a device plugin put into a container (its ContainerAllocateResponse), as far as it tells GPUs and shares."""
+
+    envs: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    device_paths: tuple[str, ...] = ()
+    """Of the host: `/dev/nvidia<minor>`."""
+    mount_paths: tuple[str, ...] = ()
+    """In the container."""
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One row of the kubelet's device checkpoint. Rows of pods that are gone stay until its next write."""
+    """One row of the kubelet's device checkpoint. Rows of pods that are gone stay until its next write.
+
+    `answer` is `None` where the row has none, or one that cannot be read.
+    """
 
     pod_uid: PodUid
     container: str
     resource: str
     ids: frozenset[DeviceId]
+    answer: PluginAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +219,44 @@ class PodLogs:
     links: tuple[ContainerLink, ...]
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimPods:
+    """A DRA claim as the kubelet's own state has it: the pods that it is prepared for."""
+
+    namespace: str
+    claim: str
+    pod_uids: tuple[PodUid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """A device of a claim as NVIDIA's DRA driver prepared it. `claim` is empty where its checkpoint has UIDs alone."""
+
+    claim_namespace: str
+    claim: str
+    device: str
+    share_id: str
+    uuid: Uuid
+    admin_access: bool
+    memory_bytes: int | None
+    """What a share consumes of the device's memory, where its capacity is consumable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraState:
+    """What local files tell of DRA claims; each is `None` where it was not readable."""
+
+    claims: tuple[ClaimPods, ...] | None = None
+    prepared: tuple[PreparedDevice, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """Both identity sources; `None` where one could not be read. At least one of them could."""
+    """The identity sources; `None` where one could not be read. Checkpoint or logs could."""
 
     checkpoint: Checkpoint | None
     logs: PodLogs | None
+    dra: DraState = DraState()
 
 
 # --- processes as /proc has them --------------------------------------------------------------------------------------

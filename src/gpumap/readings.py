@@ -49,6 +49,10 @@ class MigInstance(NamedTuple):
     compute_slices: int | None
     memory: DeviceMemory | None
     processes: tuple[GpuProcess, ...] | None
+    profile_id: int | None = None
+    """NVML's number of the GPU instance's profile; kept back, as its place is, from who may not manage instances."""
+    placement_start: int | None = None
+    placement_size: int | None = None
 
 
 class GpuReading(NamedTuple):
