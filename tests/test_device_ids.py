@@ -1,61 +1,152 @@
-"""Device ids of every plugin: which name a device, which cannot be trusted, which are not known."""
+"""Device ids of every plugin: whose they are, what they name, what names the GPU, and which are not known."""
 
 import re
 
 import pytest
 
-from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN, MigPlace, NamedDevice, Unnamed, mig_place, parse
-from gpumap.model import DeviceId, Uuid
+from gpumap.device_ids import (
+    DEFAULT_RESOURCE_PATTERN,
+    ByIndex,
+    ByMinor,
+    ByPlacement,
+    ByUuid,
+    DeviceRef,
+    EveryGpu,
+    MigPlace,
+    mig_place,
+)
+from gpumap.model import DeviceId, PluginAnswer, Uuid
+from gpumap.plugins import named_devices, recognise, recognise_dra
 
 GPU = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
+OTHER = "GPU-aaaaaaaa-cfa2-0990-bf4a-5da9abb51763"
 MIG = "MIG-7b2f9c84-0e5d-5a1b-b3c4-d5e6f7a8b9c0"
+BY_UUID = ByUuid(Uuid(GPU))
 
 
 @pytest.mark.parametrize(
-    ("resource", "device_id", "uuid", "shared"),
+    ("resource", "device_id", "plugin", "device"),
     [
-        ("nvidia.com/gpu", GPU, GPU, False),
-        ("nvidia.com/gpu.shared", f"{GPU}::3", GPU, True),
-        ("nvidia.com/mig-1g.5gb", MIG, MIG, False),
-        ("nvidia.com/mig-1g.5gb.shared", f"{MIG}::7", MIG, True),
-        ("nvidia.com/mig-1g.5gb", f"MIG-{GPU}/3/0", f"MIG-{GPU}/3/0", False),
-        ("nvidia.com/mig-1g.5gb", f"MIG-{GPU}/3/0::11", f"MIG-{GPU}/3/0", True),
-        ("example.com/renamed", GPU, GPU, False),
+        ("nvidia.com/gpu", GPU, "nvidia", BY_UUID),
+        ("example.com/renamed", GPU, "nvidia", BY_UUID),
+        ("nvidia.com/mig-1g.5gb", MIG, "nvidia", ByUuid(Uuid(MIG))),
+        ("nvidia.com/mig-1g.5gb", f"MIG-{GPU}/3/0", "nvidia", ByUuid(Uuid(f"MIG-{GPU}/3/0"))),
+        ("nvidia.com/gpu.shared", f"{GPU}::3", "nvidia-replicas", BY_UUID),
+        ("nvidia.com/mig-1g.5gb.shared", f"{MIG}::7", "nvidia-replicas", ByUuid(Uuid(MIG))),
+        ("nvidia.com/mig-1g.5gb", f"MIG-{GPU}/3/0::11", "nvidia-replicas", ByUuid(Uuid(f"MIG-{GPU}/3/0"))),
+        ("nvidia.com/gpu", "all", "nvidia-wsl", EveryGpu()),
+        ("nvidia.com/gpu", "all::2", "nvidia-wsl-replicas", EveryGpu()),
+        ("nvidia.com/gpu", "tegra", "nvidia-tegra", None),
+        ("nvidia.com/gpu", "nvidia12", "gke", ByMinor(12)),
+        ("nvidia.com/gpu", "nvidia0/gi3", "gke", ByMinor(0, 3)),
+        ("nvidia.com/gpu", "nvidia0/vgpu1", "gke-sharing", ByMinor(0)),
+        ("nvidia.com/gpu", "nvidia0/gi3/vgpu1", "gke-sharing", ByMinor(0, 3)),
+        ("aliyun.com/gpu-mem", f"{GPU}-_-14", "gpushare", BY_UUID),
+        ("nvidia.com/gpu", f"{GPU}-9", "hami", BY_UUID),
+        ("tencent.com/vcuda-core", "tencent.com/vcuda-core-7", "vcuda-core", None),
+        ("tencent.com/vcuda-memory", "tencent.com/vcuda-memory-268435456-30", "vcuda-memory", None),
+        ("volcano.sh/gpu-memory", "1-123", "volcano-gpu-memory", ByIndex(1)),
+        ("volcano.sh/gpu-number", "0-0", "volcano-gpu-number", ByIndex(0)),
+        ("volcano.sh/vgpu-number", f"{GPU}-3", "volcano-vgpu-number", BY_UUID),
+        ("volcano.sh/vgpu-memory", f"{GPU}-memory-12", "volcano-vgpu-memory", BY_UUID),
+        ("volcano.sh/vgpu-cores", f"{GPU}-core-7", "volcano-vgpu-cores", BY_UUID),
+        ("k8s.amazonaws.com/vgpu", f"{GPU}-7", "aws-vgpu", BY_UUID),
+        ("nvidia.com/GA102GL_A10", "0000:3b:00.0", "passed-through", None),
+        ("nvidia.com/GA102GL_A10", "42", "passed-through", None),
+        ("nvidia.com/GRID_A10", "c0b26072-dd1b-4f2e-8a5a-111111111111", "passed-through", None),
+        ("nvidia.com/odd", "0-12", "untold", ByIndex(0)),
     ],
 )
-def test_ids_that_name_a_device(resource: str, device_id: str, uuid: str, shared: bool) -> None:
-    """UUIDs of GPUs and MIG devices, both forms, and their replicas."""
-    assert parse(resource, DeviceId(device_id)) == NamedDevice(Uuid(uuid), shared)
+def test_ids_of_every_plugin(resource: str, device_id: str, plugin: str, device: DeviceRef | None) -> None:
+    """Each plugin's ids are recognised as its own, with the device that they name, trusted or not."""
+    recognised = recognise(resource, DeviceId(device_id))
+    assert recognised is not None
+    assert (recognised.plugin.name, recognised.device) == (plugin, device)
 
 
 @pytest.mark.parametrize(
-    ("resource", "device_id", "reason"),
+    "device_id",
+    ["", "::", f"{GPU}::", f"{GPU}::3::4", f" {GPU}", f"{GPU}\n", f"{GPU}::٣", "nvidia", "nvidia0/gi", "gpu-0", "0-"],
+)
+def test_ids_of_no_plugin(device_id: str) -> None:
+    """What no plugin is known to make is not recognised, however near it is."""
+    assert recognise("nvidia.com/gpu", DeviceId(device_id)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
     [
-        ("aliyun.com/gpu-mem", f"{GPU}-_-14", "untrusted_id"),
-        ("tencent.com/vcuda-core", "tencent.com/vcuda-core-7", "untrusted_id"),
-        ("tencent.com/vcuda-memory", "tencent.com/vcuda-memory-268435456-30", "untrusted_id"),
-        ("volcano.sh/gpu-memory", "0-123", "untrusted_id"),
-        ("volcano.sh/vgpu-number", f"{GPU}-3", "untrusted_id"),
-        ("volcano.sh/vgpu-memory", GPU, "untrusted_id"),
-        ("nvidia.com/GA102GL_A10", "0000:3b:00.0", "not_in_nvml"),
-        ("nvidia.com/GRID_A10", "c0b26072-dd1b-4f2e-8a5a-111111111111", "not_in_nvml"),
-        ("nvidia.com/gpu", "nvidia0", "unparsed"),
-        ("nvidia.com/gpu", "nvidia0/gi3/vgpu1", "unparsed"),
-        ("nvidia.com/gpu", "all", "unparsed"),
-        ("nvidia.com/gpu", f"{GPU}-9", "unparsed"),
-        ("gpu.nvidia.com", "gpu-0-mig-1g5gb-19-0", "unparsed"),
-        ("nvidia.com/gpu", "", "unparsed"),
-        ("nvidia.com/gpu", "::", "unparsed"),
-        ("nvidia.com/gpu", f"{GPU}::", "unparsed"),
-        ("nvidia.com/gpu", f"{GPU}::3::4", "unparsed"),
-        ("nvidia.com/gpu", f" {GPU}", "unparsed"),
-        ("nvidia.com/gpu", f"{GPU}\n", "unparsed"),
-        ("nvidia.com/gpu", f"{GPU}::٣", "unparsed"),
+        ("gpu-3", ByMinor(3)),
+        ("gpu-0-mig-19-4-1", ByPlacement(0, 19, 4)),
+        ("gpu-0-mig-1g5gb-19-4", ByPlacement(0, 19, 4)),
+        ("gpu-1-mig-1g5gb-me-20-0", ByPlacement(1, 20, 0)),
+        ("gpu-vfio-0", None),
     ],
 )
-def test_ids_that_name_none(resource: str, device_id: str, reason: str) -> None:
-    """Ids whose GPU the kubelet does not know, that NVML does not drive, or that no plugin is known to make."""
-    assert parse(resource, DeviceId(device_id)) == Unnamed(reason)
+def test_names_of_nvidias_dra_driver(name: str, device: DeviceRef | None) -> None:
+    """Whole GPUs by minor, MIG devices by placement in both forms, and what is passed through."""
+    recognised = recognise_dra("gpu.nvidia.com", name)
+    assert recognised is not None
+    assert recognised.device == device
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("compute-domain.nvidia.com", "channel-0"),
+        ("compute-domain.nvidia.com", "gpu-0"),
+        ("gpu.nvidia.com", "gpu-x"),
+        ("gpu.nvidia.com", "gpu-0-mig-"),
+        ("gpu.nvidia.com", ""),
+    ],
+)
+def test_names_of_no_gpu(driver: str, name: str) -> None:
+    """Devices of other drivers, and names that NVIDIA's does not give."""
+    assert recognise_dra(driver, name) is None
+
+
+def _envs(**envs: str) -> PluginAnswer:
+    return PluginAnswer(envs=tuple(sorted(envs.items())))
+
+
+@pytest.mark.parametrize(
+    ("answer", "devices"),
+    [
+        (_envs(NVIDIA_VISIBLE_DEVICES=f"{GPU},{OTHER}"), (BY_UUID, ByUuid(Uuid(OTHER)))),
+        (_envs(NVIDIA_VISIBLE_DEVICES=f"{GPU},{GPU}"), (BY_UUID,)),
+        (_envs(NVIDIA_VISIBLE_DEVICES=f"MIG-{GPU}/3/0"), (ByUuid(Uuid(f"MIG-{GPU}/3/0")),)),
+        (_envs(NVIDIA_VISIBLE_DEVICES="1, 0"), (ByIndex(1), ByIndex(0))),
+        (_envs(NVIDIA_VISIBLE_DEVICES="all"), (EveryGpu(),)),
+        (_envs(NVIDIA_VISIBLE_DEVICES=f"nvidia.com/gpu={GPU}"), (BY_UUID,)),
+        (_envs(NVIDIA_VISIBLE_DEVICES="void"), ()),
+        (_envs(NVIDIA_VISIBLE_DEVICES="none"), ()),
+        (_envs(NVIDIA_VISIBLE_DEVICES=""), ()),
+        (_envs(NVIDIA_VISIBLE_DEVICES="no-gpu-has-4GiB-to-run", ALIYUN_COM_GPU_MEM_IDX="-1"), ()),
+        (_envs(NVIDIA_VISIBLE_DEVICES="1", ALIYUN_COM_GPU_MEM_IDX="0"), (ByIndex(1),)),
+        (_envs(ALIYUN_COM_GPU_MEM_IDX="0"), (ByMinor(0),)),
+        (PluginAnswer(cdi_devices=(f"k8s.device-plugin.nvidia.com/gpu={GPU}",)), (BY_UUID,)),
+        (PluginAnswer(cdi_devices=("management.nvidia.com/gpu=0",)), (ByIndex(0),)),
+        (
+            PluginAnswer(
+                annotations=(
+                    ("cdi.k8s.io/nvidia-device-plugin_x", f"k8s.device-plugin.nvidia.com/gpu={GPU},a.com/b=c"),
+                )
+            ),
+            (BY_UUID,),
+        ),
+        (PluginAnswer(mount_paths=(f"/var/run/nvidia-container-devices/{GPU}",)), (BY_UUID,)),
+        (
+            PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0"),)),
+            (ByMinor(2), ByMinor(0)),
+        ),
+        (PluginAnswer(device_paths=("/dev/nvidiactl", "/dev/nvidia3")), (ByMinor(3),)),
+        (PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "0"),), device_paths=("/dev/nvidia3",)), (ByIndex(0),)),
+        (PluginAnswer(), ()),
+    ],
+)
+def test_devices_that_an_answer_names(answer: PluginAnswer, devices: tuple[DeviceRef, ...]) -> None:
+    """Each way in which a plugin tells the container runtime which GPU it means; uuids before places."""
+    assert named_devices(answer) == devices
 
 
 def test_place_of_an_old_mig_name() -> None:

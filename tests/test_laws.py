@@ -12,11 +12,12 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumap.device_ids import NamedDevice, parse
+from gpumap.device_ids import ByUuid
 from gpumap.exposition import Exposition
 from gpumap.join import step
 from gpumap.metrics import native, self_families
 from gpumap.model import CgroupKind, ContainerName, DeviceId, Uuid
+from gpumap.plugins import recognise, recognise_dra
 from gpumap.snapshot import Owner, Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid
 
@@ -218,9 +219,9 @@ def nothing_is_lost(node: TestNode, snapshot: Snapshot) -> None:
             for container in pod.containers:
                 name = ContainerName(pod.namespace, pod.name, container.name)
                 for devices in container.devices:
-                    named = [parse(devices.resource, device_id) for device_id in devices.ids]
+                    named = [recognise(devices.resource, device_id) for device_id in devices.ids]
                     gpu_like = RULES.is_gpu_resource(devices.resource)
-                    ids[name] += sum(1 for one in named if gpu_like or isinstance(one, NamedDevice))
+                    ids[name] += sum(1 for one in named if gpu_like or (one and isinstance(one.device, ByUuid)))
         told = Counter[ContainerName]()
         for row in snapshot.containers:
             told[row.name] += sum(count for _, count in row.slots)
@@ -328,7 +329,8 @@ def test_a_fault_of_one_gpu_changes_nothing_of_the_others(node: TestNode, data: 
 @given(st.text(max_size=60), st.text(max_size=120))
 def test_no_device_id_raises(resource: str, device_id: str) -> None:
     """Any string is an id of some device or of none, and never an error."""
-    parse(resource, DeviceId(device_id))
+    recognise(resource, DeviceId(device_id))
+    recognise_dra(resource, device_id)
 
 
 @settings(max_examples=500, deadline=None)

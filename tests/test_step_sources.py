@@ -141,7 +141,7 @@ def test_without_pid_visibility_nothing_is_said_of_containers() -> None:
 def test_nvml_down_keeps_allocation_by_the_uuid_that_the_id_carries() -> None:
     """While the driver is away an id's own uuid makes its series, and nothing is called not_in_nvml."""
     node, pod = one_pod()
-    odd = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}", "nvidia0"]}})
+    odd = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}", "card-0"]}})
     node.pods.append(odd)
     node.down.add("nvml")
     snapshot = node.collect()

@@ -1,6 +1,7 @@
 """Who holds what: the kubelet's ids laid on the node's devices, each id on a device or among the unmatched.
 
-A slot is one device id. What is granted is computed from ids alone: processes decide no allocation.
+A slot is one device id. What is granted is computed from the kubelet's and the plugins' words alone: processes decide
+no allocation.
 """
 
 from __future__ import annotations
@@ -9,22 +10,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.device_ids import NamedDevice, Unnamed, is_gpu, parse
-from gpumap.join.inventory import Inventory, KnownGpu
-from gpumap.model import ContainerName, DeviceId, ListedContainer, ListedPod, ResourceDevices, Uuid
+from gpumap.device_ids import ByUuid
+from gpumap.join.answers import Answers, answers_of_row
+from gpumap.join.grants import Grant, Holding, grants
+from gpumap.join.inventory import Inventory
+from gpumap.join.placement import Placed, locate, place, place_claim
+from gpumap.join.pods import PodTable
+from gpumap.model import (
+    CheckpointEntry,
+    ClaimDevice,
+    ContainerName,
+    DeviceId,
+    ListedContainer,
+    ListedPod,
+    PodUid,
+    PreparedDevice,
+    ResourceDevices,
+    Uuid,
+)
+from gpumap.plugins import Plugin, recognise
 from gpumap.snapshot import UnmatchedSlots
-
-_IdsByDevice = dict[tuple[Uuid, str], set[DeviceId]]
-"""By device and resource."""
-
-
-class Grant(NamedTuple):
-    """What one container holds of one device."""
-
-    slots: tuple[tuple[str, int], ...]
-    """By resource, sorted."""
-    gpus: float | None
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,14 @@ class Offer:
 
     allocatable: tuple[ResourceDevices, ...] | None
     registered: tuple[ResourceDevices, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """What a container that only the checkpoint knows was given. Not `settled`: some of it is on no device."""
+
+    devices: frozenset[Uuid]
+    settled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,53 +58,114 @@ class Allocation:
     unsettled: frozenset[ContainerName]
     """Containers with unmatched slots: which devices they hold is not known."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
+    stand_ins: Mapping[tuple[PodUid, str], StandIn]
+    """By pod and container: plain init containers, which the List leaves out."""
     offered: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
     """Allocatable slots by leaf and resource; `None` while the kubelet does not tell."""
 
 
-class _Slot(NamedTuple):
-    container: ContainerName
-    resource: str
-    device_id: DeviceId
-    uuid: Uuid
-    shared: bool
-
-    @property
-    def shared_id(self) -> tuple[Uuid, DeviceId]:
-        """What several containers may list: one replica, or the device, by whichever of its names."""
-        return self.uuid, self.device_id if self.shared else DeviceId("")
-
-
 def allocate(
     pods: tuple[ListedPod, ...],
+    table: PodTable,
+    prepared: tuple[PreparedDevice, ...],
     offer: Offer,
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
     before: Allocation | None,
 ) -> Allocation:
-    """Lay every id of the List on a device. `before` is returned as it is while nothing that matters has changed."""
-    basis = (pods, offer.allocatable, offer.registered, _shape(inventory))
+    """Lay every id of the List on a device. `before` is returned as it is while nothing that matters has changed.
+
+    `table` has the plugins' answers, `prepared` what NVIDIA's DRA driver wrote down.
+    """
+    basis = (table, pods, prepared, offer.allocatable, offer.registered, _shape(inventory))
     if before is not None and _same(before.basis, basis):
         return before
-    slots: list[_Slot] = []
-    unmatched: dict[tuple[ContainerName, str, str], int] = {}
-    for name, resource, device_id in _listed(pods):
-        found = _locate(resource, device_id, inventory)
-        if isinstance(found, NamedDevice):
-            if is_gpu_resource(resource) or inventory.find(found.uuid):
-                slots.append(_Slot(name, resource, device_id, found.uuid, found.shared))
-        elif is_gpu_resource(resource):
-            key = (name, resource, found.reason)
-            unmatched[key] = unmatched.get(key, 0) + 1
+    laying = _Laying(Answers(table), prepared, inventory, is_gpu_resource)
+    for pod in pods:
+        for container in pod.containers:
+            laying.lay(ContainerName(pod.namespace, pod.name, container.name), container)
+    holdings, unmatched = laying.holdings(), laying.unmatched
     offered = _ids_by_device(offer.allocatable or (), inventory)
     return Allocation(
         basis=basis,
-        grants=_grants(slots, offered, _ids_by_device(offer.registered, inventory), inventory),
-        unmatched=tuple(UnmatchedSlots(*key, count) for key, count in sorted(unmatched.items())),
+        grants=grants(holdings, offered, _ids_by_device(offer.registered, inventory), inventory),
+        unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
         unsettled=frozenset(name for name, _, _ in unmatched),
-        holders=_holders(slots),
+        holders=_holders(holdings),
+        stand_ins={key: _stand_in(rows, inventory) for key, rows in table.unlisted.items()},
         offered=None if offer.allocatable is None else _counts(offered),
     )
+
+
+class _HoldingKey(NamedTuple):
+    container: ContainerName
+    resource: str
+    uuid: Uuid
+    plugin: Plugin
+    claim: ClaimDevice | None = None
+
+
+class _Laying:
+    """The ids of one List being laid on devices, each (container, resource, id) once: kubelets before 1.34 may list an
+    ended pod beside its successor."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        prepared: Iterable[PreparedDevice],
+        inventory: Inventory,
+        is_gpu_resource: Callable[[str], bool],
+    ) -> None:
+        self.unmatched: dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]] = {}
+        self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}
+        self._firsts: dict[_HoldingKey, Holding] = {}
+        self._answers = answers
+        self._inventory = inventory
+        self._is_gpu_resource = is_gpu_resource
+        self._prepared: dict[str, list[PreparedDevice]] = {}
+        for one in prepared:
+            self._prepared.setdefault(one.device, []).append(one)
+
+    def holdings(self) -> list[Holding]:
+        return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
+
+    def lay(self, name: ContainerName, container: ListedContainer) -> None:
+        """Lay what one container is listed with."""
+        for devices in container.devices:
+            answers = self._answers.of(name, devices, container)
+            answer = next(iter(answers), None)
+            placed = place(devices.resource, devices.ids, answers, self._inventory)
+            for one in placed:
+                for uuid in self._devices(name, devices.resource, one):
+                    if one.plugin is not None:
+                        key = _HoldingKey(name, devices.resource, uuid, one.plugin)
+                        self._take(key, one, Holding(*key[:4], (), len(placed), answer, one.place))
+        for device in container.claims:
+            found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
+            for uuid in self._devices(name, device.driver, found, device.share_id):
+                if found.plugin is not None:
+                    key = _HoldingKey(name, device.driver, uuid, found.plugin, device)
+                    self._take(key, found, Holding(*key[:4], (), 1, claim=device, prepared=prepared))
+
+    def _take(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
+        self._firsts.setdefault(key, holding)
+        self._ids.setdefault(key, {})[placed.device_id] = None
+
+    def _devices(self, name: ContainerName, resource: str, placed: Placed, share_id: str = "") -> tuple[Uuid, ...]:
+        """The devices that a slot is on. One on none is counted if its resource is a GPU's."""
+        is_gpus = self._is_gpu_resource(resource)
+        if not placed.located.devices:
+            if is_gpus:
+                key = (name, resource, placed.located.reason)
+                self.unmatched.setdefault(key, set()).add((placed.device_id, share_id))
+            return ()
+        return placed.located.devices if is_gpus or self._names_ours(resource, placed) else ()
+
+    def _names_ours(self, resource: str, placed: Placed) -> bool:
+        """Whether an id of a resource that is none of the GPUs' has the uuid of a device that is here."""
+        recognised = recognise(resource, placed.device_id)
+        named = recognised.device if recognised else None
+        return isinstance(named, ByUuid) and bool(self._inventory.resolve(named))
 
 
 def _shape(inventory: Inventory) -> tuple[object, ...]:
@@ -100,145 +174,45 @@ def _shape(inventory: Inventory) -> tuple[object, ...]:
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    return all(a is b or a == b for a, b in zip(one, other, strict=True))
+    """The first of each is known by being the very same object: to compare it costs more than to do the work again."""
+    return one[0] is other[0] and all(a is b or a == b for a, b in zip(one[1:], other[1:], strict=True))
 
 
-def _listed(pods: Iterable[ListedPod]) -> Iterable[tuple[ContainerName, str, DeviceId]]:
-    """Every (container, resource, id) once: kubelets before 1.34 may list an ended pod beside its successor."""
-    return dict.fromkeys(
-        (ContainerName(pod.namespace, pod.name, container.name), resource, device_id)
-        for pod in pods
-        for container in pod.containers
-        for resource, device_id in _ids(container)
-    )
-
-
-def _ids(container: ListedContainer) -> Iterator[tuple[str, DeviceId]]:
-    for devices in container.devices:
-        yield from ((devices.resource, device_id) for device_id in devices.ids)
-    for claim in container.claims:
-        yield claim.driver, DeviceId(claim.device)
-
-
-def _locate(resource: str, device_id: DeviceId, inventory: Inventory) -> NamedDevice | Unnamed:
-    """Find the device of an id. While NVML is down, a uuid stands for itself."""
-    named = parse(resource, device_id)
-    if isinstance(named, Unnamed):
-        return Unnamed("nvml_down") if named.reason == "not_in_nvml" and not inventory.up else named
-    uuid = inventory.find(named.uuid)
-    if uuid is not None:
-        return named._replace(uuid=uuid)
-    if not inventory.up:
-        return named
-    return Unnamed("device_down" if inventory.nameless else "not_in_nvml")
-
-
-def _holders(slots: Iterable[_Slot]) -> dict[Uuid, tuple[ContainerName, ...]]:
+def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...]]:
     holders: dict[Uuid, set[ContainerName]] = {}
-    for slot in slots:
-        holders.setdefault(slot.uuid, set()).add(slot.container)
+    for one in holdings:
+        holders.setdefault(one.uuid, set()).add(one.container)
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
-def _counts(offered: _IdsByDevice) -> dict[Uuid, tuple[tuple[str, int], ...]]:
+def _stand_in(rows: Iterable[CheckpointEntry], inventory: Inventory) -> StandIn:
+    rows = tuple(rows)
+    devices: set[Uuid] = set()
+    settled = True
+    for row in rows:
+        for one in place(row.resource, row.ids, answers_of_row(row, rows), inventory):
+            devices.update(one.located.devices)
+            settled = settled and bool(one.located.devices)
+    return StandIn(frozenset(devices), settled)
+
+
+def _counts(offered: Mapping[tuple[Uuid, str], set[DeviceId]]) -> dict[Uuid, tuple[tuple[str, int], ...]]:
     counts: dict[Uuid, list[tuple[str, int]]] = {}
     for (uuid, resource), ids in sorted(offered.items()):
         counts.setdefault(uuid, []).append((resource, len(ids)))
     return {uuid: tuple(rows) for uuid, rows in counts.items()}
 
 
-def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -> _IdsByDevice:
-    found: _IdsByDevice = {}
-    for devices in resources:
-        for device_id in devices.ids:
-            named = _locate(devices.resource, device_id, inventory)
-            if isinstance(named, NamedDevice):
-                found.setdefault((named.uuid, devices.resource), set()).add(device_id)
+def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -> dict[tuple[Uuid, str], set[DeviceId]]:
+    """What is offered, by the device that each id names: also those that a container's ids cannot be trusted with."""
+    found: dict[tuple[Uuid, str], set[DeviceId]] = {}
+    for device_id, resource in _pairs(resources):
+        recognised = recognise(resource, device_id)
+        if recognised is not None and recognised.device is not None:
+            for uuid in locate(recognised.device, inventory).devices:
+                found.setdefault((uuid, resource), set()).add(device_id)
     return found
 
 
-def _grants(
-    slots: list[_Slot], offered: _IdsByDevice, registered: _IdsByDevice, inventory: Inventory
-) -> dict[tuple[ContainerName, Uuid], Grant]:
-    sharers: dict[tuple[Uuid, DeviceId], int] = {}
-    held: _IdsByDevice = {}
-    by_holder: dict[tuple[ContainerName, Uuid], list[_Slot]] = {}
-    for slot in slots:
-        sharers[slot.shared_id] = sharers.get(slot.shared_id, 0) + 1
-        held.setdefault((slot.uuid, slot.resource), set()).add(slot.device_id)
-        by_holder.setdefault((slot.container, slot.uuid), []).append(slot)
-    replicas = {
-        key: len(known | ids) if (known := offered.get(key) or registered.get(key)) else None
-        for key, ids in held.items()
-    }
-
-    def share(slot: _Slot) -> float | None:
-        """The part of a GPU that one slot is; an id that several containers list is split among them."""
-        own = _own_share(slot.uuid, inventory)
-        if slot.shared:
-            count = replicas[slot.uuid, slot.resource]
-            own = own / count if own is not None and count else None
-        return own / sharers[slot.shared_id] if own is not None else None
-
-    shares = {holder: _sum(share(slot) for slot in of_holder) for holder, of_holder in by_holder.items()}
-    scale = _overcommitment(shares, inventory)
-    return {
-        holder: Grant(
-            slots=_count(of_holder),
-            gpus=_scaled(shares[holder], scale.get(_gpu_uuid(holder[1], inventory), 1.0)),
-            memory_bytes=None if all(slot.shared for slot in of_holder) else _total_bytes(holder[1], inventory),
-        )
-        for holder, of_holder in by_holder.items()
-    }
-
-
-def _overcommitment(
-    shares: Mapping[tuple[ContainerName, Uuid], float | None], inventory: Inventory
-) -> dict[Uuid, float]:
-    """By GPU: what its shares add up to where that is more than the GPU, because it is offered twice (L9)."""
-    sums: dict[Uuid, float] = {}
-    for (_, uuid), share in shares.items():
-        gpu = _gpu_uuid(uuid, inventory)
-        sums[gpu] = sums.get(gpu, 0.0) + (share or 0.0)
-    return {gpu: total for gpu, total in sums.items() if total > 1.0}
-
-
-def _scaled(share: float | None, total: float) -> float | None:
-    return None if share is None else share / total
-
-
-def _count(slots: Iterable[_Slot]) -> tuple[tuple[str, int], ...]:
-    counts: dict[str, int] = {}
-    for slot in slots:
-        counts[slot.resource] = counts.get(slot.resource, 0) + 1
-    return tuple(sorted(counts.items()))
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of shares, at most one whole; `None` if any of them is not known."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return min(total, 1.0)
-
-
-def _own_share(uuid: Uuid, inventory: Inventory) -> float | None:
-    leaf = inventory.leaves.get(uuid)
-    if leaf is not None:
-        return leaf.share
-    return 1.0 if uuid in inventory.parents or is_gpu(uuid) else None
-
-
-def _total_bytes(uuid: Uuid, inventory: Inventory) -> int | None:
-    leaf = inventory.leaves.get(uuid)
-    if leaf is not None:
-        return leaf.total_bytes
-    parent = inventory.parents.get(uuid)
-    return parent.total_bytes if parent else None
-
-
-def _gpu_uuid(uuid: Uuid, inventory: Inventory) -> Uuid:
-    gpu: KnownGpu | None = inventory.gpu_of_leaf.get(uuid)
-    return gpu.uuid if gpu else uuid
+def _pairs(resources: Iterable[ResourceDevices]) -> Iterator[tuple[DeviceId, str]]:
+    return ((device_id, devices.resource) for devices in resources for device_id in devices.ids)

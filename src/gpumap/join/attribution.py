@@ -7,18 +7,16 @@ two snapshots running agree.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.device_ids import NamedDevice, parse
-from gpumap.join.allocation import Allocation
+from gpumap.join.allocation import Allocation, StandIn
 from gpumap.join.evidence import Evidence, Suspicion
 from gpumap.join.inventory import Inventory
 from gpumap.join.pods import Standing
 from gpumap.model import (
     CgroupKind,
-    CheckpointEntry,
     ContainerName,
     GpuProcess,
     PodCgroup,
@@ -122,7 +120,6 @@ class _Judge:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._unlisted = evidence.table.unlisted
         self._suspicions: set[Suspicion] = set()
         self._names: dict[PodUid, PodName] = {}
         self._missing: set[tuple[Uuid, int]] = set()
@@ -212,7 +209,7 @@ class _Judge:
             return _Verdict(Owner.UNKNOWN, name, unresolved=True)
         if self._holds(pod.pod_uid, name, leaf):
             owner = Owner.ASSIGNED
-        elif self._unsettled(name):
+        elif self._unsettled(pod.pod_uid, name):
             owner = Owner.UNKNOWN
         else:
             owner = self._accuse(pod, leaf, Owner.UNASSIGNED)
@@ -238,29 +235,26 @@ class _Judge:
         """Holders hold; a container that only the checkpoint knows does too; one not known has what its pod has."""
         pod = name.pod_name
         held = self._held.get(leaf, set())
+        stand_ins = self._evidence.allocation.stand_ins
         if name.container:
-            if name in held:
-                return True
-            return self._stands_in(self._unlisted.get((uid, name.container), ()), leaf)
+            return name in held or self._stands_in(stand_ins.get((uid, name.container)), leaf)
         if any(holder.pod_name == pod for holder in held):
             return True
-        return any(self._stands_in(rows, leaf) for (other, _), rows in self._unlisted.items() if other == uid)
+        return any(self._stands_in(one, leaf) for (other, _), one in stand_ins.items() if other == uid)
 
-    def _stands_in(self, rows: Iterable[CheckpointEntry], leaf: Uuid) -> bool:
-        inventory = self._evidence.inventory
-        for row in rows:
-            for device_id in row.ids:
-                named = parse(row.resource, device_id)
-                found = inventory.find(named.uuid) if isinstance(named, NamedDevice) else None
-                if found is not None and leaf in inventory.leaves_of(found):
-                    return True
-        return False
+    def _stands_in(self, one: StandIn | None, leaf: Uuid) -> bool:
+        leaves_of = self._evidence.inventory.leaves_of
+        return one is not None and any(leaf in leaves_of(device) for device in one.devices)
 
-    def _unsettled(self, name: ContainerName) -> bool:
-        unsettled = self._evidence.allocation.unsettled
+    def _unsettled(self, uid: PodUid, name: ContainerName) -> bool:
+        """Whether the container, or one of the pod's if it is not known, has slots that are on no device."""
+        allocation = self._evidence.allocation
         if name.container:
-            return name in unsettled
-        return any(other.pod_name == name.pod_name for other in unsettled)
+            stand_in = allocation.stand_ins.get((uid, name.container))
+            return name in allocation.unsettled or (stand_in is not None and not stand_in.settled)
+        if any(other == uid and not one.settled for (other, _), one in allocation.stand_ins.items()):
+            return True
+        return any(other.pod_name == name.pod_name for other in allocation.unsettled)
 
 
 def _held_devices(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:

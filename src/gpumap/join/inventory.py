@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpumap.device_ids import mig_place
+from gpumap.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
 from gpumap.model import GpuReading, MigInstance, NvmlReading, Uuid
 from gpumap.snapshot import Gpu, NamelessGpu
 
@@ -19,6 +19,8 @@ class KnownLeaf(NamedTuple):
     share: float | None
     """Of its GPU: 1, or a MIG instance's compute slices by the GPU's."""
     total_bytes: int | None
+    profile_id: int | None = None
+    placement_start: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,35 @@ class Inventory:
         return next(
             (leaf.uuid for leaf in parent.leaves if (leaf.gpu_instance_id, leaf.compute_instance_id) == wanted), None
         )
+
+    def resolve(self, ref: DeviceRef) -> tuple[Uuid, ...]:
+        """Give the devices that a reference names; empty if none of them is here."""
+        match ref:
+            case ByUuid(uuid):
+                found = self.find(uuid)
+                return (found,) if found is not None else ()
+            case ByMinor(minor, gpu_instance_id):
+                gpus = [gpu for gpu in self.known if gpu.minor == minor]
+                if gpu_instance_id is None:
+                    return tuple(gpu.uuid for gpu in gpus)
+                leaves = (leaf for gpu in gpus for leaf in gpu.leaves)
+                return tuple(leaf.uuid for leaf in leaves if leaf.gpu_instance_id == gpu_instance_id)
+            case ByIndex(nvml_index):
+                return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
+            case ByPlacement():
+                wanted = (ref.profile_id, ref.start)
+                return tuple(
+                    leaf.uuid for leaf in self._placed(ref) if (leaf.profile_id, leaf.placement_start) == wanted
+                )
+            case _:
+                return tuple(gpu.uuid for gpu in self.known)
+
+    def keeps_back(self, ref: DeviceRef) -> bool:
+        """Whether a MIG device's place is asked for that the driver does not tell us: it may be any of that GPU's."""
+        return isinstance(ref, ByPlacement) and any(leaf.placement_start is None for leaf in self._placed(ref))
+
+    def _placed(self, ref: ByPlacement) -> tuple[KnownLeaf, ...]:
+        return tuple(leaf for gpu in self.parents.values() if gpu.minor == ref.minor for leaf in gpu.leaves)
 
     def leaves_of(self, uuid: Uuid) -> tuple[Uuid, ...]:
         """Give the leaves that a device stands for: itself, or all of a partitioned GPU."""
@@ -126,6 +157,8 @@ def _leaf(instance: MigInstance, slices_of_gpu: int | None) -> KnownLeaf:
         instance.profile,
         share,
         instance.memory.total_bytes if instance.memory else None,
+        instance.profile_id,
+        instance.placement_start,
     )
 
 

@@ -1,18 +1,20 @@
-"""Which UID, which name and which containers a pod has: the List joined with the checkpoint and the log directories.
+"""Which UID, which name and which containers a pod has: the List joined with what the kubelet writes down locally.
 
-The List has names but no UIDs, a cgroup path has a UID but no name. Both local files tie them; where they leave a
-doubt, nothing is tied: a wrong name is worse than none.
+The List has names but no UIDs, a cgroup path has a UID but no name. The device checkpoint, DRA's state and the log
+directories tie them; where they leave a doubt, nothing is tied: a wrong name is worse than none.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.model import (
     Checkpoint,
     CheckpointEntry,
+    ClaimPods,
     ContainerLink,
     ContainerName,
     DeviceId,
@@ -23,6 +25,9 @@ from gpumap.model import (
     PodName,
     PodUid,
 )
+
+_Rows = dict[tuple[str, str, DeviceId], list[CheckpointEntry]]
+"""The checkpoint's rows by container, resource and one of their ids."""
 
 
 class Standing(enum.Enum):
@@ -35,18 +40,19 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodTable:
-    """The join of one List with one identity reading; `pods`, `checkpoint` and `logs` are what it was made of."""
+    """The join of one List with one identity reading; the first four fields are what it was made of."""
 
     pods: tuple[ListedPod, ...]
     checkpoint: Checkpoint | None
     logs: PodLogs | None
+    claims: tuple[ClaimPods, ...] | None
     listed: frozenset[PodName]
     uid_of: Mapping[PodName, PodUid]
     """Listed pods whose UID is fixed."""
     name_of: Mapping[PodUid, PodName]
     """Its inverse."""
     named: Mapping[PodUid, PodName]
-    """By which name a UID was ever fixed, as long as a row or directory of it stands: it can have no other."""
+    """By which name a UID was ever fixed, as long as a row, claim or directory of it stands: it can have no other."""
     unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
     """The checkpoint's rows of live pods' containers that the List leaves out: plain init containers."""
     trees: Mapping[PodUid, LogTree]
@@ -54,11 +60,19 @@ class PodTable:
     cut_links: tuple[ContainerLink, ...]
     """Links whose container id lost its tail to a long name."""
     standing_uids: frozenset[PodUid]
-    """UIDs that a row of the checkpoint or a log directory still stands for."""
+    """UIDs that a row of the checkpoint, a claim or a log directory still stands for."""
     may_be_short: bool
     """Whether the List may be a kubelet's that has not heard from its API server yet: only static pods are on it."""
     logs_tell: bool
     """Whether a missing log tree says that its pod is gone: not if the logs are kept elsewhere."""
+
+    def is_of(self, identity: PodIdentity | None) -> bool:
+        """Whether it was made of this reading: sources give the very same object while nothing changed."""
+        return (
+            self.checkpoint is (identity.checkpoint if identity else None)
+            and self.logs is (identity.logs if identity else None)
+            and self.claims is (identity.dra.claims if identity else None)
+        )
 
     def name(self, uid: PodUid) -> PodName | None:
         """Name a pod: as the List has it, else as its log directory has it."""
@@ -107,13 +121,15 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     """Join a List with what the identity files say. A UID that ever had another name is not of this one."""
     checkpoint = identity.checkpoint if identity else None
     logs = identity.logs if identity else None
+    claims = identity.dra.claims if identity else None
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
     listed = frozenset(pod.pod_name for pod in pods)
     named = before.named if before else {}
-    uid_of = _fix_uids(pods, checkpoint, trees, named)
+    uid_of = _fix_uids(pods, _Clues(checkpoint, claims, trees, named))
     name_of = {uid: name for name, uid in uid_of.items()}
     standing = {entry.pod_uid for entry in checkpoint.entries} if checkpoint else set()
     standing |= trees.keys()
+    standing |= {uid for claim in claims or () for uid in claim.pod_uids}
     listed_trees = {uid for uid, tree in trees.items() if PodName(tree.namespace, tree.pod) in listed}
     tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
     links = logs.links if logs else ()
@@ -121,6 +137,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         pods=pods,
         checkpoint=checkpoint,
         logs=logs,
+        claims=claims,
         listed=listed,
         uid_of=uid_of,
         name_of=name_of,
@@ -153,53 +170,78 @@ def _unlisted(
     return rows
 
 
-def _fix_uids(
-    pods: tuple[ListedPod, ...],
-    checkpoint: Checkpoint | None,
-    trees: Mapping[PodUid, LogTree],
-    known: Mapping[PodUid, PodName],
-) -> dict[PodName, PodUid]:
+def _fix_uids(pods: tuple[ListedPod, ...], clues: _Clues) -> dict[PodName, PodUid]:
     """Tie each listed pod to its UID, where one and only one fits."""
-    rows: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
-    for entry in checkpoint.entries if checkpoint else ():
-        for device_id in entry.ids:
-            rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
-    by_name: dict[PodName, set[PodUid]] = {}
-    for tree in trees.values():
-        by_name.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
-
     # Kubelets before 1.34 may list an ended pod beside its successor of the same name.
     listed: dict[PodName, list[ListedPod]] = {}
     for pod in pods:
         listed.setdefault(pod.pod_name, []).append(pod)
+    candidates = {name: clues.candidates(name, namesakes) for name, namesakes in listed.items()}
+    found = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
+    taken = Counter(found.values())
+    return {name: uid for name, uid in found.items() if taken[uid] == 1}
 
-    found: dict[PodName, PodUid] = {}
-    claims: dict[PodUid, int] = {}
-    for name, namesakes in listed.items():
-        candidates = in_logs = by_name.get(name, set())
-        with_devices = [pod for pod in namesakes if _has_devices(pod)]
-        if checkpoint is not None and with_devices:
-            # What was given is written down: without a row, a directory of this name is a predecessor's. A row of an
-            # ended pod stays until the next write, and its card may have been handed on meanwhile.
-            in_checkpoint = {
-                uid
-                for pod in with_devices
-                for uid in _uids_by_rows(pod, rows)
-                if (uid not in trees or uid in in_logs) and known.get(uid, name) == name
-            }
-            candidates = (in_checkpoint & in_logs) or in_checkpoint
-        if len(candidates) == 1:
-            (uid,) = candidates
-            found[name] = uid
-            claims[uid] = claims.get(uid, 0) + 1
-    return {name: uid for name, uid in found.items() if claims[uid] == 1}
+
+class _Clues:
+    """What is written down of the pods' UIDs, laid out to be looked up in."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | None,
+        claims: tuple[ClaimPods, ...] | None,
+        trees: Mapping[PodUid, LogTree],
+        known: Mapping[PodUid, PodName],
+    ) -> None:
+        rows: _Rows = {}
+        for entry in checkpoint.entries if checkpoint else ():
+            for device_id in entry.ids:
+                rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
+        self._rows = rows if checkpoint is not None else None
+        self._claims = None if claims is None else {(one.namespace, one.claim): set(one.pod_uids) for one in claims}
+        self._trees = trees
+        self._in_logs: dict[PodName, set[PodUid]] = {}
+        for tree in trees.values():
+            self._in_logs.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
+        self._known = known
+
+    def candidates(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
+        """The UIDs that a listed name may have."""
+        in_logs = self._in_logs.get(name, set())
+        written = [uids for uids in map(self._written, namesakes) if uids is not None]
+        if not written:
+            return in_logs
+        # What was given is written down: without a row, a directory of this name is a predecessor's. A row of an
+        # ended pod stays until the next write, and its card may have been handed on meanwhile; a claim that is shared
+        # is prepared for other pods too.
+        fitting = {
+            uid
+            for uid in set[PodUid]().union(*written)
+            if (uid not in self._trees or uid in in_logs) and self._known.get(uid, name) == name
+        }
+        return (fitting & in_logs) or fitting
+
+    def _written(self, pod: ListedPod) -> set[PodUid] | None:
+        """The UIDs that all that this pod was given is written down for; `None` where none of it would be."""
+        clues = [clue for clue in (self._by_rows(pod), self._by_claims(pod)) if clue is not None]
+        return set.intersection(*clues) if clues else None
+
+    def _by_rows(self, pod: ListedPod) -> set[PodUid] | None:
+        return _uids_by_rows(pod, self._rows) if self._rows is not None and _has_devices(pod) else None
+
+    def _by_claims(self, pod: ListedPod) -> set[PodUid] | None:
+        """A claim is written down before the pod's first container starts, and until its last has ended."""
+        claims = {(one.claim_namespace, one.claim) for container in pod.containers for one in container.claims}
+        named = [claim for claim in claims if claim[1]]
+        if self._claims is None or not named:
+            return None
+        return set.intersection(*(self._claims.get(claim, set()) for claim in named))
 
 
 def _has_devices(pod: ListedPod) -> bool:
     return any(devices.ids for container in pod.containers for devices in container.devices)
 
 
-def _uids_by_rows(pod: ListedPod, rows: Mapping[tuple[str, str, DeviceId], list[CheckpointEntry]]) -> set[PodUid]:
+def _uids_by_rows(pod: ListedPod, rows: _Rows) -> set[PodUid]:
     """UIDs whose rows hold all that this pod is listed with. (Kubelets 1.20 to 1.22 list some devices not at all:
     kubernetes/kubernetes#103289.)"""
     agreed: set[PodUid] | None = None

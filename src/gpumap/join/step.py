@@ -97,6 +97,8 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
     table = _table(listing, found, memory.table)
     allocation = allocate(
         listing.pods if listing.current else (),
+        table,
+        (found.dra.prepared or ()) if found else (),
         Offer(listing.allocatable, table.checkpoint.registered if table.checkpoint else ()),
         inventory,
         rules.is_gpu_resource,
@@ -154,8 +156,7 @@ def _expiry(scene: _Scene, stale_after_seconds: float) -> float | None:
 
 def _table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
     """Join names and UIDs anew, unless nothing of what they are joined from has changed."""
-    checkpoint, logs = (identity.checkpoint, identity.logs) if identity else (None, None)
-    if before and before.pods is listing.pods and before.checkpoint is checkpoint and before.logs is logs:
+    if before and before.pods is listing.pods and before.is_of(identity):
         return before
     return tabulate(listing.pods, identity, before)
 

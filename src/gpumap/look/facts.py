@@ -118,7 +118,7 @@ def _listed(answer: KubeletAnswer, settings: Settings) -> str:
 
 def _checkpoint(settings: Settings) -> Callable[[], str]:
     def read() -> str:
-        found = CheckpointSource(settings.checkpoint_candidates).read()
+        found = CheckpointSource(settings.checkpoint_candidates).read().value
         pods = len({entry.pod_uid for entry in found.entries})
         entries = counted(len(found.entries), "entry", "entries")
         return f"{entries} of {counted(pods, 'pod')}, {counted(len(found.registered), 'resource')} registered"

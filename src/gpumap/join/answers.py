@@ -1,0 +1,51 @@
+"""What the plugins answered for a listed container: the checkpoint's row of its ids, where one and only one fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpumap.join.pods import PodTable
+from gpumap.model import CheckpointEntry, ContainerName, DeviceId, ListedContainer, PluginAnswer, ResourceDevices
+from gpumap.plugins import family
+
+
+class Answers:
+    """The rows of one checkpoint, found by container, resource and ids; the List has no UIDs."""
+
+    def __init__(self, table: PodTable) -> None:
+        self._uid_of = table.uid_of
+        self._rows: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
+        for entry in table.checkpoint.entries if table.checkpoint else ():
+            for device_id in entry.ids:
+                self._rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
+
+    def of(self, name: ContainerName, devices: ResourceDevices, container: ListedContainer) -> tuple[PluginAnswer, ...]:
+        """The answers that tell of these ids: the one to their resource first, then those of the plugin's others."""
+        own_family = family(devices.resource)
+        others = [
+            other
+            for other in container.devices
+            if own_family and other is not devices and family(other.resource) == own_family
+        ]
+        found = (self._one(name, one) for one in (devices, *others))
+        return tuple(answer for answer in found if answer is not None)
+
+    def _one(self, name: ContainerName, devices: ResourceDevices) -> PluginAnswer | None:
+        """Of rows that have these ids those of the pod, if its UID is fixed; else all must say the same."""
+        if not devices.ids:
+            return None
+        listed = frozenset(devices.ids)
+        with_first = self._rows.get((name.container, devices.resource, devices.ids[0]), ())
+        rows = [row for row in with_first if listed <= row.ids]  # kubelets 1.20 to 1.22 list some devices not at all
+        uid = self._uid_of.get(name.pod_name)
+        if uid is not None:
+            rows = [row for row in rows if row.pod_uid == uid]
+        answers = {row.answer for row in rows}
+        return answers.pop() if len(answers) == 1 else None
+
+
+def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
+    """The answers that tell of one row's ids: its own first, then those of its plugin's other rows among `rows`."""
+    own_family = family(row.resource)
+    others = (one for one in rows if own_family and one is not row and family(one.resource) == own_family)
+    return tuple(one.answer for one in (row, *others) if one.answer is not None)

@@ -1,0 +1,270 @@
+"""What a container was granted of a device: a share of the GPU, and bytes of its memory (contract §9).
+
+Computed from ids, plugins' answers and what the kubelet offers; absent where nobody can know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from gpumap.device_ids import is_gpu
+from gpumap.join.inventory import Inventory
+from gpumap.model import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PreparedDevice, Uuid
+from gpumap.plugins import Plugin, Unit
+
+MIB = 1 << 20
+GIB = 1 << 30
+MIB_UNIT_FACTOR = 1.25
+"""A card that has more GiB slots than this by its size has MiB slots: gpushare's unit stands nowhere."""
+
+IdsByDevice = Mapping[tuple[Uuid, str], set[DeviceId]]
+"""By device and resource."""
+
+_LIMIT = re.compile(r"([0-9]{1,12})([kmgKMG]?)(?:[iI]?[bB])?")
+_LIMIT_BYTES = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB}
+_PINNED = re.compile(r"[0-9A-Za-z-]+=([0-9]{1,12})([MG])")
+_VCUDA_BLOCK = re.compile(r"vcuda-memory-([0-9]{1,12})-")
+_VCUDA_BLOCK_BYTES = 268435456
+
+
+class Grant(NamedTuple):
+    """What one container holds of one device."""
+
+    slots: tuple[tuple[str, int], ...]
+    """By resource, sorted."""
+    gpus: float | None
+    memory_bytes: int | None
+
+
+class Holding(NamedTuple):
+    """The ids that a container has of a resource on one device; for a DRA device, its claim."""
+
+    container: ContainerName
+    resource: str
+    uuid: Uuid
+    plugin: Plugin
+    ids: tuple[DeviceId, ...]
+    ids_anywhere: int
+    """Of that resource, on this device and others."""
+    answer: PluginAnswer | None = None
+    place: int = 0
+    """Which of the devices of the plugin's answer this is."""
+    claim: ClaimDevice | None = None
+    prepared: PreparedDevice | None = None
+
+
+class _Stated(NamedTuple):
+    """What one holding says. Nothing said is empty; `None` is something that nobody can know."""
+
+    gpus: tuple[float | None, ...] = ()
+    memory: tuple[int | None, ...] = ()
+
+
+def grants(
+    holdings: Iterable[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
+) -> dict[tuple[ContainerName, Uuid], Grant]:
+    """Compute every container's grant of every device that it holds."""
+    by_holder: dict[tuple[ContainerName, Uuid], list[Holding]] = {}
+    for holding in holdings:
+        by_holder.setdefault((holding.container, holding.uuid), []).append(holding)
+    computing = _Computing(
+        [one for of_holder in by_holder.values() for one in of_holder], offered, registered, inventory
+    )
+    stated = {holder: [computing.stated(holding) for holding in of_holder] for holder, of_holder in by_holder.items()}
+    shares = {holder: _share([gpus for one in said for gpus in one.gpus]) for holder, said in stated.items()}
+    scale = _overcommitment(shares, inventory)
+    return {
+        holder: Grant(
+            slots=_slots(of_holder),
+            gpus=_scaled(shares[holder], scale.get(_gpu_uuid(holder[1], inventory), 1.0)),
+            memory_bytes=_bytes([memory for one in stated[holder] for memory in one.memory]),
+        )
+        for holder, of_holder in by_holder.items()
+    }
+
+
+class _Computing:
+    """All holdings of a node, by which one of them is weighed."""
+
+    def __init__(
+        self, holdings: list[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
+    ) -> None:
+        self._inventory = inventory
+        self._offered = offered
+        self._registered = registered
+        self._held: dict[tuple[Uuid, str], set[DeviceId]] = {}
+        self._listed: dict[tuple[Uuid, str, DeviceId], int] = {}
+        self._exclusive: dict[Uuid, int] = {}
+        self._claims: dict[Uuid, set[tuple[str, str]]] = {}
+        for one in holdings:
+            if one.plugin.unit is Unit.REPLICA:
+                self._held.setdefault((one.uuid, one.resource), set()).update(one.ids)
+                for id_ in one.ids:
+                    key = (one.uuid, one.resource, id_)
+                    self._listed[key] = self._listed.get(key, 0) + 1
+            elif one.plugin.unit is Unit.DEVICE and not _is_admin(one) and not _is_share(one):
+                self._exclusive[one.uuid] = self._exclusive.get(one.uuid, 0) + 1
+                if one.claim is not None:
+                    claim = (one.claim.claim_namespace, one.claim.claim)
+                    self._claims.setdefault(one.uuid, set()).add(claim)
+
+    def stated(self, holding: Holding) -> _Stated:
+        """What a holding says of shares and bytes."""
+        by_unit: dict[Unit, Callable[[Holding], _Stated]] = {
+            Unit.DEVICE: self._device,
+            Unit.REPLICA: self._replicas,
+            Unit.GPUSHARE: self._gpushare,
+            Unit.SPLIT: self._split,
+            Unit.CORE: _cores,
+            Unit.VCUDA_MEMORY: _vcuda_memory,
+            Unit.VOLCANO_MEMORY: _volcano_memory,
+            Unit.UNTOLD: lambda _: _Stated(),
+        }
+        return by_unit[holding.plugin.unit](holding)
+
+    def _device(self, holding: Holding) -> _Stated:
+        """Whole, or one share of consumable capacity, whose size only the driver's own notes tell."""
+        if _is_share(holding):
+            return _Stated((None,), (holding.prepared.memory_bytes if holding.prepared else None,))
+        if _is_admin(holding):
+            return _Stated((0.0,))
+        if len(self._claims.get(holding.uuid, ())) > 1:
+            return _Stated((None,))  # all but one of these claims have admin access: which, only the API server knows
+        sharers = self._exclusive[holding.uuid]
+        own = _own_share(holding.uuid, self._inventory)
+        # What several share, none of them was granted.
+        memory = (_total_bytes(holding.uuid, self._inventory),) if sharers == 1 else ()
+        return _Stated((None if own is None else own / sharers,), memory)
+
+    def _replicas(self, holding: Holding) -> _Stated:
+        """Their part of all replicas: with MPS of the memory too, unless the plugin set a limit of its own (GKE's)."""
+        key = (holding.uuid, holding.resource)
+        count = self._count(key, self._held[key])
+        own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
+        part = sum(1 / self._listed[(*key, id_)] for id_ in holding.ids)
+        share = own * part / count if own is not None and count else None
+        envs = dict(holding.answer.envs) if holding.answer else {}
+        memory: tuple[int | None, ...] = ()
+        if limit := _PINNED.fullmatch(envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")):
+            memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()],)
+        elif "CUDA_MPS_PIPE_DIRECTORY" in envs:
+            memory = (int(total * part / count) if total is not None and count else None,)
+        return _Stated((share,), memory)
+
+    def _gpushare(self, holding: Holding) -> _Stated:
+        slots = len(holding.ids)
+        count = self._count((holding.uuid, holding.resource), set())
+        total = _total_bytes(holding.uuid, self._inventory)
+        share = slots / count if count else None
+        if not count or total is None:
+            return _Stated((share,), (None,))
+        unit = MIB if count * GIB > MIB_UNIT_FACTOR * total else GIB
+        return _Stated((share,), (slots * unit,))
+
+    def _split(self, holding: Holding) -> _Stated:
+        """Limits, device by device, in the answer's order; for the SMs that of the first (HAMi, plugin/server.go)."""
+        own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
+        envs = dict(holding.answer.envs) if holding.answer else {}
+        limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.place}", ""))
+        cores = envs.get("CUDA_DEVICE_SM_LIMIT", "")
+        if not is_gpu(holding.uuid) and limit is None and not cores:
+            return _Stated((own,), (total,))  # a MIG device made for it
+        memory = int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] if limit else None
+        if not cores.isascii() or not cores.isdigit() or len(cores) > 9 or own is None:
+            return _Stated((None,), (memory,))
+        if int(cores) == 0:
+            count = self._count((holding.uuid, holding.resource), set())
+            return _Stated((own * len(holding.ids) / count if count else None,), (memory,))
+        return _Stated((own * int(cores) / 100 if holding.place == 0 else None,), (memory,))
+
+    def _count(self, key: tuple[Uuid, str], held: set[DeviceId]) -> int | None:
+        """How many slots of a resource a device has, in all."""
+        known = self._offered.get(key) or self._registered.get(key)
+        return len(known | held) if known else None
+
+
+def _cores(holding: Holding) -> _Stated:
+    return _Stated((len(holding.ids) / 100,))
+
+
+def _vcuda_memory(holding: Holding) -> _Stated:
+    block = _VCUDA_BLOCK.search(holding.ids[0])
+    return _Stated((), (len(holding.ids) * (int(block[1]) if block else _VCUDA_BLOCK_BYTES),))
+
+
+def _volcano_memory(holding: Holding) -> _Stated:
+    """MiB by the factor, else what the plugin says of all of them: that is MiB in every version that says no factor."""
+    envs = dict(holding.answer.envs) if holding.answer else {}
+    factor, allocated = envs.get("VOLCANO_GPU_FACTOR", ""), envs.get("VOLCANO_GPU_ALLOCATED", "")
+    if re.fullmatch("[0-9]{1,9}", factor):
+        return _Stated((), (len(holding.ids) * int(factor) * MIB,))
+    if re.fullmatch("[0-9]{1,9}", allocated):
+        return _Stated((), (int(allocated) * MIB * len(holding.ids) // holding.ids_anywhere,))
+    return _Stated((), (None,))
+
+
+def _is_admin(holding: Holding) -> bool:
+    return holding.prepared is not None and holding.prepared.admin_access
+
+
+def _is_share(holding: Holding) -> bool:
+    return holding.claim is not None and bool(holding.claim.share_id)
+
+
+def _overcommitment(
+    shares: Mapping[tuple[ContainerName, Uuid], float | None], inventory: Inventory
+) -> dict[Uuid, float]:
+    """By GPU: what its shares add up to where that is more than the GPU, because it is offered twice (L9)."""
+    sums: dict[Uuid, float] = {}
+    for (_, uuid), share in shares.items():
+        gpu = _gpu_uuid(uuid, inventory)
+        sums[gpu] = sums.get(gpu, 0.0) + (share or 0.0)
+    return {gpu: total for gpu, total in sums.items() if total > 1.0}
+
+
+def _scaled(share: float | None, total: float) -> float | None:
+    return None if share is None else share / total
+
+
+def _slots(of_holder: Iterable[Holding]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, set[tuple[DeviceId, str]]] = {}
+    for one in of_holder:
+        share = one.claim.share_id if one.claim else ""
+        counts.setdefault(one.resource, set()).update((id_, share) for id_ in one.ids)
+    return tuple((resource, len(ids)) for resource, ids in sorted(counts.items()))
+
+
+def _share(said: Iterable[float | None]) -> float | None:
+    """The sum of shares, at most one whole; `None` if any of them is not known, or nothing is said."""
+    known = list(said)
+    total = sum(one for one in known if one is not None)
+    return None if not known or None in known else min(total, 1.0)
+
+
+def _bytes(said: Iterable[int | None]) -> int | None:
+    """Likewise; more than the device has where its plugin oversubscribes it."""
+    known = list(said)
+    total = sum(one for one in known if one is not None)
+    return None if not known or None in known else total
+
+
+def _own_share(uuid: Uuid, inventory: Inventory) -> float | None:
+    leaf = inventory.leaves.get(uuid)
+    if leaf is not None:
+        return leaf.share
+    return 1.0 if uuid in inventory.parents or is_gpu(uuid) else None
+
+
+def _total_bytes(uuid: Uuid, inventory: Inventory) -> int | None:
+    leaf = inventory.leaves.get(uuid)
+    if leaf is not None:
+        return leaf.total_bytes
+    parent = inventory.parents.get(uuid)
+    return parent.total_bytes if parent else None
+
+
+def _gpu_uuid(uuid: Uuid, inventory: Inventory) -> Uuid:
+    gpu = inventory.gpu_of_leaf.get(uuid)
+    return gpu.uuid if gpu else uuid
