@@ -15,11 +15,13 @@ from gpumap.model import (
     CgroupMembership,
     Checkpoint,
     CheckpointEntry,
+    ClaimDevice,
     Complaint,
     ContainerLink,
     ContainerName,
     DeviceId,
     DeviceMemory,
+    DraState,
     Failed,
     GpuProcess,
     GpuReading,
@@ -32,10 +34,12 @@ from gpumap.model import (
     NvmlReading,
     Observations,
     Observed,
+    PluginAnswer,
     PodCgroup,
     PodIdentity,
     PodLogs,
     PodUid,
+    PreparedDevice,
     ProcEntry,
     ProcessSample,
     ProcTable,
@@ -91,12 +95,20 @@ class Process:
 
 @dataclass
 class Pod:
-    """A pod: `ids` by container and resource. `init` containers are in the checkpoint and the log tree alone."""
+    """A pod: `ids` by container and resource, DRA's devices by container. `init` containers are in the checkpoint and
+    the log tree alone."""
 
     namespace: str
     name: str
     ids: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     init: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    claims: dict[str, list[ClaimDevice]] = field(default_factory=dict)
+    answers: dict[tuple[str, str], PluginAnswer] = field(default_factory=dict)
+    """What plugins put into its containers, by container and resource."""
+    truth: dict[str, frozenset[Uuid]] = field(default_factory=dict)
+    """The devices that each container truly holds, where a test knows."""
+    by_answer: set[str] = field(default_factory=set)
+    """Containers whose devices only the plugins' answers tell."""
     generation: int = 0
     listed: bool = True
     in_checkpoint: bool = True
@@ -114,7 +126,10 @@ class Pod:
         return ContainerName(self.namespace, self.name, container)
 
     def as_listed(self) -> ListedPod:
-        containers = tuple(ListedContainer(name, tuple(resources(ids))) for name, ids in sorted(self.ids.items()))
+        containers = tuple(
+            ListedContainer(name, tuple(resources(self.ids.get(name, {}))), tuple(sorted(self.claims.get(name, ()))))
+            for name in sorted({*self.ids, *self.claims})
+        )
         return ListedPod(self.namespace, self.name, containers)
 
 
@@ -134,10 +149,18 @@ class Gpu:
     tells_samples: bool = True
     late_samples: tuple[ProcessSample, ...] = ()
     """Of processes that have left within the interval."""
+    minor: int | None = None
+    """The index, if not told."""
+    tells_places: bool = True
+    """Whether the driver tells where MIG devices lie."""
 
     @property
     def uuid(self) -> Uuid:
         return gpu_uuid(self.index)
+
+    @property
+    def device_minor(self) -> int:
+        return self.index if self.minor is None else self.minor
 
     @property
     def leaves(self) -> list[Uuid]:
@@ -163,6 +186,7 @@ class TestNode:
     logs_readable: bool = True
     clock: float = 1000.0
     memory: Memory = field(default_factory=Memory)
+    prepared: tuple[PreparedDevice, ...] | None = None
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
@@ -207,7 +231,9 @@ class TestNode:
         checkpoint = None
         if self.checkpoint_readable:
             rows = tuple(
-                CheckpointEntry(pod.uid, container, resource, frozenset(map(DeviceId, ids)))
+                CheckpointEntry(
+                    pod.uid, container, resource, frozenset(map(DeviceId, ids)), pod.answers.get((container, resource))
+                )
                 for pod in self.pods
                 if pod.in_checkpoint
                 for container, of_container in {**pod.ids, **pod.init}.items()
@@ -218,16 +244,19 @@ class TestNode:
         if self.logs_readable:
             with_tree = [pod for pod in self.pods if pod.has_tree]
             trees = tuple(
-                sorted(LogTree(p.uid, p.namespace, p.name, tuple(sorted({**p.ids, **p.init}))) for p in with_tree)
+                sorted(
+                    LogTree(pod.uid, pod.namespace, pod.name, tuple(sorted({*pod.ids, *pod.init, *pod.claims})))
+                    for pod in with_tree
+                )
             )
             links = tuple(
                 ContainerLink(pod.container_id(container), pod.uid, pod.full(container))
                 for pod in with_tree
                 if pod.has_links
-                for container in {**pod.ids, **pod.init}
+                for container in {*pod.ids, *pod.init, *pod.claims}
             )
             logs = PodLogs(trees, links)
-        return PodIdentity(self._same(checkpoint), self._same(logs))
+        return PodIdentity(self._same(checkpoint), self._same(logs), self._same(DraState(None, self.prepared)))
 
     def _proc(self) -> ProcTable:
         here = {process.pid: process for process in self.processes if not process.left}
@@ -244,7 +273,11 @@ class TestNode:
         if gpu.fault is not None:
             return GpuReading(gpu.index, fault=gpu.fault)
         base = GpuReading(
-            gpu.index, uuid=gpu.uuid, minor=gpu.index, pci_bus_id=f"00000000:0{gpu.index}:00.0", model="NVIDIA Test"
+            gpu.index,
+            uuid=gpu.uuid,
+            minor=gpu.device_minor,
+            pci_bus_id=f"00000000:0{gpu.index}:00.0",
+            model="NVIDIA Test",
         )
         if gpu.mig is None:
             processes = self._on(gpu.uuid)
@@ -269,7 +302,8 @@ class TestNode:
         shared = tuple(process for leaf in in_gpu_instance for process in self._on(leaf))
         leaf = mig_uuid(gpu.index, gi, ci)
         memory = self._memory(replace(gpu, total=gpu.total // 8), shared)
-        return MigInstance(leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf))
+        place = (19 if gpu.tells_places else None, gi if gpu.tells_places else None, 1 if gpu.tells_places else None)
+        return MigInstance(leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf), *place)
 
     def _on(self, leaf: Uuid) -> tuple[GpuProcess, ...]:
         return tuple(

@@ -19,6 +19,7 @@ from gpumap.metrics import native, self_families
 from gpumap.model import CgroupKind, ContainerName, DeviceId, Uuid
 from gpumap.plugins import recognise, recognise_dra
 from gpumap.snapshot import Owner, Snapshot
+from tests import sharing
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid
 
 FAMILIES = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("1", "3.11"))
@@ -35,8 +36,15 @@ MIG_SHAPES: list[list[tuple[int, int, int]] | None] = [
 @st.composite
 def nodes(draw: st.DrawFn) -> TestNode:
     """A node with some GPUs, pods that hold all kinds of ids, and processes of anybody anywhere."""
+    minors = draw(st.permutations(range(3)))
     gpus = [
-        Gpu(index, mig=draw(st.sampled_from(MIG_SHAPES)), tells_samples=draw(st.booleans()))
+        Gpu(
+            index,
+            mig=draw(st.sampled_from(MIG_SHAPES)),
+            tells_samples=draw(st.booleans()),
+            minor=minors[index],
+            tells_places=draw(st.booleans()),
+        )
         for index in range(draw(st.integers(1, 3)))
     ]
     leaves = [leaf for gpu in gpus for leaf in gpu.leaves]
@@ -47,7 +55,11 @@ def nodes(draw: st.DrawFn) -> TestNode:
     for number in range(draw(st.integers(0, 5))):
         pod = Pod(draw(st.sampled_from(["ml", "web"])), f"pod{number}")
         for container in draw(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2, unique=True)):
-            pod.ids[container] = _take_ids(draw, [uuid for uuid in free if uuid not in shared], replicas, number)
+            if draw(st.booleans()):
+                made = sharing.Node(draw, gpus, 10 * number + len(pod.ids))
+                _give(pod, container, draw(st.sampled_from(sharing.PLUGINS))(made))
+            else:
+                pod.ids[container] = _take_ids(draw, [uuid for uuid in free if uuid not in shared], replicas, number)
         if draw(st.booleans()):
             pod.init["warm"] = draw(st.sampled_from(list(pod.ids.values())))
         pod.listed, pod.in_checkpoint = draw(st.sampled_from([(True, True)] * 4 + [(True, False), (False, True)]))
@@ -57,6 +69,14 @@ def nodes(draw: st.DrawFn) -> TestNode:
     for pid in range(100, 100 + draw(st.integers(0, 8)) if leaves else 100):
         node.processes.append(_process(draw, pid, leaves, pods))
     return node
+
+
+def _give(pod: Pod, container: str, given: sharing.Given) -> None:
+    pod.ids[container] = given.ids
+    pod.claims[container] = given.claims
+    pod.answers.update({(container, resource): said for resource, said in given.answers.items()})
+    pod.truth[container] = given.on
+    pod.by_answer |= {container} if given.by_answer else set()
 
 
 def _take_ids(draw: st.DrawFn, free: list[str], replicas: list[str], number: int) -> dict[str, list[str]]:
@@ -164,6 +184,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
     the_page_is_valid(snapshot)
     sums_mean_something(node, snapshot)
     nobody_is_credited_with_anothers_memory(node, snapshot)
+    nobody_holds_anothers_device(node, snapshot)
 
 
 def conservation(node: TestNode, snapshot: Snapshot) -> None:
@@ -222,6 +243,8 @@ def nothing_is_lost(node: TestNode, snapshot: Snapshot) -> None:
                     named = [recognise(devices.resource, device_id) for device_id in devices.ids]
                     gpu_like = RULES.is_gpu_resource(devices.resource)
                     ids[name] += sum(1 for one in named if gpu_like or (one and isinstance(one.device, ByUuid)))
+                gpu_claims = {(c.device, c.share_id) for c in container.claims if RULES.is_gpu_resource(c.driver)}
+                ids[name] += len(gpu_claims)
         told = Counter[ContainerName]()
         for row in snapshot.containers:
             told[row.name] += sum(count for _, count in row.slots)
@@ -268,6 +291,20 @@ def sums_mean_something(node: TestNode, snapshot: Snapshot) -> None:
         if row.use is not None and row.use.sm_ratio is not None:
             assert 0 <= row.use.sm_ratio <= 1
     assert all(share <= 1 + 1e-9 for share in shares.values()), "L9"
+
+
+def nobody_holds_anothers_device(node: TestNode, snapshot: Snapshot) -> None:
+    """What a container is said to hold is what its plugin gave it; all of that, where every source tells."""
+    all_told = not node.down and node.checkpoint_readable and all(gpu.fault is None for gpu in node.gpus)
+    for pod in node.pods:
+        for container, truth in pod.truth.items():
+            name = pod.full(container)
+            held = {row.uuid for row in snapshot.containers if row.name == name and row.holds}
+            if len({one.generation for one in node.pods if one.name == pod.name}) > 1:
+                continue
+            assert held <= truth, f"a device that was not given: {pod.ids} {pod.claims} {pod.answers}"
+            if all_told and pod.listed and (pod.in_checkpoint or container not in pod.by_answer):
+                assert held == truth, f"a device that was given is missing: {pod.ids} {pod.claims} {pod.answers}"
 
 
 def nobody_is_credited_with_anothers_memory(node: TestNode, snapshot: Snapshot) -> None:

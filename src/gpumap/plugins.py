@@ -42,8 +42,7 @@ class Trust(enum.Enum):
     """What tells the device that a container gets."""
 
     ID = "the id"
-    EITHER = "the plugin's answer, else the id"
-    ANSWER = "the plugin's answer alone"
+    ANSWER = "the plugin's answer"
 
 
 class Plugin(NamedTuple):
@@ -83,7 +82,7 @@ PLUGINS = (
     _plugin("gke", _ANY, "node", Unit.DEVICE, Trust.ID),
     _plugin("gke-sharing", _ANY, "node-share", Unit.REPLICA, Trust.ID),
     _plugin("gpushare", _ANY, "gpushare", Unit.GPUSHARE, Trust.ANSWER),
-    _plugin("hami", _ANY, "split", Unit.SPLIT, Trust.EITHER),
+    _plugin("hami", _ANY, "split", Unit.SPLIT, Trust.ANSWER),
     _plugin("vcuda-core", _ANY, "vcuda-core", Unit.CORE, Trust.ANSWER),
     _plugin("vcuda-memory", _ANY, "vcuda-memory", Unit.VCUDA_MEMORY, Trust.ANSWER),
     _plugin("volcano-gpu-memory", r"volcano\.sh/gpu-memory", "index-unit", Unit.VOLCANO_MEMORY, Trust.ANSWER),

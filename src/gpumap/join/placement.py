@@ -76,8 +76,14 @@ def place(
         else:
             by_plugin.setdefault(recognised.plugin, []).append((device_id, recognised.device))
     named = next((refs for answer in answers if (refs := named_devices(answer))), ())
+    # An answer that names no device is gpushare's that it has none to give.
+    default = inventory.only_gpu if not answers else None
+    untold = Located((default,)) if default else Located((), UNTRUSTED if inventory.up else NVML_DOWN)
     for plugin, of_plugin in by_plugin.items():
-        placed += _of_plugin(plugin, of_plugin, _targets(plugin, named, inventory), inventory)
+        targets = _targets(plugin, named, inventory)
+        if not targets and plugin.trust is Trust.ANSWER:
+            targets = (untold,)
+        placed += _of_plugin(plugin, of_plugin, targets, inventory)
     return tuple(placed)
 
 
@@ -122,10 +128,8 @@ def _of_plugin(
     targets: Sequence[Located],
     inventory: Inventory,
 ) -> list[Placed]:
+    """Lay one plugin's ids on the devices that are named, by the ids themselves where none is."""
     if not targets:
-        if plugin.trust is Trust.ANSWER:
-            nowhere = Located((), UNTRUSTED if inventory.up else NVML_DOWN)
-            return [Placed(device_id, plugin, nowhere) for device_id, _ in ids]
         return [Placed(device_id, plugin, locate(ref, inventory)) for device_id, ref in ids]
     order = {target: number for number, target in enumerate(targets)}
     placed: list[Placed] = []
