@@ -76,7 +76,7 @@ def gke(node: Node) -> Given:
         gpu = node.gpu()
         return Given({"nvidia.com/gpu": [f"nvidia{gpu.device_minor}{share}"]}, on=frozenset({gpu.uuid}))
     gpu, (gi, _, _) = found
-    on = frozenset(_leaf(gpu, one) for one in gpu.mig or () if one[0] == gi)
+    on = frozenset(_leaf(gpu, one) for one in gpu.mig or () if one[:2] == (gi, 0))
     return Given({"nvidia.com/gpu": [f"nvidia{gpu.device_minor}/gi{gi}{share}"]}, on=on)
 
 
@@ -164,7 +164,7 @@ def dra(node: Node) -> Given:
         form = node.draw(st.sampled_from(["19-{}-1", "1g10gb-19-{}"]))
         device = f"gpu-{gpu.device_minor}-mig-{form.format(gi)}"
         on = frozenset(_leaf(gpu, one) for one in gpu.mig or () if one[0] == gi)
-        on = on if gpu.tells_places else frozenset()
+        on = on if gpu.tells_places and len(on) == 1 else frozenset()
     claims = [
         ClaimDevice("gpu.nvidia.com", "node-a", device, share, "ml", claim),
         ClaimDevice("compute-domain.nvidia.com", "node-a", "channel-0", "", "ml", "domain"),

@@ -84,8 +84,9 @@ class Inventory:
                 gpus = [gpu for gpu in self.known if gpu.minor == minor]
                 if gpu_instance_id is None:
                     return tuple(gpu.uuid for gpu in gpus)
-                leaves = (leaf for gpu in gpus for leaf in gpu.leaves)
-                return tuple(leaf.uuid for leaf in leaves if leaf.gpu_instance_id == gpu_instance_id)
+                leaves = [leaf for gpu in gpus for leaf in gpu.leaves if leaf.gpu_instance_id == gpu_instance_id]
+                # GKE's plugin, whose name for it this is, makes one compute instance in each (pkg/gpu/nvidia/mig).
+                return tuple(leaf.uuid for leaf in leaves if leaf.compute_instance_id == 0)
             case ByIndex(nvml_index):
                 return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
             case ByPlacement():
@@ -97,8 +98,12 @@ class Inventory:
                 return tuple(gpu.uuid for gpu in self.known)
 
     def keeps_back(self, ref: DeviceRef) -> bool:
-        """Whether a MIG device's place is asked for that the driver does not tell us: it may be any of that GPU's."""
-        return isinstance(ref, ByPlacement) and any(leaf.placement_start is None for leaf in self._placed(ref))
+        """Whether a MIG device is asked for that may be one of several: by the place, which the driver keeps back from
+        us, or which compute instances share."""
+        if not isinstance(ref, ByPlacement):
+            return False
+        starts = [leaf.placement_start for leaf in self._placed(ref)]
+        return None in starts or starts.count(ref.start) > 1
 
     def _placed(self, ref: ByPlacement) -> tuple[KnownLeaf, ...]:
         return tuple(leaf for gpu in self.parents.values() if gpu.minor == ref.minor for leaf in gpu.leaves)
