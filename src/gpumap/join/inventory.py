@@ -91,9 +91,8 @@ class Inventory:
                 return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
             case ByPlacement():
                 wanted = (ref.profile_id, ref.start)
-                return tuple(
-                    leaf.uuid for leaf in self._placed(ref) if (leaf.profile_id, leaf.placement_start) == wanted
-                )
+                placed = [one.uuid for one in self._placed(ref) if (one.profile_id, one.placement_start) == wanted]
+                return tuple(placed) if len(placed) == 1 else ()
             case _:
                 return tuple(gpu.uuid for gpu in self.known)
 
