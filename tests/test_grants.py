@@ -1,0 +1,356 @@
+"""What each sharing mode grants, and on which device it stands: the contract's table, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpumap.model import ClaimDevice, PluginAnswer, PreparedDevice, Uuid
+from gpumap.snapshot import Snapshot
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.sharing import answer
+
+A, B = gpu_uuid(0), gpu_uuid(1)
+MIB = 1 << 20
+MIG = [(1, 0, 1), (2, 0, 3)]
+SMALL, LARGE = mig_uuid(0, 1, 0), mig_uuid(0, 2, 0)
+Granted = dict[Uuid, tuple[int, float | None, int | None]]
+"""By device: slots, GPUs, bytes."""
+
+
+def granted(snapshot: Snapshot, pod: Pod, container: str = "main") -> Granted:
+    rows = [row for row in snapshot.containers if row.name == pod.full(container) and row.holds]
+    return {row.uuid: (sum(n for _, n in row.slots), row.allocated_gpus, row.allocated_memory_bytes) for row in rows}
+
+
+def node_of(*pods: Pod, mig: bool = False, offered: dict[str, list[str]] | None = None) -> TestNode:
+    """Two cards of 80 GiB, the first one partitioned if asked; minors in the other order; `offered` by resource."""
+    gpus = [Gpu(0, mig=MIG if mig else None, minor=1), Gpu(1, minor=0)]
+    return TestNode(gpus, list(pods), allocatable=offered)
+
+
+def pod_of(ids: dict[str, list[str]], answers: dict[str, PluginAnswer] | None = None, name: str = "p") -> Pod:
+    said = {("main", resource): one for resource, one in (answers or {}).items()}
+    return Pod("ml", name, {"main": ids}, answers=said)
+
+
+def ids(form: str, count: int, start: int = 0) -> list[str]:
+    return [form.format(number) for number in range(start, start + count)]
+
+
+@pytest.mark.parametrize(
+    ("id_", "mig", "expected"),
+    [
+        (str(B), False, {B: (1, 1.0, 80 * GIB)}),
+        (str(SMALL), True, {SMALL: (1, 1 / 7, 10 * GIB)}),
+        (f"MIG-{A}/2/0", True, {LARGE: (1, 3 / 7, 10 * GIB)}),
+        ("nvidia0", False, {B: (1, 1.0, 80 * GIB)}),
+        ("nvidia1/gi2", True, {LARGE: (1, 3 / 7, 10 * GIB)}),
+        (str(A), True, {A: (1, 1.0, 80 * GIB)}),
+    ],
+)
+def test_exclusive_devices(id_: str, mig: bool, expected: Granted) -> None:
+    """A whole GPU is 1 and its memory; a MIG device its slices by the GPU's; GKE's ids count by minor."""
+    pod = pod_of({"nvidia.com/gpu": [id_]})
+    assert granted(node_of(pod, mig=mig).collect(), pod) == expected
+
+
+@pytest.mark.parametrize(
+    ("resource", "form", "uuid"),
+    [
+        ("nvidia.com/gpu.shared", f"{A}::{{}}", A),
+        ("example.com/renamed", f"{A}::{{}}", A),
+        ("nvidia.com/gpu", "nvidia0/vgpu{}", B),
+        ("k8s.amazonaws.com/vgpu", f"{B}-{{}}", B),
+    ],
+)
+def test_replicas_are_shares_of_the_gpu_and_grant_no_memory(resource: str, form: str, uuid: Uuid) -> None:
+    """Slots by replicas: of those offered, else of those registered, else not known; bytes never."""
+    pod = pod_of({resource: ids(form, 3)})
+    node = node_of(pod, offered={resource: ids(form, 4)})
+    assert granted(node.collect(), pod) == {uuid: (3, 0.75, None)}
+    node.allocatable, node.registered = None, {resource: ids(form, 6)}
+    assert granted(node.collect(), pod) == {uuid: (3, 0.5, None)}
+    node.registered = {}
+    assert granted(node.collect(), pod) == {uuid: (3, None, None)}
+
+
+def test_replicas_of_a_mig_device() -> None:
+    """A quarter of a seventh; with the MIG device's own memory nothing is granted."""
+    resource = "nvidia.com/mig-1g.10gb.shared"
+    pod = pod_of({resource: [f"{SMALL}::0"]})
+    snapshot = node_of(pod, mig=True, offered={resource: ids(f"{SMALL}::{{}}", 4)}).collect()
+    assert granted(snapshot, pod) == {SMALL: (1, 1 / 28, None)}
+
+
+def test_mps_grants_memory_as_well() -> None:
+    """NVIDIA's plugin says so by the pipe directory; GKE's by a limit of its own, for all slots together."""
+    resource = "nvidia.com/gpu"
+    mps = pod_of({resource: ids(f"{A}::{{}}", 2)}, {resource: answer(CUDA_MPS_PIPE_DIRECTORY="/mps/x/pipe")})
+    limit = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8192M", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="20")
+    gke = pod_of({resource: ids("nvidia0/vgpu{}", 2)}, {resource: limit}, name="gke")
+    offered = [*ids(f"{A}::{{}}", 10), *ids("nvidia0/vgpu{}", 10)]
+    snapshot = node_of(mps, gke, offered={resource: offered}).collect()
+    assert granted(snapshot, mps) == {A: (2, 0.2, 16 * GIB)}
+    assert granted(snapshot, gke) == {B: (2, 0.2, 8 * GIB)}
+
+
+@pytest.mark.parametrize(
+    ("slots_of_a_card", "bytes_of_a_slot"),
+    [(79, GIB), (80, GIB), (100, GIB), (101, MIB), (81920, MIB)],
+)
+def test_gpushare_counts_gib_or_mib(slots_of_a_card: int, bytes_of_a_slot: int) -> None:
+    """The card is the answer's, not the id's; more than 1.25 GiB slots for each GiB of the card are MiB."""
+    resource = "aliyun.com/gpu-mem"
+    said = answer(NVIDIA_VISIBLE_DEVICES="1", ALIYUN_COM_GPU_MEM_IDX="1")
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
+    offered = [*ids(f"{A}-_-{{}}", slots_of_a_card), *ids(f"{B}-_-{{}}", slots_of_a_card)]
+    snapshot = node_of(pod, offered={resource: offered}).collect()
+    assert granted(snapshot, pod) == {B: (4, 4 / slots_of_a_card, 4 * bytes_of_a_slot)}
+
+
+def test_gpushare_without_its_inventory() -> None:
+    """What a slot is cannot be known without the card's slots: then neither share nor bytes."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
+    assert granted(node_of(pod).collect(), pod) == {A: (4, None, None)}
+
+
+def test_gpushare_that_failed_is_on_no_device() -> None:
+    """The failure that the plugin writes into the container names no card; its slots are untrusted ids."""
+    resource = "aliyun.com/gpu-mem"
+    said = answer(NVIDIA_VISIBLE_DEVICES="no-gpu-has-4GiB-to-run", ALIYUN_COM_GPU_MEM_IDX="-1")
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
+    snapshot = node_of(pod).collect()
+    assert granted(snapshot, pod) == {}
+    assert [(one.resource, one.reason, one.slots) for one in snapshot.unmatched] == [(resource, "untrusted_id", 4)]
+
+
+def hami_answer(cores: int, *cards: Uuid) -> PluginAnswer:
+    limits = {f"CUDA_DEVICE_MEMORY_LIMIT_{place}": f"{3000 + place}m" for place in range(len(cards))}
+    return answer(NVIDIA_VISIBLE_DEVICES=",".join(cards), CUDA_DEVICE_SM_LIMIT=str(cores), **limits)
+
+
+def test_hami_limits_stand_device_by_device() -> None:
+    """Bytes by place in the answer; the SM limit is the first device's; what the others have nobody tells."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [f"{A}-0", f"{A}-1"]}, {resource: hami_answer(30, B, A)})
+    snapshot = node_of(pod, offered={resource: [*ids(f"{A}-{{}}", 10), *ids(f"{B}-{{}}", 10)]}).collect()
+    assert granted(snapshot, pod) == {B: (1, 0.3, 3000 * MIB), A: (1, None, 3001 * MIB)}
+
+
+def test_hami_without_an_sm_limit_is_one_of_the_splits() -> None:
+    """0 says that nothing was asked for: one share of those that the card has."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [f"{A}-0"]}, {resource: hami_answer(0, B)})
+    snapshot = node_of(pod, offered={resource: [*ids(f"{A}-{{}}", 10), *ids(f"{B}-{{}}", 10)]}).collect()
+    assert granted(snapshot, pod) == {B: (1, 0.1, 3000 * MIB)}
+
+
+def test_hami_mig_is_the_instance_that_was_made() -> None:
+    """The id names the parent; the answer the MIG device, which is the container's own."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [f"{A}-4"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=LARGE)})
+    assert granted(node_of(pod, mig=True).collect(), pod) == {LARGE: (1, 3 / 7, 10 * GIB)}
+
+
+def test_vcuda_is_hundredths_and_blocks() -> None:
+    """Cores are hundredths of a card, memory blocks of 256 MiB; both follow the one answer, over two cards in runs."""
+    core, memory = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+    one = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia0"),))
+    two = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia1,/dev/nvidia0"),))
+    half = pod_of(
+        {core: ids(f"{core}-{{}}", 50), memory: ids(f"{memory}-268435456-{{}}", 8)}, {core: one, memory: PluginAnswer()}
+    )
+    assert granted(node_of(half).collect(), half) == {B: (58, 0.5, 2 * GIB)}
+    whole = pod_of({core: ids(f"{core}-{{}}", 200), memory: ids(f"{memory}-268435456-{{}}", 7)}, {core: two})
+    assert granted(node_of(whole).collect(), whole) == {A: (104, 1.0, GIB), B: (103, 1.0, 3 * 256 * MIB)}
+
+
+def test_volcano_memory_and_cards() -> None:
+    """MiB as the plugin says them, by a factor or in all; a card that is given by number is whole."""
+    memory, number = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
+    factor = answer(NVIDIA_VISIBLE_DEVICES="1", VOLCANO_GPU_ALLOCATED="20", VOLCANO_GPU_FACTOR="100")
+    said = answer(NVIDIA_VISIBLE_DEVICES="1", VOLCANO_GPU_ALLOCATED="2000")
+    silent = answer(NVIDIA_VISIBLE_DEVICES="1")
+    for one, expected in ((factor, 2000 * MIB), (said, 2000 * MIB), (silent, None)):
+        pod = pod_of({memory: ids("0-{}", 20)}, {memory: one})
+        assert granted(node_of(pod).collect(), pod) == {B: (20, None, expected)}
+    pod = pod_of({number: ["0-3", "0-4"]}, {number: answer(NVIDIA_VISIBLE_DEVICES="0,1")})
+    assert granted(node_of(pod).collect(), pod) == {A: (1, 1.0, 80 * GIB), B: (1, 1.0, 80 * GIB)}
+
+
+def test_volcano_vgpu_follows_the_answer_to_its_number() -> None:
+    """Of its three resources one has an answer: the device of all three, with its limits."""
+    said = answer(NVIDIA_VISIBLE_DEVICES=B, CUDA_DEVICE_MEMORY_LIMIT_0="3000m", CUDA_DEVICE_SM_LIMIT="25")
+    number = "volcano.sh/vgpu-number"
+    pod = pod_of(
+        {
+            number: [f"{A}-3"],
+            "volcano.sh/vgpu-memory": ids(f"{A}-memory-{{}}", 30),
+            "volcano.sh/vgpu-cores": ids(f"{A}-core-{{}}", 25),
+        },
+        {number: said},
+    )
+    assert granted(node_of(pod).collect(), pod) == {B: (56, 0.25, 3000 * MIB)}
+
+
+def test_untrusted_ids_without_an_answer() -> None:
+    """Of two cards nobody knows which; a node's only card is what they mean."""
+    pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
+    snapshot = node_of(pod).collect()
+    assert granted(snapshot, pod) == {}
+    assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("untrusted_id", 1)}
+    assert set(granted(TestNode([Gpu(0)], [pod]).collect(), pod)) == {A}
+
+
+def test_an_answer_wins_over_an_id() -> None:
+    """Where NVIDIA's plugin answered with another card than the id's, the container has that card."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [str(A)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=B)})
+    assert set(granted(node_of(pod).collect(), pod)) == {B}
+    by_index = pod_of({resource: [str(A)]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
+    assert set(granted(node_of(by_index).collect(), by_index)) == {A}, "an index says less than a uuid"
+
+
+def test_ids_over_two_cards_count_on_their_own() -> None:
+    """Three replicas of two cards stand where their ids say, in whatever order the answer names the cards."""
+    resource = "nvidia.com/gpu.shared"
+    pod = pod_of({resource: [f"{A}::0", f"{A}::1", f"{B}::0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES=f"{B},{A}")})
+    found = granted(node_of(pod).collect(), pod)
+    assert {uuid: slots for uuid, (slots, _, _) in found.items()} == {A: 2, B: 1}
+
+
+def test_every_gpu_of_wsl() -> None:
+    """WSL's one id stands for every GPU of the node."""
+    pod = pod_of({"nvidia.com/gpu": ["all"]}, {"nvidia.com/gpu": answer(NVIDIA_VISIBLE_DEVICES="all")})
+    assert granted(node_of(pod).collect(), pod) == {A: (1, 1.0, 80 * GIB), B: (1, 1.0, 80 * GIB)}
+
+
+# --- DRA --------------------------------------------------------------------------------------------------------------
+
+
+def claim_of(device: str, claim: str = "c", share_id: str = "") -> ClaimDevice:
+    return ClaimDevice("gpu.nvidia.com", "node-a", device, share_id, "ml", claim)
+
+
+def prepared_of(device: str, uuid: Uuid, claim: str = "c", **rest: object) -> PreparedDevice:
+    one = PreparedDevice("ml", claim, device, "", uuid, admin_access=False, memory_bytes=None)
+    return replace(one, **rest)  # type: ignore[arg-type]
+
+
+def claimant(name: str, *claims: ClaimDevice) -> Pod:
+    return Pod("ml", name, claims={"main": list(claims)})
+
+
+def test_dra_devices_by_minor_and_placement() -> None:
+    """A whole GPU by minor, a MIG device by its GPU's minor and where it begins, in both forms of its name."""
+    pods = [
+        claimant("whole", claim_of("gpu-0", "a")),
+        claimant("old", claim_of("gpu-1-mig-19-1-1", "b")),
+        claimant("new", claim_of("gpu-1-mig-1g10gb-19-2", "c")),
+    ]
+    snapshot = node_of(*pods, mig=True).collect()
+    assert [granted(snapshot, pod) for pod in pods] == [
+        {B: (1, 1.0, 80 * GIB)},
+        {SMALL: (1, 1 / 7, 10 * GIB)},
+        {LARGE: (1, 3 / 7, 10 * GIB)},
+    ]
+
+
+def test_dra_devices_whose_place_is_kept_back() -> None:
+    """Without the right to read places nobody knows which instance it is, unless the driver's notes tell its uuid."""
+    pod = claimant("p", claim_of("gpu-1-mig-1g10gb-19-2"))
+    node = node_of(pod, mig=True)
+    node.gpus[0].tells_places = False
+    assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"]
+    node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE),)
+    assert set(granted(node.collect(), pod)) == {LARGE}
+    node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", mig_uuid(0, 9, 9)),)
+    assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"], "a note of an instance that is gone"
+
+
+def test_dra_claim_that_pods_share() -> None:
+    """One claim of two pods: half each, and nobody was granted its memory."""
+    pods = [claimant(name, claim_of("gpu-0", "shared")) for name in ("one", "two")]
+    snapshot = node_of(*pods).collect()
+    assert [granted(snapshot, pod) for pod in pods] == [{B: (1, 0.5, None)}] * 2
+
+
+def test_dra_admin_access() -> None:
+    """Two claims on one device: one has admin access. Which, only the driver's notes can tell."""
+    owner, admin = claimant("owner", claim_of("gpu-0", "own")), claimant("admin", claim_of("gpu-0", "look"))
+    node = node_of(owner, admin)
+    snapshot = node.collect()
+    assert granted(snapshot, owner) == granted(snapshot, admin) == {B: (1, None, None)}
+    node.prepared = (prepared_of("gpu-0", B, "own"), prepared_of("gpu-0", B, "look", admin_access=True))
+    snapshot = node.collect()
+    assert granted(snapshot, owner) == {B: (1, 1.0, 80 * GIB)}
+    assert granted(snapshot, admin) == {B: (1, 0.0, None)}
+
+
+def test_dra_shares_of_consumable_capacity() -> None:
+    """Each share is a slot; how large it is stands in the driver's notes alone."""
+    pod = claimant("p", claim_of("gpu-0", share_id="s1"), claim_of("gpu-0", share_id="s2"))
+    node = node_of(pod)
+    assert granted(node.collect(), pod) == {B: (2, None, None)}
+    node.prepared = tuple(prepared_of("gpu-0", B, share_id=share, memory_bytes=GIB) for share in ("s1", "s2"))
+    assert granted(node.collect(), pod) == {B: (2, None, 2 * GIB)}
+
+
+def test_dra_devices_that_are_no_gpus_of_nvml() -> None:
+    """What is passed through is allocated and not in NVML; channels are no GPUs; an odd name is told as such."""
+    channel = ClaimDevice("compute-domain.nvidia.com", "node-a", "channel-0", "", "ml", "d")
+    pod = claimant("p", claim_of("gpu-vfio-0", "v"), channel, claim_of("gpu-what", "w"), claim_of("gpu-7", "x"))
+    found = {(one.reason, one.slots) for one in node_of(pod).collect().unmatched}
+    assert found == {("not_in_nvml", 2), ("unparsed", 1)}
+
+
+# --- owners and offers ------------------------------------------------------------------------------------------------
+
+
+def test_a_process_on_the_card_of_the_answer_is_its_holders() -> None:
+    """The id says A, the plugin gave B: a process on B is assigned, one on A is not."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
+    node = node_of(pod)
+    node.processes = [Process(10, B, pod), Process(11, A, pod)]
+    node.collect()
+    found = {process.pid: process.owner.value for process in node.collect().processes}
+    assert found == {10: "assigned", 11: "unassigned"}
+
+
+def test_an_init_container_stands_where_its_plugin_put_it() -> None:
+    """A container that the checkpoint alone knows holds the card of its answer while it works."""
+    resource = "nvidia.com/gpu"
+    init = {"warm": {resource: [f"{A}-3"]}}
+    pod = Pod("ml", "p", {"main": {resource: [f"{A}-3"]}}, init)
+    pod.answers = {("warm", resource): hami_answer(0, B), ("main", resource): hami_answer(0, B)}
+    node = node_of(pod)
+    node.processes = [Process(10, B, pod, "warm"), Process(11, A, pod, "warm")]
+    node.collect()
+    found = {process.pid: process.owner.value for process in node.collect().processes}
+    assert found == {10: "assigned", 11: "unassigned"}
+
+
+def test_offers_are_counted_by_the_card_of_their_ids() -> None:
+    """Also ids that cannot be trusted with a container are so many of one card; ids that name none count nowhere."""
+    mem, core = "aliyun.com/gpu-mem", "tencent.com/vcuda-core"
+    offered = {mem: [*ids(f"{A}-_-{{}}", 3), *ids(f"{B}-_-{{}}", 2)], core: ids(f"{core}-{{}}", 200)}
+    snapshot = node_of(offered=offered).collect()
+    assert {leaf.uuid: leaf.allocatable for leaf in snapshot.leaves} == {A: ((mem, 3),), B: ((mem, 2),)}
+
+
+def test_a_card_that_its_plugin_calls_unhealthy() -> None:
+    """Of a resource that is still offered elsewhere it has 0 slots, and keeps its holder."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
+    node = node_of(pod, offered={resource: [f"{A}-_-1", f"{B}-_-1"]})
+    node.collect()
+    node.allocatable = {resource: [f"{B}-_-1"]}
+    snapshot = node.collect()
+    assert {leaf.uuid: (leaf.holders, leaf.allocatable) for leaf in snapshot.leaves} == {
+        A: (1, ((resource, 0),)),
+        B: (0, ((resource, 1),)),
+    }
