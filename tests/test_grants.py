@@ -197,12 +197,12 @@ def test_volcano_vgpu_follows_the_answer_to_its_number() -> None:
 
 
 def test_untrusted_ids_without_an_answer() -> None:
-    """Of two cards nobody knows which; a node's only card is what they mean."""
+    """Without the plugin's answer they are on no device, even where there is one card alone."""
     pod = pod_of({"aliyun.com/gpu-mem": [f"{A}-_-1"], "tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]})
     snapshot = node_of(pod).collect()
     assert granted(snapshot, pod) == {}
     assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("untrusted_id", 1)}
-    assert set(granted(TestNode([Gpu(0)], [pod]).collect(), pod)) == {A}
+    assert granted(TestNode([Gpu(0)], [pod]).collect(), pod) == {}
 
 
 def test_an_answer_wins_over_an_id() -> None:

@@ -28,7 +28,7 @@ from gpumap.model import (
     ResourceDevices,
     Uuid,
 )
-from gpumap.plugins import Plugin, recognise
+from gpumap.plugins import Plugin, Trust, recognise
 from gpumap.snapshot import UnmatchedSlots
 
 
@@ -58,6 +58,8 @@ class Allocation:
     unsettled: frozenset[ContainerName]
     """Containers with unmatched slots: which devices they hold is not known."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
+    named: frozenset[tuple[Uuid, str]]
+    """(device, resource) pairs of held ids that name their device: it must have been offered so."""
     stand_ins: Mapping[tuple[PodUid, str], StandIn]
     """By pod and container: plain init containers, which the List leaves out."""
     offered: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
@@ -92,6 +94,7 @@ def allocate(
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
         unsettled=frozenset(name for name, _, _ in unmatched),
         holders=_holders(holdings),
+        named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         stand_ins={key: _stand_in(rows, inventory) for key, rows in table.unlisted.items()},
         offered=None if offer.allocatable is None else _counts(offered),
     )

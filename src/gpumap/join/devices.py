@@ -28,8 +28,7 @@ def ever_offered(
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what is offered or held now to what ever was, as long as its device is here."""
     now = {(uuid, resource) for uuid, rows in (allocation.offered or {}).items() for resource, _ in rows}
-    held = {(uuid, resource) for (_, uuid), grant in allocation.grants.items() for resource, _ in grant.slots}
-    everything = before | now | held
+    everything = before | now | allocation.named
     if not inventory.up or everything == before:
         return before if everything == before else frozenset(everything)
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)

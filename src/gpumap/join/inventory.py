@@ -55,12 +55,6 @@ class Inventory:
     leaves: Mapping[Uuid, KnownLeaf]
     parents: Mapping[Uuid, KnownGpu]
 
-    @property
-    def only_gpu(self) -> Uuid | None:
-        """The node's GPU, where it has one alone and gives it out as a whole: there is no other that an id can mean."""
-        is_sole = self.count == 1 and len(self.known) == 1 and not self.known[0].partitioned
-        return self.known[0].uuid if is_sole else None
-
     def find(self, uuid: Uuid) -> Uuid | None:
         """Give the uuid under which a device stands here, a leaf's or a partitioned GPU's; `None` if it is not here."""
         if uuid in self.leaves or uuid in self.parents:

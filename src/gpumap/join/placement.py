@@ -76,9 +76,7 @@ def place(
         else:
             by_plugin.setdefault(recognised.plugin, []).append((device_id, recognised.device))
     named = next((refs for answer in answers if (refs := named_devices(answer))), ())
-    # An answer that names no device is gpushare's that it has none to give.
-    default = inventory.only_gpu if not answers else None
-    untold = Located((default,)) if default else Located((), UNTRUSTED if inventory.up else NVML_DOWN)
+    untold = Located((), UNTRUSTED if inventory.up else NVML_DOWN)
     for plugin, of_plugin in by_plugin.items():
         targets = _targets(plugin, named, inventory)
         if not targets and plugin.trust is Trust.ANSWER:
