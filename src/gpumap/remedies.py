@@ -21,6 +21,10 @@ SOURCES: dict[Source, dict[str, str]] = {
         "unimplemented": "This kubelet has no PodResources API: it takes Kubernetes 1.15 or later.",
         "unavailable": "The kubelet drops the connection: look at its log.",
         "decode": "What answers is no kubelet, or a newer one than gpumap knows: report it with `gpumap record`.",
+        "duplicate_claims": "A claim's devices are told again at each retry of a preparation that fails "
+        "(kubernetes/kubernetes#141335); gpumap counts each once. See why that pod does not start; update the kubelet.",
+        "odd_name": "The kubelet lists a name that no Kubernetes gives. It is kept; what cannot be shown of it is "
+        "spelled out.",
     },
     Source.NVML: {
         "library_not_found": "Bring the driver's library into the container: `runtimeClassName: nvidia`, or "
@@ -49,10 +53,27 @@ SOURCES: dict[Source, dict[str, str]] = {
         "checkpoint_missing": "Without names from here processes cannot be told apart by pod: mount the kubelet's "
         "directory `device-plugins` (`privileges.checkpoint=true`).",
         "checkpoint_corrupt": "The kubelet's device checkpoint is broken; it is written anew at the next allocation.",
-        "checkpoint_unreadable": "The kubelet's device checkpoint may not be read: run as user 0.",
+        "checkpoint_unreadable": "The kubelet's device checkpoint may not be read (run as user 0), or was mounted as a "
+        "file, which the kubelet has replaced since: mount its directory.",
+        "checkpoint_row": "Some rows of the kubelet's device checkpoint are not whole; the others are read.",
+        "plugin_answer": "A device plugin's answer in the checkpoint cannot be read: the GPU behind its ids stays "
+        "unknown, if they do not name it. Report it with `gpumap record --anonymize`.",
         "pod_logs_missing": "Names for processes come from the names in `/var/log/pods`: mount it "
         "(`privileges.podLogs=true`) or point `--pod-log-root` at it.",
         "pod_logs_unreadable": "The directories of pods' logs may not be read: run as user 0.",
+        "dra_state_unreadable": "The kubelet's `dra_manager_state` may not be read: run as user 0.",
+        "dra_state_corrupt": "The kubelet's `dra_manager_state` is broken, or newer than gpumap knows: report it with "
+        "`gpumap record`; UIDs come from the other files.",
+        "dra_state_row": "Some claims of the kubelet's `dra_manager_state` are not whole; the others are read.",
+        "dra_state_stale_mount": "The kubelet has replaced `dra_manager_state`, and what is mounted is the old one: "
+        "mount its directory or nothing, never the file.",
+        "dra_checkpoint_unreadable": "The `checkpoint.json` of NVIDIA's DRA driver may not be read: run as user 0.",
+        "dra_checkpoint_corrupt": "The `checkpoint.json` of NVIDIA's DRA driver is broken, or newer than gpumap knows: "
+        "report it with `gpumap record`; devices are found by their names.",
+        "dra_checkpoint_row": "Some devices in the `checkpoint.json` of NVIDIA's DRA driver are not whole; the others "
+        "are read.",
+        "dra_checkpoint_stale_mount": "NVIDIA's DRA driver has replaced its `checkpoint.json`, and what is mounted is "
+        "the old one: mount its directory (`privileges.dra=true`).",
         "deadline_exceeded": "The disk with the kubelet's files does not answer: look at the node's disk.",
     },
 }
@@ -72,8 +93,9 @@ FAULTS: dict[str, str] = {
 UNMATCHED: dict[str, str] = {
     "unparsed": "gpumap does not read this plugin's ids: report them with `gpumap record --anonymize`; what its pods "
     "use is measured all the same.",
-    "untrusted_id": "Nothing is wrong on the node: gpumap does not read this plugin's grants yet; what its pods use is "
-    "measured all the same.",
+    "untrusted_id": "These ids do not name the GPU. The plugin's answer does: mount the kubelet's directory "
+    "`device-plugins` (`privileges.checkpoint=true`). For MIG devices of NVIDIA's DRA driver: its own notes "
+    "(`privileges.dra=true`). Where that is so, the plugin had no GPU to give.",
     "not_in_nvml": "Where the GPU was re-partitioned or removed, restart the device plugin and the pod; one that is "
     "passed through to a virtual machine is meant to be so.",
     "device_down": "See which GPU is down; when it answers, the slots find their device.",
@@ -91,7 +113,19 @@ CAPABILITIES: dict[str, str] = {
     "process_utilization": "No SM time by container: the driver keeps none on MIG devices, vGPU guests and WSL; "
     "memory is told all the same.",
     "gpm": "This version of gpumap does not ask for GPM metrics yet.",
-    "push": "This version of gpumap polls at its interval; it does not start a collection by itself yet.",
+    "push": "New pods are seen at the next interval, not at once: mount the kubelet's directory `device-plugins` "
+    "(`privileges.checkpoint=true`). The log says what else may be in the way.",
     "xid_events": "This version of gpumap does not listen for XID errors yet: see `dmesg`.",
 }
 """By capability that is 0."""
+
+PUSH: dict[str, str] = {
+    "directory_missing": CAPABILITIES["push"],
+    "permission_denied": "The kubelet's directories may not be read: run as user 0.",
+    "inotify_instances": "The node's programs have taken all inotify instances of their user: raise "
+    "`fs.inotify.max_user_instances` on the node (128 is the kernel's default).",
+    "inotify_watches": "The node's programs have taken all inotify watches of their user: raise "
+    "`fs.inotify.max_user_watches` on the node.",
+    "inotify_not_supported": "This kernel, or the sandbox that gpumap runs in, has no inotify.",
+}
+"""By the reason that the log gives with `push=0`."""

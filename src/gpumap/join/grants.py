@@ -5,8 +5,9 @@ Computed from ids, plugins' answers and what the kubelet offers; absent where no
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from gpumap.device_ids import is_gpu
@@ -109,6 +110,7 @@ class _Computing:
                 if one.claim is not None:
                     claim = (one.claim.claim_namespace, one.claim.claim)
                     self._claims.setdefault(one.uuid, set()).add(claim)
+        self._counts = {key: self._count(key, held) for key, held in self._held.items()}
 
     def stated(self, holding: Holding) -> _Stated:
         """What a holding says of shares and bytes."""
@@ -141,9 +143,9 @@ class _Computing:
     def _replicas(self, holding: Holding) -> _Stated:
         """Their part of all replicas: with MPS of the memory too, unless the plugin set a limit of its own (GKE's)."""
         key = (holding.uuid, holding.resource)
-        count = self._count(key, self._held[key])
+        count = self._counts[key]
         own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
-        part = sum(1 / self._listed[(*key, id_)] for id_ in holding.ids)
+        part = math.fsum(1 / self._listed[(*key, id_)] for id_ in holding.ids)
         share = own * part / count if own is not None and count else None
         envs = dict(holding.answer.envs) if holding.answer else {}
         memory: tuple[int | None, ...] = ()
@@ -155,7 +157,7 @@ class _Computing:
 
     def _gpushare(self, holding: Holding) -> _Stated:
         slots = len(holding.ids)
-        count = self._count((holding.uuid, holding.resource), set())
+        count = self._count((holding.uuid, holding.resource))
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
         if not count or total is None:
@@ -175,14 +177,14 @@ class _Computing:
         if not cores.isascii() or not cores.isdigit() or len(cores) > 9 or own is None:
             return _Stated((None,), (memory,))
         if int(cores) == 0:
-            count = self._count((holding.uuid, holding.resource), set())
+            count = self._count((holding.uuid, holding.resource))
             return _Stated((own * len(holding.ids) / count if count else None,), (memory,))
         return _Stated((own * int(cores) / 100 if holding.place == 0 else None,), (memory,))
 
-    def _count(self, key: tuple[Uuid, str], held: set[DeviceId]) -> int | None:
+    def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
         """How many slots of a resource a device has, in all."""
         known = self._offered.get(key) or self._registered.get(key)
-        return len(known | held) if known else None
+        return len(known.union(held) if held else known) if known else None
 
 
 def _cores(holding: Holding) -> _Stated:
@@ -217,11 +219,11 @@ def _overcommitment(
     shares: Mapping[tuple[ContainerName, Uuid], float | None], inventory: Inventory
 ) -> dict[Uuid, float]:
     """By GPU: what its shares add up to where that is more than the GPU, because it is offered twice (L9)."""
-    sums: dict[Uuid, float] = {}
+    by_gpu: dict[Uuid, list[float]] = {}
     for (_, uuid), share in shares.items():
-        gpu = _gpu_uuid(uuid, inventory)
-        sums[gpu] = sums.get(gpu, 0.0) + (share or 0.0)
-    return {gpu: total for gpu, total in sums.items() if total > 1.0}
+        by_gpu.setdefault(_gpu_uuid(uuid, inventory), []).append(share or 0.0)
+    # Summed up exactly: ten tenths are no more than one, in whatever order they come.
+    return {gpu: total for gpu, of_gpu in by_gpu.items() if (total := math.fsum(of_gpu)) > 1.0}
 
 
 def _scaled(share: float | None, total: float) -> float | None:
@@ -239,7 +241,7 @@ def _slots(of_holder: Iterable[Holding]) -> tuple[tuple[str, int], ...]:
 def _share(said: Iterable[float | None]) -> float | None:
     """The sum of shares, at most one whole; `None` if any of them is not known, or nothing is said."""
     known = list(said)
-    total = sum(one for one in known if one is not None)
+    total = math.fsum(one for one in known if one is not None)
     return None if not known or None in known else min(total, 1.0)
 
 

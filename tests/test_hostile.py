@@ -1,0 +1,194 @@
+"""What comes from outside may be anything: it never raises, never costs anything but itself, and no id is lost."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumap import plugin_answers
+from gpumap.exposition import Exposition
+from gpumap.metrics import native, self_families
+from gpumap.model import ClaimDevice, DeviceId, Told
+from gpumap.plugins import named_devices, recognise, recognise_dra
+from gpumap.protobuf_fields import field
+from gpumap.snapshot import Snapshot
+from gpumap.sources import checkpoint
+from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.sharing import answer
+
+FAMILIES = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("1", "3.11"))
+CARD = gpu_uuid(0)
+MIG = [(1, 0, 1), (2, 0, 3)]
+SEEDS = [
+    str(CARD),
+    f"{CARD}::3",
+    f"{CARD}-_-14",
+    f"{CARD}-9",
+    f"{CARD}-memory-12",
+    str(mig_uuid(1, 1, 0)),
+    f"MIG-{gpu_uuid(1)}/1/0::2",
+    "nvidia0/gi1/vgpu1",
+    "tencent.com/vcuda-memory-268435456-30",
+    "0-123",
+    "0000:3b:00.0",
+    "42",
+    "all",
+]
+RESOURCES = [
+    "nvidia.com/gpu",
+    "aliyun.com/gpu-mem",
+    "tencent.com/vcuda-core",
+    "volcano.sh/gpu-memory",
+    "volcano.sh/vgpu-number",
+    "k8s.amazonaws.com/vgpu",
+    "foreign.example/thing",
+]
+VALUES = [
+    "",
+    "0",
+    "1,0",
+    "all",
+    "void",
+    "-1",
+    "3000m",
+    "99999999999999999999",
+    "0=9M",
+    CARD,
+    f"{CARD},{mig_uuid(1, 1, 0)}",
+]
+NAMES = ["NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_MPS_PIPE_DIRECTORY"]
+NAMES += ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "VOLCANO_GPU_ALLOCATED", "VOLCANO_GPU_FACTOR", "ALIYUN_COM_GPU_MEM_IDX"]
+
+
+@st.composite
+def broken(draw: st.DrawFn) -> str:
+    """An id of some plugin, whole, cut off, with something in it or beside it."""
+    id_ = draw(st.sampled_from(SEEDS) | st.text(max_size=20))
+    at = draw(st.integers(0, len(id_)))
+    return draw(st.sampled_from([id_, id_[:at], id_[:at] + draw(st.text(max_size=3)) + id_[at:], id_ * 2]))
+
+
+def check(node: TestNode, snapshot: Snapshot) -> None:
+    """Every id of a GPU resource is on a device or unmatched, and the page is whole."""
+    page = Exposition(FAMILIES).render(snapshot).decode()
+    series = [line.rpartition(" ")[0] for line in page.split("\n") if line and not line.startswith("#")]
+    assert len(series) == len(set(series))
+    for pod in node.pods:
+        told = Counter[str]()
+        for one in snapshot.unmatched:
+            told[one.resource] += one.slots
+        for row in snapshot.containers:
+            told.update(dict(row.slots))
+        for resource, ids in pod.ids["main"].items():
+            assert RULES.is_gpu_resource(resource) is False or told[resource] >= len(set(ids)), "L5"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(RESOURCES), st.lists(broken(), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES) | st.text(max_size=8)),
+    st.lists(broken() | st.sampled_from(["gpu-0", "gpu-1-mig-19-1-1", "gpu-vfio-0"]), max_size=3),
+    st.text(max_size=300),
+)
+def test_ids_and_answers_of_any_kind(
+    ids: dict[str, list[str]], envs: dict[str, str], claims: list[str], name: str
+) -> None:
+    """Whatever ids, answers and names a node has, its page is whole, and no id is missing on it."""
+    pod = Pod("ml", name, {"main": ids})
+    pod.claims = {"main": [ClaimDevice("gpu.nvidia.com", "n", device, "", "ml", name) for device in claims]}
+    pod.answers = {("main", resource): answer(**envs) for resource in ids}
+    offered = {resource: found * 2 for resource, found in ids.items()}
+    node = TestNode([Gpu(0), Gpu(1, mig=MIG)], [pod], [Process(10, CARD, pod)], allocatable=offered, registered=offered)
+    for _ in range(2):
+        check(node, node.collect())
+
+
+@settings(max_examples=300, deadline=None)
+@given(broken(), broken())
+def test_no_text_raises(resource: str, device_id: str) -> None:
+    """Any text is some plugin's id, or nobody's."""
+    recognise(resource, DeviceId(device_id))
+    recognise_dra("gpu.nvidia.com", device_id)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_plugin_answers_of_any_bytes(tail: bytes, cut: int) -> None:
+    """Bytes are an answer or a ValueError; an answer names devices or none."""
+    env = field(1, field(1, b"NVIDIA_VISIBLE_DEVICES") + field(2, CARD.encode()))
+    for message in (tail, env[:cut], env + tail, field(1, tail), field(5, field(1, tail))):
+        try:
+            named_devices(plugin_answers.parse(message))
+        except ValueError:
+            pass
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON, max_size=5),
+    JSON,
+    st.integers(0, 200),
+)
+def test_checkpoints_of_any_shape(rows: list[Any], registered: Any, cut: int) -> None:
+    """Rows that are not whole cost themselves alone and are complained of; what is no checkpoint is a ValueError."""
+    whole = {
+        "PodUID": "u",
+        "ContainerName": "c",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"-1": ["x"]},
+        "AllocResp": base64.b64encode(b"\xff").decode(),
+    }
+    text = json.dumps({"Data": {"PodDeviceEntries": [whole, *rows], "RegisteredDevices": registered}}).encode()
+    found = _parsed(checkpoint.parse, text)
+    if found is not None:
+        reasons = Counter(one.reason for one in found.complaints)
+        assert ("u", "c") in {(one.pod_uid, one.container) for one in found.value.entries}
+        assert reasons["plugin_answer"] >= 1
+        assert len(found.value.entries) <= len(rows) + 1 - reasons["checkpoint_row"]
+    _parsed(checkpoint.parse, text[:cut])
+
+
+def _parsed(parse: Callable[[bytes], Told[Any]], text: bytes) -> Told[Any] | None:
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
+def test_ten_thousand_replicas_of_one_card() -> None:
+    """They are counted, slot by slot, and given to whom they were given."""
+    resource = "nvidia.com/gpu.shared"
+    everything = [f"{CARD}::{number}" for number in range(10_000)]
+    pods = [Pod("ml", f"p{n}", {"main": {resource: everything[n * 100 : (n + 1) * 100]}}) for n in range(100)]
+    snapshot = TestNode([Gpu(0)], pods, allocatable={resource: everything}).collect()
+    assert {row.slots for row in snapshot.containers} == {((resource, 100),)}
+    assert {row.allocated_gpus for row in snapshot.containers} == {0.01}
+    assert snapshot.leaves[0].allocatable == ((resource, 10_000),)
+    one = Pod("ml", "all", {"main": {resource: everything}})
+    snapshot = TestNode([Gpu(0)], [one], allocatable={resource: everything}).collect()
+    assert [(row.slots, row.allocated_gpus) for row in snapshot.containers] == [(((resource, 10_000),), 1.0)]
+
+
+def test_names_that_no_kubernetes_gives() -> None:
+    """Names of 253 characters, line ends, quotes and control characters stand escaped on a page that is whole."""
+    odd = 'p"\n\\\x00\x1b[31m\u202e' + "x" * 253
+    pod = Pod("ml", odd, {"main": {"nvidia.com/gpu": [str(CARD), f"{odd}-1"], f"nvidia.com/{'x' * 253}": ["0-1"]}})
+    snapshot = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)]).collect()
+    page = Exposition(FAMILIES).render(snapshot).decode()
+    assert all(line.startswith(("gpumap_", "# ")) for line in page.split("\n") if line), "a name has broken a line"
+    assert [(one.reason, one.slots) for one in snapshot.unmatched] == [("unparsed", 1), ("untrusted_id", 1)]
+    assert sum(1 for row in snapshot.containers if row.holds) == 1
