@@ -6,11 +6,11 @@ no allocation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.device_ids import ByUuid
+from gpumap.device_ids import ByUuid, DeviceRef
 from gpumap.join.answers import Answers, answers_of_row
 from gpumap.join.grants import Grant, Holding, grants
 from gpumap.join.inventory import Inventory
@@ -87,10 +87,10 @@ def allocate(
         for container in pod.containers:
             laying.lay(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = laying.holdings(), laying.unmatched
-    offered = _ids_by_device(offer.allocatable or (), inventory)
+    offered = _ids_by_device(offer.allocatable or (), inventory, is_gpu_resource)
     return Allocation(
         basis=basis,
-        grants=grants(holdings, offered, _ids_by_device(offer.registered, inventory), inventory),
+        grants=grants(holdings, offered, _ids_by_device(offer.registered, inventory, is_gpu_resource), inventory),
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
         unsettled=frozenset(name for name, _, _ in unmatched),
         holders=_holders(holdings),
@@ -162,13 +162,10 @@ class _Laying:
                 key = (name, resource, placed.located.reason)
                 self.unmatched.setdefault(key, set()).add((placed.device_id, share_id))
             return ()
-        return placed.located.devices if is_gpus or self._names_ours(resource, placed) else ()
-
-    def _names_ours(self, resource: str, placed: Placed) -> bool:
-        """Whether an id of a resource that is none of the GPUs' has the uuid of a device that is here."""
-        recognised = recognise(resource, placed.device_id)
-        named = recognised.device if recognised else None
-        return isinstance(named, ByUuid) and bool(self._inventory.resolve(named))
+        if not is_gpus:
+            recognised = recognise(resource, placed.device_id)
+            is_gpus = recognised is not None and _is_ours(recognised.device, self._inventory)
+        return placed.located.devices if is_gpus else ()
 
 
 def _shape(inventory: Inventory) -> tuple[object, ...]:
@@ -206,16 +203,23 @@ def _counts(offered: Mapping[tuple[Uuid, str], set[DeviceId]]) -> dict[Uuid, tup
     return {uuid: tuple(rows) for uuid, rows in counts.items()}
 
 
-def _ids_by_device(resources: Iterable[ResourceDevices], inventory: Inventory) -> dict[tuple[Uuid, str], set[DeviceId]]:
+def _ids_by_device(
+    resources: Iterable[ResourceDevices], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
+) -> dict[tuple[Uuid, str], set[DeviceId]]:
     """What is offered, by the device that each id names: also those that a container's ids cannot be trusted with."""
     found: dict[tuple[Uuid, str], set[DeviceId]] = {}
-    for device_id, resource in _pairs(resources):
-        recognised = recognise(resource, device_id)
-        if recognised is not None and recognised.device is not None:
-            for uuid in locate(recognised.device, inventory).devices:
-                found.setdefault((uuid, resource), set()).add(device_id)
+    for devices in resources:
+        is_gpus = is_gpu_resource(devices.resource)
+        for device_id in devices.ids:
+            recognised = recognise(devices.resource, device_id)
+            if recognised is None or recognised.device is None:
+                continue
+            if is_gpus or _is_ours(recognised.device, inventory):
+                for uuid in locate(recognised.device, inventory).devices:
+                    found.setdefault((uuid, devices.resource), set()).add(device_id)
     return found
 
 
-def _pairs(resources: Iterable[ResourceDevices]) -> Iterator[tuple[DeviceId, str]]:
-    return ((device_id, devices.resource) for devices in resources for device_id in devices.ids)
+def _is_ours(ref: DeviceRef | None, inventory: Inventory) -> bool:
+    """Whether an id of a resource that is none of the GPUs' has the uuid of a device that is here."""
+    return isinstance(ref, ByUuid) and bool(inventory.resolve(ref))
