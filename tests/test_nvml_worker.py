@@ -1,15 +1,10 @@
 """The NVML worker as a process of its own, over the compiled stand-in and the real pynvml, by its protocol."""
 
 import ctypes
-import os
-import select
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pynvml
 import pytest
@@ -20,82 +15,12 @@ from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, Proc
 from gpumap.nvml_worker import structs, wire
 from gpumap.sources.nvml_suspects import LONGEST_PAUSE_READS, Suspects
 from tests import standin
-from tests.standin import Attributes, Code, Driver, Gpu, Process, Sample
+from tests.standin import Code, Driver, Gpu, Process, Sample
+from tests.worker import PATIENCE_SECONDS, Start, starting
 
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
-MIG_A, MIG_B = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for letter in "ab")
+MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
 GIB = 1 << 30
-PATIENCE_SECONDS = 10.0
-
-
-class Answers(NamedTuple):
-    driver: wire.DriverSaid
-    gpus: dict[int, GpuReading]
-
-
-class Worker:
-    """A worker process, and the state file of its driver."""
-
-    def __init__(self, library: Path, state: Path, **environment: str) -> None:
-        self._state = state
-        self._reads = 0
-        self._pending = b""
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gpumap.nvml_worker", "--library", str(library)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=os.environ | {"GPUMAP_STANDIN_STATE": str(state)} | environment,
-        )
-
-    def ask(self, driver: Driver | None = None, last: tuple[int, ...] = (), skip: tuple[int, ...] = ()) -> int:
-        """Send a request, `driver` being written before, and return its number."""
-        if driver is not None:
-            driver.write(self._state)
-        self._reads += 1
-        assert self.process.stdin is not None
-        self.process.stdin.write(wire.request(self._reads, 1.0, last, skip))
-        return self._reads
-
-    def answer(self, patience_seconds: float = PATIENCE_SECONDS) -> wire.Answer | None:
-        """The next answer; `None` where the worker has ended, or says nothing for so long."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + patience_seconds
-        while b"\n" not in self._pending:
-            readable, _, _ = select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))
-            more = os.read(self.process.stdout.fileno(), 1 << 20) if readable else b""
-            if not more:
-                return None
-            self._pending += more
-        line, _, self._pending = self._pending.partition(b"\n")
-        return wire.decode(line)
-
-    def read(self, driver: Driver | None = None, last: tuple[int, ...] = (), hung: int = 0) -> Answers:
-        """All answers to a new request; but `hung` of the GPUs do not answer."""
-        number = self.ask(driver, last)
-        said = self.answer()
-        assert isinstance(said, wire.DriverSaid), said
-        gpus: dict[int, GpuReading] = {}
-        while len(gpus) < said.gpus - hung:
-            answer = self.answer()
-            assert isinstance(answer, wire.GpuSaid), answer
-            assert answer.read == said.read == number
-            gpus[answer.gpu.index] = answer.gpu
-        return Answers(said, gpus)
-
-    def read_one(self, driver: Driver) -> GpuReading:
-        return self.read(driver).gpus[0]
-
-    def refusal(self, driver: Driver | None = None) -> wire.ErrorSaid:
-        """The error that answers a new request."""
-        self.ask(driver)
-        said = self.answer()
-        assert isinstance(said, wire.ErrorSaid), said
-        return said
-
-
-Start = Callable[..., Worker]
 
 
 @pytest.fixture(scope="session")
@@ -105,18 +30,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts a worker, with a library that lacks the functions in `without`."""
-    workers: list[Worker] = []
-
-    def start_worker(without: tuple[str, ...] = (), library: Path | None = None, **environment: str) -> Worker:
-        worker = Worker(library or standin.build(libraries, without), tmp_path / "state", **environment)
-        workers.append(worker)
-        return worker
-
-    yield start_worker
-    for worker in workers:
-        worker.process.kill()
-        worker.process.communicate()
+    with starting(tmp_path / "state", libraries) as start:
+        yield start
 
 
 # --- a whole GPU ------------------------------------------------------------------------------------------------------
@@ -322,82 +237,6 @@ def test_samples_survive_a_clock_that_was_set_back(start: Start) -> None:
     assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
 
 
-# --- MIG --------------------------------------------------------------------------------------------------------------
-
-
-def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:
-    """A partitioned GPU tells each MIG device with its own memory and processes, and no utilisation or samples."""
-    first = standin.MigInstance(MIG_A, gi=7, memory_used_bytes=GIB, processes=[Process(10)])
-    second = standin.MigInstance(MIG_B, gi=9, processes=[])
-    gpu = Gpu(A, instances=[first, None, second], samples=[Sample(10, 50)], utilization_gpu=50)
-    reading = start().read_one(Driver(gpus=[gpu]))
-    assert (reading.partitioned, reading.max_mig_devices) == (True, 7)
-    assert reading.refusals == ()
-    assert (reading.processes, reading.samples, reading.utilization_ratio) == (None, None, None)
-    assert (reading.power_watts, reading.temperatures_celsius[0]) == (60.0, ("gpu", 40.0))
-    assert [instance.uuid for instance in reading.instances] == [MIG_A, MIG_B]
-    assert reading.instances[0] == MigInstance(
-        uuid=Uuid(MIG_A),
-        gpu_instance_id=7,
-        compute_instance_id=0,
-        profile="1g.10gb",
-        compute_slices=1,
-        memory=DeviceMemory(9728 << 20, GIB, (9728 << 20) - GIB, 0),
-        processes=(GpuProcess(10, GIB, "C"),),
-    )
-    assert reading.instances[1].processes == ()
-
-
-def test_compute_instances_of_one_gpu_instance_keep_their_own_processes(start: Start) -> None:
-    """A list that is the whole GPU instance's is cut down to the compute instance by its ids."""
-    attributes = Attributes(gpu_instance_slice_count=3, compute_instance_slice_count=1, memory_size_mib=40192)
-    rows = [Process(10, gi=1, ci=0), Process(11, gi=1, ci=1)]
-    siblings: list[standin.MigInstance | None] = [
-        standin.MigInstance(uuid, gi=1, ci=ci, name="NVIDIA A100-SXM4-80GB", attributes=attributes, processes=rows)
-        for ci, uuid in enumerate((MIG_A, MIG_B))
-    ]
-    first, second = start().read_one(Driver(gpus=[Gpu(A, instances=siblings)])).instances
-    assert (first.processes, second.processes) == ((GpuProcess(10, GIB, "C"),), (GpuProcess(11, GIB, "C"),))
-    assert (first.profile, first.compute_slices) == ("1c.3g.40gb", 1)
-
-
-def test_processes_of_mig_devices_come_from_the_gpu_where_only_that_tells(start: Start) -> None:
-    """Where MIG handles have no process lists, the GPU's own are sorted by their ids; without ids nothing is told."""
-    worker = start()
-    instance = standin.MigInstance(MIG_A, gi=1, processes=None)
-    gpu = Gpu(A, instances=[instance], processes=[Process(10, gi=1, ci=0), Process(11, gi=2, ci=0)])
-    driver = Driver(gpus=[gpu])
-    assert worker.read_one(driver).instances[0].processes == (GpuProcess(10, GIB, "C"),)
-    gpu.processes = [Process(10), Process(11, gi=1, ci=0)]
-    assert worker.read_one(driver).instances[0].processes is None
-
-
-def test_mig_changes_are_seen_in_the_next_reading(start: Start) -> None:
-    """Partitioning, another layout and its end each show at once, though handles and refusals are kept."""
-    worker = start()
-    gpu = Gpu(A, mig_mode=False)
-    driver = Driver(gpus=[gpu])
-    assert worker.read_one(driver).utilization_ratio == 0.0
-    gpu.mig_mode, gpu.instances = True, [standin.MigInstance(MIG_A)]
-    assert [instance.uuid for instance in worker.read_one(driver).instances] == [MIG_A]
-    gpu.instances = [None, standin.MigInstance(MIG_B, gi=2, name=None)]
-    reading = worker.read_one(driver)
-    assert [(instance.uuid, instance.profile) for instance in reading.instances] == [(MIG_B, "1g.10gb")]
-    gpu.mig_mode = False
-    reading = worker.read_one(driver)
-    assert (reading.partitioned, reading.instances, reading.utilization_ratio) == (False, (), 0.0)
-
-
-def test_what_only_a_partitioned_gpu_refuses_is_asked_again(start: Start) -> None:
-    """A call that was not supported while MIG was on is tried again as soon as it is off."""
-    worker = start()
-    gpu = Gpu(A, instances=[standin.MigInstance(MIG_A, processes=None)], processes=None)
-    driver = Driver(gpus=[gpu])
-    assert worker.read_one(driver).instances[0].processes is None
-    gpu.mig_mode, gpu.processes = False, [Process(10)]
-    assert worker.read_one(driver).processes == (GpuProcess(10, GIB, "C"),)
-
-
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
@@ -456,7 +295,7 @@ def test_a_hung_call_costs_its_gpu_alone(start: Start) -> None:
     assert set(worker.read(driver, hung=1).gpus) == {1}
     answers = worker.read(hung=1)
     assert (answers.driver.busy, set(answers.gpus)) == ((0,), {1})
-    Driver(gpus=driver.gpus).write(worker._state)
+    Driver(gpus=driver.gpus).write(worker.state)
     late = worker.answer()
     assert isinstance(late, wire.GpuSaid)
     assert (late.read, late.gpu.index, late.gpu.fault) == (1, 0, None)
@@ -473,7 +312,7 @@ def test_many_hung_gpus_keep_nobody_waiting(start: Start) -> None:
     assert set(worker.read(driver, hung=len(hung)).gpus) == {3, 5, 7}
     answers = worker.read(hung=len(hung))
     assert (sorted(answers.driver.busy), set(answers.gpus)) == (hung, {3, 5, 7})
-    Driver(gpus=driver.gpus).write(worker._state)
+    Driver(gpus=driver.gpus).write(worker.state)
     late = [worker.answer() for _ in hung]
     assert sorted(said.gpu.index for said in late if isinstance(said, wire.GpuSaid)) == hung
     assert set(worker.read().gpus) == set(range(8))
@@ -551,6 +390,8 @@ def test_a_module_named_pynvml_does_no_harm(start: Start, tmp_path: Path) -> Non
     [
         (structs.PciInfo, "nvmlPciInfo_t"),
         (structs.DeviceAttributes, "c_nvmlDeviceAttributes"),
+        (structs.GpuInstanceInfo, "c_nvmlGpuInstanceInfo_t"),
+        (structs.GpuInstancePlacement, "c_nvmlGpuInstancePlacement_t"),
         (structs.Memory, "c_nvmlMemory_t"),
         (structs.MemoryV2, "c_nvmlMemory_v2_t"),
         (structs.Utilization, "c_nvmlUtilization_t"),
@@ -613,7 +454,18 @@ ratio = st.none() | st.floats(0, 1)
 memories = st.none() | st.builds(DeviceMemory, whole, whole, whole, st.none() | whole)
 processes = st.lists(st.builds(GpuProcess, whole, st.none() | whole, st.sampled_from(["C", "M+C"])), max_size=2)
 instances = st.builds(
-    MigInstance, st.text().map(Uuid), whole, whole, st.text(), st.none() | whole, memories, processes.map(tuple)
+    MigInstance,
+    st.text().map(Uuid),
+    whole,
+    whole,
+    st.text(),
+    st.none() | whole,
+    memories,
+    processes.map(tuple),
+    st.none() | whole,
+    st.none() | whole,
+    st.none() | whole,
+    st.booleans(),
 )
 readings = st.builds(
     GpuReading,
@@ -685,6 +537,15 @@ def test_what_is_no_answer_is_refused(line: bytes) -> None:
     """A line that is not an answer raises `ValueError`, whatever is wrong with it."""
     with pytest.raises(ValueError):  # noqa: PT011 -- json's and ours, of many texts
         wire.decode(line)
+
+
+def test_an_instance_of_an_older_capture_has_no_place() -> None:
+    """Lines from before a MIG device had a place are read, and one that has none is written as it was then."""
+    older = {"uuid": MIG_A, "gpu_instance_id": 7, "compute_instance_id": 0, "profile": "1g.10gb"}
+    older |= {"compute_slices": 1, "memory": None, "processes": None}
+    reading = wire.gpu_from_object({"index": 0, "partitioned": True, "instances": [older]})
+    assert reading.instances == (MigInstance(Uuid(MIG_A), 7, 0, "1g.10gb", 1, None, None),)
+    assert wire.gpu_object(reading)["instances"] == [older]
 
 
 def test_unknown_keys_are_ignored() -> None:

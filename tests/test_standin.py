@@ -19,6 +19,7 @@ from tests.standin import (
     Driver,
     Gpu,
     MigInstance,
+    Placement,
     Process,
     Sample,
     build,
@@ -451,6 +452,47 @@ def test_mig_handles_go_stale(bench: Bench) -> None:
     driver.write(bench.state)
     assert nvml.code("n.nvmlDeviceGetUUID(mig)") == Code.INVALID_ARGUMENT
     assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
+
+
+def test_a_recycled_handle_answers_for_the_next_device(bench: Bench) -> None:
+    """Devices that follow each other under one number have one handle; of two at a time it is the first one's."""
+    gpu = Gpu(A, instances=[MigInstance(MIG_A, handle=7)])
+    driver = Driver(gpus=[gpu])
+    nvml = bench.start(driver)
+    nvml.ask("mig := n.nvmlDeviceGetMigDeviceHandleByIndex(gpu0, 0)")
+    gpu.instances = [None, MigInstance(MIG_B, gi=3, handle=7)]
+    driver.write(bench.state)
+    assert nvml.ask("n.nvmlDeviceGetUUID(mig)") == MIG_B
+    assert nvml.ask("n.nvmlDeviceGetGpuInstanceId(mig)") == 3
+
+
+def test_gpu_instances_tell_their_profile_and_place(bench: Bench) -> None:
+    """A GPU instance is found by its id, and only on a partitioned GPU; without a place it is not supported."""
+    instances: list[MigInstance | None] = [
+        MigInstance(MIG_A, gi=9, placement=Placement(14, 2, 2)),
+        MigInstance(MIG_B, gi=10),
+    ]
+    nvml = bench.start(Driver(gpus=[Gpu(A, instances=instances), Gpu(B)]))
+    nvml.ask("instance := n.nvmlDeviceGetGpuInstanceById(gpu0, 9)")
+    info = nvml.ask("n.nvmlGpuInstanceGetInfo(instance)")
+    assert (info["id"], info["profileId"], info["placement"]) == (9, 14, {"start": 2, "size": 2})
+    assert nvml.ask("n.nvmlDeviceGetUUID(n.nvmlGpuInstanceGetInfo(instance).device)") == A
+    nvml.ask("unplaced := n.nvmlDeviceGetGpuInstanceById(gpu0, 10)")
+    assert nvml.code("n.nvmlGpuInstanceGetInfo(unplaced)") == Code.NOT_SUPPORTED
+    assert nvml.code("n.nvmlDeviceGetGpuInstanceById(gpu0, 1)") == Code.NOT_FOUND
+    assert nvml.code("n.nvmlDeviceGetGpuInstanceById(gpu1, 9)") == Code.NOT_SUPPORTED
+    Driver(gpus=[Gpu(A, mig_mode=False)]).write(bench.state)
+    assert nvml.code("n.nvmlGpuInstanceGetInfo(instance)") == Code.INVALID_ARGUMENT
+
+
+def test_another_state_takes_over_between_two_calls(bench: Bench) -> None:
+    """The call that a "then" line matches is answered by the old state, the next one by the new."""
+    after = Driver(gpus=[Gpu(B, memory_used_bytes=5)])
+    nvml = bench.start(Driver(gpus=[Gpu(A)], then=(("nvmlDeviceGetUUID", 0), after)))
+    assert nvml.ask("n.nvmlDeviceGetName(gpu0)") == "NVIDIA A100-SXM4-80GB"
+    assert nvml.ask("n.nvmlDeviceGetUUID(gpu0)") == A
+    assert nvml.code("n.nvmlDeviceGetName(gpu0)") == Code.INVALID_ARGUMENT
+    assert nvml.ask("n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0))") == B
 
 
 def test_initialization_is_counted(bench: Bench) -> None:

@@ -53,6 +53,8 @@ class MigInstance(NamedTuple):
     """NVML's number of the GPU instance's profile; kept back, as its place is, from who may not manage instances."""
     placement_start: int | None = None
     placement_size: int | None = None
+    denied: bool = False
+    """Its memory is kept from us, as it is without its device nodes below /dev/nvidia-caps."""
 
 
 class GpuReading(NamedTuple):

@@ -25,6 +25,7 @@ __all__ = [
     "FieldValue",
     "Gpu",
     "MigInstance",
+    "Placement",
     "Process",
     "Sample",
     "Target",
@@ -144,8 +145,20 @@ class Attributes:
 
 
 @dataclass(slots=True)
+class Placement:
+    """Of a GPU instance, as nvmlGpuInstanceInfo_t has it; by default that of an A100's first 1g."""
+
+    profile_id: int = 19
+    start: int = 0
+    size: int = 1
+
+
+@dataclass(slots=True)
 class MigInstance:
-    """A MIG device. Another uuid or `generation` makes the handles that were given out stale."""
+    """A MIG device. Another uuid or `generation` makes the handles that were given out stale.
+
+    Devices that follow each other under one `handle` have the same handle, as a driver that recycles them.
+    """
 
     uuid: str | None
     gi: int = 1
@@ -157,6 +170,8 @@ class MigInstance:
     attributes: Attributes | None = field(default_factory=Attributes)
     processes: list[Process] | None = field(default_factory=list)
     generation: int = 0
+    handle: int | None = None
+    placement: Placement | None = None
 
 
 @dataclass(slots=True)
@@ -205,7 +220,8 @@ class Driver:
     """All that the stand-in answers.
 
     The keys of `fail`, `delay` and `crash` are (function or "*", target); where several match, the first one counts.
-    `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone).
+    `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone). `then` is another
+    driver, which takes this one's place as soon as a call that its key matches is answered.
     """
 
     version: str | None = "550.54.15"
@@ -215,11 +231,14 @@ class Driver:
     fail: dict[tuple[str, Target], int] = field(default_factory=dict)
     delay: dict[tuple[str, Target], float] = field(default_factory=dict)
     crash: set[tuple[str, Target]] = field(default_factory=set)
+    then: "tuple[tuple[str, Target], Driver] | None" = None
     init_code: int = 0
     abi535: bool = False
 
     def write(self, path: Path) -> None:
         """Replace the state file at `path`, so that the library sees either the old or the new one."""
+        if self.then is not None:
+            self.then[1].write(path.with_name(f"{path.name}.next"))
         text = "".join(f"{line}\n" for line in _driver_lines(self))
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w") as file:
@@ -257,6 +276,8 @@ def _driver_lines(driver: Driver) -> Iterator[str]:
         yield _rule("delay", function, target, seconds)
     for function, target in sorted(driver.crash, key=str):
         yield _rule("crash", function, target)
+    if driver.then is not None:
+        yield _rule("then", *driver.then[0])
     for index, gpu in enumerate(driver.gpus):
         yield from _gpu_lines(f"gpu.{index}", index, gpu)
 
@@ -306,6 +327,7 @@ def _instance_lines(key: str, instance: MigInstance) -> Iterator[str]:
         {
             f"{key}.uuid": instance.uuid,
             f"{key}.generation": instance.generation,
+            f"{key}.handle": instance.handle,
             f"{key}.gi": instance.gi,
             f"{key}.ci": instance.ci,
             f"{key}.name": instance.name,
@@ -313,6 +335,10 @@ def _instance_lines(key: str, instance: MigInstance) -> Iterator[str]:
     )
     yield from _memory_lines(key, instance)
     yield from _process_lines(key, instance.processes, instance.gi, instance.ci)
+    if instance.placement is not None:
+        yield _line(
+            f"{key}.placement", instance.placement.profile_id, instance.placement.start, instance.placement.size
+        )
     if instance.attributes is not None:
         counts = instance.attributes
         yield _line(

@@ -25,11 +25,16 @@
  *   gpu.N.mig.S.gi|ci NUMBER                     gi is what makes the instance exist
  *   gpu.N.mig.S.uuid|name|memory.*|processes|process    as for a GPU
  *   gpu.N.mig.S.generation NUMBER                another number makes older handles stale
+ *   gpu.N.mig.S.handle NUMBER                    the handle is made of this alone: devices that follow each other
+ *                                                under one number have one handle, as a driver that recycles them
+ *   gpu.N.mig.S.placement PROFILE START SIZE     of its GPU instance
  *   gpu.N.mig.S.attributes NINE NUMBERS          in the order of nvmlDeviceAttributes_t
  *
  *   fail FUNCTION TARGET CODE                    returns that nvmlReturn_t
  *   delay FUNCTION TARGET SECONDS                sleeps first ("inf" is allowed); over as soon as the line is gone
  *   crash FUNCTION TARGET                        abort()
+ *   then FUNCTION TARGET                         once that call is answered, the file beside the state whose name has
+ *                                                ".next" at its end takes the state's place
  *
  * FUNCTION is a name or "*". TARGET is "*" (also the calls that concern no GPU), "N" (a GPU and its instances),
  * "N.gpu" (not its instances), "N.mig" (only its instances) or "N.S". The first line that matches counts.
@@ -78,6 +83,7 @@ typedef struct { u32 version, mode, count; ProcessRow *rows; } ProcessDetailList
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
 typedef struct { u64 protected_kib, unprotected_kib; } ConfComputeMemory;
 typedef struct { u32 counts[8]; u64 memory_mib; } Attributes;
+typedef struct { Device device; u32 id, profile_id, start, size; } GpuInstanceInfo;
 typedef struct {
     char legacy_id[16];
     u32 domain, bus, device, device_id, subsystem_id;
@@ -111,6 +117,7 @@ _Static_assert(offsetof(ProcessRow, gi) == ROW_V1, "nvmlProcessInfo_v1_t");
 _Static_assert(sizeof(ProcessDetailList) == 24, "nvmlProcessDetailList_v1_t");
 _Static_assert(sizeof(Sample) == 32, "nvmlProcessUtilizationSample_t");
 _Static_assert(sizeof(Attributes) == 40, "nvmlDeviceAttributes_t");
+_Static_assert(sizeof(GpuInstanceInfo) == 24, "nvmlGpuInstanceInfo_t");
 _Static_assert(sizeof(Pci) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(Field) == 40, "nvmlFieldValue_t");
 
@@ -266,13 +273,14 @@ static void split(const Line *line, char copy[WORD_SPACE], char *words[], size_t
 /* ---- what each call starts and ends with ----------------------------------------------------------------------- */
 
 enum { NO_GPU = -1, NO_SLOT = -1 };
-enum about { THE_LIBRARY, THE_SYSTEM, AN_INDEX, A_DEVICE };
+enum about { THE_LIBRARY, THE_SYSTEM, AN_INDEX, A_DEVICE, A_GPU_INSTANCE };
 
 typedef struct {
     const char *function;
     Return code;
     int gpu, slot;
     char prefix[32]; /* of the keys that describe the device */
+    bool then;
 } Call;
 
 static void point_at(Call *call, int gpu, int slot)
@@ -309,8 +317,8 @@ static bool mig_exists(int gpu, int slot)
 static uintptr_t handle_of(const Call *call)
 {
     char identity[256];
-    const Line *uuid = find("%s.uuid", call->prefix);
-    snprintf(identity, sizeof identity, "%s %llu", uuid ? uuid->value : call->prefix,
+    const Line *uuid = find("%s.uuid", call->prefix), *own = find("%s.handle", call->prefix);
+    snprintf(identity, sizeof identity, "%s %llu", own ? own->value : uuid ? uuid->value : call->prefix,
              number_or(find("%s.generation", call->prefix), 0));
     u32 hash = 2166136261u; /* FNV-1a */
     for (const char *at = identity; *at; at++)
@@ -330,6 +338,25 @@ static bool locate_handle(Call *call, uintptr_t handle)
     return false;
 }
 
+/* The first MIG device of a GPU instance. */
+static bool locate_gpu_instance(Call *call, int gpu, u32 id)
+{
+    for (int slot = 0; slot < mig_slots(gpu); slot++) {
+        const Line *gi = find("gpu.%d.mig.%d.gi", gpu, slot);
+        if (gi && number(gi->value) == id) {
+            point_at(call, gpu, slot);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* nvmlGpuInstance_t: which GPU, and which id on it. */
+static uintptr_t handle_of_gpu_instance(int gpu, u32 id)
+{
+    return (uintptr_t)0x4749 << 48 | (uintptr_t)gpu << 32 | id;
+}
+
 static Return locate(Call *call, enum about about, uintptr_t which)
 {
     if (about == THE_LIBRARY)
@@ -342,6 +369,9 @@ static Return locate(Call *call, enum about about, uintptr_t which)
         point_at(call, (int)which, NO_SLOT);
     }
     if (about == A_DEVICE && !locate_handle(call, which))
+        return INVALID_ARGUMENT;
+    if (about == A_GPU_INSTANCE &&
+        (which >> 48 != 0x4749 || !locate_gpu_instance(call, (int)(which >> 32 & 0xffff), (u32)which)))
         return INVALID_ARGUMENT;
     return SUCCESS;
 }
@@ -446,12 +476,23 @@ static Call begin(const char *function, enum about about, uintptr_t which)
         abort();
     if (ruled("fail", &call, argument))
         call.code = (Return)number(argument);
+    call.then = ruled("then", &call, argument);
     return call;
+}
+
+static void take_next_state(void)
+{
+    const char *path = getenv("GPUMAP_STANDIN_STATE");
+    char next[4096];
+    snprintf(next, sizeof next, "%s.next", path);
+    if (rename(next, path) != 0)
+        give_up("cannot rename %s: %s", next, strerror(errno));
 }
 
 static void end(Call *call)
 {
-    (void)call;
+    if (call->then)
+        take_next_state();
     pthread_mutex_unlock(&lock);
 }
 
@@ -871,6 +912,40 @@ INSTANCE_ID(nvmlDeviceGetGpuInstanceId, "gi")
 
 #ifndef WITHOUT_nvmlDeviceGetComputeInstanceId
 INSTANCE_ID(nvmlDeviceGetComputeInstanceId, "ci")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetGpuInstanceById
+Return nvmlDeviceGetGpuInstanceById(Device device, u32 id, void **instance)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(instance && call.slot == NO_SLOT);
+    if (!mig_enabled(call.gpu))
+        return NOT_SUPPORTED;
+    if (!locate_gpu_instance(&call, call.gpu, id))
+        return NOT_FOUND;
+    *instance = (void *)handle_of_gpu_instance(call.gpu, id);
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlGpuInstanceGetInfo
+Return nvmlGpuInstanceGetInfo(void *instance, GpuInstanceInfo *info)
+{
+    BEGIN(A_GPU_INSTANCE, instance);
+    REQUIRE(info);
+    const Line *line = find("%s.placement", call.prefix);
+    if (!line)
+        return NOT_SUPPORTED;
+    char copy[WORD_SPACE], *words[3];
+    split(line, copy, words, 3);
+    info->id = (u32)(uintptr_t)instance;
+    info->profile_id = (u32)number(words[0]);
+    info->start = (u32)number(words[1]);
+    info->size = (u32)number(words[2]);
+    point_at(&call, call.gpu, NO_SLOT);
+    info->device = (Device)handle_of(&call);
+    return SUCCESS;
+}
 #endif
 
 #ifndef WITHOUT_nvmlDeviceGetAttributes_v2

@@ -173,8 +173,9 @@ class _Judge:
             is_host = entry.cgroup.kind is CgroupKind.HOST
             verdict = _Verdict(Owner.HOST) if is_host else _Verdict(Owner.UNKNOWN, unresolved=True)
             uid = None
-        if entry.comm == MPS_SERVER_COMM:
-            # It holds memory for its clients: charged to no container, whichever pod it runs in.
+        if entry.comm == MPS_SERVER_COMM and "M" not in process.types:
+            # It holds memory for its clients: charged to no container, whichever pod it runs in. A process may give
+            # itself any name, but NVML lists no server as a client.
             verdict = _Verdict(Owner.MPS_SERVER, verdict.name)
         return Attributed(
             process, entry.start, entry.comm, verdict.owner, uid, verdict.name, verdict.measures, verdict.unresolved

@@ -3,19 +3,25 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gpumap.nvml_worker.codes import GONE, NO_DATA, UNINITIALIZED, UNSUPPORTED
+from gpumap.nvml_worker.codes import GONE, NO_DATA, NOT_PERMITTED, UNINITIALIZED, UNSUPPORTED
 from gpumap.nvml_worker.library import RefusedError
 
 T = TypeVar("T")
 
 
 class Asking:
-    """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused."""
+    """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused.
+
+    `learned` is whether this reading found something that is not supported.
+    `refused_with` is the code of the call that was asked last, 0 where it was answered or not asked at all.
+    """
 
     def __init__(self) -> None:
         self._unsupported: set[tuple[str, str]] = set()
         self._refused: dict[tuple[str, int], None] = {}
         self.answered = 0
+        self.refused_with = 0
+        self.learned = False
 
     @property
     def refusals(self) -> tuple[tuple[str, int], ...]:
@@ -24,16 +30,25 @@ class Asking:
     def begin(self) -> None:
         self._refused.clear()
         self.answered = 0
+        self.learned = False
 
     def forget(self) -> None:
         """Ask again also what was not supported."""
         self._unsupported.clear()
 
-    def ask(self, function: Callable[..., T], *arguments: object, on: str = "gpu") -> T | None:
+    def withdraw(self, told: tuple[tuple[str, int], ...]) -> None:
+        """Tell only what was refused when `refusals` was `told`: the rest was of a device that is no more."""
+        self._refused = dict.fromkeys(told)
+
+    def ask(
+        self, function: Callable[..., T], *arguments: object, on: str = "gpu", privileged: bool = False
+    ) -> T | None:
         """What the function returns; `None` where NVML refuses. `on` tells GPUs' handles from MIG devices'.
 
+        Not to be permitted what is `privileged` is no fault: it is not told, and not asked again.
         Raises `RefusedError` where the refusal says that the whole GPU is gone, or the driver.
         """
+        self.refused_with = 0
         key = function.__name__, on
         if key in self._unsupported:
             return None
@@ -42,8 +57,10 @@ class Asking:
         except RefusedError as refused:
             if refused.code in GONE or refused.code in UNINITIALIZED:
                 raise
-            if refused.code in UNSUPPORTED:
+            self.refused_with = refused.code
+            if refused.code in UNSUPPORTED or (privileged and refused.code == NOT_PERMITTED):
                 self._unsupported.add(key)
+                self.learned = True
             elif refused.code not in NO_DATA:
                 self._refused[refused.call, refused.code] = None
             return None

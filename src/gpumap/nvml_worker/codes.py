@@ -12,6 +12,8 @@ UNSUPPORTED = frozenset({3, FUNCTION_NOT_FOUND, 25, 26})
 """The GPU or its driver cannot tell: not asked again until NVML is initialised anew or MIG is switched."""
 NO_DATA = frozenset({NOT_FOUND, 21, 27})
 """Nothing to tell just now."""
+STALE = frozenset({2, NOT_FOUND})
+"""Of a MIG device's handle: it is no more."""
 GONE = frozenset({15, 16, 28})
 """In any call: the GPU is lost or needs a reset, and no other call on it will do better."""
 UNINITIALIZED = frozenset({1, 9, DRIVER_VERSION_MISMATCH})

@@ -17,6 +17,7 @@ from gpumap.nvml_worker.structs import (
     VALUE_FIELDS,
     DeviceAttributes,
     FieldValue,
+    GpuInstanceInfo,
     Memory,
     MemoryV2,
     PciInfo,
@@ -57,6 +58,14 @@ class Attributes(NamedTuple):
     gpu_slices: int
     compute_slices: int
     memory_mib: int
+
+
+class Placement(NamedTuple):
+    """nvmlGpuInstanceInfo_t. `profile_id` is the number that `nvidia-smi mig -lgip` shows, of no NVML constant."""
+
+    profile_id: int
+    start: int
+    size: int
 
 
 class Library:
@@ -157,6 +166,13 @@ class Library:
         said = DeviceAttributes()
         self._ask("nvmlDeviceGetAttributes_v2", instance, byref(said))
         return Attributes(said.gpuInstanceSliceCount, said.computeInstanceSliceCount, said.memorySizeMB)
+
+    def placement(self, device: Handle, gpu_instance_id: int) -> Placement:
+        """Of a GPU instance: not permitted to who may not look at others' instances (nvml.h, MIG monitor)."""
+        instance, said = c_void_p(), GpuInstanceInfo()
+        self._ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
+        self._ask("nvmlGpuInstanceGetInfo", instance, byref(said))
+        return Placement(said.profileId, said.placement.start, said.placement.size)
 
     # --- what a device measures ---
 

@@ -1,26 +1,31 @@
-"""The MIG devices of a partitioned GPU, enumerated anew in each reading: a reconfiguration makes handles stale."""
+"""The MIG devices of a partitioned GPU, asked anew in each reading: nothing of one outlives it.
+
+A reconfiguration makes handles stale, or good for another device, and that between any two calls. A MIG device's uuid
+is made of its GPU and its ids (RFC 9562, version 5), so that one of another profile may come back under it.
+"""
 
 import math
 import re
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumap.nvml_worker.asking import Asking
+from gpumap.nvml_worker.codes import NOT_PERMITTED, STALE
 from gpumap.nvml_worker.library import Attributes, Handle, Library
 from gpumap.nvml_worker.lists import Lists
 from gpumap.nvml_worker.processes import Row, merge, read_rows
-from gpumap.readings import DeviceMemory, GpuProcess, MigInstance, Uuid
+from gpumap.readings import DeviceMemory, MigInstance, Uuid
 
 GIB = 1 << 30
 _PROFILE = re.compile(r"\bMIG (\S+)$")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"
 
 
-class _Facts(NamedTuple):
-    """What does not change while a MIG device has its uuid."""
+class _Told(NamedTuple):
+    """What one MIG device said, and the rows of the processes that may be its own."""
 
-    gpu_instance_id: int
-    compute_instance_id: int
-    profile: str
-    compute_slices: int | None
+    instance: MigInstance
+    rows: list[Row] | None
 
 
 class MigDevices:
@@ -31,52 +36,62 @@ class MigDevices:
         self._asking = asking
         self._lists = lists
         self._gpu = gpu
-        self._facts: dict[str, _Facts] = {}
+        self._before: list[str] = []
 
     def read(self, slots: int, gpu_memory: DeviceMemory | None) -> tuple[MigInstance, ...]:
         """Of `slots` slots those that are taken, in NVML's order."""
-        instances: list[MigInstance] = []
-        known, self._facts = self._facts, {}
+        found: list[_Told] = []
         parents = _ParentRows(self._asking, self._lists, self._gpu)
+        changing = False
         for slot in range(slots):
             handle = self._asking.ask(self._library.mig_handle, self._gpu, slot)
             if handle is None:
                 continue  # NOT_FOUND is a hole, after which more may follow
+            refusals = self._asking.refusals
             uuid = self._asking.ask(self._library.uuid, handle, on="mig")
-            facts = known.get(uuid) if uuid else None
-            if uuid and (facts := facts or self._ask_facts(handle, gpu_memory)):
-                self._facts[uuid] = facts
-                instances.append(self._instance(uuid, handle, facts, parents))
-        return tuple(instances)
+            told = self._ask_device(uuid, handle, gpu_memory, parents) if uuid else None
+            still = self._asking.ask(self._library.uuid, handle, on="mig") if uuid else None
+            if uuid and still == uuid:
+                found += [told] if told else []
+                continue
+            changing = True  # what it said may be another's
+            if still or self._asking.refused_with in STALE:
+                self._asking.withdraw(refusals)
+        uuids = [told.instance.uuid for told in found]
+        if changing or not uuids or uuids != self._before:
+            self._asking.forget()  # what a device in the midst of going did not support, the next one may
+        self._before = [*uuids]
+        return tuple(_with_processes(found))
 
-    def _ask_facts(self, handle: Handle, gpu_memory: DeviceMemory | None) -> _Facts | None:
-        gpu_instance = self._asking.ask(self._library.gpu_instance_id, handle, on="mig")
-        compute_instance = self._asking.ask(self._library.compute_instance_id, handle, on="mig")
+    def _ask_device(
+        self, uuid: str, handle: Handle, gpu_memory: DeviceMemory | None, parents: "_ParentRows"
+    ) -> _Told | None:
+        ask, library = self._asking.ask, self._library
+        gpu_instance = ask(library.gpu_instance_id, handle, on="mig")
+        compute_instance = ask(library.compute_instance_id, handle, on="mig")
         if gpu_instance is None or compute_instance is None:
             return None  # it went in the middle of the asking
-        name = self._asking.ask(self._library.model, handle, on="mig") or ""
-        attributes = self._asking.ask(self._library.attributes, handle, on="mig")
-        return _Facts(
-            gpu_instance,
-            compute_instance,
-            profile_name(name, attributes, gpu_memory),
-            attributes.compute_slices if attributes else None,
-        )
-
-    def _instance(self, uuid: str, handle: Handle, facts: _Facts, parents: "_ParentRows") -> MigInstance:
-        memory = self._asking.ask_newest((self._library.memory, self._library.memory_v1), handle, on="mig")
+        name = ask(library.model, handle, on="mig") or ""
+        attributes = ask(library.attributes, handle, on="mig")
+        place = ask(library.placement, self._gpu, gpu_instance, on=f"gpu instance {gpu_instance}", privileged=True)
+        memory = self._asking.ask_newest((library.memory, library.memory_v1), handle, on="mig")
+        denied = self._asking.refused_with == NOT_PERMITTED
         rows = read_rows(self._asking, self._lists, handle, on="mig")
-        if rows is None:
-            rows = parents.of_instances()
-        return MigInstance(
+        rows = parents.of_instances() if rows is None else rows
+        instance = MigInstance(
             uuid=Uuid(uuid),
-            gpu_instance_id=facts.gpu_instance_id,
-            compute_instance_id=facts.compute_instance_id,
-            profile=facts.profile,
-            compute_slices=facts.compute_slices,
+            gpu_instance_id=gpu_instance,
+            compute_instance_id=compute_instance,
+            profile=profile_name(name, attributes, gpu_memory),
+            compute_slices=attributes.compute_slices if attributes else None,
             memory=memory,
-            processes=None if rows is None else _own(rows, facts),
+            processes=None,
+            profile_id=place.profile_id if place else None,
+            placement_start=place.start if place else None,
+            placement_size=place.size if place else None,
+            denied=denied,
         )
+        return _Told(instance, None if rows is None else _own(rows, instance))
 
 
 class _ParentRows:
@@ -99,14 +114,32 @@ class _ParentRows:
         return self._rows
 
 
-def _own(rows: list[Row], facts: _Facts) -> tuple[GpuProcess, ...]:
+def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
     """Those of one compute instance: a list may be that of the whole GPU instance."""
-    return merge(
+    return [
         row
         for row in rows
-        if row.process.gpu_instance_id in (None, facts.gpu_instance_id)
-        and row.process.compute_instance_id in (None, facts.compute_instance_id)
+        if row.process.gpu_instance_id in (None, instance.gpu_instance_id)
+        and row.process.compute_instance_id in (None, instance.compute_instance_id)
+    ]
+
+
+def _with_processes(found: list[_Told]) -> Iterator[MigInstance]:
+    """Give each its processes, but where a row without ids stands in the lists of several of one GPU instance:
+    which of them it runs in, nobody knows, and it must not count in each."""
+    seen = Counter(
+        (told.instance.gpu_instance_id, pid) for told in found for pid in _pids_without_place(told.rows or ())
     )
+    for told in found:
+        gpu_instance = told.instance.gpu_instance_id
+        if told.rows is None or any(seen[gpu_instance, pid] > 1 for pid in _pids_without_place(told.rows)):
+            yield told.instance
+        else:
+            yield told.instance._replace(processes=merge(told.rows))
+
+
+def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:
+    return {row.process.pid for row in rows if row.process.compute_instance_id is None}
 
 
 def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMemory | None) -> str:

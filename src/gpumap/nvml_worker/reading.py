@@ -92,6 +92,8 @@ class GpuReader:
             reading = self._whole_gpu(device, identity, memory, interval_seconds)
         if not self._asking.answered and self._asking.refusals:
             raise RefusedError(*self._asking.refusals[0])  # a stale handle, or a driver that has lost its GPUs
+        if self._asking.learned and self._asking.ask(self._library.mig_enabled, device.handle) is (not partitioned):
+            self._asking.forget()  # MIG was switched in the midst of it, and may be switched back by the next reading
         return reading
 
     def _find_device(self) -> _Device:

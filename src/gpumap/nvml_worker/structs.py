@@ -59,6 +59,27 @@ class DeviceAttributes(Structure):
     memorySizeMB: int  # noqa: N815
 
 
+class GpuInstancePlacement(Structure):
+    """nvmlGpuInstancePlacement_t: memory slices of the GPU."""
+
+    _fields_ = (("start", c_uint), ("size", c_uint))
+    start: int
+    size: int
+
+
+class GpuInstanceInfo(Structure):
+    """nvmlGpuInstanceInfo_t."""
+
+    _fields_ = (
+        ("device", c_void_p),
+        ("id", c_uint),
+        ("profileId", c_uint),
+        ("placement", GpuInstancePlacement),
+    )
+    profileId: int  # noqa: N815
+    placement: GpuInstancePlacement
+
+
 class Memory(Structure):
     """nvmlMemory_t."""
 
@@ -157,6 +178,8 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "nvmlDeviceGetGpuInstanceId": _DEVICE_TO_UINT,
     "nvmlDeviceGetComputeInstanceId": _DEVICE_TO_UINT,
     "nvmlDeviceGetAttributes_v2": (c_void_p, POINTER(DeviceAttributes)),
+    "nvmlDeviceGetGpuInstanceById": (c_void_p, c_uint, POINTER(c_void_p)),
+    "nvmlGpuInstanceGetInfo": (c_void_p, POINTER(GpuInstanceInfo)),
     "nvmlDeviceGetMemoryInfo": (c_void_p, POINTER(Memory)),
     "nvmlDeviceGetMemoryInfo_v2": (c_void_p, POINTER(MemoryV2)),
     "nvmlDeviceGetUtilizationRates": (c_void_p, POINTER(Utilization)),

@@ -133,7 +133,12 @@ def _instance_object(instance: MigInstance) -> dict[str, object]:
         "compute_slices": instance.compute_slices,
         "memory": _memory_row(instance.memory) if instance.memory else None,
         "processes": None if instance.processes is None else [_process_row(process) for process in instance.processes],
+        **{name: value for name, blank in _BLANK_OF_INSTANCE if (value := getattr(instance, name)) != blank},
     }
+
+
+_BLANK_OF_INSTANCE = tuple(MigInstance._field_defaults.items())
+"""Left out where they have their default, as readings from before they were there have it."""
 
 
 def _memory_row(memory: DeviceMemory) -> tuple[int | None, ...]:
@@ -308,4 +313,8 @@ def _instance(value: object) -> MigInstance:
         compute_slices=instance.optional("compute_slices", fields.integer),
         memory=instance.optional("memory", _memory),
         processes=instance.optional("processes", fields.each(_process)),
+        profile_id=instance.optional("profile_id", fields.integer),
+        placement_start=instance.optional("placement_start", fields.integer),
+        placement_size=instance.optional("placement_size", fields.integer),
+        denied=instance.optional("denied", fields.flag) or False,
     )

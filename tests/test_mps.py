@@ -1,0 +1,153 @@
+"""MPS: clients are charged to their own pods, servers to nobody, wherever the daemon runs and however many they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpumap.model import ProcessSample, Uuid
+from gpumap.snapshot import ContainerUse, Snapshot
+from tests import standin
+from tests.measured import MeasuredNode, measure
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, use
+from tests.standin import Driver, Sample
+
+CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
+SERVER = "nvidia-cuda-mps-server"[:15]
+MIB = 1 << 20
+
+
+def replica(name: str, number: int) -> Pod:
+    """A pod with a share of the card, as NVIDIA's plugin gives it where it shares by MPS."""
+    return Pod("ml", name, {"main": {"nvidia.com/gpu": [f"{CARD}::{number}"]}})
+
+
+DAEMON = Pod("nvidia-device-plugin", "mps-control-daemon-x", {"mps-control-daemon": {}})
+
+
+def server(pid: int, leaf: Uuid = CARD, pod: Pod | None = DAEMON, memory: int = 30 * MIB) -> Process:
+    return Process(pid, leaf, pod, "mps-control-daemon" if pod is DAEMON else "main", memory, comm=SERVER)
+
+
+def used(snapshot: Snapshot, pod: Pod) -> ContainerUse:
+    found = use(snapshot, pod.full(), CARD)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("daemon", [DAEMON, None], ids=["in a pod of its own", "on the host"])
+def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
+    """Each client's memory is its container's; the server's is `mps_server` in both layouts, also on a card that it
+    merely waits on, and neither a squatter's nor the host's."""
+    first, second, idle = replica("first", 0), replica("second", 1), replica("idle", 2)
+    node = TestNode([Gpu(0), Gpu(1)], [first, second, idle, DAEMON])
+    node.processes = [
+        server(10, pod=daemon),
+        server(10, OTHER, pod=daemon),
+        Process(11, CARD, first, memory=2 * GIB, types="M+C"),
+        Process(12, CARD, second, memory=3 * GIB, types="M+C"),
+    ]
+    for _ in range(2):
+        snapshot = node.collect()
+    assert [used(snapshot, pod).memory_bytes for pod in (first, second, idle)] == [2 * GIB, 3 * GIB, 0]
+    split = owners(snapshot, CARD)
+    assert (split["assigned"], split["mps_server"]) == (5 * GIB, 30 * MIB)
+    assert split["unassigned"] == split["host"] == split["gone"] == 0
+    assert owners(snapshot, OTHER)["mps_server"] == 30 * MIB
+    assert use(snapshot, DAEMON.full("mps-control-daemon"), CARD) is None
+
+
+def test_a_server_for_each_user_is_no_client_of_the_other() -> None:
+    """Two servers add up as `mps_server`."""
+    client = replica("client", 0)
+    node = TestNode([Gpu(0)], [client, DAEMON])
+    node.processes = [server(10), server(11, memory=25 * MIB), Process(12, CARD, client, types="M+C")]
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["mps_server"], processes_by_owner(snapshot, CARD)["mps_server"]) == (55 * MIB, 2)
+    assert used(snapshot, client).memory_bytes == GIB
+
+
+def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_clients() -> None:
+    """The holder's own server is `mps_server` too: what it keeps is no use of the container's."""
+    pod = replica("own", 0)
+    node = TestNode([Gpu(0)], [pod], [server(10, pod=pod), Process(11, CARD, pod, types="M+C")])
+    snapshot = node.collect()
+    assert (used(snapshot, pod).memory_bytes, used(snapshot, pod).processes) == (GIB, 1)
+    assert owners(snapshot, CARD)["mps_server"] == 30 * MIB
+
+
+def test_the_servers_time_is_nobodys() -> None:
+    """Time that the driver credits to the server is no client's; a client without a row has none that is known, not
+    0; one with a row has it, and a holder without processes has 0."""
+    silent, credited, idle = replica("silent", 0), replica("credited", 1), replica("idle", 2)
+    node = TestNode([Gpu(0)], [silent, credited, idle, DAEMON])
+    node.processes = [
+        Process(10, CARD, DAEMON, "mps-control-daemon", 30 * MIB, sm=0.9, comm=SERVER),
+        Process(11, CARD, silent, types="M+C"),
+        Process(12, CARD, credited, types="M+C", sm=0.4),
+    ]
+    snapshot = node.collect()
+    assert [used(snapshot, pod).sm_ratio for pod in (silent, credited, idle)] == [None, 0.4, 0.0]
+    assert {process.pid: process.sm_ratio for process in snapshot.processes} == {10: 0.9, 11: None, 12: 0.4}
+
+
+def test_a_servers_end_credits_nobody() -> None:
+    """The time that a server used until it ended is not its pod's."""
+    client = replica("client", 0)
+    node = TestNode([Gpu(0)], [client, DAEMON])
+    node.processes = [Process(10, CARD, DAEMON, "mps-control-daemon", sm=0.9, comm=SERVER)]
+    node.collect()
+    node.processes = []
+    node.gpus[0].late_samples = (ProcessSample(10, 0.9, 0.0, 0.0, 0.0),)
+    snapshot = node.collect()
+    assert use(snapshot, DAEMON.full("mps-control-daemon"), CARD) is None
+    assert used(snapshot, client).sm_ratio == 0
+
+
+def test_a_client_that_calls_itself_a_server_is_a_client() -> None:
+    """A name is whatever a process gives itself; but no server is in the list of clients."""
+    thief = Pod("ml", "thief", {"main": {}})
+    node = TestNode([Gpu(0)], [thief, replica("other", 0)])
+    node.processes = [Process(10, CARD, thief, types="M+C", comm=SERVER)]
+    for _ in range(2):
+        snapshot = node.collect()
+    assert owners(snapshot, CARD)["unassigned"] == GIB
+    assert "mps_server" not in owners(snapshot, CARD)
+
+
+def test_a_server_that_cannot_be_seen_is_unknown() -> None:
+    """Whose name /proc does not tell is nobody's, and no holder's zero is certain."""
+    holder = replica("holder", 0)
+    node = TestNode([Gpu(0)], [holder, DAEMON], [Process(10, CARD, DAEMON, comm=SERVER, readable=False)])
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unknown"] == GIB
+    assert use(snapshot, holder.full(), CARD) is None
+
+
+async def test_what_the_driver_lists_is_told_apart(tmp_path: Path) -> None:
+    """Over the driver's own lists: a client stands in two of them, a server in the compute list of every card, its
+    samples beside; what comes out are the clients' bytes and the server's."""
+    client, daemon = replica("client", 0), DAEMON
+    rows = [
+        standin.Process(10, 30 * MIB),
+        standin.Process(11, 2 * GIB, kind="mps"),
+        standin.Process(11, 2 * GIB),
+    ]
+    cards = [
+        standin.Gpu(CARD, memory_used_bytes=3 * GIB, processes=rows, samples=[Sample(10, sm=80)]),
+        standin.Gpu(OTHER, memory_used_bytes=30 * MIB, processes=[standin.Process(10, 30 * MIB)]),
+    ]
+    driver = Driver(gpus=cards)
+    node = MeasuredNode([], [client, daemon], reading=await measure(driver, tmp_path))
+    node.processes = [server(10), Process(11, CARD, client)]
+    snapshot = node.collect()
+    found = use(snapshot, client.full(), CARD)
+    assert found is not None
+    assert (found.memory_bytes, found.sm_ratio, found.processes) == (2 * GIB, None, 1)
+    assert {owner: size for owner, size in owners(snapshot, CARD).items() if size} == {
+        "assigned": 2 * GIB,
+        "mps_server": 30 * MIB,
+        "unaccounted": GIB - 30 * MIB,
+    }
+    assert owners(snapshot, OTHER)["mps_server"] == 30 * MIB
