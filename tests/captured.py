@@ -16,7 +16,7 @@ from gpumap.capture.contents import Down, LogEntry
 from gpumap.capture.format import About, Capture, Frame
 from gpumap.demo import texts
 from gpumap.model import CheckpointEntry, DeviceId, NvmlReading, ResourceDevices
-from tests.nodes import Pod, Process, TestNode, resources
+from tests.nodes import Pod, Process, TestNode, resources, uuid_of
 
 OWN = b"0::/system.slice/gpumap.service\n"
 
@@ -33,15 +33,18 @@ class Claim(NamedTuple):
 def capture_of(node: TestNode, claims: Iterable[Claim] = (), detail: str = "in this test") -> Capture:
     """What the sources of a generated node say, once; `detail` is what those that are down say of it."""
     observed = replace(node, memory=node.memory).observe()
+    claims = list(claims)
     files: dict[str, bytes] = {}
     down = {name: Down(f"{name}_missing", detail) for name in ("checkpoint", "pod_logs")}
     if "kubelet" in node.down:
         down["kubelet"] = Down(node.kubelet_reason, detail)
     else:
-        files |= _kubelet(node, list(claims))
+        files |= _kubelet(node, claims)
     if node.checkpoint_readable:
         files[contents.CHECKPOINT] = _checkpoint(node)
         del down["checkpoint"]
+    if claims:
+        files |= {contents.DRA_STATE: _dra_state(claims), contents.DRA_CHECKPOINT: _dra_checkpoint(node, claims)}
     if node.logs_readable:
         files[contents.LOG_TREE] = contents.log_text(_log_entries(node.pods))
         del down["pod_logs"]
@@ -78,6 +81,42 @@ def _kubelet(node: TestNode, claims: Sequence[Claim]) -> dict[str, bytes]:
         "kubelet/list.pb": v1_pb2.ListPodResourcesResponse(pod_resources=pods).SerializeToString(),
         "kubelet/allocatable.pb": v1_pb2.AllocatableResourcesResponse(devices=offered).SerializeToString(),
     }
+
+
+def _dra_state(claims: Sequence[Claim]) -> bytes:
+    """As kubelets since 1.32 write it."""
+    entries = [
+        {
+            "ClaimUID": uuid_of("claim", claim.name),
+            "ClaimName": claim.name,
+            "Namespace": claim.pod.namespace,
+            "PodUIDs": {claim.pod.uid: {}},
+            "DriverState": {claim.driver: {"Devices": [{"PoolName": "worker-seventeen", "DeviceName": claim.device}]}},
+        }
+        for claim in claims
+    ]
+    return json.dumps({"Data": json.dumps({"kind": "DRACheckpoint", "Entries": entries}), "Checksum": 17}).encode()
+
+
+def _dra_checkpoint(node: TestNode, claims: Sequence[Claim]) -> bytes:
+    """As NVIDIA's DRA driver writes it, with what is nobody's business: a claim's UID, a configuration."""
+    uuids = [str(uuid) for gpu in node.gpus for uuid in gpu.leaves] or [f"GPU-{uuid_of('of no node')}"]
+    prepared = {}
+    for number, claim in enumerate(claims):
+        uuid = uuids[number % len(uuids)]
+        part = {"concrete": {"migUUID": uuid}} if uuid.startswith("MIG-") else {"info": {"uuid": uuid}}
+        device = {**part, "device": {"Requests": ["secret-request"], "DeviceName": claim.device}}
+        amount = {"memory": f"{number}Gi"} if number % 2 else {}
+        result = {"driver": "gpu.nvidia.com", "device": claim.device, "consumedCapacity": amount}
+        kind = "mig" if uuid.startswith("MIG-") else "gpu"
+        prepared[uuid_of("claim", number)] = {
+            "checkpointState": "PrepareCompleted",
+            "name": claim.name,
+            "namespace": claim.pod.namespace,
+            "status": {"allocation": {"devices": {"results": [result], "config": [{"opaque": "secret-config"}]}}},
+            "preparedDevices": [{"devices": [{kind: device}], "configState": {"mpsControlDaemonID": "secret-mps"}}],
+        }
+    return json.dumps({"checksum": 1, "v2": {"checksum": 2, "preparedClaims": prepared}}).encode()
 
 
 def _claim(claim: Claim) -> v1_pb2.DynamicResource:
@@ -145,6 +184,8 @@ KEPT = frozenset(
         "kube-system",
         "python3",
         "nvidia-cuda-mps",
+        "nvidia-mps",
+        "nvidia-smi",
         "Xorg",
         "compute",
         "gpumap",
@@ -153,9 +194,15 @@ KEPT = frozenset(
         "vcuda",
         "core",
         "vgpu",
+        "cri",
+        "dra",
+        "free",
+        "index",
+        "model",
+        "worker",
     }
 )
-"""Kept on purpose, or words of ids that a name happens to be too."""
+"""Kept on purpose, or words of ids, cgroups and families that a name happens to be too."""
 SHORTEST_NAME = 3
 """A shorter name stands in any text, by chance."""
 _ID = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,64}")
@@ -187,12 +234,23 @@ def _names(files: Mapping[str, bytes]) -> set[str]:
             names |= {*steps[3].split("_"), *steps[4:5]}
     rows = json.loads(files.get(contents.CHECKPOINT, b'{"Data": {}}'))["Data"].get("PodDeviceEntries") or ()
     names |= {row["ContainerName"] for row in rows}
+    names |= _names_in_claims(files)
     for path, said in files.items():
         if path.endswith("/stat") and said:
             names.add(said.decode().partition("(")[2].rpartition(")")[0])
         if path.endswith("/cgroup"):
             names |= {*re.findall(r"user-\d+", said.decode()), *re.findall(r"([a-z-]+)\.service", said.decode())}
     return names
+
+
+def _names_in_claims(files: Mapping[str, bytes]) -> set[str]:
+    state = json.loads(files.get(contents.DRA_STATE, b'{"entries": []}'))
+    state = json.loads(state["Data"]) if "Data" in state else state
+    names = {entry[key] for entry in state.get("Entries") or state.get("entries") for key in ("ClaimName", "Namespace")}
+    driver = json.loads(files.get(contents.DRA_CHECKPOINT, b'{"v2": {"preparedClaims": {}}}'))
+    prepared = driver["v2"]["preparedClaims"].values()
+    names |= {claim[key] for claim in prepared for key in ("name", "namespace")}
+    return names | ({"secret-request", "secret-config", "secret-mps"} if prepared else set())
 
 
 def _readable(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:

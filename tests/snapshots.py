@@ -1,6 +1,17 @@
 """Made-up snapshots for the tests of the pages: `busy_node` has a sample of every native family."""
 
-from gpumap.model import ContainerName, DeviceMemory, GpuReading, MigInstance, Moment, NvmlReading, PodUid, Source, Uuid
+from gpumap.model import (
+    ContainerName,
+    DeviceHealth,
+    DeviceMemory,
+    GpuReading,
+    MigInstance,
+    Moment,
+    NvmlReading,
+    PodUid,
+    Source,
+    Uuid,
+)
 from gpumap.snapshot import (
     ContainerOnDevice,
     ContainerUse,
@@ -14,6 +25,7 @@ from gpumap.snapshot import (
     ProcessUse,
     Snapshot,
     SourceHealth,
+    ToldHealth,
     UnmatchedSlots,
 )
 
@@ -138,4 +150,7 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         processes=(process(100, "pod-0-0", leaves[0].uuid), process(101, None, leaves[0].uuid)),
         unmatched=(UnmatchedSlots(ContainerName("team", "other", "main"), "aliyun.com/gpu-mem", "untrusted_id", 4),),
         pods=tuple(PodInfo(one.name.namespace, one.name.pod, PodUid("uid")) for one in containers),
+        device_health=(
+            ToldHealth(ContainerName("team", "pod-0-0", "main"), DeviceHealth("nvidia.com/gpu", "GPU-0", "Healthy")),
+        ),
     )

@@ -16,13 +16,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap import cgroups, device_ids
+from gpumap._proto.podresources import v1_pb2
 from gpumap.capture import anonymize, contents, replay
 from gpumap.capture import format as on_disk
 from gpumap.capture.pseudonyms import Pseudonyms
-from gpumap.model import DeviceId, GpuReading, NvmlReading
+from gpumap.model import ClaimPods, DeviceId, GpuReading, NvmlReading, PodUid
+from gpumap.sources import prepared
+from gpumap.sources.dra import parse_state
 from tests import golden
 from tests.captured import Claim, capture_of, found_in, secrets_of
-from tests.nodes import TestNode
+from tests.nodes import Gpu, Pod, TestNode, gpu_uuid
 from tests.test_laws import nodes
 
 KEY = b"of this test"
@@ -177,8 +180,10 @@ def test_device_ids_keep_their_form(id_: str) -> None:
     same = re.sub("[0-9a-f]{8}-[0-9a-f-]{27}", UUID, other)
     assert same == id_
     assert (other == id_) == (UUID not in id_)
-    kinds = {type(device_ids.parse("nvidia.com/gpu", DeviceId(one))) for one in (id_, other)}
-    assert len(kinds) == 1
+    before, after = (device_ids.parse(DeviceId(one)) or device_ids.parse_dra(one) for one in (id_, other))
+    assert before is not None
+    assert after is not None
+    assert (before.shape, type(before.device)) == (after.shape, type(after.device))
 
 
 @pytest.mark.parametrize(
@@ -327,12 +332,36 @@ def test_what_cannot_be_read_cannot_be_renamed_and_is_left_out() -> None:
     files = {name: said for name, said in capture.frames[0].files.items() if not name.startswith("kubelet/")}
     files |= {"kubelet/list.pb": b"\xff secret-pod", contents.CHECKPOINT: b"{ secret"}
     files |= {"proc/101/cgroup": b"secret", "proc/101/stat": b"secret"}
+    files |= {contents.DRA_STATE: b"{ secret", contents.DRA_CHECKPOINT: b"secret"}
     other = anonymize.anonymize(on_disk.Capture(capture.about, (on_disk.Frame(0.0, files),)), Pseudonyms(KEY))
     said = other.frames[0].files
     assert b"secret" not in b"".join(said.values())
+    assert not said.keys() & {contents.DRA_STATE, contents.DRA_CHECKPOINT}
     assert {name: why.reason for name, why in contents.down(said).items()} == {
         "kubelet": "decode",
         "checkpoint": "checkpoint_corrupt",
+    }
+
+
+def test_claims_are_renamed_in_all_that_names_them() -> None:
+    """List, kubelet's state and driver's checkpoint name one claim, and one share, by the same other name."""
+    pod = Pod("acme", "train", {"main": {}})
+    node = TestNode([Gpu(0)], [pod])
+    names = Pseudonyms(KEY)
+    claims = [Claim(pod, "acme-gpus", "gpu.nvidia.com", "gpu-0"), Claim(pod, "acme-nic", "nic.example", "eth-acme")]
+    said = anonymize.anonymize(capture_of(node, claims), names).frames[0].files
+    entries, _ = parse_state(said[contents.DRA_STATE])
+    assert set(entries) == {
+        ClaimPods(names.namespace("acme"), names.claim(claim.name), (PodUid(names.uid(pod.uid)),)) for claim in claims
+    }
+    devices, _ = prepared.parse(said[contents.DRA_CHECKPOINT])
+    assert {one.claim for one in devices} == {one.claim for one in entries}
+    assert devices[0].uuid == names.device(gpu_uuid(0))
+    listed = v1_pb2.ListPodResourcesResponse.FromString(said["kubelet/list.pb"]).pod_resources[0].containers[0]
+    # A claim without a GPU is a name alone.
+    assert {one.claim_name: [d.device_name for d in one.claim_resources] for one in listed.dynamic_resources} == {
+        names.claim("acme-gpus"): ["gpu-0"],
+        names.claim("acme-nic"): [""],
     }
 
 

@@ -26,7 +26,14 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "no pod logs": ("privileges.podLogs=false",),
     "no hostPID": ("privileges.hostPID=false",),
     "map only": ("privileges.checkpoint=false", "privileges.podLogs=false", "privileges.hostPID=false"),
+    "with DRA": ("privileges.dra=true",),
+    "with the Pods API": ("privileges.podsApi=true",),
     "other kubelet root": ("kubelet.rootDir=/var/lib/k0s/kubelet",),
+    "other kubelet root, and all": (
+        "kubelet.rootDir=/var/lib/k0s/kubelet",
+        "privileges.dra=true",
+        "privileges.podsApi=true",
+    ),
     "library from the node": ("nvml.hostPath=/run/nvidia/driver/usr/lib/x86_64-linux-gnu",),
     "service monitor": (
         "serviceMonitor.enabled=true",
@@ -199,6 +206,37 @@ def test_each_step_of_the_ladder_can_be_left_out(step: str, lost: set[str]) -> N
     assert pod_of(manifests)["hostPID"] is (step != "hostPID")
 
 
+def test_what_only_some_nodes_have_is_off_until_asked_for() -> None:
+    """The DRA driver's folder is mounted where it is asked for, and nothing else is; it need not exist."""
+    manifests = render("privileges.dra=true")
+    assert host_paths(manifests).items() - host_paths(render()).items() == {
+        ("/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins/gpu.nvidia.com")
+    }
+    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
+    assert volumes["dra-plugin"]["hostPath"]["type"] == "DirectoryOrCreate"
+    assert container_of(manifests)["args"] == ["serve"]
+    below = render("privileges.dra=true", "kubelet.rootDir=/var/lib/k0s/kubelet")
+    assert "/var/lib/k0s/kubelet/plugins/gpu.nvidia.com" in host_paths(below)
+
+
+@pytest.mark.parametrize("root", ["/var/lib/kubelet", "/var/lib/k0s/kubelet"])
+def test_the_pods_api_is_asked_only_where_it_is_asked_for(root: str) -> None:
+    """Its folder, never the socket itself; and a variable names the socket to every command in the container."""
+    manifests = render("privileges.podsApi=true", f"kubelet.rootDir={root}")
+    assert host_paths(manifests).items() - host_paths(render(f"kubelet.rootDir={root}")).items() == {
+        (f"{root}/pods-api", f"{root}/pods-api")
+    }
+    told = {"name": "GPUMAP_PODS_API_SOCKET", "value": f"{root}/pods-api/pods-api.sock"}
+    assert told in container_of(manifests)["env"]
+    assert "GPUMAP_PODS_API_SOCKET" not in {one["name"] for one in container_of(render())["env"]}
+
+
+def test_no_variation_mounts_the_kubelets_root(manifests: dict[str, Manifest]) -> None:
+    """It has every pod's Secrets in it; a file in it, such as dra_manager_state, would go stale when it is replaced."""
+    below = {path.partition("/kubelet")[2] for path in host_paths(manifests) if "/kubelet" in path}
+    assert below <= {"/pod-resources", "/device-plugins", "/plugins/gpu.nvidia.com", "/pods-api"}
+
+
 def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
     """The variable and the mounts name the same folder; the checkpoint's hard-coded folder is mounted too."""
     manifests = render("kubelet.rootDir=/var/lib/k0s/kubelet")
@@ -310,6 +348,8 @@ def test_the_service_monitor_keeps_our_labels_and_adds_the_node() -> None:
         "hostPID=false",
         "privileges.hostPid=false",
         "privileges.hostPID=maybe",
+        "privileges.dra=on",
+        "privileges.podsapi=true",
         "kubelet.rootdir=/var/lib/k0s/kubelet",
         "kubelet.rootDir=/var/lib/kubelet/",
         "kubelet.rootDir=kubelet",

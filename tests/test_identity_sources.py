@@ -12,8 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import CgroupKind, CgroupMembership, ContainerName, PodUid, ProcEntry, SourceError
+from gpumap.model import (
+    CgroupKind,
+    CgroupMembership,
+    ClaimPods,
+    ContainerName,
+    DraState,
+    PodUid,
+    ProcEntry,
+    SourceError,
+)
 from gpumap.sources.checkpoint import CheckpointSource, parse
+from gpumap.sources.dra import DraSource
 from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.pidfds import KnownProcesses
 from gpumap.sources.podlogs import PodLogsSource
@@ -31,18 +41,19 @@ def checkpoint(*rows: object, registered: object = None) -> bytes:
 
 def test_both_formats_of_the_checkpoint() -> None:
     """Ids come as a list (kubelet ≤ 1.19) or by NUMA node, -1 being none."""
-    first = parse(checkpoint({**ROW, "DeviceIDs": ["b", "a"]}))
-    later = parse(checkpoint({**ROW, "DeviceIDs": {"0": ["a"], "-1": ["b"]}, "BootID": "unheard of"}))
+    first = parse(checkpoint({**ROW, "DeviceIDs": ["b", "a"]})).value
+    later = parse(checkpoint({**ROW, "DeviceIDs": {"0": ["a"], "-1": ["b"]}, "BootID": "unheard of"})).value
     assert first.entries == later.entries
     assert first.entries[0].ids == {"a", "b"}
 
 
 def test_empty_and_partly_broken_checkpoints() -> None:
-    """null is none; a row that is no row costs itself alone; half a character is no text."""
-    assert parse(checkpoint(registered=None)).entries == ()
-    assert parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, 7, {"PodUID": 1}, {**ROW, "PodUID": "\ud800"})).entries[0].ids
-    assert len(parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, {**ROW, "PodUID": "\ud800"})).entries) == 1
-    assert parse(checkpoint(registered={"nvidia.com/gpu": ["a", "a", 3]})).registered[0].ids == ("a",)
+    """null is none; a row that is no row costs itself alone, and is told; half a character is no text."""
+    assert parse(checkpoint(registered=None)).value.entries == ()
+    told = parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, 7, {"PodUID": 1}, {**ROW, "PodUID": "\ud800"}))
+    assert [entry.ids for entry in told.value.entries] == [{"a"}]
+    assert {complaint.reason for complaint in told.complaints} == {"checkpoint_row"}
+    assert parse(checkpoint(registered={"nvidia.com/gpu": ["a", "a", 3]})).value.registered[0].ids == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,7 @@ def test_corrupt_checkpoint_is_one_reason(tmp_path: Path, text: bytes) -> None:
         source.read()
     assert caught.value.complaints[-1].reason == "checkpoint_corrupt"
     path.write_bytes(checkpoint({**ROW, "DeviceIDs": ["a"]}))
-    assert source.read().entries
+    assert source.read().value.entries
 
 
 def test_unchanged_checkpoint_is_not_read_again(tmp_path: Path) -> None:
@@ -65,11 +76,11 @@ def test_unchanged_checkpoint_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(checkpoint({**ROW, "DeviceIDs": ["a"]}))
     source = CheckpointSource((path,))
-    first = source.read()
-    assert source.read() is first
+    first = source.read().value
+    assert source.read().value is first
     (tmp_path / "new").write_bytes(checkpoint({**ROW, "DeviceIDs": ["b"]}))
     (tmp_path / "new").rename(path)
-    assert source.read().entries[0].ids == {"b"}
+    assert source.read().value.entries[0].ids == {"b"}
 
 
 def make_pod(root: Path, *, uid: str = UID, name: str = "pod", container: str = "main", cid: str = CID) -> None:
@@ -129,10 +140,16 @@ def test_change_in_the_same_tick_is_seen(tmp_path: Path) -> None:
     assert source.read(time.time()).value.trees[0].containers == ("main", "second")
 
 
+def identity_below(root: Path) -> PodIdentitySource:
+    """All that identity is read from, below a folder."""
+    dra = DraSource(root / "dra_manager_state", root / "plugins" / "gpu.nvidia.com" / "checkpoint.json")
+    return PodIdentitySource(CheckpointSource((root / "checkpoint",)), PodLogsSource(root / "log"), dra, time.time)
+
+
 def test_identity_needs_one_of_its_two_sources(tmp_path: Path) -> None:
     """Either alone answers, without complaint of the other's absence; neither is a failure; broken ones are told."""
     path = tmp_path / "checkpoint"
-    source = PodIdentitySource(CheckpointSource((path,)), PodLogsSource(tmp_path / "log"), time.time)
+    source = identity_below(tmp_path)
     with pytest.raises(SourceError) as caught:
         source.read()
     assert [one.reason for one in caught.value.complaints] == ["checkpoint_missing", "pod_logs_missing"]
@@ -145,6 +162,31 @@ def test_identity_needs_one_of_its_two_sources(tmp_path: Path) -> None:
     told = source.read()
     assert told.value.checkpoint is not None
     assert told.value.logs is not None
+
+
+def test_dra_state_is_part_of_identity_but_not_enough_for_it(tmp_path: Path) -> None:
+    """It has UIDs and claims but no names: alone it does not answer; beside another file it is the very same object."""
+    state = {"version": "v1", "entries": [{"ClaimName": "gpus", "Namespace": "ml", "PodUIDs": {UID: {}}}]}
+    (tmp_path / "dra_manager_state").write_text(json.dumps(state))
+    source = identity_below(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        source.read()
+    assert [one.reason for one in caught.value.complaints] == ["checkpoint_missing", "pod_logs_missing"]
+    (tmp_path / "checkpoint").write_bytes(checkpoint())
+    first = source.read()
+    assert first.value.dra.claims == (ClaimPods("ml", "gpus", (PodUid(UID),)),)
+    assert first.complaints == ()
+    assert source.read().value.dra is first.value.dra
+
+
+def test_every_files_complaints_are_told(tmp_path: Path) -> None:
+    """What is broken costs itself alone: DRA's state first, then the checkpoint's rows."""
+    (tmp_path / "dra_manager_state").write_text("{")
+    (tmp_path / "checkpoint").write_bytes(checkpoint(7))
+    told = identity_below(tmp_path).read()
+    assert [one.reason for one in told.complaints] == ["dra_state_corrupt", "checkpoint_row"]
+    assert told.value.checkpoint is not None
+    assert told.value.dra == DraState()
 
 
 def make_process(root: Path, pid: int, path: str, *, start: int = 77, comm: str = "python3") -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import grpc
 import pytest
 
+from gpumap._proto.podresources import v1_pb2
 from gpumap.demo import kubelet as fake
 from gpumap.demo.kubelet import FakeKubelet
 from gpumap.model import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
+from gpumap.sources import podresources
 from gpumap.sources.kubelet import KubeletSource
 from tests.privileges import as_ordinary_user, open_folder
 
@@ -85,12 +90,151 @@ async def test_reads_that_are_far_apart_keep_no_channel(kubelet: FakeKubelet) ->
         await source.close()
 
 
-async def test_claims_are_listed_once_each(kubelet: FakeKubelet, source: KubeletSource) -> None:
-    """Devices of DRA claims come by driver, pool, device and share."""
-    claim = ClaimDevice("gpu.nvidia.com", "node", "gpu-0")
-    kubelet.set_pods([ListedPod("ml", "dra", (ListedContainer("main", (), (claim,)),))])
+async def test_claims_are_listed_with_their_names(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """Devices of DRA claims come by driver, pool, device and share, with the claim that they are of."""
+    claims = (
+        ClaimDevice("compute-domain.nvidia.com", "node", "channel-0", "", "ml", "domain"),
+        ClaimDevice("gpu.nvidia.com", "node", "gpu-0", "", "ml", "dra-gpus-x7k2p"),
+        ClaimDevice("gpu.nvidia.com", "node", "gpu-1", "6b0f", "ml", "dra-shares"),
+        ClaimDevice("gpu.nvidia.com", "node", "gpu-1", "91c4", "ml", "dra-shares"),
+    )
+    kubelet.set_pods([ListedPod("ml", "dra", (ListedContainer("main", (), claims),))])
     told = await source.read(5.0)
-    assert told.value.pods[0].containers[0].claims == (claim,)
+    assert told.value.pods[0].containers[0].claims == claims
+    assert told.complaints == ()
+
+
+def list_answer(*containers: v1_pb2.ContainerResources, pod: str = "dra") -> fake.Raw:
+    """A List of one pod, as bytes that no fake would think of."""
+    listed = v1_pb2.PodResources(namespace="ml", name=pod, containers=containers)
+    return fake.Raw(v1_pb2.ListPodResourcesResponse(pod_resources=[listed]).SerializeToString())
+
+
+def claim_entry(devices: Iterable[int], *, cdi_characters: int = 10) -> v1_pb2.DynamicResource:
+    """A claim entry with these GPUs, in the order and as often as they are given."""
+    resources = [
+        v1_pb2.ClaimResource(
+            cdi_devices=[v1_pb2.CDIDevice(name=f"{turn:06}".ljust(cdi_characters, "c"))],
+            driver_name="gpu.nvidia.com",
+            pool_name="node",
+            device_name=f"gpu-{number}",
+        )
+        for turn, number in enumerate(devices)
+    ]
+    return v1_pb2.DynamicResource(claim_namespace="ml", claim_name="eight", claim_resources=resources)
+
+
+EIGHT = tuple(ClaimDevice("gpu.nvidia.com", "node", f"gpu-{number}", "", "ml", "eight") for number in range(8))
+
+
+async def test_claim_that_grows_without_end_is_read_whole(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """A claim of 8 devices told 60,000 times over, 17.8 MB as once seen, is 8 devices and one complaint."""
+    grown = list_answer(
+        v1_pb2.ContainerResources(
+            name="main", dynamic_resources=[claim_entry((turn % 8 for turn in range(60_000)), cdi_characters=259)]
+        )
+    )
+    assert len(grown.answer) >= 17_800_000
+    kubelet.misbehave(grown)
+    for _ in range(2):  # also where the answer is unchanged, and not decoded again
+        told = await source.read(30.0)
+        assert told.value.pods[0].containers[0].claims == EIGHT
+        assert [complaint.reason for complaint in told.complaints] == ["duplicate_claims"]
+        assert "59992" in told.complaints[0].detail
+        assert "ml/dra" in told.complaints[0].detail
+    assert not any(len(kept) > 1 << 16 for kept in source._decoded), "its bytes are not kept in every order"
+    kubelet.misbehave(
+        list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[claim_entry(range(8))])),
+    )
+    mended = await source.read(5.0)
+    assert mended.value.pods is told.value.pods, "the devices are the same"
+    assert mended.complaints == ()
+
+
+def test_decoding_costs_each_entry_once() -> None:
+    """The work for a claim that repeats its devices grows with its entries, not with their square."""
+
+    def lines(count: int) -> int:
+        """Lines of gpumap's that run while so many entries are decoded."""
+        counted = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+            nonlocal counted
+            counted += event == "line" and frame.f_code.co_filename == podresources.__file__
+            return trace
+
+        entry = claim_entry(turn % 8 for turn in range(count))
+        chunk = v1_pb2.PodResources(containers=[v1_pb2.ContainerResources(dynamic_resources=[entry])])
+        raw = chunk.SerializeToString()
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            podresources.decode_pod(raw)
+        finally:
+            sys.settrace(before)
+        return counted
+
+    assert lines(16_000) <= 2 * lines(8_000)
+
+
+async def test_container_with_two_requests_of_a_claim_repeats_nothing(
+    kubelet: FakeKubelet, source: KubeletSource
+) -> None:
+    """Kubelets list a claim once for each request that a container takes of it: the same claim twice is no fault."""
+    entries = [claim_entry(range(8)), claim_entry(range(8))]
+    kubelet.misbehave(list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=entries)))
+    told = await source.read(5.0)
+    assert told.value.pods[0].containers[0].claims == EIGHT
+    assert told.complaints == ()
+
+
+async def test_claims_of_kubelets_that_name_no_device(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """Before 1.31 a claim's entries have CDI names alone: the claim is told, and nothing is called a repetition."""
+    nameless = [v1_pb2.ClaimResource(cdi_devices=[v1_pb2.CDIDevice(name=name)]) for name in "abc"]
+    entry = v1_pb2.DynamicResource(claim_namespace="ml", claim_name="old", claim_resources=nameless)
+    kubelet.misbehave(list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[entry])))
+    told = await source.read(5.0)
+    assert told.value.pods[0].containers[0].claims == (ClaimDevice("", "", "", "", "ml", "old"),)
+    assert told.complaints == ()
+
+
+@pytest.mark.parametrize(
+    ("container", "shown"),
+    [
+        (v1_pb2.ContainerResources(name="a\x1b[31mb"), r"a container with characters that cannot be shown: a\x1b[31mb"),
+        (v1_pb2.ContainerResources(name="c" * 254), f"a container of 254 characters: {'c' * 80}…"),
+        (
+            v1_pb2.ContainerResources(
+                name="main", devices=[v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["a\nb"])]
+            ),
+            r"a device id with characters that cannot be shown: a\nb",
+        ),
+        (
+            v1_pb2.ContainerResources(
+                name="main", devices=[v1_pb2.ContainerDevices(resource_name="r" * 318, device_ids=["a"])]
+            ),
+            f"a resource of 318 characters: {'r' * 80}…",
+        ),
+    ],
+)
+async def test_odd_names_are_kept_and_told(
+    kubelet: FakeKubelet, source: KubeletSource, container: v1_pb2.ContainerResources, shown: str
+) -> None:
+    """A name that no Kubernetes gives stays what it is, with one complaint a read as long as it is listed."""
+    kubelet.misbehave(list_answer(container))
+    for _ in range(3):
+        told = await source.read(5.0)
+        assert [tuple(complaint) for complaint in told.complaints] == [("odd_name", shown)]
+    assert told.value.pods[0].containers[0].name == container.name
+    kubelet.behave()
+    assert (await source.read(5.0)).complaints == ()
+
+
+async def test_long_names_that_kubernetes_allows_are_not_odd(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """253 characters of a pod's name, 317 of a resource's, and letters of any script, are names."""
+    device = v1_pb2.ContainerDevices(resource_name="r" * 317, device_ids=["ä" * 253])
+    kubelet.misbehave(list_answer(v1_pb2.ContainerResources(name="main", devices=[device]), pod="p" * 253))
+    assert (await source.read(5.0)).complaints == ()
 
 
 async def test_kubelet_before_1_20_is_asked_in_v1alpha1(kubelet: FakeKubelet, source: KubeletSource) -> None:

@@ -21,8 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.capture import allocated, checkpoint, contents, replay
+from gpumap import plugin_answers
+from gpumap.capture import allocated, checkpoint, claims, contents, replay
 from gpumap.capture import format as on_disk
+from gpumap.capture.node import CapturedNode
+from gpumap.capture.pseudonyms import Pseudonyms
 from gpumap.capture.record import Recorder, record
 from gpumap.capture.run import record_node
 from gpumap.capture.taps import TappedIdentity
@@ -31,9 +34,11 @@ from gpumap.demo.node import DemoNode
 from gpumap.demo.run import simulated
 from gpumap.demo.scenario import default_scenario
 from gpumap.exposition import Exposition
-from gpumap.model import Source
+from gpumap.model import ClaimPods, DraState, PodUid, PreparedDevice, Source, Uuid
 from gpumap.settings import Settings, add_flags, resolve
 from gpumap.snapshot import Snapshot, SourceHealth
+from gpumap.sources import prepared
+from gpumap.sources.dra import DraSource, parse_state
 from gpumap.sources.nvml import worker_command
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
@@ -118,7 +123,7 @@ async def test_it_says_what_the_agent_says(node: Node, directory: Path) -> None:
     await run_record(node, str(directory / "new"), "--node-name", "here")
     expected = agent.Page((directory / "new" / on_disk.EXPECTED).read_text())
     async with agent.serve(
-        node, "--node-name", "here", "--collect", "all", "--process-metrics", library=node.library
+        node, "--node-name", "here", "--collect", "all", "--process-metrics", "--no-push", library=node.library
     ) as running:
         served = await running.later(3)
     left_out = ("gpumap_source_", "gpumap_collections_total", "gpumap_build_info", "python_", "process_")
@@ -482,6 +487,112 @@ async def test_nothing_secret_is_in_a_recording(node: Node, directory: Path) -> 
         assert word.encode() in kept
 
 
+def dra_files(root: Path, uid: PodUid) -> None:
+    """DRA's files below a kubelet's root, as their writers write them, with secrets wherever there can be one."""
+    device = {"PoolName": SECRET, "DeviceName": "gpu-0", "RequestNames": [SECRET], "CDIDeviceIDs": [SECRET]}
+    entry = {"ClaimUID": SECRET, "ClaimName": "gpus", "Namespace": "ml", "PodUIDs": {uid: {}}, "More": SECRET}
+    nic = {"ClaimName": "nics", "Namespace": "ml", "PodUIDs": {uid: {}}, "DriverState": {SECRET: {"Devices": [device]}}}
+    data = {"kind": "DRACheckpoint", "Entries": [{**entry, "DriverState": {"gpu.nvidia.com": {}}}, nic], "More": SECRET}
+    (root / "dra_manager_state").write_text(json.dumps({"Data": json.dumps(data), "Checksum": 1, "More": SECRET}))
+    given: dict[str, object] = {"driver": "gpu.nvidia.com", "device": "gpu-0", "shareID": "6b0f", "pool": SECRET}
+    given |= {"request": SECRET, "adminAccess": True, "consumedCapacity": {"memory": "10Gi", "other": SECRET}}
+    told = {"DeviceName": "gpu-0", "ShareID": "6b0f", "CDIDeviceIDs": [SECRET], "Metadata": {"more": SECRET}}
+    claim = {
+        "checkpointState": "PrepareCompleted",
+        "name": "gpus",
+        "namespace": "ml",
+        "status": {"allocation": {"devices": {"results": [given], "config": [{"opaque": SECRET}]}}, "more": SECRET},
+        "preparedDevices": [
+            {"devices": [{"gpu": {"info": {"uuid": gpu_uuid(0)}, "device": told}}], "configState": SECRET}
+        ],
+    }
+    unfinished = {**claim, "name": SECRET, "checkpointState": "PrepareStarted"}
+    versions = {
+        "v2": {"preparedClaims": {SECRET: claim, "2": unfinished}, "nodeBootID": SECRET},
+        "v1": {"more": SECRET},
+    }
+    folder = root / "plugins" / "gpu.nvidia.com"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoint.json").write_text(json.dumps({"checksum": 1, **versions}))
+
+
+async def test_of_dra_stays_what_was_read(node: Node, directory: Path, recorder: Recorder) -> None:
+    """Claims, their pods, the devices behind names; no configuration, pool, request or CDI name, nor a claim's UID."""
+    uid = next(iter(node.pods)).uid
+    dra_files(node.kubelet_root, uid)
+    code, _, errors = await run_record(node, str(directory / "new"))
+    assert (code, errors) == (0, "")
+    for path in (directory / "new").rglob("*"):
+        assert SECRET.encode() not in (path.read_bytes() if path.is_file() else b"")
+    files, _ = await recorder.frame()
+    same, _ = await recorder.frame()
+    assert same[contents.DRA_STATE] is files[contents.DRA_STATE], "what did not change is not written anew"
+    state = directory / "new" / contents.DRA_STATE
+    told = DraSource(state, directory / "new" / contents.DRA_CHECKPOINT).read()
+    assert told == (
+        DraState(
+            (ClaimPods("ml", "gpus", (uid,)), ClaimPods("ml", "nics", (uid,))),
+            (PreparedDevice("ml", "gpus", "gpu-0", "6b0f", Uuid(gpu_uuid(0)), True, 10 << 30),),
+        ),
+        (),
+    )
+
+
+async def test_dra_files_come_and_go(node: Node, directory: Path, recorder: Recorder) -> None:
+    """A node without them is recorded without them; what is replayed is what the service read."""
+    bare, _ = await recorder.frame()
+    assert not bare.keys() & {contents.DRA_STATE, contents.DRA_CHECKPOINT}
+    dra_files(node.kubelet_root, next(iter(node.pods)).uid)
+    with_files, _ = await recorder.frame()
+    (node.kubelet_root / "dra_manager_state").write_text("{")
+    broken, snapshot = await recorder.frame()
+    assert contents.DRA_STATE not in broken
+    assert contents.DRA_CHECKPOINT in broken
+    identity = next(health for health in snapshot.sources if health.source is Source.POD_IDENTITY)
+    assert (identity.up, identity.reason) == (True, "dra_state_corrupt")
+    frames = tuple(on_disk.Frame(float(n), files) for n, files in enumerate((bare, with_files, broken)))
+    capture = on_disk.Capture(recorder.about(), frames)
+    on_disk.write(capture, directory / "new", b"")
+    loaded = on_disk.load(directory / "new")
+    assert [dict(frame.files) for frame in loaded.frames] == [bare, with_files, broken]
+    played = CapturedNode(loaded, directory / "played")
+    settings = played.settings(settings_of())
+    try:
+        for frame, found in zip(loaded.frames, ((False, False), (True, True), (False, True)), strict=True):
+            await played.show(frame)
+            told = DraSource(settings.dra_state, settings.dra_driver_checkpoint).read()
+            assert told.complaints == ()
+            assert (told.value.claims is not None, told.value.prepared is not None) == found
+    finally:
+        await played.stop()
+
+
+_NAMES = st.text("abc-./:09", min_size=1, max_size=6)
+
+
+@given(
+    st.sets(st.builds(ClaimPods, _NAMES, _NAMES, st.sets(_NAMES, max_size=3).map(lambda uids: tuple(sorted(uids))))),
+    st.sets(
+        st.builds(
+            PreparedDevice,
+            _NAMES | st.just(""),
+            _NAMES | st.just(""),
+            _NAMES,
+            _NAMES | st.just(""),
+            st.sampled_from([Uuid("GPU-0"), Uuid("MIG-0"), Uuid("x")]),
+            st.booleans(),
+            st.none() | st.integers(0, 1 << 62),
+        )
+    ),
+)
+def test_what_was_read_of_dra_is_read_again(found: set[ClaimPods], devices: set[PreparedDevice]) -> None:
+    """What a capture keeps of DRA's files is all that gpumap makes of them."""
+    by_name = {(one.namespace, one.claim): one for one in found}
+    assert parse_state(claims.state_text(by_name.values())) == (tuple(sorted(by_name.values())), 0)
+    again, skipped = prepared.parse(claims.checkpoint_text(devices))
+    assert (set(again), len(again), skipped) == (devices, len(devices), 0)
+
+
 def test_what_is_left_of_a_plugins_answer_is_a_message() -> None:
     """Cutting again changes nothing; every part of it is one that was allowed."""
     once = allocated.cut(plugin_answer())
@@ -490,11 +601,21 @@ def test_what_is_left_of_a_plugins_answer_is_a_message() -> None:
         len(_field(number, said))
         for number, said in (
             (1, _pair("NVIDIA_VISIBLE_DEVICES", gpu_uuid(1))),
-            (3, _pair("/dev/nvidia0", "/dev/nvidia0") + _field(3, b"rw")),
+            (3, _pair("/dev/nvidia0", "/dev/nvidia0")),
             (4, _pair("tencent.com/vcuda-device", "/dev/nvidia0")),
             (5, _field(1, b"nvidia.com/gpu=0")),
         )
     )
+
+
+def test_devices_that_a_plugin_mounts_stay_devices() -> None:
+    """NVIDIA's plugin can name devices by mounts: they are kept, and under another name they are mounts of another."""
+    names = Pseudonyms(b"of this test")
+    mounts = [f"/var/run/nvidia-container-devices/{gpu_uuid(1)}", f"/mnt/{SECRET}"]
+    answer = b"".join(_field(2, _pair(path, "/dev/null")) for path in mounts)
+    assert plugin_answers.parse(allocated.cut(answer)).mount_paths == (mounts[0],)
+    renamed = plugin_answers.parse(allocated.cut(answer, names.device))
+    assert renamed.mount_paths == (f"/var/run/nvidia-container-devices/{names.device(gpu_uuid(1))}",)
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=20).map(lambda said: plugin_answer() + said))
@@ -542,7 +663,8 @@ def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -
     (log / "containers" / "half.log").symlink_to(b"/data/logs/x_y_z/\xff/0.log".decode(errors="surrogateescape"))
     (log / "containers" / "short.log").symlink_to("/etc/passwd")
     (log / "containers" / "other.log").symlink_to("/data/logs/x_y_z/c/0.log")
-    tapped = TappedIdentity((directory / "none",), log, lambda name: True)
+    nowhere = directory / "none"
+    tapped = TappedIdentity((nowhere,), log, (nowhere, nowhere), lambda name: True)
     tapped.read()
     files = tapped.heard[1]
     assert isinstance(files, dict)

@@ -72,11 +72,27 @@ def document(snapshot: Snapshot, interval_seconds: float | None = None) -> Docum
             for row in snapshot.unmatched
         ],
         "pods": [{"namespace": pod.namespace, "pod": pod.pod, "uid": pod.uid or None} for pod in snapshot.pods],
+        "device_health": _device_health(snapshot),
         "sources": [_source(health) for health in snapshot.sources],
         "capabilities": dict(snapshot.capabilities),
         "pid_visibility_reason": snapshot.visibility_reason or None,
         "remedies": _remedies(snapshot),
     }
+
+
+def _device_health(snapshot: Snapshot) -> list[Document] | None:
+    """Null where no plugin's word was told."""
+    if snapshot.device_health is None:
+        return None
+    return [
+        {
+            **one.name._asdict(),
+            "resource": one.health.resource,
+            "device_id": one.health.device_id,
+            "health": one.health.health,
+        }
+        for one in snapshot.device_health
+    ]
 
 
 def _remedies(snapshot: Snapshot) -> dict[str, str]:

@@ -250,13 +250,43 @@ class DraState:
     prepared: tuple[PreparedDevice, ...] | None = None
 
 
+class DeviceHealth(NamedTuple):
+    """What a plugin says of a device that a container was given. The resource may be a claim's: `claim:<name>/…`."""
+
+    resource: str
+    device_id: str
+    health: str
+    """Healthy, Unhealthy or Unknown."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReportedContainer:
+    """A container in a pod's status. `container_id` is empty until it has started."""
+
+    name: str
+    container_id: str
+    health: tuple[DeviceHealth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReportedPod:
+    """A pod of the kubelet's Pods API."""
+
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    containers: tuple[ReportedContainer, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """The identity sources; `None` where one could not be read. Checkpoint or logs could."""
+    """The identity sources; `None` where one could not be read. Checkpoint, logs or the Pods API could."""
 
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     dra: DraState = DraState()
+    pods: tuple[ReportedPod, ...] | None = None
+    """Of the Pods API, if it was asked for and is current."""
 
 
 # --- processes as /proc has them --------------------------------------------------------------------------------------
@@ -330,3 +360,5 @@ class Observations:
     kubelet: Observed[KubeletAnswer] | Failed
     finished: Moment
     trigger: str = "interval"
+    push: bool = False
+    """Whether an allocation starts a collection at once."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gpumap.model import (
     ContainerName,
+    DeviceHealth,
     DeviceMemory,
     GpuReading,
     MigInstance,
@@ -140,6 +141,21 @@ class UnmatchedSlots:
     slots: int
 
 
+class ToldHealth(NamedTuple):
+    """What a plugin says of the health of a device that it gave to a container, in its own words."""
+
+    name: ContainerName
+    health: DeviceHealth
+
+
+class HiddenDevice(NamedTuple):
+    """A MIG device that came after gpumap's start, and that its container has no device nodes for."""
+
+    uuid: Uuid
+    since: float
+    """Unix seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodInfo:
     """A pod that holds or uses a GPU. `uid` is empty where it is not known."""
@@ -190,3 +206,7 @@ class Snapshot:
     processes: tuple[ProcessUse, ...] = ()
     unmatched: tuple[UnmatchedSlots, ...] = ()
     pods: tuple[PodInfo, ...] = ()
+    device_health: tuple[ToldHealth, ...] | None = None
+    """`None` where nobody tells: the Pods API was not asked, or does not answer."""
+    hidden: tuple[HiddenDevice, ...] = ()
+    """Only a new container helps: the service ends for the sake of it."""

@@ -1,4 +1,4 @@
-"""How people write durations: as Prometheus does (`500ms`, `1m30s`)."""
+"""How durations are written, as Prometheus does (`500ms`, `1m30s`), and quantities, as Kubernetes does (`10Gi`)."""
 
 import re
 
@@ -18,3 +18,27 @@ def parse_duration(text: str) -> float:
     if seconds == 0:
         raise ValueError("must be longer than zero")
     return seconds
+
+
+_QUANTITY = re.compile(
+    r"([0-9]{0,40})(?:\.([0-9]{0,40}))?(?:([KMGTPE])i|([numkMGTPE])|[eE]([+-]?[0-9]{1,2}))?", re.ASCII
+)
+_DECIMAL_EXPONENTS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+def parse_quantity(text: str) -> int:
+    """Read an amount as Kubernetes writes it (`10Gi`, `500M`, `1e9`), exactly; a part of one counts as one.
+
+    Raises ValueError where it is none, is below zero, or does not fit in 63 bits.
+    """
+    match = _QUANTITY.fullmatch(text.removeprefix("+"))
+    if match is None or not (match[1] or match[2]):
+        raise ValueError(f'"{text:.40}" is not a quantity such as 10Gi or 500M')
+    whole, fraction, binary, decimal, exponent = match.groups(default="")
+    amount = int(whole + fraction) << (10 * ("KMGTPE".index(binary) + 1) if binary else 0)
+    tens = (_DECIMAL_EXPONENTS[decimal] if decimal else int(exponent or 0)) - len(fraction)
+    scale: int = 10 ** abs(tens)
+    amount = amount * scale if tens >= 0 else -(-amount // scale)
+    if amount >> 63:
+        raise ValueError(f'"{text:.40}" does not fit in 63 bits')
+    return amount

@@ -37,6 +37,10 @@ Where the sources are, if not where gpumap looks by itself, as a list of variabl
 - name: GPUMAP_KUBELET_ROOT
   value: {{ .Values.kubelet.rootDir | quote }}
 {{- end }}
+{{- if .Values.privileges.podsApi }}
+- name: GPUMAP_PODS_API_SOCKET
+  value: {{ printf "%s/pods-api/pods-api.sock" .Values.kubelet.rootDir | quote }}
+{{- end }}
 {{- with .Values.nvml }}
 {{- if or .library .hostPath }}
 - name: GPUMAP_NVML_LIBRARY
@@ -63,6 +67,12 @@ device-plugins: {path: {{ printf "%s/device-plugins" $root | quote }}, type: Dir
 {{- if ne $root "/var/lib/kubelet" }}
 device-plugins-default: {path: /var/lib/kubelet/device-plugins, type: DirectoryOrCreate}
 {{- end }}
+{{- end }}
+{{- if .Values.privileges.dra }}
+dra-plugin: {path: {{ printf "%s/plugins/gpu.nvidia.com" $root | quote }}, type: DirectoryOrCreate}
+{{- end }}
+{{- if .Values.privileges.podsApi }}
+pods-api: {path: {{ printf "%s/pods-api" $root | quote }}, type: DirectoryOrCreate}
 {{- end }}
 {{- if .Values.privileges.podLogs }}
 pod-logs: {path: /var/log/pods, type: DirectoryOrCreate}

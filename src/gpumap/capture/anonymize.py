@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpumap.capture import answers, checkpoint, contents
+from gpumap.capture import answers, checkpoint, claims, contents
 from gpumap.capture.format import About, Capture, Frame
 from gpumap.capture.pseudonyms import Pseudonyms
 from gpumap.model import GpuReading, NvmlReading, Uuid
@@ -67,6 +67,10 @@ def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuRe
             return answers.renamed_allocatable(raw, names, is_gpu_resource)
         if name == contents.CHECKPOINT:
             return checkpoint.cut(said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device)
+        if name == contents.DRA_STATE:
+            return claims.renamed_state(said, names)
+        if name == contents.DRA_CHECKPOINT:
+            return claims.renamed_checkpoint(said, names)
     except ValueError:
         return None
     if name == contents.LOG_TREE:

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from gpumap._proto.podresources import v1_pb2
-from gpumap.device_ids import NamedDevice, parse
+from gpumap.device_ids import ByUuid, parse
 from gpumap.model import DeviceId
 
 _MESSAGES = {
@@ -56,7 +56,7 @@ def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
 
 
 def renamed_list(raw: bytes, names: Names, is_gpu_resource: Callable[[str], bool]) -> bytes:
-    """A List in the new names' order, with GPUs alone: no CPUs, memory, other devices, nor unknown fields.
+    """A List in the new names' order, with GPUs and claims alone: no CPUs, memory, other devices, nor unknown fields.
 
     Raises ValueError where it cannot be decoded.
     """
@@ -86,7 +86,8 @@ def renamed_allocatable(raw: bytes, names: Names, is_gpu_resource: Callable[[str
 
 def is_gpus(resource: str, ids: Iterable[str], is_gpu_resource: Callable[[str], bool]) -> bool:
     """Whether a resource is of GPUs: by its name, or because an id of it names one (contract, law L5)."""
-    return is_gpu_resource(resource) or any(isinstance(parse(resource, DeviceId(id_)), NamedDevice) for id_ in ids)
+    meanings = (parse(DeviceId(id_)) for id_ in ids)
+    return is_gpu_resource(resource) or any(one is not None and isinstance(one.device, ByUuid) for one in meanings)
 
 
 def _decoded(message: M, raw: bytes) -> M:
@@ -117,7 +118,10 @@ def _devices(
 def _claims(
     entries: Iterable[v1_pb2.DynamicResource], names: Names, is_gpu_resource: Callable[[str], bool]
 ) -> list[v1_pb2.DynamicResource]:
-    """Without the names that a container runtime knows the devices by: they hold the claims' UIDs."""
+    """Without the names that a container runtime knows the devices by: they hold the claims' UIDs.
+
+    Of a claim without a GPU its name stays, which tells pods apart, and no device.
+    """
     found = []
     for entry in entries:
         devices = [
@@ -130,14 +134,13 @@ def _claims(
             for device in entry.claim_resources
             if is_gpus(device.driver_name, [device.device_name], is_gpu_resource)
         ]
-        if devices:
-            found.append(
-                v1_pb2.DynamicResource(
-                    claim_name=names.claim(entry.claim_name),
-                    claim_namespace=names.namespace(entry.claim_namespace),
-                    claim_resources=devices,
-                )
+        found.append(
+            v1_pb2.DynamicResource(
+                claim_name=names.claim(entry.claim_name),
+                claim_namespace=names.namespace(entry.claim_namespace),
+                claim_resources=devices or [v1_pb2.ClaimResource()],
             )
+        )
     return _in_order(found)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from gpumap.capture import contents
 
 CHECKPOINT = "kubelet/device-plugins/kubelet_internal_checkpoint"
+DRA_STATE = "kubelet/dra_manager_state"
+DRA_CHECKPOINT = "kubelet/plugins/gpu.nvidia.com/checkpoint.json"
 LOGS = "var/log"
 PROC = "proc"
 OWN = "own"
@@ -79,6 +81,9 @@ def things(frame: Mapping[str, bytes]) -> dict[str, Thing]:
         found |= _DOWN_CHECKPOINTS.get(down["checkpoint"].reason, {})
     elif contents.CHECKPOINT in frame:
         found[CHECKPOINT] = frame[contents.CHECKPOINT]
+    for place, name in ((DRA_STATE, contents.DRA_STATE), (DRA_CHECKPOINT, contents.DRA_CHECKPOINT)):
+        if name in frame:
+            found[place] = frame[name]
     if "pod_logs" not in down:
         for entry in contents.log_entries(frame) or ():
             for parent in _parents(entry.path):

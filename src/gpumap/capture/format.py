@@ -26,7 +26,7 @@ EXPECTED = "expected.prom"
 
 _FILE = re.compile(
     r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
-    r"|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
+    r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
     re.ASCII,
 )
 """A frame's files. What else stands in the folder (notes, expected.prom) is nobody's business here."""

@@ -20,7 +20,7 @@ KEPT_WORDS = frozenset(
         gpumap docker cri containerd crio conmon libpod podman lxc payload container containers default machine deleted
         GPU MIG gpu mig vfio core memory tencent com vcuda nvidia all tegra none void vgpu mps dev tmp run
         cdi k8s io device plugin volcano sh index ids new node management runtime compute utility graphics video
-        nvidiactl uvm tools modeset caps dri nvswitch
+        nvidiactl uvm tools modeset caps dri nvswitch var devices
         """,
     )
 )

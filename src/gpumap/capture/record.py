@@ -40,7 +40,12 @@ class Recorder:
         def is_gpu_resource(name: str) -> bool:
             return settings.resource.fullmatch(name) is not None
 
-        self._identity = TappedIdentity(settings.checkpoint_candidates, settings.pod_log_root, is_gpu_resource)
+        self._identity = TappedIdentity(
+            settings.checkpoint_candidates,
+            settings.pod_log_root,
+            (settings.dra_state, settings.dra_driver_checkpoint),
+            is_gpu_resource,
+        )
         self._loop = Collector(
             self._nvml,
             self._procfs,
@@ -54,10 +59,11 @@ class Recorder:
     async def frame(self) -> tuple[Files, Snapshot]:
         """Collect once: what was said, and what the service makes of it."""
         self._nvml.heard = self._procfs.heard = self._kubelet.heard = None
-        self._identity.heard = None, None
+        self._identity.heard = None, None, None
         snapshot = await self._loop.collect()
-        checkpoint, logs = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.heard)
+        checkpoint, logs, dra = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.heard)
         files: Files = {**(self._nvml.heard or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
+        files |= dra if isinstance(dra, dict) else {}  # steps of the ladder that need not be taken
         heard = {
             "kubelet": self._kubelet.heard,
             "checkpoint": checkpoint,

@@ -69,7 +69,8 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
 
     with temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
-        settings = replace(node.settings(resolve(argparse.Namespace(), {})), interval_seconds=INTERVAL_SECONDS)
+        settings = node.settings(resolve(argparse.Namespace(), {}))
+        settings = replace(settings, interval_seconds=INTERVAL_SECONDS, push=False)
         try:
             await node.show(frames[0])
             async with service.collector(settings, node.driver_command, found.append, clock) as loop:

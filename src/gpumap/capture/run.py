@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import shlex
 import sys
@@ -95,7 +96,8 @@ async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
     with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         async with node.playing():
-            await service.serve(node.settings(settings), node.driver_command, listener, stop)
+            # What was hidden from the recorded one no restart of this one brings back.
+            await service.serve(node.settings(settings), node.driver_command, listener, stop, math.inf)
 
 
 def load_capture(folder: Path) -> on_disk.Capture:

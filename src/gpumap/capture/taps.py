@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gpumap.capture import checkpoint, contents
+from gpumap.capture import checkpoint, claims, contents
 from gpumap.capture.contents import Down, LogEntry
 from gpumap.model import (
     Complaint,
+    DraState,
     KubeletAnswer,
     NvmlReading,
     PodIdentity,
@@ -25,6 +26,7 @@ from gpumap.model import (
     Told,
 )
 from gpumap.sources.checkpoint import CheckpointSource
+from gpumap.sources.dra import DraSource
 from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.kubelet import KubeletSource
 from gpumap.sources.nvml import NvmlSource
@@ -167,25 +169,33 @@ def _bare_stat(text: bytes) -> bytes:
 
 
 class TappedIdentity:
-    """Keeps the checkpoint, cut down to GPUs, and the names below the log root."""
+    """Keeps the checkpoint, cut down to GPUs, the names below the log root, and what was read of DRA's state."""
 
-    def __init__(self, checkpoints: tuple[Path, ...], log_root: Path, is_gpu_resource: Callable[[str], bool]) -> None:
-        self._source = PodIdentitySource(CheckpointSource(checkpoints), PodLogsSource(log_root), time.time)
+    def __init__(
+        self,
+        checkpoints: tuple[Path, ...],
+        log_root: Path,
+        dra: tuple[Path, Path],
+        is_gpu_resource: Callable[[str], bool],
+    ) -> None:
+        self._source = PodIdentitySource(
+            CheckpointSource(checkpoints), PodLogsSource(log_root), DraSource(*dra), time.time
+        )
         self._checkpoints = checkpoints
         self._log_root = log_root
         self._is_gpu_resource = is_gpu_resource
-        self.heard: tuple[Heard, Heard] = (None, None)
-        """Of the checkpoint, and of the log directories."""
-        self._last: tuple[PodIdentity, tuple[Heard, Heard]] = PodIdentity(None, None), self.heard
+        self.heard: tuple[Heard, Heard, Heard] = (None, None, None)
+        """Of the checkpoint, of the log directories, and of DRA's files."""
+        self._last: tuple[PodIdentity, tuple[Heard, Heard, Heard]] = PodIdentity(None, None), self.heard
 
     def read(self) -> Told[PodIdentity]:
-        """Both are read once more where they changed: what the source made of them has lost their form."""
+        """Checkpoint and names are read once more where they changed: what was made of them has lost their form."""
         try:
             told = self._source.read()
         except SourceError as error:
-            self.heard = _why("checkpoint", error.complaints), _why("pod_logs", error.complaints)
+            self.heard = _why("checkpoint", error.complaints), _why("pod_logs", error.complaints), None
             raise
-        now, (before, (checkpoint_files, log_files)) = told.value, self._last
+        now, (before, (checkpoint_files, log_files, dra_files)) = told.value, self._last
         if now.checkpoint is None:
             checkpoint_files = _why("checkpoint", told.complaints)
         elif now.checkpoint is not before.checkpoint:
@@ -194,7 +204,9 @@ class TappedIdentity:
             log_files = _why("pod_logs", told.complaints)
         elif now.logs is not before.logs:
             log_files = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
-        self.heard = checkpoint_files, log_files
+        if now.dra is not before.dra or dra_files is None:
+            dra_files = _dra_files(now.dra)
+        self.heard = checkpoint_files, log_files, dra_files
         self._last = now, self.heard
         return told
 
@@ -207,6 +219,13 @@ class TappedIdentity:
             except (OSError, ValueError):
                 break  # it was readable a moment ago
         return checkpoint.cut(b'{"Data": {}}', self._is_gpu_resource)
+
+
+def _dra_files(dra: DraState) -> Files:
+    files = {} if dra.claims is None else {contents.DRA_STATE: claims.state_text(dra.claims)}
+    if dra.prepared is not None:
+        files[contents.DRA_CHECKPOINT] = claims.checkpoint_text(dra.prepared)
+    return files
 
 
 def _why(source: str, complaints: tuple[Complaint, ...]) -> Down:

@@ -129,7 +129,8 @@ class _Computing:
     def _device(self, holding: Holding) -> _Stated:
         """Whole, or one share of consumable capacity, whose size only the driver's own notes tell."""
         if _is_share(holding):
-            return _Stated((None,), (holding.prepared.memory_bytes if holding.prepared else None,))
+            # 0 is a share without a limit of its memory: nothing was granted.
+            return _Stated((None,), ((holding.prepared.memory_bytes or None) if holding.prepared else None,))
         if _is_admin(holding):
             return _Stated((0.0,))
         if len(self._claims.get(holding.uuid, ())) > 1:
@@ -156,8 +157,11 @@ class _Computing:
         return _Stated((share,), memory)
 
     def _gpushare(self, holding: Holding) -> _Stated:
+        """By the card's slots: those of its ids, else as many as the plugin wrote into the container."""
         slots = len(holding.ids)
-        count = self._count((holding.uuid, holding.resource))
+        of_card = dict(holding.answer.envs).get("ALIYUN_COM_GPU_MEM_DEV", "") if holding.answer else ""
+        told = int(of_card) if re.fullmatch("[0-9]{1,9}", of_card) else None
+        count = self._count((holding.uuid, holding.resource)) or told
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
         if not count or total is None:

@@ -1,7 +1,8 @@
 """Which UID, which name and which containers a pod has: the List joined with what the kubelet writes down locally.
 
 The List has names but no UIDs, a cgroup path has a UID but no name. The device checkpoint, DRA's state and the log
-directories tie them; where they leave a doubt, nothing is tied: a wrong name is worse than none.
+directories tie them, or the kubelet's Pods API does, which knows; where a doubt is left, nothing is tied: a wrong name
+is worse than none.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from gpumap.model import (
     PodLogs,
     PodName,
     PodUid,
+    ReportedPod,
 )
 
 _Rows = dict[tuple[str, str, DeviceId], list[CheckpointEntry]]
 """The checkpoint's rows by container, resource and one of their ids."""
+_CONTAINER_ID_DIGITS = 64
 
 
 class Standing(enum.Enum):
@@ -40,12 +43,14 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PodTable:
-    """The join of one List with one identity reading; the first four fields are what it was made of."""
+    """The join of one List with one identity reading; the first five fields are what it was made of."""
 
     pods: tuple[ListedPod, ...]
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     claims: tuple[ClaimPods, ...] | None
+    reported: tuple[ReportedPod, ...] | None
+    """Of the Pods API, while it is current."""
     listed: frozenset[PodName]
     uid_of: Mapping[PodName, PodUid]
     """Listed pods whose UID is fixed."""
@@ -57,10 +62,12 @@ class PodTable:
     """The checkpoint's rows of live pods' containers that the List leaves out: plain init containers."""
     trees: Mapping[PodUid, LogTree]
     links: Mapping[str, ContainerLink]
+    reported_names: Mapping[PodUid, PodName]
+    """The Pods API's word on it."""
     cut_links: tuple[ContainerLink, ...]
     """Links whose container id lost its tail to a long name."""
     standing_uids: frozenset[PodUid]
-    """UIDs that a row of the checkpoint, a claim or a log directory still stands for."""
+    """UIDs that a row of the checkpoint, a claim, a log directory or the Pods API still stands for."""
     may_be_short: bool
     """Whether the List may be a kubelet's that has not heard from its API server yet: only static pods are on it."""
     logs_tell: bool
@@ -72,18 +79,23 @@ class PodTable:
             self.checkpoint is (identity.checkpoint if identity else None)
             and self.logs is (identity.logs if identity else None)
             and self.claims is (identity.dra.claims if identity else None)
+            and self.reported is (identity.pods if identity else None)
         )
 
     def name(self, uid: PodUid) -> PodName | None:
-        """Name a pod: as the List has it, else as its log directory has it."""
+        """Name a pod: as the List has it, else as the Pods API or its log directory has it."""
         tree = self.trees.get(uid)
-        return self.name_of.get(uid) or (PodName(tree.namespace, tree.pod) if tree else None)
+        name = self.name_of.get(uid) or self.reported_names.get(uid)
+        return name or (PodName(tree.namespace, tree.pod) if tree else None)
 
     def is_only(self, uid: PodUid) -> bool:
-        """Whether a UID is the only one that its name can mean: the fixed one, or of the one log tree of that name."""
+        """Whether a UID is the only one that its name can mean: the fixed one, or of the one log tree of that name, or
+        the only one that the Pods API has for it."""
         if uid in self.name_of:
             return True
         name = self.name(uid)
+        if uid in self.reported_names:
+            return name not in self.uid_of and sum(1 for other in self.reported_names.values() if other == name) == 1
         trees = sum(1 for tree in self.trees.values() if (tree.namespace, tree.pod) == name)
         return uid in self.trees and name not in self.uid_of and trees == 1
 
@@ -104,7 +116,7 @@ class PodTable:
 
         `last_name` is the name it was last known by, for pods whose directories are gone.
         """
-        if self.logs_tell and uid not in self.trees:
+        if self.logs_tell and uid not in self.trees and uid not in self.reported_names:
             return Standing.GONE  # the directory is made before the first process, and removed after the pod
         if uid in self.name_of:
             return Standing.LIVE
@@ -122,33 +134,47 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     checkpoint = identity.checkpoint if identity else None
     logs = identity.logs if identity else None
     claims = identity.dra.claims if identity else None
+    reported = identity.pods if identity else None
+    reported_names = {pod.pod_uid: PodName(pod.namespace, pod.pod) for pod in reported or ()}
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
     listed = frozenset(pod.pod_name for pod in pods)
     named = before.named if before else {}
-    uid_of = _fix_uids(pods, _Clues(checkpoint, claims, trees, named))
+    uid_of = _fix_uids(pods, _Clues(checkpoint, claims, trees, reported_names, named))
     name_of = {uid: name for name, uid in uid_of.items()}
     standing = {entry.pod_uid for entry in checkpoint.entries} if checkpoint else set()
-    standing |= trees.keys()
+    standing |= trees.keys() | reported_names.keys()
     standing |= {uid for claim in claims or () for uid in claim.pod_uids}
     listed_trees = {uid for uid, tree in trees.items() if PodName(tree.namespace, tree.pod) in listed}
     tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
-    links = logs.links if logs else ()
+    links = (*(logs.links if logs else ()), *_reported_links(reported or ()))
     return PodTable(
         pods=pods,
         checkpoint=checkpoint,
         logs=logs,
         claims=claims,
+        reported=reported,
         listed=listed,
         uid_of=uid_of,
         name_of=name_of,
         named={uid: name for uid, name in {**named, **name_of}.items() if uid in standing},
         unlisted=_unlisted(pods, checkpoint, name_of),
         trees=trees,
-        links={link.container_id: link for link in links if len(link.container_id) == 64},
-        cut_links=tuple(link for link in links if len(link.container_id) < 64),
+        links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
+        reported_names=reported_names,
+        cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         standing_uids=frozenset(standing),
         may_be_short=not any(_is_of_api(uid) for uid in (*name_of, *listed_trees)),
         logs_tell=logs is not None and (not listed or not listed.isdisjoint(tree_names)),
+    )
+
+
+def _reported_links(pods: Iterable[ReportedPod]) -> Iterable[ContainerLink]:
+    """What container ids the Pods API ties to names, as links do."""
+    return (
+        ContainerLink(container.container_id, pod.pod_uid, ContainerName(pod.namespace, pod.pod, container.name))
+        for pod in pods
+        for container in pod.containers
+        if len(container.container_id) == _CONTAINER_ID_DIGITS
     )
 
 
@@ -190,6 +216,7 @@ class _Clues:
         checkpoint: Checkpoint | None,
         claims: tuple[ClaimPods, ...] | None,
         trees: Mapping[PodUid, LogTree],
+        reported: Mapping[PodUid, PodName],
         known: Mapping[PodUid, PodName],
     ) -> None:
         rows: _Rows = {}
@@ -202,10 +229,17 @@ class _Clues:
         self._in_logs: dict[PodName, set[PodUid]] = {}
         for tree in trees.values():
             self._in_logs.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
-        self._known = known
+        self._reported: dict[PodName, set[PodUid]] = {}
+        for uid, name in reported.items():
+            self._reported.setdefault(name, set()).add(uid)
+        self._known = {**known, **reported}
 
     def candidates(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
-        """The UIDs that a listed name may have."""
+        """The UIDs that a listed name may have. The kubelet's own word counts; a pod that has just come may lack it."""
+        reported, in_files = self._reported.get(name), self._in_files(name, namesakes)
+        return in_files if reported is None else (in_files & reported) or reported
+
+    def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
         in_logs = self._in_logs.get(name, set())
         written = [uids for uids in map(self._written, namesakes) if uids is not None]
         if not written:

@@ -71,8 +71,8 @@ def parse(text: bytes) -> Told[Checkpoint]:
     """Read the checkpoint's JSON, in the format of kubelet ≤ 1.19 (ids as a list) or later (ids by NUMA node).
 
     The checksum is over Go's own dump of its structures and cannot be recomputed here; writes are atomic. Unknown keys
-    are skipped. Rows that are not whole are skipped too, and complained of, as are plugins' answers that cannot be read.
-    Raises ValueError where the document is no checkpoint.
+    are skipped. Rows that are not whole are skipped too, and complained of, as are answers that cannot be read. Raises
+    ValueError where the document is no checkpoint.
     """
     try:
         document = json.loads(text)

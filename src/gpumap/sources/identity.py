@@ -1,26 +1,50 @@
-"""Pod identity: the device checkpoint and the log directories as one source. Each is optional; one must answer."""
+"""Pod identity: the device checkpoint, the log directories, DRA's state and the Pods API as one source.
+
+Each is optional, and one must answer. DRA's state does not count: it ties UIDs to claims, but names no pod and no
+container.
+"""
 
 from collections.abc import Callable
 
-from gpumap.model import Complaint, PodIdentity, SourceError, Told
+from gpumap.model import Complaint, PodIdentity, ReportedPod, SourceError, Told
 from gpumap.sources.checkpoint import CheckpointSource
+from gpumap.sources.dra import DraSource
 from gpumap.sources.podlogs import PodLogsSource
+
+_NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
+
+
+def not_asked() -> Told[tuple[ReportedPod, ...] | None]:
+    """The Pods API, for who was not asked to ask it."""
+    return Told(None)
 
 
 class PodIdentitySource:
-    """Reads both. A file that is merely not mounted is no complaint: it is a step of the privilege ladder not taken."""
+    """Reads all. A file that is merely not mounted is no complaint: it is a step of the privilege ladder not taken."""
 
-    def __init__(self, checkpoint: CheckpointSource, logs: PodLogsSource, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        checkpoint: CheckpointSource,
+        logs: PodLogsSource,
+        dra: DraSource,
+        wall: Callable[[], float],
+        read_pods: Callable[[], Told[tuple[ReportedPod, ...] | None]] = not_asked,
+    ) -> None:
         self._checkpoint = checkpoint
         self._logs = logs
+        self._dra = dra
         self._wall = wall
+        self._read_pods = read_pods
 
     def read(self) -> Told[PodIdentity]:
-        """Give what can be read. Raises SourceError with both reasons where neither can."""
-        complaints: list[Complaint] = []
+        """Give what can be read. Raises SourceError with all reasons where none that counts can."""
+        pods, complaints_of_pods = self._read_pods()
+        dra, complaints_of_dra = self._dra.read()
+        complaints: list[Complaint] = [*complaints_of_pods, *complaints_of_dra]
         checkpoint = logs = None
         try:
-            checkpoint = self._checkpoint.read()
+            checkpoint, partly = self._checkpoint.read()
+            complaints.extend(partly)
         except SourceError as error:
             complaints.extend(error.complaints)
         try:
@@ -28,8 +52,8 @@ class PodIdentitySource:
             complaints.extend(partly)
         except SourceError as error:
             complaints.extend(error.complaints)
-        if checkpoint is None and logs is None:
+        if checkpoint is None and logs is None and pods is None:
             last = complaints[-1]
             raise SourceError(last.reason, last.detail, tuple(complaints[:-1]))
-        broken = tuple(one for one in complaints if not one.reason.endswith("_missing"))
-        return Told(PodIdentity(checkpoint, logs), broken)
+        broken = tuple(one for one in complaints if one.reason not in _NOT_TAKEN)
+        return Told(PodIdentity(checkpoint, logs, dra, pods), broken)

@@ -6,10 +6,11 @@ back-off can stay silent for two minutes after a kubelet is back.
 """
 
 import asyncio
+import hashlib
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -17,18 +18,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from gpumap._proto.podresources import envelope_pb2, v1_pb2, v1alpha1_pb2
-from gpumap.model import (
-    ClaimDevice,
-    Complaint,
-    DeviceId,
-    KubeletAnswer,
-    ListedContainer,
-    ListedPod,
-    ResourceDevices,
-    SourceError,
-    Told,
-)
+from gpumap._proto.podresources import v1_pb2, v1alpha1_pb2
+from gpumap.model import Complaint, KubeletAnswer, ListedPod, ResourceDevices, SourceError, Told
+from gpumap.sources.podresources import DecodedPod, complaints_of, decode_offer, decode_pod, parts
 
 MESSAGE_BYTES_MAX = 64 << 20
 """The largest answer that is taken. 17.8 MB were seen (kubernetes/kubernetes#141335)."""
@@ -51,6 +43,8 @@ _RATE_LIMIT_PAUSE_SECONDS = 0.1
 _RETURN_POLL_SECONDS = 1.0
 _ORDERS_KEPT = 4
 """In how many orders of its parts a pod is known by its bytes, on average: enough for containers with one device."""
+_KEPT_BYTES_MAX = 4096
+"""The bytes of a larger pod are known by their digest: one of 17.8 MB has been seen, in many orders."""
 IDLE_SECONDS = 10.0
 """Between reads that are further apart, a channel's threads cost more than connecting again."""
 
@@ -80,10 +74,11 @@ class KubeletSource:
         self._socket = ""
         self._list_method = _LIST_V1
         self._tells_allocatable = True
-        self._pods_by_bytes: dict[bytes, ListedPod] = {}
+        self._decoded: dict[bytes, DecodedPod] = {}
         self._list_bytes = b""
         self._listed: dict[int, ListedPod] = {}
         self._pods: tuple[ListedPod, ...] = ()
+        self._oddities: tuple[Complaint, ...] = ()
         self._allocatable_entries: frozenset[bytes] = frozenset()
         self._allocatable: tuple[ResourceDevices, ...] | None = None
         self._absent = False
@@ -148,29 +143,35 @@ class KubeletSource:
                 raise
             self._list_method = _LIST_V1ALPHA1  # kubelet < 1.20
             answer = await self._call(self._list_method, v1alpha1_pb2.ListPodResourcesRequest(), deadline, complaints)
-        if answer == self._list_bytes:
-            return self._pods
-        chunks = envelope_pb2.ListPodResourcesResponse.FromString(answer).pod_resources
-        if len(self._pods_by_bytes) > _ORDERS_KEPT * len(chunks):
-            self._pods_by_bytes = {}
-        listed = {id(pod): pod for pod in map(self._pod, chunks)}
+        if answer != self._list_bytes:
+            self._take(answer)
+        complaints.extend(self._oddities)
+        return self._pods
+
+    def _take(self, answer: bytes) -> None:
+        """Decode what is new in a List. What is strange in it is told as long as it stands in there."""
+        chunks = parts(answer)
+        if len(self._decoded) > _ORDERS_KEPT * len(chunks):
+            self._decoded = {}
+        decoded = [self._pod(chunk) for chunk in chunks]
+        self._oddities = complaints_of(decoded)
+        listed = {id(one.pod): one.pod for one in decoded}
         if listed.keys() != self._listed.keys():
             self._listed = listed
             pods = tuple(sorted(set(listed.values())))
             if pods != self._pods:
                 self._pods = pods
         self._list_bytes = answer
-        return self._pods
 
-    def _pod(self, chunk: bytes) -> ListedPod:
+    def _pod(self, chunk: bytes) -> DecodedPod:
         """One pod: the very same object for equal content, whose bytes come in a random order of their parts."""
-        pod = self._pods_by_bytes.get(chunk)
-        if pod is None:
-            # v1alpha1's messages are v1's with fields left out: one decoder reads both.
-            decoded = _pod(v1_pb2.PodResources.FromString(chunk))
-            pod = next((known for known in self._listed.values() if known == decoded), decoded)
-            self._pods_by_bytes[chunk] = pod
-        return pod
+        key = chunk if len(chunk) <= _KEPT_BYTES_MAX else hashlib.blake2b(chunk).digest()
+        known = self._decoded.get(key)
+        if known is None:
+            decoded = decode_pod(chunk)
+            same = (pod for pod in self._listed.values() if pod == decoded.pod)
+            known = self._decoded[key] = decoded._replace(pod=next(same, decoded.pod))
+        return known
 
     async def _allocatable_resources(
         self, deadline: float, complaints: list[Complaint]
@@ -188,10 +189,9 @@ class KubeletSource:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
             return None
         try:
-            # Both answers are a list of messages in field 1, so that one envelope opens either.
-            entries = frozenset(envelope_pb2.ListPodResourcesResponse.FromString(answer).pod_resources)
+            entries = frozenset(parts(answer))
             if entries != self._allocatable_entries:
-                devices = _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
+                devices = decode_offer(answer)
                 self._allocatable_entries = entries
                 if devices != self._allocatable:
                     self._allocatable = devices
@@ -263,29 +263,3 @@ def _accepts(path: Path) -> bool:
         except OSError:
             return False
         return True
-
-
-def _pod(pod: v1_pb2.PodResources) -> ListedPod:
-    containers = (
-        ListedContainer(container.name, _devices(container.devices), _claims(container.dynamic_resources))
-        for container in pod.containers
-    )
-    return ListedPod(pod.namespace, pod.name, tuple(sorted(containers)))
-
-
-def _devices(entries: Iterable[v1_pb2.ContainerDevices]) -> tuple[ResourceDevices, ...]:
-    """Group ids by resource. The kubelet sends an entry per device and NUMA node: repetitions are normal."""
-    ids: dict[str, set[DeviceId]] = {}
-    for entry in entries:
-        ids.setdefault(entry.resource_name, set()).update(map(DeviceId, entry.device_ids))
-    return tuple(ResourceDevices(resource, tuple(sorted(found))) for resource, found in sorted(ids.items()))
-
-
-def _claims(entries: Iterable[v1_pb2.DynamicResource]) -> tuple[ClaimDevice, ...]:
-    """The devices of all claims, each once: kubelets have repeated them (kubernetes/kubernetes#140471, #141335)."""
-    found = {
-        ClaimDevice(device.driver_name, device.pool_name, device.device_name, device.share_id)
-        for claim in entries
-        for device in claim.claim_resources
-    }
-    return tuple(sorted(found))

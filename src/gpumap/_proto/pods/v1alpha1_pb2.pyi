@@ -1,0 +1,67 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ListPodsResponse(_message.Message):
+    __slots__ = ("pods",)
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    pods: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, pods: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Pod(_message.Message):
+    __slots__ = ("metadata", "status")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    metadata: ObjectMeta
+    status: PodStatus
+    def __init__(self, metadata: _Optional[_Union[ObjectMeta, _Mapping]] = ..., status: _Optional[_Union[PodStatus, _Mapping]] = ...) -> None: ...
+
+class ObjectMeta(_message.Message):
+    __slots__ = ("name", "namespace", "uid")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace: str
+    uid: str
+    def __init__(self, name: _Optional[str] = ..., namespace: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
+
+class PodStatus(_message.Message):
+    __slots__ = ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
+    CONTAINER_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    INIT_CONTAINER_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    EPHEMERAL_CONTAINER_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    container_statuses: _containers.RepeatedCompositeFieldContainer[ContainerStatus]
+    init_container_statuses: _containers.RepeatedCompositeFieldContainer[ContainerStatus]
+    ephemeral_container_statuses: _containers.RepeatedCompositeFieldContainer[ContainerStatus]
+    def __init__(self, container_statuses: _Optional[_Iterable[_Union[ContainerStatus, _Mapping]]] = ..., init_container_statuses: _Optional[_Iterable[_Union[ContainerStatus, _Mapping]]] = ..., ephemeral_container_statuses: _Optional[_Iterable[_Union[ContainerStatus, _Mapping]]] = ...) -> None: ...
+
+class ContainerStatus(_message.Message):
+    __slots__ = ("name", "container_id", "allocated_resources_status")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATED_RESOURCES_STATUS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    container_id: str
+    allocated_resources_status: _containers.RepeatedCompositeFieldContainer[ResourceStatus]
+    def __init__(self, name: _Optional[str] = ..., container_id: _Optional[str] = ..., allocated_resources_status: _Optional[_Iterable[_Union[ResourceStatus, _Mapping]]] = ...) -> None: ...
+
+class ResourceStatus(_message.Message):
+    __slots__ = ("name", "resources")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    resources: _containers.RepeatedCompositeFieldContainer[ResourceHealth]
+    def __init__(self, name: _Optional[str] = ..., resources: _Optional[_Iterable[_Union[ResourceHealth, _Mapping]]] = ...) -> None: ...
+
+class ResourceHealth(_message.Message):
+    __slots__ = ("resource_id", "health")
+    RESOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    resource_id: str
+    health: str
+    def __init__(self, resource_id: _Optional[str] = ..., health: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,387 @@
+"""The kubelet's Pods API over a real gRPC server: what is read of pods, and that losing it costs nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gpumap._proto.pods import v1alpha1_pb2
+from gpumap.demo.kubelet import FakeKubelet, Refuse
+from gpumap.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
+from gpumap.join.pods import PodTable, Standing, tabulate
+from gpumap.model import (
+    Checkpoint,
+    CheckpointEntry,
+    DeviceHealth,
+    DeviceId,
+    ListedContainer,
+    ListedPod,
+    LogTree,
+    PodIdentity,
+    PodLogs,
+    PodName,
+    PodUid,
+    ReportedContainer,
+    ReportedPod,
+    ResourceDevices,
+    SourceError,
+    Told,
+)
+from gpumap.protobuf_fields import field
+from gpumap.sources.checkpoint import CheckpointSource
+from gpumap.sources.dra import DraSource
+from gpumap.sources.identity import PodIdentitySource
+from gpumap.sources.podlogs import PodLogsSource
+from gpumap.sources.pods_api import PodsApiSource
+from tests import agent, standin
+from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.privileges import as_ordinary_user, open_folder
+from tests.processes import PlainProcesses
+
+PATIENCE_SECONDS = 10.0
+SECRET = "hunter2-of-this-test"
+UID = PodUid("2c48913c-b29f-11e7-9350-020968147796")
+CID = "0537ac6c84027b804ba9fa205cc9043ef6bcbc8467dafa6b88b30aa7f4adf18e"
+HEALTHY = DeviceHealth("nvidia.com/gpu", f"GPU-{UID}", "Healthy")
+
+
+def sent(pod: ReportedPod) -> bytes:
+    """A pod as a kubelet sends it: whole, with labels, annotations and an environment."""
+    message = v1alpha1_pb2.Pod(
+        metadata=v1alpha1_pb2.ObjectMeta(name=pod.pod, namespace=pod.namespace, uid=pod.pod_uid),
+        status=v1alpha1_pb2.PodStatus(container_statuses=list(map(status, pod.containers))),
+    )
+    secret = field(1, SECRET.encode()) + field(2, SECRET.encode())
+    metadata = field(1, field(11, secret) + field(12, secret))
+    specification = field(2, field(2, field(1, b"main") + field(7, secret)))
+    return message.SerializeToString() + metadata + specification
+
+
+def status(container: ReportedContainer) -> v1alpha1_pb2.ContainerStatus:
+    resources = [
+        v1alpha1_pb2.ResourceStatus(
+            name=one.resource,
+            resources=[v1alpha1_pb2.ResourceHealth(resource_id=one.device_id, health=one.health)],
+        )
+        for one in container.health
+    ]
+    id_ = f"containerd://{container.container_id}" if container.container_id else ""
+    return v1alpha1_pb2.ContainerStatus(name=container.name, container_id=id_, allocated_resources_status=resources)
+
+
+def reported(name: str = "train", uid: PodUid = UID, *containers: ReportedContainer) -> ReportedPod:
+    return ReportedPod(uid, "ml", name, containers or (ReportedContainer("main", CID, (HEALTHY,)),))
+
+
+POD, OTHER = reported(), reported("other", PodUid(UID.replace("2", "3")), ReportedContainer("main", ""))
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[FakePodsApi]:
+    """A kubelet's Pods API with a pod."""
+    async with FakePodsApi(tmp_path / "pods-api.sock") as running:
+        running.set_pods([sent(POD)])
+        yield running
+
+
+@pytest.fixture
+async def source(tmp_path: Path) -> AsyncIterator[PodsApiSource]:
+    """A source at the same socket, not begun."""
+    made = PodsApiSource(tmp_path / "pods-api.sock")
+    yield made
+    await made.close()
+
+
+async def until(source: PodsApiSource, holds: Callable[[Told[Any]], bool]) -> Told[tuple[ReportedPod, ...] | None]:
+    """What is told as soon as it holds."""
+
+    async def read() -> Told[tuple[ReportedPod, ...] | None]:
+        return source.read()
+
+    return await agent.until(read, holds, "it is not told")
+
+
+def reasons(told: Told[Any]) -> list[str]:
+    return [complaint.reason for complaint in told.complaints]
+
+
+async def test_pods_are_followed(api: FakePodsApi, source: PodsApiSource) -> None:
+    """From the start on there are pods; a new one, a new status and one's end are seen, whatever the event says."""
+    await source.start()
+    assert source.read() == Told((POD,))
+    api.set_pods([sent(OTHER), sent(POD)])
+    assert await until(source, lambda told: len(told.value or ()) == 2) == Told((POD, OTHER))
+    started = reported("other", OTHER.pod_uid, ReportedContainer("main", "f" * 64))
+    api.set_pods([sent(POD), sent(started)])
+    assert await until(source, lambda told: told.value == (POD, started)) == Told((POD, started))
+    api.set_pods([sent(started)])
+    await until(source, lambda told: told.value == (started,))
+
+
+async def test_unchanged_pods_are_the_very_same_object(api: FakePodsApi, source: PodsApiSource) -> None:
+    """So that nothing after it is done again."""
+    await source.start()
+    first = source.read()
+    api.set_pods([sent(POD)])
+    # Read anew, it is told anew; what is told has not changed.
+    assert (await until(source, lambda told: told is not first)).value is first.value
+
+
+async def test_nothing_of_a_specification_is_kept(api: FakePodsApi, source: PodsApiSource) -> None:
+    """Neither its bytes nor what stands in labels; init and ephemeral containers are read as others are."""
+    await source.start()
+    assert SECRET.encode() in sent(POD)
+    assert SECRET not in repr(vars(source))
+    message = v1alpha1_pb2.Pod(
+        metadata=v1alpha1_pb2.ObjectMeta(name="p", namespace="n", uid="u"),
+        status=v1alpha1_pb2.PodStatus(
+            init_container_statuses=[v1alpha1_pb2.ContainerStatus(name="init", container_id=f"cri-o://{CID}")],
+            ephemeral_container_statuses=[v1alpha1_pb2.ContainerStatus(name="debugger")],
+        ),
+    )
+    api.set_pods([message.SerializeToString(), v1alpha1_pb2.Pod().SerializeToString()])
+    told = await until(source, lambda told: bool(told.value) and told.value[0].pod == "p")
+    containers = (ReportedContainer("debugger", ""), ReportedContainer("init", CID))
+    assert told.value == (ReportedPod(PodUid("u"), "n", "p", containers),)
+
+
+async def test_events_that_a_kubelet_drops_are_made_up_for(api: FakePodsApi, tmp_path: Path) -> None:
+    """Pods are listed anew from time to time also when nothing was told."""
+    source = PodsApiSource(tmp_path / "pods-api.sock", resync_seconds=0.05)
+    try:
+        await source.start()
+        api.set_pods([sent(OTHER)], tell=False)
+        await until(source, lambda told: told.value == (OTHER,))
+    finally:
+        await source.close()
+
+
+async def test_stream_that_ends_takes_the_pods_with_it(api: FakePodsApi, source: PodsApiSource) -> None:
+    """What is no longer followed is not served; it is asked for again until it is back."""
+    await source.start()
+    api.refuse(LIST, Refuse(grpc.StatusCode.UNAVAILABLE, "going away"))
+    api.end_streams()
+    told = await until(source, lambda told: told.value is None)
+    assert reasons(told) in (["pods_api_stream_ended"], ["pods_api_unavailable"])
+    api.refuse(LIST, None)
+    assert await until(source, lambda told: told.value is not None) == Told((POD,))
+
+
+async def test_kubelet_that_restarts_is_followed_again(api: FakePodsApi, source: PodsApiSource) -> None:
+    """While it is away, and until it has heard from its API server, there is nothing, with a reason."""
+    await source.start()
+    await api.stop()
+    await until(source, lambda told: told.value is None)
+    for method in (LIST, WATCH):
+        api.refuse(method, NOT_SYNCED)
+    await api.start()
+    await until(source, lambda told: reasons(told) == ["pods_api_failed_precondition"])
+    for method in (LIST, WATCH):
+        api.refuse(method, None)
+    assert await until(source, lambda told: told.value is not None) == Told((POD,))
+
+
+async def test_no_socket_and_no_such_service(source: PodsApiSource, tmp_path: Path) -> None:
+    """A kubelet without the API is told apart from a socket of something else."""
+    await source.start()
+    assert (source.read().value, reasons(source.read())) == (None, ["pods_api_socket_missing"])
+    async with FakeKubelet(tmp_path / "pods-api.sock"):
+        assert (await until(source, lambda told: reasons(told) == ["pods_api_unimplemented"])).value is None
+
+
+async def test_what_nobody_follows_is_not_served(api: FakePodsApi, source: PodsApiSource) -> None:
+    """Should following ever end by itself, or once it is closed, there are no pods any more."""
+    await source.start()
+    await source.close()
+    assert (source.read().value, reasons(source.read())) == (None, ["pods_api_internal_error"])
+
+
+async def test_directory_without_permission() -> None:
+    """A directory that this user may not enter is not a missing socket."""
+    with open_folder() as folder:
+        async with FakePodsApi(folder / "pods-api" / "pods-api.sock"):
+            (folder / "pods-api").chmod(0)
+            source = PodsApiSource(folder / "pods-api" / "pods-api.sock")
+            with as_ordinary_user():
+                await source.start(PATIENCE_SECONDS)
+            (folder / "pods-api").chmod(0o755)
+            assert reasons(source.read()) == ["pods_api_permission_denied"]
+            await source.close()
+
+
+async def test_answer_that_is_no_pod(api: FakePodsApi, source: PodsApiSource) -> None:
+    """Garbage is one reason, and over with its cause."""
+    api.set_pods([b"\xff\xff"])
+    await source.start()
+    assert (source.read().value, reasons(source.read())) == (None, ["pods_api_decode"])
+    api.set_pods([sent(POD)])
+    await until(source, lambda told: told.value == (POD,))
+
+
+# --- as a part of identity --------------------------------------------------------------------------------------------
+
+
+def identity_below(root: Path, told: Told[tuple[ReportedPod, ...] | None]) -> PodIdentitySource:
+    dra = DraSource(root / "none", root / "none")
+    return PodIdentitySource(
+        CheckpointSource((root / "checkpoint",)), PodLogsSource(root / "log"), dra, lambda: 0.0, lambda: told
+    )
+
+
+def test_it_is_identity_enough(tmp_path: Path) -> None:
+    """It has UIDs and names: without checkpoint and logs it answers; without it too, that is a failure."""
+    told = identity_below(tmp_path, Told((POD,))).read()
+    assert told == Told(PodIdentity(None, None, pods=(POD,)))
+    with pytest.raises(SourceError) as caught:
+        identity_below(tmp_path, Told(None)).read()
+    assert reasons(Told(None, caught.value.complaints)) == ["checkpoint_missing", "pod_logs_missing"]
+
+
+def test_what_is_wrong_with_it_is_told_beside_the_files(tmp_path: Path) -> None:
+    """It was asked for: that its socket is missing is a complaint, and costs nothing else."""
+    (tmp_path / "checkpoint").write_text(json.dumps({"Data": {}}))
+    (complaint,) = missing = (SourceError("pods_api_socket_missing", "no socket").complaints[0],)
+    told = identity_below(tmp_path, Told(None, missing)).read()
+    assert told.complaints == (complaint,)
+    assert told.value.checkpoint is not None
+    assert told.value.pods is None
+
+
+# --- which UID, name and container ------------------------------------------------------------------------------------
+
+ONE, TWO, THREE = (PodUid(f"{digit * 8}-7f1c-4b5e-9d00-3a6b5c4d2e1f") for digit in "123")
+
+
+def listed(name: str, *ids: str) -> ListedPod:
+    resources = (ResourceDevices("nvidia.com/gpu", tuple(map(DeviceId, ids))),) if ids else ()
+    return ListedPod("ml", name, (ListedContainer("main", resources),))
+
+
+def table(
+    pods: Iterable[ListedPod],
+    found: Iterable[ReportedPod] | None,
+    *,
+    trees: Iterable[LogTree] | None = None,
+    rows: Iterable[CheckpointEntry] | None = None,
+    before: PodTable | None = None,
+) -> PodTable:
+    identity = PodIdentity(
+        None if rows is None else Checkpoint(tuple(rows), ()),
+        None if trees is None else PodLogs(tuple(trees), ()),
+        pods=None if found is None else tuple(found),
+    )
+    return tabulate(tuple(pods), identity, before)
+
+
+def tree(name: str, uid: PodUid) -> LogTree:
+    return LogTree(uid, "ml", name, ("main",))
+
+
+def row(uid: PodUid, id_: str) -> CheckpointEntry:
+    return CheckpointEntry(uid, "main", "nvidia.com/gpu", frozenset({DeviceId(id_)}))
+
+
+def test_its_word_on_a_uid_counts() -> None:
+    """Without any file; and where a predecessor's row or directory says otherwise."""
+    pods = [listed("one", "GPU-1"), listed("two")]
+    found = [reported("one", ONE), reported("two", TWO)]
+    fixed = {PodName("ml", "one"): ONE, PodName("ml", "two"): TWO}
+    assert table(pods, found).uid_of == fixed
+    stale = table(pods, found, trees=[tree("one", THREE), tree("two", TWO)], rows=[row(THREE, "GPU-1")])
+    assert stale.uid_of == fixed
+    assert stale.standing(THREE, PodName("ml", "one")) is Standing.GONE
+
+
+def test_namesakes_are_told_apart_by_the_files() -> None:
+    """An ending pod and its successor are reported under one name: what was given tells which is listed."""
+    found = [reported("one", ONE), reported("one", TWO)]
+    assert table([listed("one", "GPU-1")], found, rows=[row(TWO, "GPU-1")]).uid_of == {PodName("ml", "one"): TWO}
+    assert table([listed("one", "GPU-1")], found).uid_of == {}
+    assert not table([listed("one", "GPU-1")], found).is_only(ONE)
+
+
+def test_pod_that_it_does_not_have_yet_is_found_in_the_files() -> None:
+    """A pod may be listed a moment before it is reported."""
+    found = table([listed("one", "GPU-1")], [reported("two", TWO)], rows=[row(ONE, "GPU-1")])
+    assert found.uid_of == {PodName("ml", "one"): ONE}
+    # But never under a UID that it has another name for.
+    found = table([listed("one", "GPU-1")], [reported("two", TWO)], rows=[row(TWO, "GPU-1")])
+    assert found.uid_of == {}
+
+
+def test_it_names_containers_and_pods_that_are_not_listed() -> None:
+    """By their ids, as links do; a pod without a directory is not gone while the kubelet has it."""
+    uid = ONE
+    pod = reported("one", uid, ReportedContainer("init", "a" * 64), ReportedContainer("main", CID))
+    found = table([listed("one")], [pod, reported("away", TWO)], trees=[tree("one", uid)])
+    assert [found.container(uid, id_, read_now=True) for id_ in ("a" * 64, CID)] == ["init", "main"]
+    assert found.container(TWO, "a" * 64, read_now=False) == "", "it is another pod's"
+    assert found.name(TWO) == PodName("ml", "away")
+    assert found.is_only(TWO)
+    assert found.standing(uid, None) is Standing.LIVE
+    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).standing(uid, None) is Standing.LIVE
+
+
+def test_table_is_made_anew_when_it_says_something_new() -> None:
+    """And not otherwise."""
+    found = table([listed("one")], [POD])
+    assert found.is_of(PodIdentity(None, None, pods=found.reported))
+    assert not found.is_of(PodIdentity(None, None, pods=None))
+
+
+# --- all together -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="library", scope="module")
+def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin.build(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(name="directory")
+def make_directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> None:
+    """Without checkpoint and logs a process finds its container, devices' health is in the map; its loss is told."""
+    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
+    trainer = node.admit("trainer", main=[gpu_uuid(1)])
+    node.run(trainer.cgroup("main"), 1, 8 * GIB, sm_percent=70)
+    node.run("/system.slice/monitor.service", 2, GIB)
+    container = ReportedContainer(
+        "main",
+        trainer.containers["main"],
+        (
+            DeviceHealth("claim:gpus/one", "gpu.nvidia.com/worker-3/gpu-0", "Unknown"),
+            DeviceHealth("claim:nics/one", "nic.example/worker-3/eth0", "Healthy"),
+            DeviceHealth("nvidia.com/gpu", gpu_uuid(1), "Unhealthy"),
+            DeviceHealth("vendor.example/nic", "nic-0", "Healthy"),
+        ),
+    )
+    socket = node.kubelet_root / "pods-api" / "pods-api.sock"
+    nowhere = ("--device-checkpoint", str(directory / "none"), "--pod-log-root", str(directory / "none"))
+    async with FakePodsApi(socket) as api, node.kubelet:
+        api.set_pods([sent(ReportedPod(trainer.uid, "ml", "trainer", (container,)))])
+        async with agent.serve(
+            node, *nowhere, "--pods-api-socket", str(socket), "--interval", "200ms", library=library
+        ) as running:
+            page = await running.later(3)
+            assert page.up("pod_identity")
+            assert page.by("gpumap_container_gpu_memory_used_bytes", "container") == {"main": 8 * GIB}
+            assert page.value("gpumap_pod_info", pod="trainer", pod_uid=trainer.uid) == 1
+            told = json.loads((await running.get("/api/v1/map")).text)["device_health"]
+            assert [(one["pod"], one["container"], one["device_id"], one["health"]) for one in told] == [
+                ("trainer", "main", "gpu.nvidia.com/worker-3/gpu-0", "Unknown"),
+                ("trainer", "main", gpu_uuid(1), "Unhealthy"),
+            ]
+            await api.stop()
+            page = await running.until(lambda page: not page.up("pod_identity"), "its loss is not told")
+            errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
+            assert any(reason.startswith("pods_api_") and count for reason, count in errors.items())
+            assert json.loads((await running.get("/api/v1/map")).text)["device_health"] is None
