@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from bench import cycles, footprint, parts, scrapes
+from bench import cycles, footprint, parts, push, scrapes
 from bench.contestants import ROOT
 from bench.figures import Figure, table
 
@@ -40,6 +40,7 @@ def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
         ("P10",): memory,
         ("P11",): footprint.start,
         ("P12",): cycles.doubled,
+        ("P14",): push.push,
     }
 
 

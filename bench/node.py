@@ -155,6 +155,24 @@ class BenchNode:
             self._start(successor)
         self._tell()
 
+    def withdraw(self) -> _Pod:
+        """The oldest GPU pod ends. Its successor is not assigned yet."""
+        oldest = min((pod for pod in self._pods if pod.gpu is not None), key=lambda pod: pod.generation)
+        self._end(oldest)
+        self._pods.remove(oldest)
+        self._tell()
+        return _Pod(oldest.gpu, oldest.slot, oldest.generation + 1)
+
+    def assign(self, pod: _Pod) -> None:
+        """The kubelet gives a pod its slot, and at last renames its checkpoint. Nothing of the pod runs yet."""
+        self._pods.append(pod)
+        self._tell()
+
+    def start(self, pod: _Pod) -> None:
+        """An assigned pod's log directories and processes are there."""
+        self._start(pod)
+        self._tell()
+
     def _start(self, pod: _Pod) -> None:
         for container in ("main", "sidecar"):
             (self._directory / "log" / "pods" / pod.tree / container).mkdir(parents=True)

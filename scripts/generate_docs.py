@@ -56,7 +56,7 @@ def flags() -> str:
     """Every flag of `serve`, and those to come."""
     rows = [(_flag(flag), f"`{flag.variable}`", _default(flag), _meaning(flag)) for flag in FLAGS]
     table = _table(("flag", "variable", "default", "meaning"), rows)
-    later = f"Not built yet, and refused: {_codes(LATER_FLAGS)}. `--no-push` is accepted: all there is yet is polling."
+    later = f"Not built yet, and refused: {_codes(LATER_FLAGS)}."
     return f"{table}\n\n{later}"
 
 
@@ -83,6 +83,7 @@ def troubles() -> str:
         ("GPUs (`gpumap_gpu_fault_info`)", "reason", remedies.FAULTS),
         ("Slots on no device (`gpumap_unmatched_slots`)", "reason", remedies.UNMATCHED),
         ("Capabilities that are 0 (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
+        ("Why allocations are not pushed (the log's `push=0`, `gpumap doctor`)", "reason", remedies.PUSH),
     ):
         parts += [f"## {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
     return "\n\n".join(parts)
@@ -121,7 +122,7 @@ def _dialect(name: str, family: Family, path: str, shown: str = "") -> tuple[str
 
 
 def _flag(flag: Flag) -> str:
-    return f"`{f'{flag.name} {flag.metavar}'.strip()}`"
+    return " ".join(f"`{word}`" for word in (f"{flag.name} {flag.metavar}".strip(), flag.opposite) if word)
 
 
 def _default(flag: Flag) -> str:

@@ -37,6 +37,7 @@ LADDER = [
     "nvml_second_opinion",
     "device_checkpoint",
     "pod_logs",
+    "push",
     "proc",
     "pid_visibility",
     "process_utilization",
@@ -47,6 +48,7 @@ ALL_WELL = Facts(
     kubelet=Answer("23 pods listed, offered: 8 nvidia.com/gpu"),
     checkpoint=Answer("9 entries of 7 pods, 1 resource registered"),
     pod_logs=Answer("directories of 23 pods, links of 31 containers"),
+    push=Answer("3 directories watched"),
     privileges=Privileges(uid=0, capabilities=(), api_token=None, runtime_sockets=(), bare_host=False),
     binding=Opinion("nvidia-ml-py 13.0", ((str(made_uuid(0)), 80 * GIB), (str(made_uuid(1)), 80 * GIB))),
 )
@@ -95,7 +97,9 @@ def test_an_agents_document_alone() -> None:
     """With --url nothing of this machine is judged: neither its files nor its privileges."""
     found = examined(well(), facts=None)
     assert list(found) == [*OF_AN_AGENT, "unmatched_slots"]
-    assert {one.state for one in found.values()} == {"ok"}
+    assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
+    assert found["push"].state == "missing", "this one polls, and its own log says why"
+    assert "device-plugins" in (found["push"].remedy or "")
 
 
 def opinion_on_two_gpus(opinion: Opinion, *, down: bool = False) -> Check:
@@ -126,7 +130,7 @@ def test_second_opinion() -> None:
 def test_every_document_can_be_examined(snapshot: object) -> None:
     """Whatever is up or down; the table is complete either way."""
     checks = examine(document(snapshot), None)  # type: ignore[arg-type] # a snapshot
-    assert [one.check for one in checks if "/" not in one.check][:7] == OF_AN_AGENT
+    assert [one.check for one in checks if "/" not in one.check][: len(OF_AN_AGENT)] == OF_AN_AGENT
     for screen in (Screen(), Screen(60, colours=True)):
         text = doctor_table(checks, Shape(screen=screen))
         assert all(one.check in text for one in checks)
@@ -320,7 +324,7 @@ async def test_files_that_may_not_be_read() -> None:
             for path in closed:
                 path.chmod(0o755)
     checks = by_name(examine(found, facts))
-    for name in ("kubelet", "device_checkpoint", "pod_logs"):
+    for name in ("kubelet", "device_checkpoint", "pod_logs", "push"):
         assert checks[name].state == "failed"
         assert "user 0" in (checks[name].remedy or "")
     assert "Permission denied" in (checks["device_checkpoint"].why or "")
@@ -375,6 +379,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     assert re.fullmatch(r"nvidia-ml-py [0-9.]+ sees the same 3 GPUs", str(found["nvml_second_opinion"]["seen"]))
     assert found["device_checkpoint"]["seen"] == "1 entry of 1 pod, 2 resources registered"
     assert found["pod_logs"]["seen"] == "directories of 1 pod, links of 1 container"
+    assert found["push"]["seen"] == "3 directories watched"
     done = await gpumap_in_loop(
         "doctor", *node.flags, "--nvml-library", str(node.library), **standin.environment(node.library, node.state)
     )
@@ -386,7 +391,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
 async def test_doctor_where_nothing_is(directory: Path) -> None:
     """No kubelet, no driver, no files: every line says so, with its remedy, and it ends with 1."""
     flags = [f"--{name}={directory / 'nothing'}" for name in ("kubelet-root", "pod-log-root", "proc", "nvml-library")]
-    flags.append(f"--device-checkpoint={directory / 'nothing'}")
+    flags.append(f"--device-checkpoint={directory / 'nothing' / 'checkpoint'}")
     done = await gpumap_in_loop("doctor", "-o", "json", *flags)
     found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
     assert (done.returncode, done.stderr) == (1, "")
@@ -397,6 +402,7 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
         "nvml_second_opinion": "not needed",
         "device_checkpoint": "missing",
         "pod_logs": "missing",
+        "push": "missing",
         "proc": "failed",
         "pid_visibility": "missing",
         "process_utilization": "unknown",

@@ -215,15 +215,17 @@ def test_samples_are_means_by_process(start: Start) -> None:
     )
 
 
-def test_each_sample_counts_once(start: Start) -> None:
-    """The first reading asks for the last interval, each later one for what is newer than it has seen."""
+def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Start) -> None:
+    """Whichever is longer: what was sampled is not left out, and a reading before its time tells no idleness."""
     worker = start()
     now = time.time_ns() // 1000
-    gpu = Gpu(A, samples=[Sample(9, 90, timestamp_us=now - 60_000_000), Sample(10, 50, timestamp_us=now)])
+    gpu = Gpu(A, samples=[Sample(9, 90, timestamp_us=now - 60_000_000), Sample(10, 50, timestamp_us=now - 400_000)])
     driver = Driver(gpus=[gpu])
-    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
+    for _ in range(2):  # the second one is asked at once, while the driver has sampled nothing more
+        assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
+    time.sleep(max(now / 1e6 + 0.9 - time.time(), 0.0))  # past the 1.2 s that are asked for at least
     assert worker.read_one(driver).samples == ()
-    gpu.samples = [Sample(10, 50, timestamp_us=now), Sample(11, 20, timestamp_us=now + 1)]
+    gpu.samples = [Sample(10, 50, timestamp_us=now - 400_000), Sample(11, 20, timestamp_us=now - 399_999)]
     assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
 
 

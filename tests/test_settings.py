@@ -77,6 +77,7 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     ),
     "--kubelet-socket": ("/a.sock", "/b.sock", "kubelet_socket", Path("/a.sock"), Path("/b.sock")),
     "--device-checkpoint": ("/a", "/b", "checkpoint_candidates", (Path("/a"),), (Path("/b"),)),
+    "--pods-api-socket": ("/a.sock", "/b.sock", "pods_api_socket", Path("/a.sock"), Path("/b.sock")),
     "--pod-log-root": ("/a", "/b", "pod_log_root", Path("/a"), Path("/b")),
     "--proc": ("/a", "/b", "proc", Path("/a"), Path("/b")),
     "--nvml-library": ("/a.so", "/b.so", "nvml_library", "/a.so", "/b.so"),
@@ -84,6 +85,7 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--collect": ("use", "allocation,device", "groups", ("use",), ("allocation", "device")),
     "--dialect": ("native", "none", "dialects", ("native",), ()),
     "--process-metrics": ("", "0", "process_metrics", True, False),
+    "--push": ("", "false", "push", True, False),
     "--log-format": ("json", "text", "log_format", "json", "text"),
     "--log-level": ("debug", "error", "log_level", "debug", "error"),
 }
@@ -121,6 +123,9 @@ def test_defaults() -> None:
     assert settings.kubelet_socket == Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     assert settings.checkpoint_candidates == (Path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),)
     assert (settings.proc, settings.pod_log_root, settings.nvml_library) == (Path("/proc"), Path("/var/log"), "")
+    assert settings.dra_state == Path("/var/lib/kubelet/dra_manager_state")
+    assert settings.dra_driver_checkpoint == Path("/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json")
+    assert settings.pods_api_socket is None, "it is asked only where a user asks for it"
     assert settings.resource.fullmatch("nvidia.com/gpu.shared")
     assert settings.groups == DEFAULT_GROUPS
     assert settings.dialects == ("native", "pod-gpu-map")
@@ -252,9 +257,15 @@ def test_later_flags_are_refused(flag: str) -> None:
     assert settle(**{variable: "false"}) == settle()
 
 
-def test_no_push_is_what_there_is() -> None:
-    """--no-push asks for what is so anyway."""
-    assert settle("--no-push") == settle()
+def test_no_push_is_the_opposite_of_push() -> None:
+    """On by default; of --push and --no-push the last one counts, and both count before the variable."""
+    assert settle().push
+    assert not settle("--no-push").push
+    assert settle("--no-push", "--push").push
+    assert not settle("--push", "--no-push", GPUMAP_PUSH="true").push
+    assert settle("--push", GPUMAP_PUSH="0").push
+    assert mistake(GPUMAP_PUSH="sometimes") == "--push (from $GPUMAP_PUSH=sometimes): is not true, false, 1 or 0"
+    assert "--no-push" in mistake("--no-push=1")
 
 
 def test_a_bad_pattern_is_refused() -> None:
@@ -283,6 +294,7 @@ def test_log_choices() -> None:
     [
         ("--kubelet-socket", "folder", "is a directory, not a socket"),
         ("--kubelet-socket", "file", "is not a socket"),
+        ("--pods-api-socket", "file", "is not a socket"),
         ("--proc", "file", "is not a directory"),
         ("--pod-log-root", "file", "is not a directory"),
         ("--pod-log-root", "socket", "is not a directory"),

@@ -334,3 +334,12 @@ def test_short_list_makes_nobody_gone(up_before: bool) -> None:
     agent.listed = True
     node.collect()
     assert owners(node.collect(), CARD)["gone"] == GIB
+
+
+def test_two_collections_close_together_accuse_nobody() -> None:
+    """When the kubelet has news collections may be a quarter of a second apart: a suspicion must stand a while longer."""
+    pod = Pod("ml", "p", {"main": {}})
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)])
+    found = [owners(node.collect(seconds), CARD)["unknown"] for seconds in (5.0, 0.25, 0.25)]
+    assert found == [GIB, GIB, 0]
+    assert owners(node.collect(0.25), CARD)["unassigned"] == GIB

@@ -27,6 +27,10 @@ def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, o
     both_up = before is not None and before.driver is not None and after.driver is not None
     if before is not None and both_up and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
         log.info("gpus changed count=%d", len(after.gpus))
+    known_hidden = {device.uuid for device in before.hidden} if before else set()
+    for device in after.hidden:
+        if device.uuid not in known_hidden:
+            log.error("mig device hidden: this container has no nodes of it uuid=%s", device.uuid)
 
 
 def _optional(snapshot: Snapshot) -> str:

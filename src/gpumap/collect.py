@@ -32,6 +32,9 @@ from gpumap.snapshot import Snapshot
 T = TypeVar("T")
 DEADLINE_SECONDS_MIN = 1.0
 DEADLINE_SECONDS_MAX = 5.0
+PUSH_PAUSE_SECONDS = 0.25
+"""From the start of a collection to one that news asks for: at most four a second, eight of the hundred calls a second
+that a kubelet grants to all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go)."""
 
 log = logging.getLogger("gpumap")
 
@@ -52,12 +55,43 @@ class Procfs(Protocol):
     def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]: ...
 
 
+class News(Protocol):
+    """What starts a collection before its time."""
+
+    @property
+    def is_on(self) -> bool: ...
+    @property
+    def trouble(self) -> Complaint | None: ...
+    def watch(self) -> None: ...
+    async def wait(self) -> None: ...
+    def clear(self) -> None: ...
+
+
+class NoNews:
+    """The interval alone decides."""
+
+    is_on = False
+    trouble: Complaint | None = None
+
+    def watch(self) -> None:
+        pass
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    def clear(self) -> None:
+        pass
+
+
 def now() -> Moment:
     return Moment(time.monotonic(), time.time())
 
 
 class Collector:
-    """One node's loop. `publish` gets each snapshot, on the event loop. `clock` tells when answers came in."""
+    """One node's loop. `publish` gets each snapshot, on the event loop. `clock` tells when answers came in.
+
+    `news` starts a collection before the interval is over.
+    """
 
     def __init__(
         self,
@@ -69,6 +103,7 @@ class Collector:
         interval_seconds: float,
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
+        news: News | None = None,
     ) -> None:
         self._nvml = nvml
         self._procfs = procfs
@@ -79,6 +114,8 @@ class Collector:
         self._deadline_seconds = min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
         self._publish = publish
         self._now = clock
+        self._news = news or NoNews()
+        self._push_said: tuple[bool, str] = False, ""
         self._proc_lane = Lane("gpumap-procfs")
         self._identity_lane = Lane("gpumap-identity")
         self._steps = Lane("gpumap-step")
@@ -86,18 +123,20 @@ class Collector:
         self._last: Snapshot | None = None
 
     async def run(self) -> None:
-        """Collect for ever: at each interval, and as soon as a kubelet that was away is back."""
+        """Collect for ever: at each interval, when there is news, and as soon as a kubelet that was away is back."""
+        trigger = "interval"
         while True:
             started = time.monotonic()
             expires = None
+            self._news.clear()  # what comes while this collection runs may have come too late for it
             try:
-                expires = (await self.collect()).expires
+                expires = (await self.collect(trigger)).expires
             except Exception as error:  # the page goes stale and says so; the next collection may be well
                 log.error("collection failed error=%s detail=%r", type(error).__name__, str(error))
                 log.debug("where it failed", exc_info=True)
             due = started + self._interval_seconds
             # Data of an earlier collection is dropped when it gets too old, not an interval later.
-            await self._wait((due if expires is None else min(due, expires)) - time.monotonic())
+            trigger = await self._wait(started, due if expires is None else min(due, expires))
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. No source's failure is raised."""
@@ -105,9 +144,10 @@ class Collector:
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
         procfs = await self._observe(self._in_lane(self._proc_lane, lambda: self._procfs.read(pids, ticks)))
-        pod_identity = await self._observe(self._in_lane(self._identity_lane, self._read_identity))
+        pod_identity = await self._observe(self._in_lane(self._identity_lane, self._watch_and_read_identity))
+        self._log_push()
         kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
-        observations = Observations(nvml, procfs, pod_identity, kubelet, finished=self._now(), trigger=trigger)
+        observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._news.is_on)
         memory = self._memory
         self._memory, snapshot = await self._steps.run(lambda: step(memory, observations, self._rules))
         log_changes(log, self._last, snapshot, observations)
@@ -120,12 +160,41 @@ class Collector:
         for lane in (self._proc_lane, self._identity_lane, self._steps):
             lane.close()
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self, started: float, until: float) -> str:
+        """Until then, or until there is news, or a kubelet is back. Gives what starts the next collection."""
         back = asyncio.create_task(self._kubelet.wait_until_back())
+        news = asyncio.create_task(self._news_after(started + PUSH_PAUSE_SECONDS))
         try:
-            await asyncio.wait((back,), timeout=max(seconds, 0.0))
+            timeout = max(until - time.monotonic(), 0.0)
+            await asyncio.wait((back, news), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            return "push" if news.done() else "interval"
         finally:
             back.cancel()
+            news.cancel()
+
+    async def _news_after(self, earliest: float) -> None:
+        """Return when there is news, but not before `earliest`: what comes until then needs one collection together."""
+        await self._news.wait()
+        await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
+
+    def _watch_and_read_identity(self) -> Told[PodIdentity]:
+        # Watched first: what changes after it was read is news. Both look at the same directories, where both may hang.
+        self._news.watch()
+        return self._read_identity()
+
+    def _log_push(self) -> None:
+        """Log a change of whether allocations are pushed, and why not."""
+        is_on, trouble = self._news.is_on, self._news.trouble
+        said = is_on, trouble.reason if trouble else ""
+        if said == self._push_said:
+            return
+        self._push_said = said
+        what = "allocations start a collection" if is_on else "allocations wait for the interval"
+        if trouble is None:
+            log.info("%s push=%d", what, is_on)
+        else:
+            level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
+            log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
 
     async def _in_lane(self, lane: Lane, call: Callable[[], Told[T]]) -> Told[T]:
         return await lane.run(call, self._deadline_seconds)

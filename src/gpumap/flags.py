@@ -20,7 +20,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Flag(NamedTuple):
-    """`metavar` is empty for a switch. `default` is as a user would write it. `choices` are for help and completion."""
+    """`metavar` is empty for a switch, which has an `opposite` where it is on by default. `default` is as a user would
+    write it. `choices` are for help and completion."""
 
     name: str
     metavar: str
@@ -32,6 +33,11 @@ class Flag(NamedTuple):
     choices: tuple[str, ...] = ()
 
     @property
+    def opposite(self) -> str:
+        """What turns a switch off that is on by default; else nothing."""
+        return f"--no-{self.name.removeprefix('--')}" if not self.metavar and self.default == "true" else ""
+
+    @property
     def variable(self) -> str:
         return "GPUMAP_" + self.name.removeprefix("--").upper().replace("-", "_")
 
@@ -39,6 +45,7 @@ class Flag(NamedTuple):
 FLAGS = (
     Flag("--listen", "ADDR", ":9401", "address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0"),
     Flag("--interval", "DURATION", "5s", "time from one collection to the next, such as 500ms or 1m"),
+    Flag("--push", "", "true", "collect as soon as the kubelet allocates; --no-push: at the interval alone"),
     Flag("--stale-after", "DURATION", "60s", "data older than this is not served"),
     Flag("--node-name", "NAME", "", "this node's name; else $NODE_NAME, else the host name", about="sources"),
     Flag("--node-ip", "IP", "", "this node's internal IP; else $NODE_IP", about="sources"),
@@ -55,6 +62,13 @@ FLAGS = (
         "PATH",
         "",
         "device checkpoint; else device-plugins/kubelet_internal_checkpoint in the kubelet root or /var/lib/kubelet",
+        about="sources",
+    ),
+    Flag(
+        "--pods-api-socket",
+        "PATH",
+        "",
+        "the kubelet's Pods API (from 1.37), for UIDs, container ids and device health; else it is not asked",
         about="sources",
     ),
     Flag(
@@ -94,7 +108,7 @@ FLAGS = (
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error", about="log", choices=LOG_LEVELS),
 )
 
-LATER_FLAGS = ("--pods-api-socket", "--nvml-release", "--push", "--state-file", "--web-config")
+LATER_FLAGS = ("--nvml-release", "--state-file", "--web-config")
 """Flags of the contract that are not built yet: known, and refused."""
 
 
@@ -110,9 +124,6 @@ def add_flags(
         for flag in FLAGS:
             if flag.about == part:
                 _add_flag(group, flag, hidden=part in hidden)
-        if part == "serving":
-            text = "poll only; push is not built yet, so this is so anyway"
-            group.add_argument("--no-push", action="store_true", help=text)
     for name in LATER_FLAGS:
         parser.add_argument(name, nargs="?", action=Later, help=argparse.SUPPRESS)
 
@@ -123,6 +134,14 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> No
     text = argparse.SUPPRESS if hidden else text
     if not flag.metavar:
         group.add_argument(flag.name, action="store_const", const="true", help=text)
+        if flag.opposite:
+            group.add_argument(
+                flag.opposite,
+                dest=flag.name.removeprefix("--").replace("-", "_"),
+                action="store_const",
+                const="false",
+                help=argparse.SUPPRESS if hidden else f"not {flag.name}",
+            )
     elif flag.repeatable:
         group.add_argument(flag.name, metavar=flag.metavar, action="append", help=text)
     else:

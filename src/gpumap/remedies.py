@@ -61,6 +61,16 @@ SOURCES: dict[Source, dict[str, str]] = {
         "pod_logs_missing": "Names for processes come from the names in `/var/log/pods`: mount it "
         "(`privileges.podLogs=true`) or point `--pod-log-root` at it.",
         "pod_logs_unreadable": "The directories of pods' logs may not be read: run as user 0.",
+        "pods_api_socket_missing": "This kubelet has no Pods API (it takes 1.37, or the gate `PodsAPI`), or its "
+        "directory `pods-api` is not mounted (`privileges.podsApi=true`). Names come from the files.",
+        "pods_api_connection_refused": "The kubelet is down or restarting; names come from the files until it is back.",
+        "pods_api_failed_precondition": "The kubelet has started and not heard from its API server yet; names come "
+        "from the files until then.",
+        "pods_api_unimplemented": "What listens at `--pods-api-socket` has no Pods API; see that it is the right one.",
+        "pods_api_permission_denied": "Run as user 0; where SELinux denies the connection, allow it.",
+        "pods_api_stream_ended": "The kubelet ended the stream of its Pods API. It is asked again each second; names "
+        "come from the files meanwhile.",
+        "pods_api_decode": "What answers is no kubelet's Pods API: see `--pods-api-socket`.",
         "dra_state_unreadable": "The kubelet's `dra_manager_state` may not be read: run as user 0.",
         "dra_state_corrupt": "The kubelet's `dra_manager_state` is broken, or newer than gpumap knows: report it with "
         "`gpumap record`; UIDs come from the other files.",

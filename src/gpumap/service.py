@@ -14,25 +14,32 @@ import platform
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING
 
 from gpumap import __version__
 from gpumap.collect import Collector, now
 from gpumap.dialects import DIALECTS
 from gpumap.dialects.pod_gpu_map import node_family
-from gpumap.errors import UsageError
+from gpumap.errors import FatalError, UsageError
 from gpumap.families import Family
 from gpumap.join import Rules
+from gpumap.join.hidden import HIDDEN_AFTER_SECONDS
 from gpumap.metrics import native, self_families
 from gpumap.model import Moment
 from gpumap.settings import Listen, Settings
-from gpumap.snapshot import Node, Snapshot
+from gpumap.snapshot import HiddenDevice, Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
-from gpumap.sources.identity import PodIdentitySource
+from gpumap.sources.dra import DraSource
+from gpumap.sources.identity import PodIdentitySource, not_asked
+from gpumap.sources.inotify import Place, Watcher, places
 from gpumap.sources.nvml import NvmlSource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
 from gpumap.stopping import stop_by_signal
 from gpumap.web.pages import Pages
+
+if TYPE_CHECKING:
+    from gpumap.sources.pods_api import PodsApiSource
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
@@ -46,6 +53,7 @@ async def collector(
     driver_command: Sequence[str],
     publish: Callable[[Snapshot], None],
     clock: Callable[[], Moment] = now,
+    hidden_after_seconds: float = HIDDEN_AFTER_SECONDS,
 ) -> AsyncIterator[Collector]:
     """Put the sources and the loop together; close them at the end."""
     nvml = NvmlSource(driver_command)
@@ -53,23 +61,50 @@ async def collector(
     from gpumap.sources.kubelet import KubeletSource
 
     kubelet = KubeletSource(settings.kubelet_socket)
+    pods = _pods_api(settings)
     identity = PodIdentitySource(
-        CheckpointSource(settings.checkpoint_candidates), PodLogsSource(settings.pod_log_root), time.time
+        CheckpointSource(settings.checkpoint_candidates),
+        PodLogsSource(settings.pod_log_root),
+        DraSource(settings.dra_state, settings.dra_driver_checkpoint),
+        time.time,
+        pods.read if pods is not None else not_asked,
     )
     resource = settings.resource
     rules = Rules(
         node=Node(settings.node_name, settings.node_ip),
         is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
         stale_after_seconds=settings.stale_after_seconds,
+        hidden_after_seconds=hidden_after_seconds,
     )
     procfs = ProcfsSource(settings.proc, settings.own)
-    loop = Collector(nvml, procfs, identity.read, kubelet, rules, settings.interval_seconds, publish, clock)
+    news = Watcher(watched(settings)) if settings.push else None
+    loop = Collector(nvml, procfs, identity.read, kubelet, rules, settings.interval_seconds, publish, clock, news)
     try:
+        if pods is not None:
+            await pods.start()
         yield loop
     finally:
         loop.close()
+        if pods is not None:
+            await pods.close()
+        if news is not None:
+            news.close()
         procfs.close()
         await asyncio.gather(nvml.close(), kubelet.close())
+
+
+def _pods_api(settings: Settings) -> PodsApiSource | None:
+    if settings.pods_api_socket is None:
+        return None
+    from gpumap.sources.pods_api import PodsApiSource
+
+    return PodsApiSource(settings.pods_api_socket)
+
+
+def watched(settings: Settings) -> tuple[Place, ...]:
+    """Where an allocation shows at once."""
+    claims = settings.dra_state, settings.dra_driver_checkpoint
+    return places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
 
 
 def families(settings: Settings) -> tuple[Family, ...]:
@@ -79,9 +114,16 @@ def families(settings: Settings) -> tuple[Family, ...]:
 
 
 async def serve(
-    settings: Settings, driver_command: Sequence[str], listener: socket.socket, stop: asyncio.Event | None = None
+    settings: Settings,
+    driver_command: Sequence[str],
+    listener: socket.socket,
+    stop: asyncio.Event | None = None,
+    hidden_after_seconds: float = HIDDEN_AFTER_SECONDS,
 ) -> None:
-    """Collect and serve until `stop` is set, by default by a signal. Raises what else ended the loop."""
+    """Collect and serve until `stop` is set, by default by a signal. Raises what else ended the loop.
+
+    Raises FatalError where MIG devices have been hidden from us for so long: a new container sees them.
+    """
     stop = stop or stop_by_signal()
     serves_nodes = "pod-gpu-map" in settings.dialects
     pages = Pages(
@@ -93,16 +135,41 @@ async def serve(
         settings.interval_seconds,
     )
     try:
-        await _until(stop, _collect(settings, driver_command, pages), _open(settings, pages, listener, serves_nodes))
+        await _until(
+            stop,
+            _collect(settings, driver_command, pages, hidden_after_seconds),
+            _open(settings, pages, listener, serves_nodes),
+        )
         log.info("stopped")
     finally:
         pages.close()
 
 
-async def _collect(settings: Settings, driver_command: Sequence[str], pages: Pages) -> None:
-    """Collect for ever."""
-    async with collector(settings, driver_command, pages.publish) as loop:
-        await loop.run()
+async def _collect(
+    settings: Settings, driver_command: Sequence[str], pages: Pages, hidden_after_seconds: float
+) -> None:
+    """Collect until MIG devices are hidden, which is an error to raise."""
+    blind = asyncio.Event()
+    hidden: tuple[HiddenDevice, ...] = ()
+
+    def publish(snapshot: Snapshot) -> None:
+        nonlocal hidden
+        pages.publish(snapshot)
+        if snapshot.hidden:
+            hidden = snapshot.hidden
+            blind.set()
+
+    async with collector(settings, driver_command, publish, hidden_after_seconds=hidden_after_seconds) as loop:
+        await _until(blind, loop.run())
+    raise FatalError(_hidden_line(hidden))
+
+
+def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
+    others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
+    return (
+        f"{hidden[0].uuid}{others} came after gpumap's start, and the container runtime has not given gpumap its "
+        "device nodes: restarting to get them"
+    )
 
 
 async def _open(settings: Settings, pages: Pages, listener: socket.socket, serves_nodes: bool) -> None:

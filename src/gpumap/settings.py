@@ -55,9 +55,13 @@ class Settings:
     node_ip: str
     kubelet_socket: Path
     checkpoint_candidates: tuple[Path, ...]
+    dra_state: Path
+    dra_driver_checkpoint: Path
+    pods_api_socket: Path | None
     pod_log_root: Path
     proc: Path
     nvml_library: str
+    push: bool
     resource: re.Pattern[str]
     groups: tuple[str, ...]
     dialects: tuple[str, ...]
@@ -95,9 +99,13 @@ def resolve(
         node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
         kubelet_socket=values.parse("--kubelet-socket", _socket) if kubelet_socket else _socket_below(root, values),
         checkpoint_candidates=(values.parse("--device-checkpoint", _file),) if checkpoint else tuple(candidates),
+        dra_state=root / "dra_manager_state",
+        dra_driver_checkpoint=root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
+        pods_api_socket=values.parse("--pods-api-socket", _socket) if values.word("--pods-api-socket") else None,
         pod_log_root=values.parse("--pod-log-root", _directory),
         proc=values.parse("--proc", _directory),
         nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
+        push=values.parse("--push", _boolean),
         resource=values.parse("--resource", _pattern),
         groups=values.choose("--collect", GROUPS, LATER_GROUPS),
         dialects=values.choose("--dialect", ("native", *DIALECTS), LATER_DIALECTS, none=True),

@@ -222,7 +222,7 @@ class _Judge:
             return Owner.UNKNOWN
         suspicion = Suspicion(*pod, leaf, verdict)
         self._suspicions.add(suspicion)
-        return verdict if suspicion in self._evidence.suspected else Owner.UNKNOWN
+        return verdict if suspicion in self._evidence.settled else Owner.UNKNOWN
 
     def _still_suspected(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> bool:
         """Keep a suspicion as it was while its process is still there and nothing could be looked at anew."""

@@ -9,12 +9,16 @@ from typing import NamedTuple
 from gpumap.join.allocation import Allocation
 from gpumap.join.inventory import Inventory
 from gpumap.join.pods import PodTable
-from gpumap.model import PodName, PodUid, ProcTable, Uuid
+from gpumap.model import Moment, PodName, PodUid, ProcTable, Uuid
 from gpumap.snapshot import Owner
+
+SETTLED_SECONDS = 0.4
+"""How long a suspicion must stand: two snapshots may be a quarter of a second apart when the kubelet has news, and what
+a process that ends leaves behind in the driver is no leftover."""
 
 
 class Suspicion(NamedTuple):
-    """A verdict of one snapshot (`unassigned`, `gone`), said aloud when the next one agrees."""
+    """A verdict of one snapshot (`unassigned`, `gone`), said aloud when the next ones agree."""
 
     pod_uid: PodUid
     container_id: str
@@ -39,6 +43,9 @@ class Evidence:
     may_accuse: bool
     last_names: Mapping[PodUid, PodName]
     suspected: frozenset[Suspicion]
+    """In the last snapshot."""
+    settled: frozenset[Suspicion]
+    """Those of them that have stood for a while, to be said aloud."""
     missing_before: frozenset[tuple[Uuid, int]]
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
 
@@ -59,5 +66,11 @@ class Evidence:
             self.may_accuse,
             self.last_names,
             self.suspected,
+            self.settled,
             self.missing_before,
         )
+
+
+def settled(suspicions: Mapping[Suspicion, float], now: Moment) -> frozenset[Suspicion]:
+    """Those that have stood long enough to be said aloud; each has the monotonic time since when it stands."""
+    return frozenset(one for one, since in suspicions.items() if now.monotonic - since >= SETTLED_SECONDS)

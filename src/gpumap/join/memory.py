@@ -10,6 +10,7 @@ from gpumap.join.allocation import Allocation
 from gpumap.join.attribution import Attribution, LastProcess
 from gpumap.join.evidence import Suspicion
 from gpumap.join.health import untried
+from gpumap.join.hidden import HiddenMemory
 from gpumap.join.inventory import KnownGpu
 from gpumap.join.pods import PodTable
 from gpumap.model import ContainerName, KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
@@ -49,12 +50,14 @@ class Memory:
     gpu_count: int = 0
     offered: frozenset[tuple[Uuid, str]] = frozenset()
     """(leaf, resource) pairs that the kubelet has offered: one that is missing later is unhealthy."""
-    suspicions: frozenset[Suspicion] = frozenset()
+    suspicions: Mapping[Suspicion, float] = field(default_factory=dict)
+    """Of the last snapshot, with the monotonic time since when they have stood."""
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory] = field(default_factory=dict)
     processes: Mapping[Uuid, Mapping[int, LastProcess]] = field(default_factory=dict)
     """Of the last snapshot, by leaf and PID."""
     missing: frozenset[tuple[Uuid, int]] = frozenset()
     """(leaf, PID) pairs that NVML listed and /proc did not have."""
+    hidden: HiddenMemory = field(default_factory=HiddenMemory)
     table: PodTable | None = None
     allocation: Allocation | None = None
     attribution: Attribution | None = None

@@ -8,15 +8,26 @@ from dataclasses import dataclass, replace
 from gpumap.join.allocation import Allocation, Offer, allocate
 from gpumap.join.attribution import Attribution, attribute
 from gpumap.join.devices import ever_offered, leaves, processes_by_leaf
-from gpumap.join.evidence import Evidence
+from gpumap.join.evidence import Evidence, settled
 from gpumap.join.health import record
+from gpumap.join.hidden import HIDDEN_AFTER_SECONDS, HiddenMemory, find_hidden, look_for_mig
 from gpumap.join.inventory import Inventory, take
 from gpumap.join.memory import Memory, UseMemory
 from gpumap.join.pods import PodTable, tabulate
 from gpumap.join.restart import Listing, take_list
+from gpumap.join.told_health import told_health
 from gpumap.join.usage import Grounds, LeafUse, certainly_idle, leaf_use, remember
 from gpumap.model import ContainerName, Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable, Uuid
-from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, PodInfo, ProcessUse, Snapshot, SourceHealth
+from gpumap.snapshot import (
+    ContainerOnDevice,
+    ContainerUse,
+    HiddenDevice,
+    Node,
+    PodInfo,
+    ProcessUse,
+    Snapshot,
+    SourceHealth,
+)
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 
@@ -28,6 +39,8 @@ class Rules:
     node: Node
     is_gpu_resource: Callable[[str], bool]
     stale_after_seconds: float
+    hidden_after_seconds: float = HIDDEN_AFTER_SECONDS
+    """How long a MIG device must be hidden from us until that is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +66,12 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     scene = _set_scene(memory, observations, rules)
     containers, uses = _containers(scene)
     collections = dict(memory.collections)
+    if observations.push:
+        collections.setdefault("push", 0)  # a counter begins at 0, else the first of them is in no increase
     collections[observations.trigger] = collections.get(observations.trigger, 0) + 1
     offered = ever_offered(memory.offered, scene.allocation, scene.inventory)
     health = record(memory.health, observations)
+    hidden_memory, hidden = _find_hidden(scene, rules)
     snapshot = Snapshot(
         at=observations.finished,
         node=rules.node,
@@ -83,8 +99,10 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         processes=tuple(_processes(scene)),
         unmatched=scene.allocation.unmatched,
         pods=_pods(scene, containers),
+        device_health=told_health(observations.pod_identity, rules.is_gpu_resource),
+        hidden=hidden,
     )
-    return _remember(scene, health, collections, offered, uses), snapshot
+    return _remember(scene, health, collections, offered, uses, hidden_memory), snapshot
 
 
 def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Scene:
@@ -114,7 +132,8 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         list_current=listing.current,
         may_accuse=_may_accuse(listing, observations),
         last_names=memory.names,
-        suspected=memory.suspicions,
+        suspected=frozenset(memory.suspicions),
+        settled=settled(memory.suspicions, observations.finished),
         missing_before=memory.missing,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
@@ -223,6 +242,14 @@ def _pods(scene: _Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[Pod
     return tuple(PodInfo(name.namespace, name.pod, scene.uids.get(name, "")) for name in sorted(pods))
 
 
+def _find_hidden(scene: _Scene, rules: Rules) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
+    listing = scene.listing
+    sight = None
+    if listing.read_now:
+        sight = look_for_mig(scene.inventory, listing.pods, listing.allocatable, rules.is_gpu_resource)
+    return find_hidden(scene.memory.hidden, sight, scene.observations.finished, rules.hidden_after_seconds)
+
+
 def _capabilities(scene: _Scene) -> tuple[tuple[str, bool], ...]:
     identity = scene.identity.value if scene.identity else None
     readings = [gpu.reading for gpu in scene.inventory.gpus if gpu.reading]
@@ -232,7 +259,7 @@ def _capabilities(scene: _Scene) -> tuple[tuple[str, bool], ...]:
         ("pid_visibility", scene.procs.pid_visibility),
         ("pod_logs", identity is not None and identity.logs is not None),
         ("process_utilization", any(reading.samples is not None for reading in readings)),
-        ("push", False),
+        ("push", scene.observations.push),
         ("xid_events", False),
     )
 
@@ -243,8 +270,9 @@ def _remember(
     collections: Mapping[str, int],
     offered: frozenset[tuple[Uuid, str]],
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory],
+    hidden: HiddenMemory,
 ) -> Memory:
-    identity = scene.observations.pod_identity
+    identity, now = scene.observations.pod_identity, scene.observations.finished.monotonic
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}
     awaited = [pod.pod_name for pod in scene.listing.awaited]
     return Memory(
@@ -261,10 +289,11 @@ def _remember(
         gpus=scene.inventory.known,
         gpu_count=scene.inventory.count,
         offered=offered,
-        suspicions=scene.attribution.suspicions,
+        suspicions={one: scene.memory.suspicions.get(one, now) for one in scene.attribution.suspicions},
         uses=uses,
         processes={leaf: on_leaf.last for leaf, on_leaf in scene.attribution.by_leaf.items()},
         missing=scene.attribution.missing,
+        hidden=hidden,
         table=scene.table,
         allocation=scene.allocation,
         attribution=scene.attribution,

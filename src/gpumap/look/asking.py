@@ -40,7 +40,7 @@ async def from_node(settings: Settings, interval_seconds: float) -> Documents:
 
     deadline_seconds = max(interval_seconds, UNHURRIED_SECONDS)
     stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
-    settings = replace(settings, interval_seconds=deadline_seconds, stale_after_seconds=stale_after_seconds)
+    settings = replace(settings, interval_seconds=deadline_seconds, stale_after_seconds=stale_after_seconds, push=False)
     command = worker_command(settings.nvml_library or None)
     async with service.collector(settings, command, lambda snapshot: None) as loop:
         await loop.collect()

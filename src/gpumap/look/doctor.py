@@ -66,6 +66,7 @@ class Facts:
     kubelet: Answer
     checkpoint: Answer
     pod_logs: Answer
+    push: Answer
     privileges: Privileges
     binding: Opinion
 
@@ -79,6 +80,7 @@ def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
         *_gpus(document),
         _identity(document, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else None),
         _identity(document, "pod_logs", "pod_logs_", facts.pod_logs if facts else None),
+        _push(document, facts.push if facts else None),
         _procfs(document),
         _pid_visibility(document),
         _process_utilization(document),
@@ -206,6 +208,20 @@ def _identity(document: Document, capability: str, prefix: str, answer: Answer |
         reason, detail = told, source["detail"]
     state = "missing" if not reason or reason.endswith(_NOT_THERE) else "failed"
     return Check(capability, state, False, seen, _words(reason or "not read", detail), remedy)
+
+
+def _push(document: Document, answer: Answer | None) -> Check:
+    """Whether allocations start a collection: of an agent by its word, else by what this process is let do."""
+    if answer is None:
+        told = bool(document["capabilities"].get("push"))
+        answer = Answer("allocations start a collection") if told else Answer(reason="directory_missing")
+        why = "allocations are seen at the interval; the agent's log says why"
+    else:
+        why = _words(answer.reason, answer.detail)
+    if not answer.reason:
+        return Check("push", "ok", False, answer.seen)
+    state = "missing" if answer.reason.endswith(_NOT_THERE) else "failed"
+    return Check("push", state, False, "", why, remedies.PUSH.get(answer.reason))
 
 
 def _procfs(document: Document) -> Check:

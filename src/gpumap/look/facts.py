@@ -17,8 +17,10 @@ from gpumap.lanes import Lane
 from gpumap.look import second_opinion
 from gpumap.look.doctor import Answer, Facts, Privileges, counted
 from gpumap.model import KubeletAnswer, SourceError
+from gpumap.service import watched
 from gpumap.settings import Settings
 from gpumap.sources.checkpoint import CheckpointSource
+from gpumap.sources.inotify import Watcher
 from gpumap.sources.kubelet import KubeletSource
 from gpumap.sources.podlogs import PodLogsSource
 
@@ -54,13 +56,14 @@ WORST_FIRST = (
 
 async def look(settings: Settings) -> Facts:
     """Ask everything at once."""
-    kubelet, checkpoint, pod_logs, binding = await asyncio.gather(
+    kubelet, checkpoint, pod_logs, push, binding = await asyncio.gather(
         _kubelet(settings),
         _in_time(_checkpoint(settings)),
         _in_time(_pod_logs(settings)),
+        _push(settings),
         second_opinion.ask(settings.nvml_library),
     )
-    return Facts(kubelet, checkpoint, pod_logs, privileges(), binding)
+    return Facts(kubelet, checkpoint, pod_logs, push, privileges(), binding)
 
 
 def privileges(proc_self: Path = PROC_SELF, root: Path = Path("/")) -> Privileges:
@@ -132,6 +135,21 @@ def _pod_logs(settings: Settings) -> Callable[[], str]:
         return f"directories of {counted(len(found.trees), 'pod')}, links of {counted(len(found.links), 'container')}"
 
     return read
+
+
+async def _push(settings: Settings) -> Answer:
+    watcher = Watcher(watched(settings))
+
+    def watch() -> str:
+        watcher.watch()
+        if not watcher.is_on and watcher.trouble is not None:
+            raise SourceError(*watcher.trouble)
+        return f"{counted(len(watcher.directories), 'directory', 'directories')} watched"
+
+    try:
+        return await _in_time(watch)
+    finally:
+        watcher.close()
 
 
 async def _in_time(read: Callable[[], str]) -> Answer:

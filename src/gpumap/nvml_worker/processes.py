@@ -11,6 +11,8 @@ from gpumap.nvml_worker.lists import Lists, ProcessRow, RawList
 from gpumap.readings import GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
+SAMPLING_SECONDS = 1.2
+"""A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 
 
 class Row(NamedTuple):
@@ -74,7 +76,7 @@ def merge(rows: Iterable[Row]) -> tuple[GpuProcess, ...]:
 
 
 class Sampler:
-    """One GPU's process samples: those since the last asking, so that none is counted twice."""
+    """One GPU's process samples: those of the interval, or since the last asking where that is longer ago."""
 
     def __init__(self) -> None:
         self._last_seen_us = 0
@@ -83,7 +85,7 @@ class Sampler:
     def read(
         self, asking: Asking, lists: Lists, device: Handle, interval_seconds: float, busy: bool
     ) -> tuple[ProcessSample, ...] | None:
-        """The mean of each process since the last reading, or of the interval; `None` where the GPU keeps none."""
+        """The mean of each process over them; `None` where the GPU keeps none."""
         since = self._since(interval_seconds, busy)
         rows = asking.ask(lists.samples, device, since)
         if rows is None:
@@ -107,9 +109,12 @@ class Sampler:
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > SILENCE_SECONDS:
             return 0  # the driver's clock and ours have parted: ask for all that it has
+        of_interval = now - int(max(interval_seconds, SAMPLING_SECONDS) * 1e6)
         if not 0 < self._last_seen_us <= now:  # the first time, or the wall clock was set back
-            return now - int(interval_seconds * 1e6)
-        return self._last_seen_us
+            return of_interval
+        # A reading before its time, because the kubelet has allocated, is of the interval too: what has no sample since
+        # the last reading would be told as idle.
+        return min(self._last_seen_us, of_interval)
 
 
 def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: int) -> ProcessSample:

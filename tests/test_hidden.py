@@ -1,0 +1,189 @@
+"""MIG devices that the container runtime keeps from us: what counts as hidden, and what a restart would not help."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.join.hidden import COLLECTIONS, HIDDEN_AFTER_SECONDS, HiddenMemory, Sight, find_hidden
+from gpumap.model import Moment, Uuid
+from gpumap.snapshot import HiddenDevice, Snapshot
+from tests.nodes import Gpu, Pod, TestNode, gpu_uuid, mig_uuid
+
+CARD = Uuid("GPU-0")
+A, B, C = (Uuid(f"MIG-{letter}") for letter in "abc")
+INTERVAL = 10.0
+
+
+class Said(NamedTuple):
+    """What NVML and the kubelet say in one collection; `named` is `None` while no plugin offers anything."""
+
+    readable: str = ""
+    denied: str = ""
+    named: str | None = ""
+    partitioned: bool = True
+
+    @property
+    def sight(self) -> Sight:
+        readable, denied = _uuids(self.readable), _uuids(self.denied)
+        layout = readable | denied | ({CARD} if self.partitioned else set())
+        return Sight(readable, denied, None if self.named is None else _uuids(self.named), frozenset(layout))
+
+
+def _uuids(letters: str) -> frozenset[Uuid]:
+    return frozenset(Uuid(f"MIG-{letter}") for letter in letters)
+
+
+def hidden_after(*said: Said | None, interval: float = INTERVAL) -> list[str]:
+    """What is hidden at each collection; `None` is one that is not complete."""
+    memory, told = HiddenMemory(), []
+    for number, one in enumerate(said):
+        at = Moment(number * interval, 1e9 + number * interval)
+        memory, hidden = find_hidden(memory, one.sight if one else None, at)
+        told.append("".join(device.uuid.removeprefix("MIG-") for device in hidden))
+    return told
+
+
+@pytest.mark.parametrize(
+    "later",
+    [Said("a", named="ab"), Said("a", "b", named="ab")],
+    ids=["not listed by NVML", "listed and denied"],
+)
+def test_a_device_that_came_after_our_start_is_hidden_by_and_by(later: Said) -> None:
+    """It must stay so for 30 s and three collections; then it is told, from then on."""
+    assert hidden_after(Said("a", named="a"), later, later, later, later, later) == ["", "", "", "", "b", "b"]
+    assert hidden_after(Said("a", named="a"), *[later] * 4, interval=30.0) == ["", "", "", "b", "b"]
+
+
+@pytest.mark.parametrize("named", ["a", None])
+def test_a_device_that_no_plugin_names_is_hidden_after_ten_minutes(named: str | None) -> None:
+    """One that is made on demand may be gone by then; and restarts so far apart cost no back-off of the kubelet's."""
+    told = hidden_after(Said("a", named="a"), *[Said("a", "b", named=named)] * 62)
+    assert [number for number, one in enumerate(told) if one] == [61, 62]
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("missing at our start", [Said("a", named="ab")] * 9),
+        ("denied at our start", [Said("a", "b", named="a")] * 9),
+        ("seen, and gone with its partition", [Said("ab", named="ab"), *[Said("c", named="abc")] * 9]),
+        ("seen, and denied later", [Said("ab", named="ab"), *[Said("a", "b", named="ab")] * 9]),
+        ("seen in between", [Said("a", named="a"), Said("a", named="ab"), Said("ab", named="ab")]),
+        ("nothing is offered yet", [Said("a", named="a"), *[Said("a", named=None)] * 9]),
+        ("its plugin started beside us", [Said("a", named=None), Said("a", named=None), *[Said("a", named="ab")] * 9]),
+        ("nothing but whole GPUs", [Said(partitioned=False)] * 9),
+    ],
+)
+def test_what_a_restart_would_not_help_is_not_hidden(why: str, said: list[Said]) -> None:
+    """A device that our next start would miss as well, or that NVML has shown us, is no reason to end."""
+    assert set(hidden_after(*said)) == {""}, why
+
+
+def test_a_gpu_that_is_partitioned_before_its_plugin_starts_hides_its_devices() -> None:
+    """What plugins offer first is excused only of the GPUs that our start saw, partitioned as they were."""
+    start = Said(named=None, partitioned=False)
+    assert hidden_after(start, start, *[Said(named="ab")] * 4)[-1] == "ab"
+
+
+def test_a_device_that_is_named_again_waits_anew() -> None:
+    """A kubelet that no longer names it, or offers nothing for a while, begins the wait again."""
+    start, missing = Said("a", named="a"), Said("a", named="ab")
+    for pause in (start, Said("a", named=None)):
+        told = hidden_after(start, missing, missing, missing, pause, missing, missing, missing, missing)
+        assert told == ["", "", "", "", "", "", "", "", "b"]
+
+
+def test_collections_that_are_not_complete_say_nothing() -> None:
+    """While NVML or the kubelet is down nobody is called hidden, and the wait goes on."""
+    start, missing = Said("a", named="a"), Said("a", named="ab")
+    assert hidden_after(None, start, missing, None, None, None, missing, missing, missing) == [*[""] * 7, "b", "b"]
+    assert set(hidden_after(None, *[missing] * 5)) == {""}, "the first complete one is the start"
+
+
+def test_the_time_since_when_is_told() -> None:
+    """The wall clock's time of the first collection that missed it."""
+    memory, _ = find_hidden(HiddenMemory(), Said("a", named="a").sight, Moment(0.0, 1e9))
+    for number in range(1, 4):
+        memory, hidden = find_hidden(memory, Said("a", named="ab").sight, Moment(20.0 * number, 1e9 + 20 * number))
+    assert hidden == (HiddenDevice(B, 1e9 + 20),)
+
+
+letters = st.sets(st.sampled_from("abcd")).map(lambda found: "".join(sorted(found)))
+
+
+@st.composite
+def anything(draw: st.DrawFn) -> Said | None:
+    readable, denied = draw(letters), draw(letters)
+    denied = "".join(set(denied) - set(readable))
+    return draw(st.none() | st.builds(Said, st.just(readable), st.just(denied), st.none() | letters, st.booleans()))
+
+
+@given(st.lists(anything(), max_size=12), st.sampled_from([1.0, 15.0, 60.0]))
+def test_one_restart_never_leads_to_the_next(said: list[Said | None], interval: float) -> None:
+    """Whatever was seen before: who ends, starts anew and sees the same for ever, ends no more. And nobody is hidden
+    who was readable at any time, or before 30 s and three collections have passed."""
+    told = hidden_after(*said, interval=interval)
+    for number, hidden in enumerate(told):
+        one = said[number]
+        if not hidden or one is None:
+            assert not hidden
+            continue
+        assert number * interval >= HIDDEN_AFTER_SECONDS
+        assert number >= COLLECTIONS
+        seen = "".join(earlier.readable for earlier in said[: number + 1] if earlier)
+        assert not set(hidden) & set(seen)
+        assert set(hidden_after(*[one] * 12, interval=interval)) == {""}
+
+
+# --- in the step ------------------------------------------------------------------------------------------------------
+
+
+def hidden(snapshot: Snapshot) -> list[Uuid]:
+    return [device.uuid for device in snapshot.hidden]
+
+
+def a_node(*, offered: list[str]) -> TestNode:
+    """A card with one MIG device, held by a pod."""
+    pod = Pod("ml", "first", {"main": {"nvidia.com/mig-1g.10gb": [mig_uuid(0, 1, 0)]}})
+    return TestNode([Gpu(0, mig=[(1, 0, 1)])], [pod], allocatable={"nvidia.com/mig-1g.10gb": offered})
+
+
+@pytest.mark.parametrize("replica", ["", "::3"])
+def test_the_step_finds_a_device_that_the_kubelet_gives_away_and_nvml_does_not_list(replica: str) -> None:
+    """A pod that holds it is enough; that of a resource which is no GPU's is not."""
+    mine, new = mig_uuid(0, 1, 0), mig_uuid(0, 2, 0)
+    node = a_node(offered=[mine])
+    node.collect()
+    node.pods.append(Pod("ml", "other", {"main": {"example.com/mig": [mig_uuid(0, 3, 0)]}}))
+    node.pods.append(Pod("ml", "second", {"main": {"nvidia.com/mig-1g.10gb": [new + replica]}}))
+    assert [hidden(node.collect(15.0)) for _ in range(4)] == [[], [], [new], [new]]
+
+
+def test_the_step_waits_while_a_gpu_or_the_kubelet_is_down() -> None:
+    """A GPU that does not answer may have the device, and an old List may name one that is gone."""
+    mine, new = mig_uuid(0, 1, 0), mig_uuid(0, 2, 0)
+    node = a_node(offered=[mine])
+    node.gpus.append(Gpu(1))
+    node.collect()
+    node.allocatable = {"nvidia.com/mig-1g.10gb": [mine, new]}
+    node.collect()
+    node.gpus[1].fault = "lost"
+    assert [hidden(node.collect(20.0)) for _ in range(3)] == [[], [], []]
+    node.gpus[1].fault = None
+    node.down = {"kubelet"}
+    assert hidden(node.collect()) == []
+    node.down = set()
+    assert [hidden(node.collect()) for _ in range(2)] == [[], [new]]
+
+
+def test_the_old_form_of_a_name_is_no_other_device() -> None:
+    """MIG-GPU-…/<gi>/<ci> is the device that NVML lists under its own uuid."""
+    mine = mig_uuid(0, 1, 0)
+    node = a_node(offered=[mine])
+    node.collect()
+    node.allocatable = {"nvidia.com/mig-1g.10gb": [mine, f"MIG-{gpu_uuid(0)}/1/0", f"MIG-{gpu_uuid(0)}/2/0"]}
+    assert [hidden(node.collect(20.0)) for _ in range(3)][-1] == [f"MIG-{gpu_uuid(0)}/2/0"]

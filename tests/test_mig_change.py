@@ -1,0 +1,287 @@
+"""A GPU that is partitioned, partitioned anew and made whole again under the running agent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from gpumap.model import DeviceId, ResourceDevices
+from tests import standin
+from tests.agent import PATIENCE_SECONDS, Agent, Page, serve, until
+from tests.demo_process import environment
+from tests.node import GIB, MIB, WHOLE, Node, Pod, gpu_uuid, short_directory
+from tests.processes import PlainProcesses
+from tests.standin import Attributes, Code, MigInstance, Placement
+
+CARD, OTHER = gpu_uuid(1), gpu_uuid(2)
+USED = "gpumap_container_gpu_memory_used_bytes"
+ALLOCATED = "gpumap_container_allocated_gpus"
+SMALL = [f"MIG-00000000-0000-5000-8000-00000000000{n}" for n in range(3)]
+HALF = "MIG-00000000-0000-5000-8000-00000000000f"
+
+
+@dataclass
+class MigNode(Node):
+    """GPU 0 is shared, the others are offered whole; of the partitioned ones their MIG devices, which `offers` has."""
+
+    offers: dict[int, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for card in self.driver.gpus:
+            card.mig_mode = False
+        self.tell_driver()
+
+    @property
+    def offered(self) -> tuple[ResourceDevices, ...]:
+        shared = super().offered[1]
+        ids = [id_ for gpu in range(1, self.gpus) for id_ in self.offers.get(gpu, [gpu_uuid(gpu)])]
+        return ResourceDevices(WHOLE, tuple(map(DeviceId, sorted(ids)))), shared
+
+    def partition(self, gpu: int, instances: Sequence[MigInstance], *, told: Sequence[str] | None = None) -> None:
+        """The driver has these devices from now on, none: the GPU is whole. The kubelet's plugin names `told`."""
+        card = self.driver.gpus[gpu]
+        card.instances, card.mig_mode = [*instances], bool(instances)
+        card.processes, card.samples, card.memory_used_bytes = [], [], 64 * MIB
+        self.tell_driver()
+        self.offers[gpu] = [one.uuid or "" for one in instances] if told is None else told
+        if not self.offers[gpu]:
+            del self.offers[gpu]
+        self.tell_kubelet()
+
+    def run_on(self, pod: Pod, instance: MigInstance, memory_bytes: int) -> int:
+        """A process of a pod on a MIG device."""
+        pid = self.processes.start(pod.cgroup("main"))
+        assert instance.processes is not None
+        instance.processes.append(standin.Process(pid, memory_bytes))
+        instance.memory_used_bytes = memory_bytes
+        self.tell_driver()
+        return pid
+
+
+def small(number: int, handle: int | None = None) -> MigInstance:
+    return MigInstance(SMALL[number], gi=7 + number, placement=Placement(19, number, 1), handle=handle)
+
+
+def half(handle: int | None = None) -> MigInstance:
+    return MigInstance(
+        HALF,
+        gi=1,
+        name="NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        memory_total_bytes=40192 * MIB,
+        attributes=Attributes(gpu_instance_slice_count=3, compute_instance_slice_count=3, memory_size_mib=40192),
+        placement=Placement(9, 4, 4),
+        handle=handle,
+    )
+
+
+@pytest.fixture(name="library", scope="module")
+def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin.build(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(name="directory")
+def make_directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(name="node")
+async def make_node(directory: Path, library: Path) -> AsyncIterator[MigNode]:
+    node = MigNode(directory, library, PlainProcesses(directory / "proc"))
+    async with node.kubelet:
+        node.processes.start("/system.slice/sshd.service")
+        yield node
+
+
+def uuids(page: Page, prefix: str = "gpumap_") -> set[str]:
+    """Whom the page has series on."""
+    labels = (dict(row) for name, rows in page.samples.items() if name.startswith(prefix) for row in rows)
+    return {found["uuid"] for found in labels if "uuid" in found}
+
+
+def leaves(page: Page) -> set[str]:
+    return uuids(page, "gpumap_device_") | uuids(page, "gpumap_container_")
+
+
+async def shows(agent: Agent, pod: str, uuid: str, memory_bytes: int) -> Page:
+    """The first page on which a pod holds and uses a device, and no other."""
+    page = await agent.until(
+        lambda page: (
+            page.by(USED, "uuid", pod=pod) == {uuid: memory_bytes} and bool(page.by(ALLOCATED, "uuid", pod=pod))
+        ),
+        f"{pod} does not appear on {uuid}",
+    )
+    assert set(page.by(ALLOCATED, "uuid", pod=pod)) == {uuid}
+    return page
+
+
+@pytest.mark.parametrize("handle", [None, 5], ids=["stale handles", "recycled handles"])
+async def test_a_gpu_changes_its_partitions_under_the_agent(node: MigNode, handle: int | None) -> None:
+    """Whole, three small devices, a large one, whole: each pod appears on its device with its own bytes, and of the
+    devices before there is no series left; the other GPUs' stand all the while."""
+    whole = node.admit("whole", main=[CARD])
+    steady = node.admit("steady", main=[OTHER])
+    node.run(steady.cgroup("main"), 2, 2 * GIB)
+    pid = node.run(whole.cgroup("main"), 1, 5 * GIB)
+    async with serve(node) as agent:
+        page = await shows(agent, "whole", CARD, 5 * GIB)
+        assert CARD in leaves(page)
+        node.release(pid)
+        node.delete(whole)
+
+        parts = [small(0, handle), small(1), small(2)]
+        node.partition(1, parts)
+        first = node.admit("first", main=[SMALL[0]])
+        pid = node.run_on(first, parts[0], 3 * GIB)
+        page = await shows(agent, "first", SMALL[0], 3 * GIB)
+        assert leaves(page) & {CARD, *SMALL, HALF} == {*SMALL}
+        assert page.by("gpumap_device_info", "mig_profile", uuid=SMALL[0]) == {"1g.10gb": 1}
+
+        node.processes.end(pid)
+        node.delete(first)
+        node.partition(1, [half(handle)])
+        page = await agent.later()
+        assert leaves(page) & {CARD, *SMALL, HALF} == {HALF}, "devices that are gone have series"
+        instance = node.driver.gpus[1].instances[0]
+        assert instance is not None
+        second = node.admit("second", main=[HALF])
+        pid = node.run_on(second, instance, 30 * GIB)
+        page = await shows(agent, "second", HALF, 30 * GIB)
+        assert page.by("gpumap_device_info", "mig_profile", uuid=HALF) == {"3g.40gb": 1}
+        assert page.value(ALLOCATED, uuid=HALF) == pytest.approx(3 / 7)
+
+        node.processes.end(pid)
+        node.delete(second)
+        node.partition(1, [])
+        again = node.admit("again", main=[CARD])
+        node.run(again.cgroup("main"), 1, 7 * GIB)
+        page = await shows(agent, "again", CARD, 7 * GIB)
+        assert uuids(page) & {CARD, *SMALL, HALF} == {CARD}
+        await shows(agent, "steady", OTHER, 2 * GIB)
+        assert "worker_crashed" not in agent.log
+
+
+async def test_another_profile_under_the_same_uuid_is_told_as_such(node: MigNode) -> None:
+    """A device that comes back with its name, its ids and another size has that size in the next page."""
+    node.partition(1, [replace(half(), uuid=SMALL[0], gi=7)])
+    async with serve(node) as agent:
+        await agent.until(
+            lambda page: page.by("gpumap_device_info", "mig_profile", uuid=SMALL[0]) == {"3g.40gb": 1}, "it is not told"
+        )
+        node.partition(1, [small(0)])
+        page = await agent.later()
+        assert page.by("gpumap_device_info", "mig_profile", uuid=SMALL[0]) == {"1g.10gb": 1}
+        assert page.value("gpumap_device_memory_total_bytes", uuid=SMALL[0]) == 9728 * MIB
+
+
+@pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.RESET_REQUIRED, Code.INVALID_ARGUMENT, Code.UNKNOWN])
+async def test_a_gpu_that_is_reset_for_its_partitions_costs_itself(node: MigNode, code: int) -> None:
+    """While every call on it fails, whatever NVML says, the others are told; then its new devices are there."""
+    node.partition(1, [small(0)])
+    async with serve(node) as agent:
+        await agent.until(lambda page: SMALL[0] in leaves(page), "the first device does not appear")
+        node.driver.fail = {("*", 1): code}
+        node.tell_driver()
+        during = await agent.later()
+        assert during.value("gpumap_gpu_up", uuid=CARD) == 0
+        assert during.value("gpumap_gpu_up", uuid=OTHER) == 1
+        assert during.value("gpumap_device_memory_used_bytes", uuid=SMALL[0]) is None
+        node.driver.fail = {}
+        node.partition(1, [small(1)])
+        page = await agent.until(lambda page: SMALL[1] in leaves(page), "the new device does not appear")
+        assert SMALL[0] not in uuids(page)
+
+
+# --- devices that the container runtime keeps from us -----------------------------------------------------------------
+
+IMPATIENT = """
+import functools, sys
+from gpumap import cli, service
+service.serve = functools.partial(service.serve, hidden_after_seconds=0.5)
+sys.exit(cli.main())
+"""
+"""`gpumap` as it is, but that 30 s are half a second."""
+
+
+class Service:
+    """A running `gpumap serve` that may end by itself, and what it logged."""
+
+    def __init__(self, node: MigNode) -> None:
+        self._node = node
+        self._log = node.directory / "log.txt"
+
+    async def __aenter__(self) -> Self:
+        variables = standin.environment(self._node.library, self._node.state)
+        flags = ["serve", "--listen", "127.0.0.1:0", "--interval", "100ms", *self._node.flags]
+        with self._log.open("wb") as errors:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-c", IMPATIENT, *flags), stderr=errors, env=environment(**variables)
+            )
+        seen = re.compile(r"source (?:up|complains) source=(nvml|kubelet)")
+        await until(self._logged, lambda log: set(seen.findall(log)) == {"nvml", "kubelet"}, "it does not collect")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _logged(self) -> str:
+        return self._log.read_text()
+
+    async def ended(self) -> tuple[int, str]:
+        """Its exit code and its log, once it has ended by itself."""
+        code = await asyncio.wait_for(self._process.wait(), PATIENCE_SECONDS)
+        return code, await self._logged()
+
+    async def lasts(self, seconds: float) -> bool:
+        """Whether it runs on for so long; then it is ended by a signal."""
+        await asyncio.wait((waiting := asyncio.create_task(self._process.wait()),), timeout=seconds)
+        if waiting.done():
+            return False
+        self._process.terminate()
+        return await asyncio.wait_for(waiting, PATIENCE_SECONDS) == 0
+
+
+async def test_the_service_ends_where_new_devices_are_hidden(node: MigNode) -> None:
+    """Partitions that came after its start, which its container has no device nodes for: one line, and exit code 1."""
+    node.partition(1, [small(0)])
+    async with Service(node) as agent:
+        node.partition(1, [], told=[HALF])  # NVML lists none of what the plugin offers
+        node.driver.gpus[1].mig_mode = True
+        node.tell_driver()
+        code, log = await agent.ended()
+    assert code == 1
+    assert log.count("mig device hidden") == 1
+    assert log.splitlines()[-1] == (
+        f"gpumap: {HALF} came after gpumap's start, and the container runtime has not given gpumap its device nodes: "
+        "restarting to get them"
+    )
+    assert "Traceback" not in log
+
+
+async def test_the_service_ends_where_new_devices_are_denied(node: MigNode) -> None:
+    """NVML may list a new device and refuse its memory: that is the same."""
+    node.partition(1, [small(0)])
+    async with Service(node) as agent:
+        node.driver.fail = {("nvmlDeviceGetMemoryInfo_v2", "1.1"): Code.NO_PERMISSION}
+        node.partition(1, [small(0), small(1), small(2)])
+        code, log = await agent.ended()
+    assert code == 1
+    assert f"{SMALL[1]} came after gpumap's start" in log
+
+
+async def test_what_was_missing_at_the_start_ends_no_service(node: MigNode) -> None:
+    """A node whose MIG devices gpumap never sees has a gpumap that runs: a restart would not bring them."""
+    node.driver.fail = {("nvmlDeviceGetMemoryInfo_v2", "1.0"): Code.NO_PERMISSION}
+    node.partition(1, [small(0)], told=[SMALL[0], HALF])
+    async with Service(node) as agent:
+        assert await agent.lasts(2.0)

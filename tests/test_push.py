@@ -1,0 +1,564 @@
+"""Push: what inotify tells of real directories, when the loop collects for it, and the service as it runs with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumap.collect import PUSH_PAUSE_SECONDS, Collector
+from gpumap.join import Rules
+from gpumap.model import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.snapshot import Node as NodeName
+from gpumap.snapshot import Snapshot
+from gpumap.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
+from tests import standin
+from tests.agent import Page, serve, until
+from tests.node import Node, gpu_uuid, short_directory
+from tests.privileges import as_ordinary_user, open_folder
+from tests.processes import PlainProcesses
+
+PATIENCE_SECONDS = 20.0
+LONG = ("--interval", "1h", "--stale-after", "1h")
+"""Whatever is seen within a test's patience was pushed."""
+
+NEARLY = 0.8
+"""A collection is seen to begin a little after it has."""
+
+
+def every(_: str) -> bool:
+    return True
+
+
+def none(_: str) -> bool:
+    return False
+
+
+@contextlib.contextmanager
+def watching(*watched: Place) -> Iterator[Watcher]:
+    watcher = Watcher(watched)
+    try:
+        watcher.watch()
+        yield watcher
+    finally:
+        watcher.close()
+
+
+async def told(watcher: Watcher) -> None:
+    """Return when there is news, and take it."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await watcher.wait()
+    watcher.clear()
+
+
+async def is_silent(watcher: Watcher, directory: Path) -> bool:
+    """Whether what has happened so far in `directory` was no news: another watcher has seen all of it."""
+    with watching(Place(directory, CREATE, every)) as other:
+        (directory / f"mark-{time.monotonic_ns()}").touch()
+        await told(other)
+    try:
+        async with asyncio.timeout(0.05):
+            await watcher.wait()
+    except TimeoutError:
+        return True
+    return False
+
+
+def put(path: Path, text: str = "") -> None:
+    """Write a file as the kubelet does: under another name, then renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+# --- the watcher ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_that_is_renamed_into_place_is_news(tmp_path: Path) -> None:
+    """The name that matters is told each time that it is replaced; temporary names, reads and removals are not."""
+    with watching(Place(tmp_path, MOVED_TO, lambda name: name == "checkpoint", allocations=True)) as watcher:
+        assert (watcher.is_on, watcher.trouble, watcher.directories) == (True, None, (tmp_path,))
+        for _ in range(2):
+            put(tmp_path / "checkpoint")
+            await told(watcher)
+            put(tmp_path / "other")
+            (tmp_path / "checkpoint").read_text()
+            os.listdir(tmp_path)
+            (tmp_path / "other").unlink()
+            assert await is_silent(watcher, tmp_path)
+
+
+async def test_a_directory_that_comes_later_is_watched_from_the_next_look_on(tmp_path: Path) -> None:
+    """Until then the reason is told; there is nothing to wait for, and nothing to hear."""
+    folder = tmp_path / "later"
+    with watching(Place(folder, CREATE, every, allocations=True)) as watcher:
+        assert not watcher.is_on
+        assert watcher.trouble is not None
+        assert watcher.trouble.reason == "directory_missing"
+        assert str(folder) in watcher.trouble.detail
+        folder.mkdir()
+        watcher.watch()
+        assert watcher.is_on
+        assert not watcher.trouble
+        (folder / "file").touch()
+        await told(watcher)
+
+
+async def test_a_directory_that_goes_is_news_once(tmp_path: Path) -> None:
+    """Its end is told, the next look finds it missing, and a new one in its place is watched."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with watching(Place(folder, CREATE, every, allocations=True)) as watcher:
+        for _ in range(2):
+            folder.rmdir()
+            await told(watcher)
+            watcher.watch()
+            assert not watcher.is_on
+            assert await is_silent(watcher, tmp_path)
+            folder.mkdir()
+            watcher.watch()
+            assert watcher.is_on
+            (folder / "file").touch()
+            await told(watcher)
+            (folder / "file").unlink()
+
+
+async def test_a_directory_that_is_replaced_is_watched_anew(tmp_path: Path) -> None:
+    """Moved away, with another in its place: the new one is heard, the old one no more; also if its parent is."""
+    parent = tmp_path / "parent"
+    folder = parent / "folder"
+    folder.mkdir(parents=True)
+    with watching(Place(folder, CREATE, every)) as watcher:
+        folder.rename(tmp_path / "old")
+        await told(watcher)
+        folder.mkdir()
+        watcher.watch()
+        (tmp_path / "old" / "file").touch()
+        assert await is_silent(watcher, tmp_path / "old")
+        (folder / "file").touch()
+        await told(watcher)
+
+        parent.rename(tmp_path / "old-parent")  # of which nothing is told
+        folder.mkdir(parents=True)
+        watcher.watch()
+        (folder / "file").touch()
+        await told(watcher)
+
+
+async def test_two_paths_of_one_directory_are_both_heard(tmp_path: Path) -> None:
+    """What one place wants does not replace what the other does."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    renamed = Place(folder, MOVED_TO, lambda name: name == "renamed")
+    made = Place(tmp_path / "link", CREATE, lambda name: name == "made")
+    with watching(renamed, made) as watcher:
+        for _ in range(2):
+            put(folder / "renamed")
+            await told(watcher)
+            (folder / "made").touch()
+            await told(watcher)
+            (folder / "made").unlink()
+            (folder / "renamed").unlink()
+            watcher.watch()
+        put(folder / "made")  # the name of one, in the way of the other
+        assert await is_silent(watcher, folder)
+
+
+async def test_a_place_beside_a_file_waits_for_it(tmp_path: Path) -> None:
+    """The kubelet's root is not watched on a node whose kubelet keeps no state of claims there."""
+    with watching(Place(tmp_path, MOVED_TO, every, allocations=True, beside="state")) as watcher:
+        assert not watcher.is_on
+        put(tmp_path / "state")
+        watcher.watch()
+        assert watcher.is_on
+        put(tmp_path / "state")
+        await told(watcher)
+
+
+async def test_a_file_that_is_mounted_by_itself_says_nothing_of_its_directory() -> None:
+    """The directory around it is then the container's own, in which no kubelet writes."""
+    with watching(Place(Path("/"), MOVED_TO, every, allocations=True, beside="proc")) as watcher:
+        assert not watcher.is_on
+        assert watcher.trouble is not None
+        assert watcher.trouble.detail == "/: is no directory of the node"
+
+
+def queue_length() -> int:
+    return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+async def test_a_queue_that_overflows_is_news(tmp_path: Path) -> None:
+    """Where the kernel has dropped events nobody knows which: it is time to look, whatever the names were."""
+    most = queue_length()
+    if most > 1 << 17:
+        pytest.skip("the queue is too long here")
+    (tmp_path / "a").touch()
+    with watching(Place(tmp_path, MOVED_TO, none)) as watcher:
+        await asyncio.sleep(0)
+        for _ in range(most // 2 + 1):  # the event loop, which would read them, waits meanwhile
+            os.rename(tmp_path / "a", tmp_path / "b")
+            os.rename(tmp_path / "b", tmp_path / "a")
+        await told(watcher)
+        assert await is_silent(watcher, tmp_path)
+
+
+async def test_without_descriptors_it_is_off_until_there_are_some(tmp_path: Path) -> None:
+    """EMFILE, which is also what the kernel says of too many inotify instances, is told, and tried again."""
+    watcher = Watcher((Place(tmp_path, CREATE, every, allocations=True),))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        watcher.watch()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not watcher.is_on
+        assert watcher.trouble is not None
+        assert watcher.trouble.reason == "inotify_instances"
+        assert "fs.inotify.max_user_instances" in watcher.trouble.detail
+        watcher.watch()
+        assert watcher.is_on
+        assert not watcher.trouble
+        (tmp_path / "file").touch()
+        await told(watcher)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        watcher.close()
+
+
+async def test_a_directory_without_permission_is_told() -> None:
+    """What is there and may not be watched is trouble, also where allocations are told by another place."""
+    with open_folder() as folder:
+        closed = folder / "closed"
+        closed.mkdir(mode=0o700)
+        with as_ordinary_user(), watching(Place(closed, CREATE, every, allocations=True)) as watcher:
+            assert not watcher.is_on
+            assert watcher.trouble is not None
+            assert watcher.trouble.reason == "permission_denied"
+        open_one, missing = Place(folder, CREATE, every, allocations=True), Place(folder / "missing", CREATE, every)
+        with as_ordinary_user(), watching(missing, open_one, Place(closed, CREATE, every)) as watcher:
+            assert watcher.is_on
+            assert watcher.trouble is not None
+            assert watcher.trouble.reason == "permission_denied"
+
+
+async def test_nothing_is_left_open(tmp_path: Path) -> None:
+    """A watcher takes one descriptor and gives it back, and looks no more once it is closed."""
+    before = len(os.listdir("/proc/self/fd"))
+    watcher = Watcher((Place(tmp_path, CREATE, every),))
+    watcher.watch()
+    await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    watcher.close()
+    watcher.watch()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_the_places_of_a_node(tmp_path: Path) -> None:
+    """Allocations, plugins, claims, the kubelet's socket, pods that come and go; nothing else that happens there."""
+    root, logs = tmp_path / "kubelet", tmp_path / "log"
+    plugins, driver, sockets = root / "device-plugins", root / "plugins/gpu.nvidia.com", root / "pod-resources"
+    for folder in (plugins, driver, sockets, logs / "pods"):
+        folder.mkdir(parents=True)
+    checkpoints = plugins / "checkpoint", tmp_path / "none" / "checkpoint"
+    claims = root / "dra_manager_state", driver / "checkpoint.json"
+    watched = places(sockets / "kubelet.sock", checkpoints, claims, logs)
+    for state in claims:
+        state.touch()
+    pod = logs / "pods" / "ml_pod_1234"
+    matter: list[Callable[[], object]] = [
+        lambda: put(plugins / "checkpoint"),
+        lambda: (plugins / "nvidia-gpu.sock").touch(),
+        lambda: put(plugins / "kubelet.sock"),
+        lambda: put(root / "dra_manager_state"),
+        lambda: (root / "dra_manager_state").write_text("in place"),
+        lambda: put(driver / "checkpoint.json"),
+        lambda: put(sockets / "kubelet.sock"),
+        pod.mkdir,
+        pod.rmdir,
+    ]
+    with watching(*watched) as watcher:
+        assert (watcher.is_on, watcher.trouble) == (True, None)
+        for happen in matter:
+            happen()
+            await told(watcher)
+        put(plugins / "else")
+        put(sockets / "else.sock")
+        put(root / "cpu_manager_state")
+        (root / "pods").mkdir()
+        (driver / "else").touch()
+        (logs / "pods" / "lost+found").mkdir()
+        for folder in (plugins, sockets, root, driver, logs / "pods"):
+            assert await is_silent(watcher, folder)
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+class Sources:
+    """Sources that fail at once, but for the kubelet's, which waits for `gate`. `started`: when collections began."""
+
+    is_real = True
+
+    def __init__(self) -> None:
+        self.started: list[float] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.snapshots: list[Snapshot] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self, watcher: Watcher | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
+        """The loop over them, its first collection done, and long enough ago that news is taken at once."""
+        rules = Rules(NodeName("node", ""), lambda name: True, 3600.0)
+        loop = Collector(
+            _Nvml(self.started),
+            _Procfs(),
+            self.identity,
+            self,
+            rules,
+            interval_seconds,
+            self.snapshots.append,
+            news=watcher,
+        )
+        task = asyncio.create_task(loop.run())
+        try:
+            await self.collected(1)
+            await asyncio.sleep(PUSH_PAUSE_SECONDS)
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            loop.close()
+            if watcher is not None:
+                watcher.close()
+
+    async def collected(self, number: int) -> None:
+        await self.until(lambda: len(self.snapshots) >= number, "it does not collect")
+
+    async def until(self, holds: Callable[[], bool], what: str) -> None:
+        async def ask() -> bool:
+            return holds()
+
+        await until(ask, bool, what)
+
+    @property
+    def triggers(self) -> dict[str, int]:
+        return dict(self.snapshots[-1].collections)
+
+    @property
+    def is_on(self) -> bool:
+        return dict(self.snapshots[-1].capabilities)["push"]
+
+    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+        await self.gate.wait()
+        raise SourceError("unavailable", "this is a test")
+
+    async def wait_until_back(self) -> None:
+        await asyncio.Event().wait()
+
+    def identity(self) -> Told[PodIdentity]:
+        raise SourceError("pod_logs_missing", "this is a test")
+
+
+class _Nvml:
+    def __init__(self, started: list[float]) -> None:
+        self._started = started
+
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+        self._started.append(time.monotonic())
+        raise SourceError("driver_not_loaded", "this is a test")
+
+
+class _Procfs:
+    is_real = True
+
+    def clock_ticks(self) -> int | None:
+        return None
+
+    def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]:
+        raise SourceError("unreadable", "this is a test")
+
+
+def watcher_of(folder: Path) -> Watcher:
+    return Watcher((Place(folder, CREATE, every, allocations=True),))
+
+
+async def test_a_burst_is_two_collections(tmp_path: Path) -> None:
+    """The first event starts one at once, however long the interval; all others of the burst together one more."""
+    sources = Sources()
+    async with sources.running(watcher_of(tmp_path)):
+        assert sources.triggers == {"interval": 1, "push": 0}
+        (tmp_path / "0").touch()
+        await sources.collected(2)
+        for number in range(1, 20):
+            (tmp_path / str(number)).touch()
+        await sources.collected(3)
+        assert sources.started[2] - sources.started[1] >= NEARLY * PUSH_PAUSE_SECONDS
+        await asyncio.sleep(3 * PUSH_PAUSE_SECONDS)
+        assert sources.triggers == {"interval": 1, "push": 2}
+
+
+async def test_what_happens_during_a_collection_leads_to_another(tmp_path: Path) -> None:
+    """The List may have been read before: there is one more collection after it, and no third."""
+    sources = Sources()
+    async with sources.running(watcher_of(tmp_path)):
+        sources.gate.clear()
+        (tmp_path / "first").touch()
+        await sources.until(lambda: len(sources.started) == 2, "no collection has begun")
+        await asyncio.sleep(2 * PUSH_PAUSE_SECONDS)  # a slow collection, not a second one beside it
+        (tmp_path / "second").touch()
+        assert len(sources.started) == 2
+        sources.gate.set()
+        await sources.collected(3)
+        await asyncio.sleep(2 * PUSH_PAUSE_SECONDS)
+        assert sources.triggers == {"interval": 1, "push": 2}
+
+
+async def test_the_interval_goes_on_beside_news(tmp_path: Path) -> None:
+    """With events all the time collections keep their distance; without any more the interval counts from the last."""
+    sources = Sources()
+    async with sources.running(watcher_of(tmp_path), interval_seconds=1.0):
+        for number in range(20):
+            (tmp_path / str(number)).touch()
+            await asyncio.sleep(PUSH_PAUSE_SECONDS / 5)
+        pushed = len(sources.started)
+        pauses = [later - earlier for earlier, later in zip(sources.started[1:], sources.started[2:], strict=False)]
+        assert min(pauses) >= NEARLY * PUSH_PAUSE_SECONDS
+        await sources.collected(pushed + 2)
+        assert sources.triggers["interval"] >= 2
+
+
+async def test_a_lost_directory_is_looked_for_at_the_interval(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its end starts one collection, not one after the other; each change of push is one line of log."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    sources = Sources()
+    caplog.set_level("INFO", logger="gpumap")
+    async with sources.running(watcher_of(folder), interval_seconds=1.0):
+        folder.rmdir()
+        await sources.collected(2)
+        await sources.collected(4)
+        assert not sources.is_on
+        assert sources.triggers["push"] == 1
+        folder.mkdir()
+        await sources.until(lambda: sources.is_on, "the new directory is not watched")
+        (folder / "file").touch()
+        triggered = sources.triggers["push"]
+        await sources.until(lambda: sources.triggers["push"] > triggered, "it is not heard")
+    said = [record.message for record in caplog.records if "push=" in record.message]
+    assert [line.split(" push=")[1][0] for line in said] == ["1", "0", "1"]
+    assert f"reason=directory_missing detail='{folder}: No such file or directory'" in said[1]
+
+
+async def test_without_news_the_interval_alone_decides() -> None:
+    """Commands that look have no watcher: push is 0, and no count of it is served."""
+    sources = Sources()
+    async with sources.running(None, interval_seconds=0.1):
+        await sources.collected(4)
+        assert set(sources.triggers) == {"interval"}
+        assert not sources.is_on
+
+
+# --- the service ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="node")
+async def make_node(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """A node whose processes are files."""
+    with short_directory() as directory:
+        library = standin.build(tmp_path_factory.mktemp("library"))
+        node = Node(directory, library, PlainProcesses(directory / "proc"))
+        async with node.kubelet:
+            yield node
+
+
+def pushed(page: Page) -> float:
+    return page.value("gpumap_collections_total", trigger="push") or 0
+
+
+async def test_an_assigned_pod_is_on_the_page_at_once(node: Node) -> None:
+    """With an interval of an hour: what the kubelet allocates is served, and counted as pushed; so is a pod's end."""
+    async with serve(node, *LONG) as agent, serve(node, *LONG, "--no-push") as polling:
+        page = await agent.until(lambda page: page.collections == 1, "it does not collect")
+        assert page.capable("push")
+        assert pushed(page) == 0
+        pod = node.admit("fresh", main=[gpu_uuid(1)])
+        page = await agent.until(lambda page: page.value("gpumap_allocation_info", pod="fresh") == 1, "it is not seen")
+        assert pushed(page) >= 1
+        assert page.value("gpumap_collections_total", trigger="interval") == 1
+        node.delete(pod)
+        await agent.until(lambda page: "gpumap_allocation_info" not in page.samples, "its end is not seen")
+        assert agent.log.count("push=1") == 1
+
+        page = await polling.page()
+        assert not page.capable("push")
+        assert (page.collections, pushed(page)) == (1, 0)
+        assert "push=" not in polling.log
+
+
+async def test_an_idle_node_is_never_pushed(node: Node) -> None:
+    """What gpumap itself reads, and processes that come and go, are no news."""
+    node.admit("pod", main=[gpu_uuid(1)])
+    async with serve(node) as agent:
+        await agent.later(5)
+        pid = node.run("/system.slice/sshd.service", 1, 1 << 20)
+        await agent.later(5)
+        node.release(pid)
+        page = await agent.later(5)
+        assert page.capable("push")
+        assert pushed(page) == 0
+
+
+async def test_a_kubelet_that_has_restarted_is_asked_at_once(node: Node) -> None:
+    """Its new socket starts a collection, whether or not its absence was noticed."""
+    node.admit("pod", main=[gpu_uuid(1)])
+    async with serve(node, *LONG) as agent:
+        await agent.until(lambda page: page.collections == 1, "it does not collect")
+        await node.kubelet.stop(leave_socket=True)
+        await node.kubelet.start()
+        page = await agent.until(lambda page: pushed(page) >= 1, "the restart is not seen")
+        assert page.up("kubelet")
+        assert page.value("gpumap_allocation_info", pod="pod") == 1
+
+
+async def test_a_checkpoint_that_comes_later_makes_push(node: Node) -> None:
+    """Without the kubelet's directory push is 0 and polling goes on; with it push is 1. Each is one line of log."""
+    folder = node.kubelet_root / "device-plugins"
+    folder.rename(node.directory / "aside")
+    async with serve(node) as agent:
+        page = await agent.later()
+        assert not page.capable("push")
+        assert page.up("kubelet")
+        (node.directory / "aside").rename(folder)
+        await agent.until(lambda page: page.capable("push"), "the directory is not watched")
+        await agent.later(3)
+        assert (agent.log.count(" push=0 "), agent.log.count(" push=1")) == (1, 1)
+        assert "push=0 reason=directory_missing" in agent.log
+
+
+def without_inotify(limit: str) -> list[str]:
+    """A command whose child has a user namespace of its own, in which the kernel grants no more `limit` of inotify."""
+    refuse = f'echo 0 > /proc/sys/user/max_inotify_{limit} && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--fork", "--kill-child", "sh", "-c", refuse, "sh"]
+    if subprocess.run([*command, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("this machine lets us make no user namespace with limits of its own")
+    return command
+
+
+@pytest.mark.parametrize(("limit", "reason"), [("instances", "inotify_instances"), ("watches", "inotify_watches")])
+async def test_where_inotify_is_used_up_polling_goes_on(node: Node, limit: str, reason: str) -> None:
+    """The kernel refuses: push is 0 and the log says which limit, once; all else is as ever."""
+    async with serve(node, parent=without_inotify(limit)) as agent:
+        node.admit("fresh", main=[gpu_uuid(1)])
+        page = await agent.until(lambda page: page.value("gpumap_allocation_info", pod="fresh") == 1, "it is not seen")
+        page = await agent.later(3)
+        assert not page.capable("push")
+        assert page.up("pod_identity")
+        assert agent.log.count(f"push=0 reason={reason}") == agent.log.count("push=") == 1
+        assert f"fs.inotify.max_user_{limit}" in agent.log
