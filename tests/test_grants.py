@@ -111,10 +111,13 @@ def test_gpushare_counts_gib_or_mib(slots_of_a_card: int, bytes_of_a_slot: int) 
 
 
 def test_gpushare_without_its_inventory() -> None:
-    """What a slot is cannot be known without the card's slots: then neither share nor bytes."""
+    """The card's slots stand in the answer too; else what one of them is cannot be known, neither share nor bytes."""
     resource = "aliyun.com/gpu-mem"
     pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")})
     assert granted(node_of(pod).collect(), pod) == {A: (4, None, None)}
+    said = answer(NVIDIA_VISIBLE_DEVICES="0", ALIYUN_COM_GPU_MEM_DEV="80")
+    pod = pod_of({resource: ids(f"{A}-_-{{}}", 4)}, {resource: said})
+    assert granted(node_of(pod).collect(), pod) == {A: (4, 0.05, 4 * GIB)}
 
 
 def test_gpushare_that_failed_is_on_no_device() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from gpumap.device_ids import (
@@ -53,9 +54,6 @@ class Plugin(NamedTuple):
     shapes: frozenset[str]
     unit: Unit
     trust: Trust
-
-    def makes(self, resource: str, shape: str) -> bool:
-        return shape in self.shapes and self.resource.fullmatch(resource) is not None
 
 
 _ANY = r".*"
@@ -109,9 +107,14 @@ def family(resource: str) -> str:
 def recognise(resource: str, device_id: DeviceId) -> Recognised | None:
     """Tell whose an id is, and what it says; `None` where no plugin is known that makes such ids."""
     meaning = parse(device_id)
-    if meaning is None:
-        return None
-    return next((Recognised(one, meaning.device) for one in PLUGINS if one.makes(resource, meaning.shape)), None)
+    plugin = _by_shape(resource).get(meaning.shape) if meaning else None
+    return Recognised(plugin, meaning.device) if meaning and plugin else None
+
+
+@lru_cache(maxsize=256)
+def _by_shape(resource: str) -> dict[str, Plugin]:
+    """Whose each shape of id is, for one resource: the first plugin's in the table."""
+    return {shape: one for one in reversed(PLUGINS) if one.resource.fullmatch(resource) for shape in one.shapes}
 
 
 def recognise_dra(driver: str, device_name: str) -> Recognised | None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.device_ids import ByUuid, DeviceRef
 from gpumap.join.answers import Answers, answers_of_row
 from gpumap.join.grants import Grant, Holding, grants
 from gpumap.join.inventory import Inventory
-from gpumap.join.placement import Placed, locate, place, place_claim
+from gpumap.join.offers import LaidOffer, Offer, lay_offer
+from gpumap.join.placement import Placed, place, place_claim
 from gpumap.join.pods import PodTable
 from gpumap.model import (
     CheckpointEntry,
@@ -25,19 +25,10 @@ from gpumap.model import (
     ListedPod,
     PodUid,
     PreparedDevice,
-    ResourceDevices,
     Uuid,
 )
 from gpumap.plugins import Plugin, Trust, recognise
 from gpumap.snapshot import UnmatchedSlots
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What the kubelet says of its own, besides the List; all of it is optional."""
-
-    allocatable: tuple[ResourceDevices, ...] | None
-    registered: tuple[ResourceDevices, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,7 @@ class Allocation:
     """(device, resource) pairs of held ids that name their device: it must have been offered so."""
     stand_ins: Mapping[tuple[PodUid, str], StandIn]
     """By pod and container: plain init containers, which the List leaves out."""
-    offered: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
-    """Allocatable slots by leaf and resource; `None` while the kubelet does not tell."""
+    offer: LaidOffer
 
 
 def allocate(
@@ -79,7 +69,8 @@ def allocate(
 
     `table` has the plugins' answers, `prepared` what NVIDIA's DRA driver wrote down.
     """
-    basis = (table, pods, prepared, offer.allocatable, offer.registered, _shape(inventory))
+    laid_offer = lay_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
+    basis = (table, laid_offer, pods, prepared, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
     laying = _Laying(Answers(table), prepared, inventory, is_gpu_resource)
@@ -87,16 +78,15 @@ def allocate(
         for container in pod.containers:
             laying.lay(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = laying.holdings(), laying.unmatched
-    offered = _ids_by_device(offer.allocatable or (), inventory, is_gpu_resource)
     return Allocation(
         basis=basis,
-        grants=grants(holdings, offered, _ids_by_device(offer.registered, inventory, is_gpu_resource), inventory),
+        grants=grants(holdings, laid_offer.allocatable, laid_offer.registered, inventory),
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
         unsettled=frozenset(name for name, _, _ in unmatched),
         holders=_holders(holdings),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         stand_ins={key: _stand_in(rows, inventory) for key, rows in table.unlisted.items()},
-        offered=None if offer.allocatable is None else _counts(offered),
+        offer=laid_offer,
     )
 
 
@@ -164,18 +154,13 @@ class _Laying:
             return ()
         if not is_gpus:
             recognised = recognise(resource, placed.device_id)
-            is_gpus = recognised is not None and _is_ours(recognised.device, self._inventory)
+            is_gpus = recognised is not None and self._inventory.has_uuid_of(recognised.device)
         return placed.located.devices if is_gpus else ()
 
 
-def _shape(inventory: Inventory) -> tuple[object, ...]:
-    """What allocation needs to know of the devices: all but the moment they last answered."""
-    return inventory.up, inventory.nameless, inventory.known
-
-
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """The first of each is known by being the very same object: to compare it costs more than to do the work again."""
-    return one[0] is other[0] and all(a is b or a == b for a, b in zip(one[1:], other[1:], strict=True))
+    """The first two of each are known by being the very same object: they are while nothing in them has changed."""
+    return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
 
 
 def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...]]:
@@ -194,32 +179,3 @@ def _stand_in(rows: Iterable[CheckpointEntry], inventory: Inventory) -> StandIn:
             devices.update(one.located.devices)
             settled = settled and bool(one.located.devices)
     return StandIn(frozenset(devices), settled)
-
-
-def _counts(offered: Mapping[tuple[Uuid, str], set[DeviceId]]) -> dict[Uuid, tuple[tuple[str, int], ...]]:
-    counts: dict[Uuid, list[tuple[str, int]]] = {}
-    for (uuid, resource), ids in sorted(offered.items()):
-        counts.setdefault(uuid, []).append((resource, len(ids)))
-    return {uuid: tuple(rows) for uuid, rows in counts.items()}
-
-
-def _ids_by_device(
-    resources: Iterable[ResourceDevices], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
-) -> dict[tuple[Uuid, str], set[DeviceId]]:
-    """What is offered, by the device that each id names: also those that a container's ids cannot be trusted with."""
-    found: dict[tuple[Uuid, str], set[DeviceId]] = {}
-    for devices in resources:
-        is_gpus = is_gpu_resource(devices.resource)
-        for device_id in devices.ids:
-            recognised = recognise(devices.resource, device_id)
-            if recognised is None or recognised.device is None:
-                continue
-            if is_gpus or _is_ours(recognised.device, inventory):
-                for uuid in locate(recognised.device, inventory).devices:
-                    found.setdefault((uuid, devices.resource), set()).add(device_id)
-    return found
-
-
-def _is_ours(ref: DeviceRef | None, inventory: Inventory) -> bool:
-    """Whether an id of a resource that is none of the GPUs' has the uuid of a device that is here."""
-    return isinstance(ref, ByUuid) and bool(inventory.resolve(ref))

@@ -27,7 +27,7 @@ def ever_offered(
     before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
 ) -> frozenset[tuple[Uuid, str]]:
     """Add what is offered or held now to what ever was, as long as its device is here."""
-    now = {(uuid, resource) for uuid, rows in (allocation.offered or {}).items() for resource, _ in rows}
+    now = {(uuid, resource) for uuid, rows in (allocation.offer.slots or {}).items() for resource, _ in rows}
     everything = before | now | allocation.named
     if not inventory.up or everything == before:
         return before if everything == before else frozenset(everything)
@@ -61,7 +61,7 @@ def leaves(
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
                 owners=owner_uses(memory, on_leaf, siblings, grounds) if gpu.reading else (),
             )
-    offered_now = allocation.offered or {}
+    offered_now = allocation.offer.slots or {}
     for uuid in {*allocation.holders, *offered_now} - made.keys():
         holders = _holders(uuid, allocation, grounds)
         made[uuid] = Leaf(uuid, None, holders=holders, allocatable=offered_now.get(uuid, ()))
@@ -102,12 +102,13 @@ def _allocatable(
     leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: frozenset[tuple[Uuid, str]]
 ) -> tuple[tuple[str, int], ...]:
     """Slots by resource. One that was offered here before, or is on leaves of this kind, counts 0 where it is not."""
-    if allocation.offered is None:
+    slots = allocation.offer.slots
+    if slots is None:
         return ()
-    rows = dict(allocation.offered.get(leaf.uuid, ()))
+    rows = dict(slots.get(leaf.uuid, ()))
     resources = {resource for uuid, resource in offered if uuid == leaf.uuid}
     if not resources and not rows:
         alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
-        resources = {resource for uuid, found in allocation.offered.items() if uuid in alike for resource, _ in found}
-    still = {resource for found in allocation.offered.values() for resource, _ in found}
+        resources = {resource for uuid, found in slots.items() if uuid in alike for resource, _ in found}
+    still = {resource for found in slots.values() for resource, _ in found}
     return tuple(sorted({**dict.fromkeys(resources & still, 0), **rows}.items()))

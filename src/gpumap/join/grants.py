@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gpumap.device_ids import is_gpu
 from gpumap.join.inventory import Inventory
+from gpumap.join.offers import IdsByDevice
 from gpumap.model import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PreparedDevice, Uuid
 from gpumap.plugins import Plugin, Unit
 
@@ -19,9 +20,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 MIB_UNIT_FACTOR = 1.25
 """A card that has more GiB slots than this by its size has MiB slots: gpushare's unit stands nowhere."""
-
-IdsByDevice = Mapping[tuple[Uuid, str], set[DeviceId]]
-"""By device and resource."""
 
 _LIMIT = re.compile(r"([0-9]{1,12})([kmgKMG]?)(?:[iI]?[bB])?")
 _LIMIT_BYTES = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB}

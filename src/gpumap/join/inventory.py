@@ -55,6 +55,15 @@ class Inventory:
     leaves: Mapping[Uuid, KnownLeaf]
     parents: Mapping[Uuid, KnownGpu]
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """All of it but the moments at which devices last answered."""
+        return self.up, self.nameless, self.known
+
+    def has_uuid_of(self, ref: DeviceRef | None) -> bool:
+        """Whether a reference is by uuid, and of a device that is here."""
+        return isinstance(ref, ByUuid) and self.find(ref.uuid) is not None
+
     def find(self, uuid: Uuid) -> Uuid | None:
         """Give the uuid under which a device stands here, a leaf's or a partitioned GPU's; `None` if it is not here."""
         if uuid in self.leaves or uuid in self.parents:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpumap.join.allocation import Allocation, Offer, allocate
+from gpumap.join.allocation import Allocation, allocate
 from gpumap.join.attribution import Attribution, attribute
 from gpumap.join.devices import ever_offered, leaves, processes_by_leaf
 from gpumap.join.evidence import Evidence, settled
@@ -13,6 +13,7 @@ from gpumap.join.health import record
 from gpumap.join.hidden import HIDDEN_AFTER_SECONDS, HiddenMemory, find_hidden, look_for_mig
 from gpumap.join.inventory import Inventory, take
 from gpumap.join.memory import Memory, UseMemory
+from gpumap.join.offers import Offer
 from gpumap.join.pods import PodTable, tabulate
 from gpumap.join.restart import Listing, take_list
 from gpumap.join.told_health import told_health
