@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.demo.foreign import ANSWER_KEYS, CLAIM_KEYS, NOTES_KEYS
 from gpumap.demo.hardware import FAULTS, GPU_KEYS
 from gpumap.demo.pods import CONTAINER_KEYS, POD_KEYS, PROCESS_KEYS
 from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
+from gpumap.model import ClaimDevice, PluginAnswer
 
 GPUS = """
 gpus:
@@ -87,6 +89,70 @@ MISTAKES = [
         GPUS + POD + "{name: c, ids: {aliyun.com/gpu-mem: ['{9}-_-0']}}",
         "pods[0].containers[0].ids.aliyun.com/gpu-mem[0]: there is no gpu 9 (this node has 3)",
     ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: ['{2.3}']}}",
+        "pods[0].containers[0].ids.x.io/y[0]: gpu 2 has no MIG device 3 (it has 3)",
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: ['a-[3-1]']}}",
+        "pods[0].containers[0].ids.x.io/y[0]: the range [3-1] ends before it begins",
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: ['a-[0-999]-[0-9]', b]}}",
+        "pods[0].containers[0].ids.x.io/y[1]: with it, the scenario has more than 10000 ids of other plugins",
+    ),
+    (
+        GPUS + "kubelet: {offers: {x.io/y: ['[0-999999999]-[0-999999999]']}}",
+        "kubelet.offers.x.io/y[0]: with it, the scenario has more than 10000 ids of other plugins",
+    ),
+    (GPUS + "kubelet: {offers: [x]}", "kubelet.offers: expected a mapping of resources to ids, found a list"),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: ['a-[0-3]']}}\n      - {name: d, ids: {x.io/y: [a-2]}}",
+        "pods[0].containers[1].ids.x.io/y: a-2 is held by default/a at that time",
+    ),
+    (
+        GPUS
+        + POD
+        + "{name: c, slots: {gpu: 1, count: 2}}\n      - {name: d, ids: {nvidia.com/gpu.shared: ['{1}::1']}}",
+        "pods[0].containers[0].slots: gpu 1 has 2 slots, 1 of them free at that time",
+    ),
+    (
+        GPUS + POD + "{name: c, answer: {envs: {A: b}}}",
+        "pods[0].containers[0].answer: its container holds nothing that a plugin could answer to",
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {envs: {A: b}}, alloc_env: {A: b}}",
+        'pods[0].containers[0]: "alloc_env" is short for "envs" in "answer": give one of them',
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {env: {A: b}}}",
+        'pods[0].containers[0].answer: unknown key "env" (did you mean "envs"?)',
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, gpus: [0], answer: {x.io/z: {}}}",
+        'pods[0].containers[0].answer: unknown key "x.io/z" (did you mean "x.io/y"?)',
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {x.io/y: {}, envs: {A: b}}}",
+        'pods[0].containers[0].answer: unknown key "envs" (known: x.io/y)',
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {envs: {A: 3}}}",
+        'pods[0].containers[0].answer.envs.A: expected text (in quotes, if it looks like a number), found "3"',
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {x.io/y: {devices: [nvidia0]}}}",
+        'pods[0].containers[0].answer.x.io/y.devices[0]: expected a path that begins with /, found "nvidia0"',
+    ),
+    (
+        GPUS + POD + "{name: c, ids: {x.io/y: [a]}, answer: {cdi: ['nvidia.com/gpu={7}']}}",
+        "pods[0].containers[0].answer.cdi[0]: there is no gpu 7 (this node has 3)",
+    ),
+    (
+        GPUS + POD + "{name: c, claims: [{claim: a, device: b, driver: x.io, notes: {uuid: '{0}'}}]}",
+        "pods[0].containers[0].claims[0].notes: only gpu.nvidia.com writes such, and this is x.io's",
+    ),
+    (GPUS + POD + "{name: c, claims: [{device: gpu-0}]}", 'pods[0].containers[0].claims[0]: "claim" is missing'),
     (
         GPUS + POD + "{name: c, gpus: [0], processes: [{memory: 1GiB, memmory: 2}]}",
         'pods[0].containers[0].processes[0]: unknown key "memmory" (did you mean "memory"?)',
@@ -176,10 +242,71 @@ def test_the_documented_example_is_valid() -> None:
     """The example of docs/scenario.md can be played, and has every key that a scenario may have."""
     document = (Path(__file__).parent.parent / "docs" / "scenario.md").read_text(encoding="utf-8")
     example = document.partition("```yaml\n")[2].partition("```")[0]
-    assert len(parse_scenario(example).pods) == 3
-    keys = {*GPU_KEYS, *POD_KEYS, *CONTAINER_KEYS, *PROCESS_KEYS, "cgroup", "static_pods_for"}
+    assert len(parse_scenario(example).pods) == 4
+    keys = {*GPU_KEYS, *POD_KEYS, *CONTAINER_KEYS, *PROCESS_KEYS, *ANSWER_KEYS, *CLAIM_KEYS, *NOTES_KEYS}
+    keys |= {"cgroup", "static_pods_for", "offers"}
     assert [key for key in keys if not re.search(rf"\b{key}\b", example)] == []
     assert [kind for kind in FAULTS if kind not in example] == []
+
+
+def test_ids_are_spelled_out() -> None:
+    """A range stands for each of its numbers, several for each of their pairs; devices are named by GPU and number."""
+    ids = "ids: {x.io/a: ['{0}-_-[8-10]', 'one'], x.io/b: ['[0-1]-[0-2]'], x.io/c: ['{2.1}', '[a-b]']}"
+    scenario = parse_scenario(GPUS + POD + f"{{name: c, {ids}}}")
+    found = {entry.resource: set(entry.ids) for entry in scenario.pods[0].containers[0].devices}
+    card, mig = scenario.gpus[0].uuid, scenario.gpus[2].mig[1].uuid
+    assert found == {
+        "x.io/a": {f"{card}-_-8", f"{card}-_-9", f"{card}-_-10", "one"},
+        "x.io/b": {"0-0", "0-1", "0-2", "1-0", "1-1", "1-2"},
+        "x.io/c": {mig, "[a-b]"},
+    }
+
+
+def test_a_claim_gets_what_nobody_spelled_out() -> None:
+    """The ids that a scenario spells out are taken, wherever they stand, before others are given."""
+    spelled = "  - {name: b, containers: [{name: c, ids: {nvidia.com/gpu.shared: ['{1}::0']}}]}"
+    scenario = parse_scenario(GPUS + POD + "{name: c, slots: {gpu: 1}}\n" + spelled)
+    assert scenario.pods[0].containers[0].devices[0].ids == (f"{scenario.gpus[1].uuid}::1",)
+
+
+def test_an_answer_is_to_all_resources_or_to_each() -> None:
+    """Without names of resources it is every resource's; with them a resource that is not named has none."""
+    ids = "ids: {x.io/a: [a], x.io/b: [b]}"
+    text = GPUS + POD + f"{{name: c, gpus: [0], {ids}, "
+    one = parse_scenario(text + "answer: {envs: {A: '{1}'}}}").pods[0].containers[0].answers
+    each = parse_scenario(text + "answer: {x.io/b: {devices: [/dev/nvidia0], cdi: ['v/c={2.0}']}}}")
+    uuid = each.gpus[1].uuid
+    assert one == tuple((name, PluginAnswer(envs=(("A", uuid),))) for name in ("nvidia.com/gpu", "x.io/a", "x.io/b"))
+    told = PluginAnswer(device_paths=("/dev/nvidia0",), cdi_devices=(f"v/c={each.gpus[2].mig[0].uuid}",))
+    assert each.pods[0].containers[0].answers == (("x.io/b", told),)
+
+
+def test_pods_share_a_claim_by_its_name() -> None:
+    """A claim is its namespace's; its driver is NVIDIA's unless it is named."""
+    claims = "claims: [{claim: one, device: gpu-3}, {claim: two, device: d, driver: x.io, share_id: s}]"
+    text = GPUS + POD + f"{{name: c, {claims}}}\n  - {{name: b, containers: [{{name: c, {claims}}}]}}"
+    first, second = (pod.containers[0] for pod in parse_scenario("node: n\n" + text).pods)
+    assert first.dra == second.dra
+    assert first.dra == (
+        ClaimDevice("gpu.nvidia.com", "n", "gpu-3", "", "default", "one"),
+        ClaimDevice("x.io", "n", "d", "s", "default", "two"),
+    )
+    assert first.devices == ()
+
+
+def test_a_bare_name_is_a_scenario_that_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is, unless there is a file of that name; another name is told with those that there are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "default").mkdir()
+    assert load_scenario(Path("sharing")).node == "sharing-node"
+    assert load_scenario(Path("default")).text == default_scenario().text
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(Path("shering"))
+    assert str(caught.value) == "shering: no such file, nor a scenario that comes with gpumap (default, sharing)"
+    with pytest.raises(ScenarioError, match=r"^a+: File name too long$"):
+        load_scenario(Path("a" * 300))
+    (tmp_path / "sharing").write_text("node: mine" + GPUS)
+    assert load_scenario(Path("sharing")).node == "mine"
 
 
 def test_derived_names_depend_on_the_node_alone() -> None:
@@ -205,6 +332,14 @@ def test_a_slot_is_free_again_when_its_pod_has_ended() -> None:
     scenario = parse_scenario(GPUS + POD + "{name: c, gpus: [0]}\n    until: 1m\n" + pods)
     first, second = (pod.containers[0].devices for pod in scenario.pods)
     assert first == second
+
+
+def test_mig_devices_have_a_place_on_their_gpu() -> None:
+    """One after the other, each at a multiple of its size; compute instances have their GPU instance's."""
+    mig = "mig: [1g.10gb, 1g.10gb, {profile: 3g.40gb, compute: [1c.3g.40gb, 2c.3g.40gb]}]"
+    (gpu,) = parse_scenario(f"gpus: [{{model: m, memory: 80GiB, {mig}}}]").gpus
+    places = [(device.profile_id, device.placement_start, device.placement_size) for device in gpu.mig]
+    assert places == [(19, 0, 1), (19, 1, 1), (9, 4, 4), (9, 4, 4)]
 
 
 def test_compute_instances_share_a_gpu_instance() -> None:

@@ -5,9 +5,12 @@ import json
 
 import pytest
 
+from gpumap import plugin_answers
+from gpumap.demo.offers import answer_to
 from gpumap.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.demo.world import World, world
-from gpumap.model import DeviceId, GpuProcess, GpuReading, MigInstance
+from gpumap.model import ClaimDevice, DeviceId, GpuProcess, GpuReading, MigInstance, PluginAnswer, PreparedDevice
+from gpumap.sources import prepared
 
 GPUS = """
 repeat: 100s
@@ -205,3 +208,100 @@ def test_alloc_resp_names_the_gpu() -> None:
     assert base64.b64decode(foreign["AllocResp"]) == b"\n\x0d\n\x08X_DEVICE\x12\x010"
     assert own["DeviceIDs"]["0"] == [f"{scenario.gpus[0].uuid}::0", f"{scenario.gpus[0].uuid}::1"]
     assert foreign["DeviceIDs"] == {"-1": [f"{scenario.gpus[0].uuid}-1"]}
+
+
+OFFERS = """
+gpus:
+  - {model: H100, memory: 80GiB, resource: none, minor: 1, faults: [{kind: lost, from: 10s, until: 20s}]}
+  - {model: H100, memory: 80GiB, resource: none, minor: 11}
+kubelet: {offers: {aliyun.com/gpu-mem: ["{0}-_-[0-2]", "{1}-_-[0-1]"], nvidia.com/gpu: ["nvidia1/vgpu0", nvidia11]}}
+pods:
+  - name: a
+    containers:
+      - {name: c, ids: {aliyun.com/gpu-mem: ["{0}-_-7"], x.io/y: [any-0]}}
+"""
+
+
+def test_other_plugins_offer_what_is_written_and_what_is_held() -> None:
+    """All of it, but for the ids of a card with a fault; ids that name no card stay."""
+    scenario = parse_scenario(OFFERS)
+    first, second = (gpu.uuid for gpu in scenario.gpus)
+
+    def offered(at: float) -> dict[str, set[str]]:
+        return {entry.resource: set(entry.ids) for entry in world(scenario, at).allocatable}
+
+    lasting = {
+        "aliyun.com/gpu-mem": {f"{second}-_-0", f"{second}-_-1"},
+        "nvidia.com/gpu": {"nvidia11"},
+        "x.io/y": {"any-0"},
+    }
+    assert offered(15.0) == lasting
+    assert (
+        offered(5.0)
+        == offered(25.0)
+        == {
+            **lasting,
+            "aliyun.com/gpu-mem": lasting["aliyun.com/gpu-mem"] | {f"{first}-_-{n}" for n in (0, 1, 2, 7)},
+            "nvidia.com/gpu": {"nvidia11", "nvidia1/vgpu0"},
+        }
+    )
+    registered = json.loads(world(scenario, 5.0).checkpoint)["Data"]["RegisteredDevices"]
+    assert {resource: set(ids) for resource, ids in registered.items()} == offered(5.0)
+
+
+def test_answers_are_as_plugins_write_them() -> None:
+    """Each part of an answer stands in its field of AllocResp, where gpumap's own reader finds it."""
+    answer = """{envs: {CUDA_MPS_PIPE_DIRECTORY: /mps}, devices: [/dev/nvidia0], cdi: ["nvidia.com/gpu={0}"],
+      annotations: {cdi.k8s.io/nvidia-device-plugin_x: "nvidia.com/gpu={0}"},
+      mounts: [/var/run/nvidia-container-devices/0]}"""
+    text = f"{GPUS}pods: [{{name: a, containers: [{{name: c, gpus: [0], answer: {answer}}}]}}]"
+    scenario = parse_scenario(text)
+    (row,) = json.loads(world(scenario, 0.0).checkpoint)["Data"]["PodDeviceEntries"]
+    name = f"nvidia.com/gpu={scenario.gpus[0].uuid}"
+    assert plugin_answers.parse(base64.b64decode(row["AllocResp"])) == PluginAnswer(
+        envs=(("CUDA_MPS_PIPE_DIRECTORY", "/mps"),),
+        annotations=(("cdi.k8s.io/nvidia-device-plugin_x", name),),
+        device_paths=("/dev/nvidia0",),
+        mount_paths=("/var/run/nvidia-container-devices/0",),
+        cdi_devices=(name,),
+    )
+
+
+def test_an_answer_adds_to_that_of_nvidias_plugin() -> None:
+    """Variables stand beside NVIDIA_VISIBLE_DEVICES, which may be overruled."""
+    for envs, expected in (
+        ("A: b", {"NVIDIA_VISIBLE_DEVICES": "{0}", "A": "b"}),
+        ("NVIDIA_VISIBLE_DEVICES: '0'", {"NVIDIA_VISIBLE_DEVICES": "0"}),
+    ):
+        text = f"{GPUS}pods: [{{name: a, containers: [{{name: c, gpus: [0], answer: {{envs: {{{envs}}}}}}}]}}]"
+        scenario = parse_scenario(text)
+        container = scenario.pods[0].containers[0]
+        told = dict(answer_to(scenario, container, container.devices[0]).envs)
+        assert told == {key: value.replace("{0}", scenario.gpus[0].uuid) for key, value in expected.items()}
+
+
+def test_claims_are_listed_and_nowhere_else() -> None:
+    """A container's DRA devices are in the List; the checkpoint and what is allocatable know nothing of them."""
+    text = (
+        "node: n\ngpus: [{model: H100, memory: 80GiB, resource: none}]\n"
+        "pods: [{name: a, containers: [{name: c, claims: [{claim: k, device: gpu-0}]}]}]"
+    )
+    now = world(parse_scenario(text), 0.0)
+    assert now.pods[0].containers[0].claims == (ClaimDevice("gpu.nvidia.com", "n", "gpu-0", "", "default", "k"),)
+    assert now.allocatable == ()
+    assert json.loads(now.checkpoint)["Data"]["PodDeviceEntries"] is None
+
+
+def test_the_dra_driver_writes_down_what_it_prepared() -> None:
+    """Its notes tell of the claims of pods that are there, in a form that gpumap's own reader reads."""
+    pod = "{{name: {0}, {1}containers: [{{name: c, claims: [{{claim: {0}, device: {2}, share_id: s, notes: {3}}}]}}]}}"
+    pods = [
+        pod.format("a", "", "gpu-0", "{uuid: '{0}', memory: 20GiB}"),
+        pod.format("b", "from: 10s, until: 20s, ", "gpu-1-mig-9-0-4", "{uuid: '{1.1}', admin_access: true}"),
+    ]
+    scenario = parse_scenario(f"{GPUS}pods: [{', '.join(pods)}]")
+    first = PreparedDevice("default", "a", "gpu-0", "s", scenario.gpus[0].uuid, False, 20 << 30)
+    second = PreparedDevice("default", "b", "gpu-1-mig-9-0-4", "s", scenario.gpus[1].mig[1].uuid, True, None)
+    assert prepared.parse(world(scenario, 5.0).notes.encode()) == ((first,), 0)
+    assert prepared.parse(world(scenario, 15.0).notes.encode()) == ((first, second), 0)
+    assert world(parse_scenario(GPUS), 5.0).notes == ""

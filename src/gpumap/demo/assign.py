@@ -5,7 +5,7 @@ Also proves that the memory of the processes fits. Pure; raises `ScenarioError` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpumap.demo.play import (
@@ -28,7 +28,10 @@ from gpumap.model import DeviceId, ResourceDevices
 class _Holding:
     pod: PodSpec
     init: bool
-    id: DeviceId
+
+
+_Held = dict[tuple[str, DeviceId], list[_Holding]]
+"""By resource and id."""
 
 
 def overlap(one: PodSpec, other: PodSpec) -> bool:
@@ -40,7 +43,10 @@ def overlap(one: PodSpec, other: PodSpec) -> bool:
 
 def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, ...]:
     """The pods with the ids that their claims get. An init container's ids are used again by its pod's others."""
-    held: list[_Holding] = []
+    held: _Held = {}
+    for pod in pods:
+        for number, container in enumerate(pod.containers):
+            _hold_spelled_out(pod, f"{pod.place}.containers[{number}].ids", container, held)
     assigned = []
     for pod in pods:
         devices: dict[str, tuple[ResourceDevices, ...]] = {}
@@ -48,7 +54,8 @@ def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, .
             own = [(entry.resource, id_) for entry in container.devices for id_ in entry.ids]
             for claim in container.claims:
                 resource, ids = _grant(gpus, pod, container, claim, held)
-                held += [_Holding(pod, container.init, id_) for id_ in ids]
+                for id_ in ids:
+                    held.setdefault((resource, id_), []).append(_Holding(pod, container.init))
                 own += [(resource, id_) for id_ in ids]
             devices[container.name] = by_resource(own)
         containers = tuple(replace(container, devices=devices[container.name]) for container in pod.containers)
@@ -56,24 +63,39 @@ def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, .
     return tuple(assigned)
 
 
-def by_resource(pairs: Sequence[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
+def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
     """Resources sorted, their ids sorted and each once."""
-    return tuple(
-        ResourceDevices(resource, tuple(sorted({id_ for other, id_ in pairs if other == resource})))
-        for resource in sorted({resource for resource, _ in pairs})
-    )
+    found: dict[str, set[DeviceId]] = {}
+    for resource, id_ in pairs:
+        found.setdefault(resource, set()).add(id_)
+    return tuple(ResourceDevices(resource, tuple(sorted(ids))) for resource, ids in sorted(found.items()))
+
+
+def _hold_spelled_out(pod: PodSpec, place: str, container: ContainerSpec, held: _Held) -> None:
+    for entry in container.devices:
+        for id_ in entry.ids:
+            taken = _taken(pod, container, held.get((entry.resource, id_), ()))
+            if taken is not None:
+                holder = f"{taken.namespace}/{taken.name}"
+                raise ScenarioError(f"{place}.{entry.resource}: {id_} is held by {holder} at that time")
+            held.setdefault((entry.resource, id_), []).append(_Holding(pod, container.init))
+
+
+def _taken(pod: PodSpec, container: ContainerSpec, holdings: Iterable[_Holding]) -> PodSpec | None:
+    """Who has an id while a container wants it."""
+    for holding in holdings:
+        if overlap(pod, holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
+            return holding.pod
+    return None
 
 
 def _grant(
-    gpus: Sequence[GpuSpec], pod: PodSpec, container: ContainerSpec, claim: Claim, held: Sequence[_Holding]
+    gpus: Sequence[GpuSpec], pod: PodSpec, container: ContainerSpec, claim: Claim, held: _Held
 ) -> tuple[str, tuple[DeviceId, ...]]:
     resource, ids = leaf_ids(gpus[claim.leaf.gpu], claim.leaf.instance)
-    taken = {
-        holding.id: holding.pod
-        for holding in held
-        if overlap(pod, holding.pod) and not (holding.pod is pod and (holding.init or container.init))
-    }
-    reusable = {holding.id for holding in held if holding.pod is pod and holding.init}
+    holdings = {id_: held.get((resource, id_), ()) for id_ in ids}
+    taken = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
+    reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
     free = sorted((id_ for id_ in ids if id_ not in taken), key=lambda id_: id_ not in reusable)
     if len(free) < claim.count:
         what = f"gpu {claim.leaf.gpu}"

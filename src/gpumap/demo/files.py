@@ -1,4 +1,4 @@
-"""Keeps a node's files true to a `World`: the kubelet's checkpoint, /var/log and /proc. Writes only what changed.
+"""Keeps a node's files true to a `World`: its checkpoints, /var/log and /proc. Writes only what changed.
 
 What others read while it changes appears and disappears whole, by renaming, as it does on a real node.
 """
@@ -21,18 +21,19 @@ class NodeFiles:
 
     def __init__(self, directory: Path) -> None:
         self.staging = directory / "staging"
-        self._device_plugins = directory / "kubelet" / "device-plugins"
+        self._checkpoint = directory / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
+        self._notes = directory / "kubelet" / "plugins" / "gpu.nvidia.com" / "checkpoint.json"
         self._pods = directory / "log" / "pods"
         self._containers = directory / "log" / "containers"
         self._proc = directory / "proc"
-        self._checkpoint = ""
+        self._written: dict[Path, str] = {}
         self._trees: dict[str, Folder] = {}
         self._processes: dict[str, Folder] = {}
         self._links: dict[str, str] = {}
 
     def show(self, now: World) -> None:
         """What appears does so from the kubelet's files to the processes; what disappears, the other way round."""
-        for folder in (self.staging, self._device_plugins, self._pods, self._containers, self._proc):
+        for folder in (self.staging, self._pods, self._containers, self._proc):
             folder.mkdir(parents=True, exist_ok=True)
         trees = {
             tree_name(tree): tuple((f"{container}/0.log", "") for container in tree.containers)
@@ -43,7 +44,9 @@ class NodeFiles:
             str(proc.pid): (("comm", f"{proc.comm}\n"), ("stat", proc.stat), ("cgroup", proc.cgroup))
             for proc in now.procs
         }
-        self._write_checkpoint(now.checkpoint)
+        self._write(self._checkpoint, now.checkpoint)
+        if now.notes:
+            self._write(self._notes, now.notes)
         self._add(self._pods, self._trees, trees)
         self._link(links)
         self._add(self._proc, self._processes, processes)
@@ -51,15 +54,16 @@ class NodeFiles:
         self._unlink(links)
         self._remove(self._pods, self._trees, trees)
 
-    def _write_checkpoint(self, text: str) -> None:
+    def _write(self, path: Path, text: str) -> None:
         """As the kubelet's file store: a temporary file in the same directory, then a rename."""
-        if text == self._checkpoint:
+        if text == self._written.get(path):
             return
-        temporary = self._device_plugins / ".kubelet_internal_checkpoint.tmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.chmod(0o600)
-        temporary.rename(self._device_plugins / "kubelet_internal_checkpoint")
-        self._checkpoint = text
+        temporary.rename(path)
+        self._written[path] = text
 
     def _add(self, root: Path, shown: dict[str, Folder], wanted: Mapping[str, Folder]) -> None:
         for name, files in wanted.items():

@@ -28,6 +28,10 @@ from gpumap.model import Uuid
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 PROFILE = re.compile(r"(?:(?P<compute>[1-7])c\.)?(?P<slices>[1-7])g\.(?P<memory>\d{1,4})gb(\+[a-z.]+)?", re.ASCII)
 MAX_SLICES = 7
+PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
+"""By slices, as `nvidia-smi mig -lgip` has them of an A100 and an H100; of the plain profiles."""
+MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4}
+"""By slices, of 8; the larger ones have all."""
 NOT_OFFERED = "none"
 FAULTS = ("lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown")
 GPU_KEYS = (
@@ -109,6 +113,7 @@ def _mig(fields: Fields, parent: str, resource: str) -> tuple[MigDevice, ...]:
     devices: list[MigDevice] = []
     slices = 0
     used_ids: dict[int, str] = {}
+    start = 0
     for number, (value, place) in enumerate(fields.each("mig", lambda value, place: (value, place))):
         entry = Fields(
             {"profile": value} if isinstance(value, str) else value,
@@ -121,14 +126,17 @@ def _mig(fields: Fields, parent: str, resource: str) -> tuple[MigDevice, ...]:
         if instance_id in used_ids:
             raise ScenarioError(f"{place}: GPU instance id {instance_id} is also that of {used_ids[instance_id]}")
         used_ids[instance_id] = place
-        devices += _compute_instances(entry, profile, instance_id, parent, resource)
+        span = MEMORY_SLICES.get(int(profile["slices"]), 8)
+        start = -(-start // span) * span  # an instance begins at a multiple of its size
+        devices += _compute_instances(entry, profile, instance_id, (start, span), parent, resource)
+        start += span
     if slices > MAX_SLICES:
         raise ScenarioError(f"{fields.at('mig')}: the profiles take {slices} of {MAX_SLICES} slices")
     return tuple(devices)
 
 
 def _compute_instances(
-    entry: Fields, profile: re.Match[str], instance_id: int, parent: str, resource: str
+    entry: Fields, profile: re.Match[str], instance_id: int, place: tuple[int, int], parent: str, resource: str
 ) -> list[MigDevice]:
     memory = entry.maybe("memory", size, int(profile["memory"]) * GIB * 97 // 100 // MIB * MIB)
     if profile["compute"]:
@@ -148,6 +156,9 @@ def _compute_instances(
             compute_instance_id=number,
             compute_slices=slices,
             memory_bytes=memory,
+            profile_id=PROFILE_IDS.get(int(profile["slices"])),
+            placement_start=place[0],
+            placement_size=place[1],
         )
         for number, (name, slices, uuid) in enumerate(parts)
     ]

@@ -228,7 +228,7 @@ class FakeKubelet:
                 v1_pb2.ContainerResources(
                     name=container.name,
                     devices=self._devices(container.devices),
-                    dynamic_resources=[_claim(claim, pod.namespace) for claim in _shuffled(container.claims)],
+                    dynamic_resources=_claims(container.claims, pod.namespace),
                 )
                 for container in _shuffled(pod.containers)
             ],
@@ -276,11 +276,18 @@ def _shuffled(values: Sequence[T]) -> list[T]:
     return _shuffler.sample(values, len(values))
 
 
-def _claim(claim: ClaimDevice, namespace: str) -> v1_pb2.DynamicResource:
-    device = v1_pb2.ClaimResource(
-        driver_name=claim.driver, pool_name=claim.pool, device_name=claim.device, share_id=claim.share_id or None
-    )
-    return v1_pb2.DynamicResource(claim_name=claim.device, claim_namespace=namespace, claim_resources=[device])
+def _claims(devices: Sequence[ClaimDevice], namespace: str) -> list[v1_pb2.DynamicResource]:
+    """An entry per claim. One that a test gave no name has that of its device, in the pod's namespace."""
+    by_claim: dict[tuple[str, str], list[v1_pb2.ClaimResource]] = {}
+    for one in _shuffled(devices):
+        resource = v1_pb2.ClaimResource(
+            driver_name=one.driver, pool_name=one.pool, device_name=one.device, share_id=one.share_id or None
+        )
+        by_claim.setdefault((one.claim_namespace or namespace, one.claim or one.device), []).append(resource)
+    return [
+        v1_pb2.DynamicResource(claim_name=claim, claim_namespace=of, claim_resources=resources)
+        for (of, claim), resources in by_claim.items()
+    ]
 
 
 def _container_v1alpha1(container: ListedContainer) -> v1alpha1_pb2.ContainerResources:

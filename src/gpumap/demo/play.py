@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.model import DeviceId, ResourceDevices, Uuid
+from gpumap.model import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices, Uuid
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -67,6 +67,9 @@ class MigDevice:
     compute_instance_id: int
     compute_slices: int
     memory_bytes: int
+    profile_id: int | None
+    placement_start: int
+    placement_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +127,17 @@ class Claim:
 class ContainerSpec:
     """`devices` are the kubelet's ids: those of `claims` once they are given, and those that the scenario spells out.
 
-    `alloc_env` is what a foreign plugin set in the container, as the checkpoint keeps it.
+    `answers` are, by resource, what the plugins put into the container, as the checkpoint keeps it. `dra` is what it
+    has by DRA claims, and `notes` what the DRA driver wrote down of it.
     """
 
     name: str
     init: bool
     claims: tuple[Claim, ...]
     devices: tuple[ResourceDevices, ...]
-    alloc_env: tuple[tuple[str, str], ...]
+    answers: tuple[tuple[str, PluginAnswer], ...]
+    dra: tuple[ClaimDevice, ...]
+    notes: tuple[PreparedDevice, ...]
     processes: tuple[ProcessSpec, ...]
 
 
@@ -168,13 +174,17 @@ class Away:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """A whole play. `text` is the YAML that it was read from, which another process can read again."""
+    """A whole play. `text` is the YAML that it was read from, which another process can read again.
+
+    `offers` are the ids of plugins of other makers, besides those that are held.
+    """
 
     node: str
     repeat_seconds: float
     cgroups: str
     gpus: tuple[GpuSpec, ...]
     away: tuple[Away, ...]
+    offers: tuple[ResourceDevices, ...]
     pods: tuple[PodSpec, ...]
     host_processes: tuple[HostProcess, ...]
     text: str

@@ -5,36 +5,31 @@ Places and times are checked against the cards and the length of the play; ids o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpumap.demo.play import Claim, ContainerSpec, GpuSpec, HostProcess, LeafPlace, PodSpec, ProcessSpec, Ramp, Wave
+from gpumap.demo.foreign import ForeignReader
+from gpumap.demo.places import read_claims, read_leaves
+from gpumap.demo.play import ContainerSpec, GpuSpec, HostProcess, LeafPlace, PodSpec, ProcessSpec, Ramp, Wave, leaf_ids
 from gpumap.demo.yaml_fields import (
     Fields,
     ScenarioError,
     boolean,
     duration,
-    expected,
     instant,
-    integer,
     list_of,
     matching,
     name,
     one_of,
-    one_or_list_of,
     ratio,
     size,
-    text,
-    texts,
 )
-from gpumap.model import DeviceId, ResourceDevices
 
 TYPES = {"compute": "C", "graphics": "G", "compute+graphics": "C+G", "mps": "M"}
 QOS = ("guaranteed", "burstable", "besteffort")
 POD_KEYS = ("namespace", "name", "uid", "static", "qos", "from", "until", "leaks", "containers")
-CONTAINER_KEYS = ("name", "init", "gpus", "slots", "mig", "ids", "alloc_env", "processes")
+CONTAINER_KEYS = ("name", "init", "gpus", "slots", "mig", "ids", "answer", "alloc_env", "claims", "processes")
 PROCESS_KEYS = (
     "gpu",
     "mig",
@@ -61,7 +56,9 @@ _uid = matching(
 )
 
 
-def read_pod(value: object, place: str, node: str, repeat: float, gpus: Sequence[GpuSpec]) -> PodSpec:
+def read_pod(
+    value: object, place: str, node: str, repeat: float, gpus: Sequence[GpuSpec], foreign: ForeignReader
+) -> PodSpec:
     """A pod. Its containers' claims have no ids yet."""
     fields = Fields(value, place, POD_KEYS)
     static = fields.maybe("static", boolean, False)
@@ -71,13 +68,15 @@ def read_pod(value: object, place: str, node: str, repeat: float, gpus: Sequence
         raise ScenarioError(f'{place}: "leaks" needs an "until", which its processes outlive')
     latest = repeat if end is None or leaks or "until" not in fields else end - SHUTDOWN_SECONDS
     around = _Around(gpus, held=(), start=start, latest=latest, end_of_play=repeat)
-    containers = fields.need("containers", list_of(partial(_container, around=around)))
+    namespace = fields.maybe("namespace", name, "default")
+    read_container = partial(_container, around=around, foreign=foreign, namespace=namespace)
+    containers = fields.need("containers", list_of(read_container))
     if all(container.init for container in containers):
         raise ScenarioError(f'{place}: needs a container that is not "init"')
     pod_name = fields.need("name", name)
     return PodSpec(
         place=place,
-        namespace=fields.maybe("namespace", name, "default"),
+        namespace=namespace,
         name=f"{pod_name}-{node}" if static else pod_name,
         uid=fields.maybe("uid", _uid, None),
         static=static,
@@ -99,95 +98,25 @@ def _lifetime(fields: Fields, repeat: float) -> tuple[float | None, float | None
     return start, end
 
 
-def _container(value: object, place: str, around: _Around) -> ContainerSpec:
+def _container(value: object, place: str, around: _Around, foreign: ForeignReader, namespace: str) -> ContainerSpec:
     fields, gpus = Fields(value, place, CONTAINER_KEYS), around.gpus
-    claims = (
-        *fields.each("gpus", partial(_exclusive, gpus=gpus)),
-        *fields.maybe("slots", one_or_list_of(partial(_slots, gpus=gpus)), ()),
-        *fields.maybe("mig", one_or_list_of(lambda entry, at: Claim(at, _mig(entry, at, gpus), 1)), ()),
-    )
-    foreign = fields.maybe("ids", partial(_raw_ids, gpus=gpus), ())
+    claims = read_claims(fields, gpus)
+    devices = fields.maybe("ids", foreign.ids, ())
+    resources = {leaf_ids(gpus[claim.leaf.gpu], claim.leaf.instance)[0] for claim in claims}
+    resources |= {of_resource.resource for of_resource in devices}
+    dra, notes = foreign.claims(fields, namespace)
     init = fields.maybe("init", boolean, False)
     inside = replace(around, held=tuple(claim.leaf for claim in claims), init=init)
     return ContainerSpec(
         name=fields.need("name", name),
         init=init,
         claims=claims,
-        devices=foreign,
-        alloc_env=fields.maybe("alloc_env", texts, ()),
+        devices=devices,
+        answers=foreign.answers(fields, sorted(resources)),
+        dra=dra,
+        notes=notes,
         processes=fields.each("processes", partial(_process, around=inside)),
     )
-
-
-def _gpu_index(value: object, place: str, gpus: Sequence[GpuSpec]) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise expected("the number of a GPU", value, place)
-    if not 0 <= value < len(gpus):
-        raise ScenarioError(f"{place}: there is no gpu {value} (this node has {len(gpus)})")
-    return value
-
-
-def _exclusive(value: object, place: str, gpus: Sequence[GpuSpec]) -> Claim:
-    index = _gpu_index(value, place, gpus)
-    if gpus[index].mig:
-        raise ScenarioError(f'{place}: gpu {index} is partitioned, ask for its devices with "mig"')
-    if gpus[index].replicas:
-        raise ScenarioError(f'{place}: gpu {index} is shared, ask for its slots with "slots"')
-    return Claim(place, LeafPlace(index), 1)
-
-
-def _slots(value: object, place: str, gpus: Sequence[GpuSpec]) -> Claim:
-    fields = Fields(value, place, ("gpu", "count"))
-    index = fields.need("gpu", partial(_gpu_index, gpus=gpus))
-    if not gpus[index].replicas:
-        raise ScenarioError(f'{place}: gpu {index} has no slots (it has no "replicas")')
-    count = fields.maybe("count", integer(1, 1000), 1)
-    if count > gpus[index].replicas:
-        raise ScenarioError(f"{place}: asks for {count} slots of gpu {index}, which has {gpus[index].replicas}")
-    return Claim(place, LeafPlace(index), count)
-
-
-def _mig(value: object, place: str, gpus: Sequence[GpuSpec]) -> LeafPlace:
-    fields = Fields(value, place, ("gpu", "instance"))
-    index = fields.need("gpu", partial(_gpu_index, gpus=gpus))
-    instance = fields.need("instance", integer(0, 63))
-    if instance >= len(gpus[index].mig):
-        raise ScenarioError(f"{place}: gpu {index} has no MIG device {instance} (it has {len(gpus[index].mig)})")
-    return LeafPlace(index, instance)
-
-
-def _raw_ids(value: object, place: str, gpus: Sequence[GpuSpec]) -> tuple[ResourceDevices, ...]:
-    """Ids of a foreign plugin, by resource; `{2}` in one stands for the uuid of GPU 2."""
-    if not isinstance(value, dict):
-        raise expected("a mapping of resources to ids", value, place)
-
-    def read_id(entry: object, at: str) -> DeviceId:
-        def uuid(match: re.Match[str]) -> str:
-            return gpus[_gpu_index(int(match[1]), at, gpus)].uuid
-
-        return DeviceId(re.sub(r"\{(\d{1,6})\}", uuid, text(entry, at)))
-
-    return tuple(
-        sorted(
-            ResourceDevices(text(resource, place), tuple(sorted(set(list_of(read_id)(ids, f"{place}.{resource}")))))
-            for resource, ids in value.items()
-        )
-    )
-
-
-def _leaves(fields: Fields, gpus: Sequence[GpuSpec], held: tuple[LeafPlace, ...]) -> tuple[LeafPlace, ...]:
-    if "gpu" in fields or "mig" in fields:
-        cards = fields.maybe("gpu", one_or_list_of(partial(_gpu_index, gpus=gpus)), ())
-        for index in cards:
-            if gpus[index].mig:
-                raise ScenarioError(f'{fields.at("gpu")}: gpu {index} is partitioned, name its device with "mig"')
-        return (
-            *(LeafPlace(index) for index in cards),
-            *fields.maybe("mig", one_or_list_of(partial(_mig, gpus=gpus)), ()),
-        )
-    if not held:
-        raise ScenarioError(f'{fields.place}: its container holds no device, so it needs "gpu" or "mig"')
-    return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +138,7 @@ def _process(value: object, place: str, around: _Around, more_keys: tuple[str, .
     return ProcessSpec(
         comm=fields.maybe("comm", _comm, "python3"),
         types=TYPES[fields.maybe("type", one_of(*TYPES), "compute")],
-        leaves=tuple(dict.fromkeys(_leaves(fields, around.gpus, around.held))),
+        leaves=tuple(dict.fromkeys(read_leaves(fields, around.gpus, around.held))),
         memory=fields.need("memory", _memory),
         sm=sm,
         memory_controller=fields.maybe("memory_controller", _wave, Wave(sm.low / 2, sm.high / 2, sm.period_seconds)),

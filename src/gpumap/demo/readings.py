@@ -149,6 +149,9 @@ def _instance(
         compute_slices=device.compute_slices,
         memory=DeviceMemory(device.memory_bytes, used, device.memory_bytes - used, 0),
         processes=_rows(lives, LeafPlace(gpu.index, number), seconds, moment),
+        profile_id=device.profile_id,
+        placement_start=device.placement_start,
+        placement_size=device.placement_size,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from dataclasses import replace
@@ -22,7 +23,8 @@ async def serve_demo(settings: Settings, scenario: Scenario) -> None:
     stop = stop_by_signal()  # before there is anything that would be left behind
     with service.bind(settings.listen) as listener, _temporary_folder() as folder:
         async with DemoNode(scenario, Path(folder)) as node:
-            await service.serve(simulated(settings, node), node.driver_command, listener, stop)
+            # Ids that a scenario spells out are on no device of its driver, and no restart brings one.
+            await service.serve(simulated(settings, node), node.driver_command, listener, stop, math.inf)
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
@@ -36,6 +38,9 @@ def simulated(settings: Settings, node: DemoNode) -> Settings:
         settings,
         kubelet_socket=node.kubelet_root / "pod-resources" / "kubelet.sock",
         checkpoint_candidates=(node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint",),
+        dra_state=node.kubelet_root / "dra_manager_state",
+        dra_driver_checkpoint=node.kubelet_root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
+        pods_api_socket=None,
         pod_log_root=node.log_root,
         proc=node.proc_root,
     )

@@ -1,6 +1,7 @@
 """Reads a scenario: YAML → a checked `Scenario`, or a `ScenarioError` of one line that names the place of the mistake.
 
-docs/scenario.md documents the format; default.yaml is the play that `gpumap demo` shows.
+docs/scenario.md documents the format. Two scenarios come with gpumap: default.yaml is the play that `gpumap demo`
+shows, sharing.yaml a tour of every way to share a GPU.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from importlib import resources
 from pathlib import Path
 
 from gpumap.demo import assign
+from gpumap.demo.foreign import ForeignReader
 from gpumap.demo.hardware import read_gpus
 from gpumap.demo.play import Away, GpuSpec, PodSpec, Scenario
 from gpumap.demo.pods import read_host_process, read_pod
 from gpumap.demo.yaml_fields import Fields, ScenarioError, duration, instant, name, one_of, read_yaml
+from gpumap.model import ResourceDevices
 
 __all__ = ["Scenario", "ScenarioError", "default_scenario", "load_scenario", "parse_scenario"]
 
@@ -30,34 +33,46 @@ def parse_scenario(source: str) -> Scenario:
     node = fields.maybe("node", name, "demo-node")
     repeat = fields.maybe("repeat", duration, 300.0)
     gpus = read_gpus(fields, node)
-    away = fields.maybe("kubelet", _kubelet, ())
-    pods = fields.each("pods", partial(read_pod, node=node, repeat=repeat, gpus=gpus))
+    foreign = ForeignReader(node, gpus)
+    away, offers = fields.maybe("kubelet", partial(_kubelet, foreign=foreign), ((), ()))
+    pods = fields.each("pods", partial(read_pod, node=node, repeat=repeat, gpus=gpus, foreign=foreign))
     hosts = fields.each("host_processes", partial(read_host_process, repeat=repeat, gpus=gpus))
     _check_times(repeat, gpus, away, pods)
     _check_names(pods)
     assigned = assign.assign(gpus, pods)
     assign.check_memory(gpus, assigned, hosts)
     cgroups = fields.maybe("cgroups", one_of(*CGROUPS), CGROUPS[0])
-    return Scenario(node, repeat, cgroups, gpus, away, assigned, hosts, source)
+    return Scenario(node, repeat, cgroups, gpus, away, offers, assigned, hosts, source)
 
 
 def load_scenario(path: Path) -> Scenario:
-    """The scenario in a file. Its mistakes are told with the file's name."""
+    """The scenario in a file, or one of those that ship, by its name. Mistakes are told with the file's name."""
     try:
-        return parse_scenario(path.read_text(encoding="utf-8"))
+        if len(path.parts) > 1 or path.suffix or (path.exists() and not path.is_dir()):
+            return parse_scenario(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise ScenarioError(f"{path}: {error}") from error
+    return _shipped(str(path))
 
 
 def default_scenario() -> Scenario:
     """The embedded play."""
-    return parse_scenario(resources.files("gpumap.demo").joinpath("default.yaml").read_text(encoding="utf-8"))
+    return _shipped("default")
 
 
-def _kubelet(value: object, place: str) -> tuple[Away, ...]:
-    return Fields(value, place, ("away",)).each("away", _away)
+def _shipped(bare: str) -> Scenario:
+    files = {file.name: file for file in resources.files("gpumap.demo").iterdir() if file.name.endswith(".yaml")}
+    if f"{bare}.yaml" not in files:
+        known = ", ".join(sorted(file.removesuffix(".yaml") for file in files))
+        raise ScenarioError(f"{bare}: no such file, nor a scenario that comes with gpumap ({known})")
+    return parse_scenario(files[f"{bare}.yaml"].read_text(encoding="utf-8"))
+
+
+def _kubelet(value: object, place: str, foreign: ForeignReader) -> tuple[tuple[Away, ...], tuple[ResourceDevices, ...]]:
+    fields = Fields(value, place, ("away", "offers"))
+    return fields.each("away", _away), fields.maybe("offers", foreign.ids, ())
 
 
 def _away(value: object, place: str) -> Away:

@@ -9,9 +9,10 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpumap.model import CheckpointEntry, ContainerLink, DeviceId, LogTree, ResourceDevices
+from gpumap.model import CheckpointEntry, ContainerLink, DeviceId, LogTree, PluginAnswer, ResourceDevices
+from gpumap.plugin_answers import ANNOTATIONS_FIELD, CDI_DEVICES_FIELD, DEVICES_FIELD, ENVS_FIELD, MOUNTS_FIELD
 from gpumap.protobuf_fields import field
 
 V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory", "cpuset", "cpuacct", "cpu")
@@ -19,10 +20,10 @@ V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory
 
 @dataclass(frozen=True, slots=True)
 class AllocatedEntry:
-    """A row of the checkpoint with the environment that the plugin answered."""
+    """A row of the checkpoint. The plugin's answer has `env`, and what `entry.answer` says."""
 
     entry: CheckpointEntry
-    env: tuple[tuple[str, str], ...]
+    env: tuple[tuple[str, str], ...] = ()
 
 
 def pod_cgroup(style: str, qos: str, uid: str, container_id: str) -> str:
@@ -90,11 +91,25 @@ def _entry_object(row: AllocatedEntry, numa: Mapping[DeviceId, tuple[int, ...]])
         "ContainerName": row.entry.container,
         "ResourceName": row.entry.resource,
         "DeviceIDs": by_node,
-        "AllocResp": base64.b64encode(_alloc_response(row.env)).decode(),
+        "AllocResp": base64.b64encode(_alloc_response(_answer(row))).decode(),
     }
 
 
-def _alloc_response(env: Sequence[tuple[str, str]]) -> bytes:
-    """A device plugin's ContainerAllocateResponse with nothing but `envs` (field 1, a map of strings)."""
-    entries = (field(1, name.encode()) + field(2, value.encode()) for name, value in env)
-    return b"".join(field(1, entry) for entry in entries)
+def _answer(row: AllocatedEntry) -> PluginAnswer:
+    said = row.entry.answer or PluginAnswer()
+    return replace(said, envs=(*row.env, *said.envs))
+
+
+def _alloc_response(answer: PluginAnswer) -> bytes:
+    """A device plugin's ContainerAllocateResponse (k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1/api.proto)."""
+    fields = [field(ENVS_FIELD, _strings(*pair)) for pair in answer.envs]
+    fields += [field(MOUNTS_FIELD, _strings(path, "/dev/null")) for path in answer.mount_paths]
+    fields += [field(DEVICES_FIELD, _strings(path, path, "rwm")) for path in answer.device_paths]
+    fields += [field(ANNOTATIONS_FIELD, _strings(*pair)) for pair in answer.annotations]
+    fields += [field(CDI_DEVICES_FIELD, _strings(name)) for name in answer.cdi_devices]
+    return b"".join(fields)
+
+
+def _strings(*values: str) -> bytes:
+    """A message of strings, numbered from 1; a map's entry is one of a key and a value."""
+    return b"".join(field(number, value.encode()) for number, value in enumerate(values, 1))

@@ -5,12 +5,13 @@ A pure function: no clock, no files, no randomness. Two processes that play one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpumap.demo.assign import by_resource
 from gpumap.demo.cast import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
-from gpumap.demo.play import ContainerSpec, GpuSpec, Scenario, leaf_ids
+from gpumap.demo.notes import notes_text
+from gpumap.demo.offers import SILENT_FAULTS, answer_to, numa_nodes, offered
+from gpumap.demo.play import Scenario
 from gpumap.demo.readings import gpu_readings
 from gpumap.demo.texts import AllocatedEntry, cgroup_text, checkpoint_text, pod_cgroup, stat_text
 from gpumap.model import (
@@ -32,8 +33,6 @@ LINK_DELAY = 1.0
 """From a pod's admission to its containers."""
 TREE_LINGERS = 3.0
 """A pod's log directory outlives it."""
-SILENT_FAULTS = ("hung",)
-"""Faults that a device plugin does not notice; with others it calls the GPU unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +47,17 @@ class Proc:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`pods` and `allocatable` are the kubelet's answers while it is up. `numa` is where its devices are."""
+    """`pods` and `allocatable` are the kubelet's answers while it is up. `numa` is where its devices are.
+
+    `notes` are the DRA driver's; empty where it writes none.
+    """
 
     kubelet_up: bool
     pods: tuple[ListedPod, ...]
     allocatable: tuple[ResourceDevices, ...]
     numa: Mapping[DeviceId, tuple[int, ...]]
     checkpoint: str
+    notes: str
     logs: PodLogs
     procs: tuple[Proc, ...]
     gpus: tuple[GpuReading, ...]
@@ -69,9 +72,10 @@ def world(scenario: Scenario, seconds: float) -> World:
     return World(
         kubelet_up=not any(away.start <= moment < away.end for away in scenario.away),
         pods=tuple(sorted(_listed(pod) for pod in pods if seconds in pod.window and (complete or pod.spec.static))),
-        allocatable=_healthy(scenario, moment) if complete else (),
-        numa=_numa(scenario),
+        allocatable=offered(scenario, moment) if complete else (),
+        numa=numa_nodes(scenario),
         checkpoint=_checkpoint(scenario, seconds),
+        notes=_notes(scenario, pods, seconds),
         logs=_logs(pods, seconds),
         procs=_procs(scenario, processes, seconds),
         gpus=gpu_readings(scenario, processes, seconds),
@@ -80,48 +84,8 @@ def world(scenario: Scenario, seconds: float) -> World:
 
 def _listed(pod: PodLife) -> ListedPod:
     """Plain init containers are never in a kubelet's List (kubernetes/kubernetes#126765)."""
-    containers = (ListedContainer(one.name, one.devices) for one in pod.spec.containers if not one.init)
+    containers = (ListedContainer(one.name, one.devices, one.dra) for one in pod.spec.containers if not one.init)
     return ListedPod(pod.spec.namespace, pod.spec.name, tuple(sorted(containers)))
-
-
-def _healthy(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
-    """The ids that the plugins offer: those of GPUs without a fault that they notice, and foreign plugins' ids."""
-    pairs = [
-        (resource, id_)
-        for gpu in scenario.gpus
-        if not any(fault.kind not in SILENT_FAULTS and fault.start <= moment < fault.end for fault in gpu.faults)
-        for resource, ids in _gpu_ids(gpu)
-        for id_ in ids
-    ]
-    pairs += [
-        (devices.resource, id_)
-        for pod in scenario.pods
-        for container in pod.containers
-        for devices in container.devices
-        if not _is_own(scenario, devices)
-        for id_ in devices.ids
-    ]
-    return by_resource(pairs)
-
-
-def _gpu_ids(gpu: GpuSpec) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
-    if not gpu.mig:
-        yield leaf_ids(gpu, None)
-    for number in range(len(gpu.mig)):
-        yield leaf_ids(gpu, number)
-
-
-def _is_own(scenario: Scenario, devices: ResourceDevices) -> bool:
-    """Whether these ids are of the plugin that offers the scenario's GPUs, rather than a foreign one's."""
-    offered = (
-        id_ for gpu in scenario.gpus for resource, ids in _gpu_ids(gpu) if resource == devices.resource for id_ in ids
-    )
-    return any(id_ in devices.ids for id_ in offered)
-
-
-def _numa(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
-    """Whole GPUs and their slots have a NUMA node; MIG devices have none, as in the captures."""
-    return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
 
 
 def _checkpoint(scenario: Scenario, seconds: float) -> str:
@@ -129,8 +93,13 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
     written = _last_write(scenario, seconds)
     rows = [
         AllocatedEntry(
-            CheckpointEntry(pod.uid, container.name, devices.resource, frozenset(devices.ids)),
-            _alloc_env(scenario, container, devices),
+            CheckpointEntry(
+                pod.uid,
+                container.name,
+                devices.resource,
+                frozenset(devices.ids),
+                answer_to(scenario, container, devices),
+            )
         )
         for pod in pod_lives(scenario, written)
         if written in pod.window
@@ -138,7 +107,15 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
         for devices in container.devices
     ]
     _, moment = play_of(scenario, written)
-    return checkpoint_text(rows, _healthy(scenario, moment), _numa(scenario))
+    return checkpoint_text(rows, offered(scenario, moment), numa_nodes(scenario))
+
+
+def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
+    """Of the pods that are there: a driver unprepares what nobody has any more."""
+    if not any(container.notes for pod in scenario.pods for container in pod.containers):
+        return ""
+    there = (pod for pod in pods if seconds in pod.window)
+    return notes_text(notes for pod in there for container in pod.spec.containers for notes in container.notes)
 
 
 def _last_write(scenario: Scenario, seconds: float) -> float:
@@ -156,13 +133,6 @@ def _last_write(scenario: Scenario, seconds: float) -> float:
         if begin + moment <= seconds
     ]
     return max(past, default=0.0)
-
-
-def _alloc_env(scenario: Scenario, container: ContainerSpec, devices: ResourceDevices) -> tuple[tuple[str, str], ...]:
-    if not _is_own(scenario, devices):
-        return container.alloc_env
-    uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
-    return (("NVIDIA_VISIBLE_DEVICES", ",".join(uuids)), *container.alloc_env)
 
 
 def _logs(pods: Iterable[PodLife], seconds: float) -> PodLogs:

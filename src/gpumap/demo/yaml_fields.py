@@ -161,13 +161,6 @@ def name(value: object, place: str) -> str:
     return value
 
 
-def texts(value: object, place: str) -> tuple[tuple[str, str], ...]:
-    """A mapping of names to texts."""
-    if not isinstance(value, dict):
-        raise expected("a mapping", value, place)
-    return tuple((text(key, place), text(entry, f"{place}.{key}")) for key, entry in value.items())
-
-
 def boolean(value: object, place: str) -> bool:
     if not isinstance(value, bool):
         raise expected("true or false", value, place)
