@@ -187,6 +187,7 @@ class TestNode:
     clock: float = 1000.0
     memory: Memory = field(default_factory=Memory)
     prepared: tuple[PreparedDevice, ...] | None = None
+    trigger: str = "interval"
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
@@ -206,6 +207,7 @@ class TestNode:
             pod_identity=self._failed("missing") if self.has_no_identity else self._seen(self._identity()),
             kubelet=self._failed(self.kubelet_reason) if "kubelet" in self.down else self._seen(self._kubelet()),
             finished=self.now,
+            trigger=self.trigger,
         )
 
     @property

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.join.allocation import Allocation
 from gpumap.join.inventory import Inventory
 from gpumap.join.pods import PodTable
-from gpumap.model import Moment, PodName, PodUid, ProcTable, Uuid
+from gpumap.model import Moment, Observations, PodName, PodUid, ProcTable, Uuid
 from gpumap.snapshot import Owner
 
 SETTLED_SECONDS = 0.4
-"""How long a suspicion must stand: two snapshots may be a quarter of a second apart when the kubelet has news, and what
-a process that ends leaves behind in the driver is no leftover."""
+"""How long a suspicion must stand where no interval has passed: when the kubelet has news, two snapshots may be a
+quarter of a second apart, and what a process that ends leaves behind in the driver is no leftover."""
 
 
 class Suspicion(NamedTuple):
@@ -71,6 +72,15 @@ class Evidence:
         )
 
 
-def settled(suspicions: Mapping[Suspicion, float], now: Moment) -> frozenset[Suspicion]:
-    """Those that have stood long enough to be said aloud; each has the monotonic time since when it stands."""
-    return frozenset(one for one, since in suspicions.items() if now.monotonic - since >= SETTLED_SECONDS)
+def settled(suspicions: Mapping[Suspicion, float], observations: Observations) -> frozenset[Suspicion]:
+    """Those that may be said aloud; each has the monotonic time since when it stands. An interval is long enough."""
+    now = observations.finished.monotonic
+    hurried = observations.trigger == "push"
+    return frozenset(one for one, since in suspicions.items() if not hurried or now - since >= SETTLED_SECONDS)
+
+
+def aged(
+    found: Iterable[Suspicion], before: Mapping[Suspicion, float], said: Container[Suspicion], now: Moment
+) -> dict[Suspicion, float]:
+    """Those just found, with the time since when they stand: what was said aloud has always stood."""
+    return {one: -math.inf if one in said else before.get(one, now.monotonic) for one in found}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpumap.join.allocation import Allocation, allocate
 from gpumap.join.attribution import Attribution, attribute
 from gpumap.join.devices import ever_offered, leaves, processes_by_leaf
-from gpumap.join.evidence import Evidence, settled
+from gpumap.join.evidence import Evidence, aged, settled
 from gpumap.join.health import record
 from gpumap.join.hidden import HIDDEN_AFTER_SECONDS, HiddenMemory, find_hidden, look_for_mig
 from gpumap.join.inventory import Inventory, take
@@ -134,7 +134,7 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         may_accuse=_may_accuse(listing, observations),
         last_names=memory.names,
         suspected=frozenset(memory.suspicions),
-        settled=settled(memory.suspicions, observations.finished),
+        settled=settled(memory.suspicions, observations),
         missing_before=memory.missing,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
@@ -273,7 +273,7 @@ def _remember(
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory],
     hidden: HiddenMemory,
 ) -> Memory:
-    identity, now = scene.observations.pod_identity, scene.observations.finished.monotonic
+    identity = scene.observations.pod_identity
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}
     awaited = [pod.pod_name for pod in scene.listing.awaited]
     return Memory(
@@ -290,7 +290,12 @@ def _remember(
         gpus=scene.inventory.known,
         gpu_count=scene.inventory.count,
         offered=offered,
-        suspicions={one: scene.memory.suspicions.get(one, now) for one in scene.attribution.suspicions},
+        suspicions=aged(
+            scene.attribution.suspicions,
+            scene.memory.suspicions,
+            scene.attribution.evidence.settled,
+            scene.observations.finished,
+        ),
         uses=uses,
         processes={leaf: on_leaf.last for leaf, on_leaf in scene.attribution.by_leaf.items()},
         missing=scene.attribution.missing,
