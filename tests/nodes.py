@@ -185,7 +185,7 @@ class TestNode:
     checkpoint_readable: bool = True
     logs_readable: bool = True
     clock: float = 1000.0
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = field(default_factory=Memory, repr=False)
     prepared: tuple[PreparedDevice, ...] | None = None
     trigger: str = "interval"
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)

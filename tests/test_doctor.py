@@ -494,7 +494,7 @@ async def test_doctor_of_an_agent() -> None:
     found = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
     assert (done.returncode, done.stderr) == (0, "")
     assert {name: found[name] for name in OF_AN_AGENT} == dict.fromkeys(OF_AN_AGENT, "ok")
-    assert found["unmatched_slots/untrusted_id"] == "degraded"
+    assert found["unmatched_slots/not_in_nvml"] == "degraded"
     assert "capabilities" not in found
     gone = await gpumap_in_loop("doctor", "--url", agent.url)
     assert (gone.returncode, gone.stdout) == (1, "")

@@ -155,7 +155,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
         (text,) = await one.texts(row(one, "team/busy"))
         assert text == "team/busy main · holds but idle for 2 h 1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h"
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
-        assert tiles["idle holders"] == "2 5 min or more"
+        assert tiles["idle holders"] == "2 no process, or SM 0 for 5 min"
 
 
 async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -> None:

@@ -13,6 +13,7 @@ from gpumap.look.tables import Shape, top_values, waste_values
 from gpumap.snapshot import Snapshot
 from tests.browser import Site, Tab, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.sharing import answer
 from tests.test_laws import runs
 from tests.test_page import UUID, cards, holder, partitioned, row, shared_card
 from tests.test_page import start_browser as start_browser  # the fixture `browser`
@@ -111,7 +112,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
     async with tab(browser, site.url) as one:
         shown = await tiles(one)
         assert (shown["GPUs"], shown["held"]) == ("1 2 devices", "2 0 free")
-        assert shown["idle holders"] == "0 5 min or more"
+        assert shown["idle holders"] == "0 no process, or SM 0 for 5 min"
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0", "GPU 0 whole", "GPU 0 MIG 1/0", "GPU 0 MIG 2/0",
         ]  # fmt: skip
@@ -140,7 +141,7 @@ OVERVIEWS: dict[str, tuple[Callable[[], TestNode], dict[str, str]]] = {
         lambda: TestNode([Gpu(0)], [holder("busy", 0)]),
         {"GPUs": "1", "idle holders": "–", "memory used": "–", "faults": "1"},
     ),
-    "MIG tells no SM": (idle_instance, {"idle holders": "1 5 min or more", "GPUs": "3 3 devices"}),
+    "MIG tells no SM": (idle_instance, {"idle holders": "1 no process, or SM 0 for 5 min", "GPUs": "3 3 devices"}),
     "memory is shared": (compute_instances, {"memory used": "2.1 GiB of 10.0 GiB", "unattributed": "100 MiB"}),
     "a remainder is negative": (shared_pages, {"unattributed": "3.0 GiB"}),
 }
@@ -185,8 +186,12 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
 
 
 async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:
-    """A device that several were given as a whole is not granted twice over."""
-    pods = [Pod("team", name, {"main": {"nvidia.com/gpu": [str(UUID)]}}) for name in ("a", "b")]
+    """A device that its plugin oversubscribes is not granted twice over."""
+    said = answer(NVIDIA_VISIBLE_DEVICES=UUID, CUDA_DEVICE_MEMORY_LIMIT_0="60000m", CUDA_DEVICE_SM_LIMIT="0")
+    pods = [
+        Pod("team", name, {"main": {"nvidia.com/gpu": [f"{UUID}-{n}"]}}, answers={("main", "nvidia.com/gpu"): said})
+        for n, name in enumerate(("a", "b"))
+    ]
     site.collect(TestNode([Gpu(0)], pods))
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".bar")).to_have_attribute(

@@ -80,12 +80,17 @@ def _add_demo(commands: Commands) -> None:
         says="serve a simulated node: no GPU, no kubelet, no root",
         examples=[
             ("the default play", "gpumap demo"),
+            ("every way to share a GPU", "gpumap demo --scenario sharing"),
             ("your own node", "gpumap demo --scenario node.yaml --listen 127.0.0.1:9401"),
             ("a node that was recorded", "gpumap demo --capture DIR"),
         ],
     )
     played = demo.add_argument_group("what is played")
-    played.add_argument("--scenario", metavar="FILE", help="your own node in YAML (docs/scenario.md)")
+    played.add_argument(
+        "--scenario",
+        metavar="FILE",
+        help="your own node in YAML (docs/scenario.md), or one that comes with gpumap: sharing",
+    )
     played.add_argument("--capture", metavar="DIR", help="a node that `gpumap record` has recorded")
     add_flags(demo, hidden=("sources",))  # the simulated node's are taken
     for flag in demo._actions:

@@ -42,3 +42,8 @@ def parse_quantity(text: str) -> int:
     if amount >> 63:
         raise ValueError(f'"{text:.40}" does not fit in 63 bits')
     return amount
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 pod`, `2 pods`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

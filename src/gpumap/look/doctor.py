@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from gpumap import remedies
 from gpumap.document import Document
 from gpumap.model import Source
+from gpumap.units import counted
 
 REQUIRED = ("kubelet", "nvml")
 _MISREAD = "gpumap may misread this driver: report it with `gpumap record --anonymize` and the driver's version."
@@ -312,11 +313,6 @@ def _complaint(source: Document) -> str:
 
 def _words(reason: str, detail: str | None) -> str:
     return f"{reason}: {detail}" if detail else reason
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """`1 pod`, `2 pods`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _is(number: int) -> str:

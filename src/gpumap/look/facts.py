@@ -15,7 +15,7 @@ from pathlib import Path
 from gpumap import cgroups
 from gpumap.lanes import Lane
 from gpumap.look import second_opinion
-from gpumap.look.doctor import Answer, Facts, Privileges, counted
+from gpumap.look.doctor import Answer, Facts, Privileges
 from gpumap.model import KubeletAnswer, SourceError
 from gpumap.service import watched
 from gpumap.settings import Settings
@@ -23,6 +23,7 @@ from gpumap.sources.checkpoint import CheckpointSource
 from gpumap.sources.inotify import Watcher
 from gpumap.sources.kubelet import KubeletSource
 from gpumap.sources.podlogs import PodLogsSource
+from gpumap.units import counted
 
 DEADLINE_SECONDS = 2.0
 PROC_SELF = Path("/proc/self")

@@ -156,6 +156,8 @@ def _leftovers(place: int, device: Document) -> Iterator[Finding]:
 def _of_holder(
     place: int, device: Document, holder: Document, use: _Use, now: float, idle_after_seconds: float
 ) -> Iterator[Finding]:
+    if holder["allocated_gpus"] == 0:
+        return  # admin access: it was given nothing that it could waste
     granted, used = holder["allocated_memory_bytes"], use.memory_bytes
     idle_seconds = None if use.last_active is None else max(now - use.last_active, 0.0)
     waste = max(granted - used, 0) if granted is not None and used is not None else None

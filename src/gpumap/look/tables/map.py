@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gpumap.document import Document
 from gpumap.look.orders import MAP_ORDERS
@@ -36,7 +36,8 @@ COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 
 def map_table(document: Document, shape: Shape) -> str:
     """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
-    rows = [row for device in document["devices"] for row in _device_rows(device, shape)]
+    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
+    rows = [row for device in document["devices"] for row in _device_rows(device, partitioned, shape)]
     blocks = [aligned(_COLUMNS, rows, shape) if rows else "No devices.", unmatched_table(document, shape)]
     return joined([*blocks, notes(troubles(document), shape.screen, "red")])
 
@@ -52,12 +53,12 @@ def unmatched_table(document: Document, shape: Shape) -> str:
     return aligned(columns, rows, shape) if rows else ""
 
 
-def _device_rows(device: Document, shape: Shape) -> Iterator[Row]:
+def _device_rows(device: Document, partitioned: Collection[str], shape: Shape) -> Iterator[Row]:
     holders = {key_of(row): row for row in device["holders"]}
     users = {key_of(row): row for row in device["users"]}
     memory = device["memory"]
     used, total = (memory["used_bytes"], memory["total_bytes"]) if memory else (None, None)
-    state = "" if memory else "no reading"
+    state = "" if memory else "partitioned" if device["uuid"] in partitioned else "no reading"
     whole = [device_name(device), device["uuid"], "", "", "", "", "", size(total), size(used), "", state]
     yield Row([*whole, device["model"] or UNKNOWN, "", "", ""], "yellow", _OWNER)
     keys = sorted({*holders, *users})

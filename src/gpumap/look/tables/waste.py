@@ -11,6 +11,7 @@ from gpumap.look.tables.amounts import UNKNOWN, ratio, size
 from gpumap.look.tables.document import in_order
 from gpumap.look.tables.findings import Finding, findings, sums, unknown
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.units import counted
 
 _BY_NUMBER: dict[str, Callable[[Finding], float | None]] = {
     "waste": lambda one: one.waste_bytes,
@@ -130,5 +131,5 @@ def _summary(found: list[Finding], document: Document) -> str:
         if (value := total[f"{name}_bytes"]) is not None and (value or name == "unused"):
             parts.append(f"{size(int(value))} {says}")
     if total["unmatched_slots"]:
-        parts.append(f"{total['unmatched_slots']} slots on no device")
+        parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} on no device")
     return f"Sum: {', '.join(parts) or 'nothing is known'}."

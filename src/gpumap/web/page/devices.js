@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { BY, sorted } from "./model.js";
 import { cell, containerName, deviceName, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
-import { isHeld, isUsed } from "./totals.js";
+import { isHeld, isUsed, unsettled } from "./totals.js";
 import { bytes, count, duration, FAULTS, known, moment, name, percent, printable, prose, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
@@ -153,7 +153,7 @@ const HELD = {
   "not all": "No holder is known: there are slots on no known device.",
 };
 
-const holdersKnown = ({ allocationKnown, map }) => (!allocationKnown ? "no" : map.unmatched.length ? "not all" : "yes");
+const holdersKnown = ({ allocationKnown, map }) => (!allocationKnown ? "no" : unsettled(map) ? "not all" : "yes");
 
 const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
 

@@ -92,7 +92,8 @@ function containerRows(device, leaves, whole, now) {
       sm: user?.sm_ratio ?? null,
       whole: holdWhole.has(key),
       judged: Boolean(use),
-      idle: use && !isOver(use, granted) ? idleness(use, now) : null,
+      // Who has admin access was given nothing that could lie idle.
+      idle: use && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
       over: use && isOver(use, granted) ? use.memory - granted : null,
     };
   });

@@ -34,7 +34,7 @@ export function overview(map, devices) {
       all.leftBytes ? bytes(all.leftBytes) : "of pods gone",
       all.leftovers && "owner:gone",
     ),
-    tile("idle holders", number(all.idle, idle), all.unjudged ? `${all.unjudged} not known` : "5 min or more"),
+    tile("idle holders", number(all.idle, idle), all.unjudged ? `${all.unjudged} not known` : "no process, or SM 0 for 5 min"),
     tile("faults", all.faults, "GPUs, sources", null, all.faults > 0),
   );
 }

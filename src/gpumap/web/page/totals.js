@@ -33,7 +33,7 @@ export function totals(map, devices) {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
     devices: leaves.length,
     held: allocated ? held : null,
-    free: allocated && !map.unmatched.length ? leaves.filter(isFree).length : null,
+    free: allocated && !unsettled(map) ? leaves.filter(isFree).length : null,
     used: pools.length ? sum(pools.map((pool) => pool.memory.used_bytes)) : null,
     total: pools.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
     unattributed: pools.length ? sum(pools.map(unattributed)) : null,
@@ -45,6 +45,9 @@ export function totals(map, devices) {
     faults: downGpus(map).length + map.sources.length - up.size,
   };
 }
+
+/** Whether slots that are on no device may be of one that is here: what is passed through is not. */
+export const unsettled = (map) => map.unmatched.some((row) => row.reason !== "not_in_nvml");
 
 /** Memory that is there once: compute instances of one GPU instance share theirs. */
 function poolsOf(leaves) {
