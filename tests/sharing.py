@@ -112,13 +112,13 @@ def hami_mig(node: Node) -> Given:
 
 def vcuda(node: Node) -> Given:
     cards = node.draw(st.lists(st.sampled_from(node.gpus), min_size=1, max_size=2, unique_by=lambda gpu: gpu.index))
-    cores = 100 * len(cards) if len(cards) > 1 else node.draw(st.integers(1, 100))
+    cores = 2 * len(cards) if len(cards) > 1 else node.draw(st.integers(1, 5))
     said = PluginAnswer(
         annotations=(("tencent.com/vcuda-device", ",".join(f"/dev/nvidia{card.device_minor}" for card in cards)),)
     )
     ids = {
         "tencent.com/vcuda-core": [f"tencent.com/vcuda-core-{node.number * 1000 + n}" for n in range(cores)],
-        "tencent.com/vcuda-memory": [f"tencent.com/vcuda-memory-268435456-{node.number * 100 + n}" for n in range(8)],
+        "tencent.com/vcuda-memory": [f"tencent.com/vcuda-memory-268435456-{node.number * 100 + n}" for n in range(4)],
     }
     answers = {"tencent.com/vcuda-core": said, "tencent.com/vcuda-memory": PluginAnswer()}
     return Given(ids, answers, on=frozenset(card.uuid for card in cards), by_answer=True)
@@ -127,7 +127,7 @@ def vcuda(node: Node) -> Given:
 def volcano(node: Node) -> Given:
     card, resource = node.gpu(), "volcano.sh/gpu-memory"
     said = answer(NVIDIA_VISIBLE_DEVICES=str(card.index), VOLCANO_GPU_ALLOCATED="2000")
-    ids = [f"{node.gpu().index}-{node.number * 100 + n}" for n in range(20)]
+    ids = [f"{node.gpu().index}-{node.number * 100 + n}" for n in range(5)]
     return Given({resource: ids}, {resource: said}, on=frozenset({card.uuid}), by_answer=True)
 
 
@@ -136,8 +136,8 @@ def volcano_vgpu(node: Node) -> Given:
     said = answer(NVIDIA_VISIBLE_DEVICES=card.uuid, CUDA_DEVICE_SM_LIMIT="30", CUDA_DEVICE_MEMORY_LIMIT_0="3000m")
     ids = {
         "volcano.sh/vgpu-number": [f"{home}-{node.number}"],
-        "volcano.sh/vgpu-memory": [f"{home}-memory-{node.number * 100 + n}" for n in range(30)],
-        "volcano.sh/vgpu-cores": [f"{home}-core-{node.number * 100 + n}" for n in range(30)],
+        "volcano.sh/vgpu-memory": [f"{home}-memory-{node.number * 100 + n}" for n in range(3)],
+        "volcano.sh/vgpu-cores": [f"{home}-core-{node.number * 100 + n}" for n in range(3)],
     }
     return Given(ids, {"volcano.sh/vgpu-number": said}, on=frozenset({card.uuid}), by_answer=True)
 
