@@ -334,7 +334,7 @@ def accounts_for_memory(found: Document) -> None:
 
 def claims_no_more_than_there_is(found: Document) -> None:
     values = waste_values(found, Shape())
-    total = sum(device["memory"]["total_bytes"] for device in found["devices"] if device["memory"])
+    total = sum(gpu["memory"]["total_bytes"] for gpu in found["gpus"] if gpu["memory"])
     assert (values["sums"]["unused_bytes"] or 0) <= total
     assert (values["sums"]["idle_gpus"] or 0) <= len(found["gpus"]) + 1e-3
     users = {
