@@ -111,7 +111,8 @@ def _wasted(found: list[Finding], kind: str) -> int:
 
 
 def _unused(found: list[Finding], document: Document) -> int:
-    """Bytes granted but not used; of memory that several share (compute instances, claims) no more than there is."""
+    """Bytes granted but not used; of memory that several share (compute instances, claims) no more than there is, and of
+    a GPU that is given out twice no more than it has."""
     pools: dict[object, list[Finding]] = {}
     devices = document["devices"]
     for one in found:
@@ -119,13 +120,16 @@ def _unused(found: list[Finding], document: Document) -> int:
             device = devices[one.place]
             instance = device["gpu_instance_id"]
             pools.setdefault(one.uuid if instance is None else (device["gpu_uuid"], instance), []).append(one)
-    total = 0
+    by_gpu: dict[str, int] = {}
     for rows in pools.values():
         unused = sum(one.waste_bytes or 0 for one in rows)
-        memory = devices[rows[0].place]["memory"]
+        device = devices[rows[0].place]
+        memory = device["memory"]
         left = memory["total_bytes"] - sum(one.used_bytes or 0 for one in rows) if memory else unused
-        total += max(min(unused, left), 0)
-    return total
+        gpu = device["gpu_uuid"] or device["uuid"]
+        by_gpu[gpu] = by_gpu.get(gpu, 0) + max(min(unused, left), 0)
+    totals = {gpu["uuid"]: gpu["memory"]["total_bytes"] for gpu in document["gpus"] if gpu["memory"]}
+    return sum(min(unused, totals.get(gpu, unused)) for gpu, unused in by_gpu.items())
 
 
 def _squatters(place: int, device: Document) -> Iterator[Finding]:
