@@ -111,8 +111,8 @@ def _wasted(found: list[Finding], kind: str) -> int:
 
 
 def _unused(found: list[Finding], document: Document) -> int:
-    """Bytes granted but not used; of memory that several share (compute instances, claims) no more than there is, and of
-    a GPU that is given out twice no more than it has."""
+    """Bytes granted but not used; of memory that several share (compute instances, claims) no more than there is, of a
+    GPU that is given out twice no more than it has."""
     pools: dict[object, list[Finding]] = {}
     devices = document["devices"]
     for one in found:
