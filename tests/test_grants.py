@@ -357,3 +357,75 @@ def test_a_card_that_its_plugin_calls_unhealthy() -> None:
         A: (1, ((resource, 0),)),
         B: (0, ((resource, 1),)),
     }
+
+
+def owners_of(node: TestNode) -> dict[int, str]:
+    """By PID, once two collections have agreed."""
+    node.collect()
+    return {process.pid: process.owner.value for process in node.collect().processes}
+
+
+def test_an_init_container_whose_claim_nobody_tells_is_no_squatter() -> None:
+    """The List leaves init containers out, and their claims are in no file: what they use of a claimant's is unknown."""
+    pod = claimant("p", claim_of("gpu-0"))
+    node = node_of(pod)
+    node.processes = [Process(10, B, pod, "warm"), Process(11, A, pod, "main")]
+    assert owners_of(node) == {10: "unknown", 11: "unassigned"}
+
+
+def test_an_init_container_without_the_checkpoint_is_no_squatter() -> None:
+    """Only the checkpoint tells what it was given; where it cannot be read, nobody knows."""
+    pod = Pod("ml", "p", {"main": {"nvidia.com/gpu": [str(A)]}}, {"warm": {"nvidia.com/gpu": [str(A)]}})
+    node = node_of(pod)
+    node.processes = [Process(10, A, pod, "warm")]
+    assert owners_of(node) == {10: "assigned"}
+    node.checkpoint_readable = False
+    assert owners_of(node) == {10: "unknown"}
+
+
+def test_a_renamed_resource_keeps_its_slots_without_the_answer() -> None:
+    """Ids that name a GPU which is here are of a GPU resource, whatever it is called: their slots are unmatched then."""
+    resource = "example.com/vgpu"
+    pod = pod_of({resource: [f"{A}-3"]}, {resource: hami_answer(20, B)})
+    node = node_of(pod)
+    node.processes = [Process(10, B, pod)]
+    assert set(granted(node.collect(), pod)) == {B}
+    node.checkpoint_readable = False
+    assert [(one.resource, one.reason) for one in node.collect().unmatched] == [(resource, "untrusted_id")]
+    assert owners_of(node) == {10: "unknown"}
+
+
+def test_a_card_that_no_plugin_offers_is_not_unhealthy() -> None:
+    """0 is said of a card among others that are all offered alike; not where something else shares cards out."""
+    node = node_of(offered={"nvidia.com/gpu": [str(A)]})
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[B] == (("nvidia.com/gpu", 0),)
+    node = node_of(claimant("p", claim_of("gpu-0")), offered={"nvidia.com/gpu": [str(A)]})
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[B] == ()
+    node = TestNode(
+        [Gpu(0), Gpu(1), Gpu(2)], allocatable={"nvidia.com/gpu": [str(A)], "aliyun.com/gpu-mem": [f"{B}-_-1"]}
+    )
+    assert {leaf.uuid: leaf.allocatable for leaf in node.collect().leaves}[gpu_uuid(2)] == ()
+
+
+def test_a_holder_that_runs_an_mps_server_is_not_idle() -> None:
+    """What its process holds is the server's and no client's; that there is none is not said of the holder."""
+    pod = pod_of({"nvidia.com/gpu": [str(A)]})
+    node = node_of(pod)
+    node.processes = [Process(10, A, pod, comm="nvidia-cuda-mps")]
+    found = next(row for row in node.collect().containers if row.name == pod.full())
+    assert (found.holds, found.use) == (True, None)
+
+
+def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:
+    """The container has them all: its id stands on each."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: [f"{A}-_-0"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1,0")})
+    assert {uuid: slots for uuid, (slots, _, _) in granted(node_of(pod).collect(), pod).items()} == {A: 1, B: 1}
+
+
+def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
+    """Another form than the plugin's own is a limit all the same, so that no share of the replicas is told."""
+    said = answer(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G,1=6G", CUDA_MPS_PIPE_DIRECTORY="/mps")
+    pod = pod_of({"nvidia.com/gpu": ["nvidia0/vgpu1"]}, {"nvidia.com/gpu": said})
+    snapshot = node_of(pod, offered={"nvidia.com/gpu": ids("nvidia0/vgpu{}", 10)}).collect()
+    assert granted(snapshot, pod) == {B: (1, 0.1, None)}

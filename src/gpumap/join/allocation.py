@@ -145,17 +145,18 @@ class _Laying:
         self._ids.setdefault(key, {})[placed.device_id] = None
 
     def _devices(self, name: ContainerName, resource: str, placed: Placed, share_id: str = "") -> tuple[Uuid, ...]:
-        """The devices that a slot is on. One on none is counted if its resource is a GPU's."""
+        """The devices that a slot is on, if its resource is a GPU's, or it names a GPU that is here. One on none is
+        counted."""
         is_gpus = self._is_gpu_resource(resource)
-        if not placed.located.devices:
-            if is_gpus:
-                key = (name, resource, placed.located.reason)
-                self.unmatched.setdefault(key, set()).add((placed.device_id, share_id))
-            return ()
         if not is_gpus:
             recognised = recognise(resource, placed.device_id)
             is_gpus = recognised is not None and self._inventory.has_uuid_of(recognised.device)
-        return placed.located.devices if is_gpus else ()
+        if not is_gpus:
+            return ()
+        if not placed.located.devices:
+            key = (name, resource, placed.located.reason)
+            self.unmatched.setdefault(key, set()).add((placed.device_id, share_id))
+        return placed.located.devices
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:

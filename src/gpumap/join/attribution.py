@@ -176,7 +176,8 @@ class _Judge:
         if entry.comm == MPS_SERVER_COMM and "M" not in process.types:
             # It holds memory for its clients: charged to no container, whichever pod it runs in. A process may give
             # itself any name, but NVML lists no server as a client.
-            verdict = _Verdict(Owner.MPS_SERVER, verdict.name)
+            # If its own pod holds the device, that is not idle.
+            verdict = _Verdict(Owner.MPS_SERVER, verdict.name, unresolved=verdict.name is not None)
         return Attributed(
             process, entry.start, entry.comm, verdict.owner, uid, verdict.name, verdict.measures, verdict.unresolved
         )
@@ -210,7 +211,7 @@ class _Judge:
             return _Verdict(Owner.UNKNOWN, name, unresolved=True)
         if self._holds(pod.pod_uid, name, leaf):
             owner = Owner.ASSIGNED
-        elif self._unsettled(pod.pod_uid, name):
+        elif self._unsettled(pod.pod_uid, name) or self._untold(pod.pod_uid, name):
             owner = Owner.UNKNOWN
         else:
             owner = self._accuse(pod, leaf, Owner.UNASSIGNED)
@@ -256,6 +257,17 @@ class _Judge:
         if any(other == uid and not one.settled for (other, _), one in allocation.stand_ins.items()):
             return True
         return any(other.pod_name == name.pod_name for other in allocation.unsettled)
+
+    def _untold(self, uid: PodUid, name: ContainerName) -> bool:
+        """Whether it may be an init container of which nobody tells what it was given.
+
+        The List leaves those out, and ephemeral ones, which are given nothing. What plugins gave is in the checkpoint;
+        whose a claim is stands nowhere, but seldom is it an init container's alone.
+        """
+        table = self._evidence.table
+        if not name.container or name in table.containers:
+            return False
+        return table.checkpoint is None or name.pod_name in table.claimants
 
 
 def _held_devices(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:

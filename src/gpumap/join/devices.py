@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpumap.join.allocation import Allocation
 from gpumap.join.attribution import Attributed, Attribution
 from gpumap.join.inventory import Inventory, KnownGpu, KnownLeaf
@@ -101,14 +103,26 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
 def _allocatable(
     leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: frozenset[tuple[Uuid, str]]
 ) -> tuple[tuple[str, int], ...]:
-    """Slots by resource. One that was offered here before, or is on leaves of this kind, counts 0 where it is not."""
+    """Slots by resource. One that was offered here before, or is on all other leaves of this kind, counts 0 where it is
+    not: its plugin calls the device unhealthy."""
     slots = allocation.offer.slots
     if slots is None:
         return ()
     rows = dict(slots.get(leaf.uuid, ()))
     resources = {resource for uuid, resource in offered if uuid == leaf.uuid}
     if not resources and not rows:
-        alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
-        resources = {resource for uuid, found in slots.items() if uuid in alike for resource, _ in found}
+        resources = set(_resources_of_all_others(leaf, inventory, allocation, slots))
     still = {resource for found in slots.values() for resource, _ in found}
     return tuple(sorted({**dict.fromkeys(resources & still, 0), **rows}.items()))
+
+
+def _resources_of_all_others(
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, slots: Mapping[Uuid, tuple[tuple[str, int], ...]]
+) -> frozenset[str]:
+    """What leaves of a leaf's kind are offered as, if that is one and the same, and nothing on this node is shared out
+    otherwise: by another plugin, or by DRA, which offers nothing here, the leaf may be another's."""
+    alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
+    kinds = {frozenset(resource for resource, _ in found) for uuid, found in slots.items() if uuid in alike}
+    offered = {resource for found in slots.values() for resource, _ in found}
+    otherwise = {resource for grant in allocation.grants.values() for resource, _ in grant.slots} - offered
+    return next(iter(kinds)) if len(kinds) == 1 and not otherwise else frozenset()

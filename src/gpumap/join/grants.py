@@ -148,8 +148,10 @@ class _Computing:
         share = own * part / count if own is not None and count else None
         envs = dict(holding.answer.envs) if holding.answer else {}
         memory: tuple[int | None, ...] = ()
-        if limit := _PINNED.fullmatch(envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")):
-            memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()],)
+        pinned = envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+        if pinned is not None:
+            limit = _PINNED.fullmatch(pinned)
+            memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] if limit else None,)
         elif "CUDA_MPS_PIPE_DIRECTORY" in envs:
             memory = (int(total * part / count) if total is not None and count else None,)
         return _Stated((share,), memory)

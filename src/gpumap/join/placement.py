@@ -5,7 +5,7 @@ What processes do decides nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpumap.device_ids import ByUuid, DeviceRef, EveryGpu
@@ -140,12 +140,18 @@ def _of_plugin(
             strays.append(device_id)
     covered = {one.located for one in placed}
     free = [target for target in targets if target not in covered] or list(targets)
-    runs = zip(strays, _runs(free, len(strays)), strict=True)
-    placed += [Placed(device_id, plugin, target, order[target]) for device_id, target in runs]
+    for device_id, target in _dealt(strays, free):
+        placed.append(Placed(device_id, plugin, target, order[target]))
     return placed
 
 
-def _runs(targets: Sequence[Located], count: int) -> list[Located]:
-    """Each target as often in a row as the others; what is left over goes to the first ones."""
-    each, more = divmod(count, len(targets))
-    return [target for number, target in enumerate(targets) for _ in range(each + (number < more))]
+def _dealt(ids: Sequence[DeviceId], targets: Sequence[Located]) -> Iterator[tuple[DeviceId, Located]]:
+    """Each target gets as many ids in a row as the others, the first ones what is left over. Where there are more
+    targets than ids, an id stands on several: the container has them all."""
+    if not ids:
+        return
+    many, few = max(len(ids), len(targets)), min(len(ids), len(targets))
+    each, more = divmod(many, few)
+    runs = [number for number in range(few) for _ in range(each + (number < more))]
+    for number, run in enumerate(runs):
+        yield (ids[number], targets[run]) if len(ids) == many else (ids[run], targets[number])

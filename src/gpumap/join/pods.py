@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.model import (
@@ -52,6 +52,10 @@ class PodTable:
     reported: tuple[ReportedPod, ...] | None
     """Of the Pods API, while it is current."""
     listed: frozenset[PodName]
+    containers: frozenset[ContainerName]
+    """Those on the List."""
+    claimants: frozenset[PodName]
+    """Pods that a claim is told of: init containers may have it too, which the List leaves out."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods whose UID is fixed."""
     name_of: Mapping[PodUid, PodName]
@@ -138,6 +142,9 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     reported_names = {pod.pod_uid: PodName(pod.namespace, pod.pod) for pod in reported or ()}
     trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
     listed = frozenset(pod.pod_name for pod in pods)
+    containers = frozenset(
+        ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
+    )
     named = before.named if before else {}
     uid_of = _fix_uids(pods, _Clues(checkpoint, claims, trees, reported_names, named))
     name_of = {uid: name for name, uid in uid_of.items()}
@@ -154,10 +161,12 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         claims=claims,
         reported=reported,
         listed=listed,
+        containers=containers,
+        claimants=_claimants(pods, claims or (), name_of),
         uid_of=uid_of,
         name_of=name_of,
         named={uid: name for uid, name in {**named, **name_of}.items() if uid in standing},
-        unlisted=_unlisted(pods, checkpoint, name_of),
+        unlisted=_unlisted(containers, checkpoint, name_of),
         trees=trees,
         links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
         reported_names=reported_names,
@@ -183,10 +192,16 @@ def _is_of_api(uid: PodUid) -> bool:
     return "-" in uid
 
 
+def _claimants(
+    pods: Iterable[ListedPod], claims: Iterable[ClaimPods], name_of: Mapping[PodUid, PodName]
+) -> frozenset[PodName]:
+    listed = {pod.pod_name for pod in pods if any(container.claims for container in pod.containers)}
+    return frozenset(listed | {name_of[uid] for claim in claims for uid in claim.pod_uids if uid in name_of})
+
+
 def _unlisted(
-    pods: tuple[ListedPod, ...], checkpoint: Checkpoint | None, name_of: Mapping[PodUid, PodName]
+    listed: Container[ContainerName], checkpoint: Checkpoint | None, name_of: Mapping[PodUid, PodName]
 ) -> dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]]:
-    listed = {ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers}
     rows: dict[tuple[PodUid, str], tuple[CheckpointEntry, ...]] = {}
     for entry in checkpoint.entries if checkpoint else ():
         name = name_of.get(entry.pod_uid)
