@@ -368,6 +368,7 @@ def owners_of(node: TestNode) -> dict[int, str]:
 def test_an_init_container_whose_claim_nobody_tells_is_no_squatter() -> None:
     """The List leaves init containers out, and their claims are in no file: what they use of a claimant's is unknown."""
     pod = claimant("p", claim_of("gpu-0"))
+    pod.init = {"warm": {}}
     node = node_of(pod)
     node.processes = [Process(10, B, pod, "warm"), Process(11, A, pod, "main")]
     assert owners_of(node) == {10: "unknown", 11: "unassigned"}
