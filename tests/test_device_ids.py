@@ -66,7 +66,20 @@ def test_ids_of_every_plugin(resource: str, device_id: str, plugin: str, device:
 
 @pytest.mark.parametrize(
     "device_id",
-    ["", "::", f"{GPU}::", f"{GPU}::3::4", f" {GPU}", f"{GPU}\n", f"{GPU}::٣", "nvidia", "nvidia0/gi", "gpu-0", "0-"],
+    [
+        "",
+        "::",
+        "9" * 300,
+        f"{GPU}::",
+        f"{GPU}::3::4",
+        f" {GPU}",
+        f"{GPU}\n",
+        f"{GPU}::٣",
+        "nvidia",
+        "nvidia0/gi",
+        "gpu-0",
+        "0-",
+    ],
 )
 def test_ids_of_no_plugin(device_id: str) -> None:
     """What no plugin is known to make is not recognised, however near it is."""
@@ -135,6 +148,9 @@ def _envs(**envs: str) -> PluginAnswer:
             (BY_UUID,),
         ),
         (PluginAnswer(mount_paths=(f"/var/run/nvidia-container-devices/{GPU}",)), (BY_UUID,)),
+        (PluginAnswer(mount_paths=("/var/run/nvidia-container-devices/imex/0",)), ()),
+        (PluginAnswer(cdi_devices=("k8s.device-plugin.nvidia.com/imex-channel=0", "nvidia.com/gds=all")), ()),
+        (PluginAnswer(annotations=(("my.cdi.k8s.io/x", f"nvidia.com/gpu={GPU}"),)), (BY_UUID,)),
         (
             PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0"),)),
             (ByMinor(2), ByMinor(0)),

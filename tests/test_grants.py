@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpumap.join import step
 from gpumap.model import ClaimDevice, PluginAnswer, PreparedDevice, Uuid
 from gpumap.snapshot import Snapshot
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 
 A, B = gpu_uuid(0), gpu_uuid(1)
@@ -271,7 +272,7 @@ def test_dra_devices_whose_place_is_kept_back() -> None:
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", LARGE),)
     assert set(granted(node.collect(), pod)) == {LARGE}
     node.prepared = (prepared_of("gpu-1-mig-1g10gb-19-2", mig_uuid(0, 9, 9)),)
-    assert [one.reason for one in node.collect().unmatched] == ["untrusted_id"], "a note of an instance that is gone"
+    assert [one.reason for one in node.collect().unmatched] == ["not_in_nvml"], "a note of an instance that is gone"
 
 
 def test_dra_claim_that_pods_share() -> None:
@@ -366,7 +367,7 @@ def owners_of(node: TestNode) -> dict[int, str]:
 
 
 def test_an_init_container_whose_claim_nobody_tells_is_no_squatter() -> None:
-    """The List leaves init containers out, and their claims are in no file: what they use of a claimant's is unknown."""
+    """The List leaves init containers out, and no file has their claims: what they use of a claimant's is unknown."""
     pod = claimant("p", claim_of("gpu-0"))
     pod.init = {"warm": {}}
     node = node_of(pod)
@@ -385,7 +386,7 @@ def test_an_init_container_without_the_checkpoint_is_no_squatter() -> None:
 
 
 def test_a_renamed_resource_keeps_its_slots_without_the_answer() -> None:
-    """Ids that name a GPU which is here are of a GPU resource, whatever it is called: their slots are unmatched then."""
+    """Ids that name a GPU which is here are of a GPU resource, whatever it is called: their slots are unmatched."""
     resource = "example.com/vgpu"
     pod = pod_of({resource: [f"{A}-3"]}, {resource: hami_answer(20, B)})
     node = node_of(pod)
@@ -430,3 +431,150 @@ def test_an_mps_limit_that_cannot_be_read_grants_nothing_known() -> None:
     pod = pod_of({"nvidia.com/gpu": ["nvidia0/vgpu1"]}, {"nvidia.com/gpu": said})
     snapshot = node_of(pod, offered={"nvidia.com/gpu": ids("nvidia0/vgpu{}", 10)}).collect()
     assert granted(snapshot, pod) == {B: (1, 0.1, None)}
+
+
+@pytest.mark.parametrize("faults", [(0,), (0, 1)])
+def test_limits_are_counted_over_devices_that_are_down_too(faults: tuple[int, ...]) -> None:
+    """What the third device was granted stays that, however many of those before it have not told their uuid."""
+    resource, uuids = "nvidia.com/gpu", [gpu_uuid(number) for number in range(3)]
+    pod = pod_of({resource: [f"{uuids[0]}-{number}" for number in range(3)]}, {resource: hami_answer(0, *uuids)})
+    gpus = [Gpu(number, fault="lost" if number in faults else None) for number in range(3)]
+    snapshot = TestNode(gpus, [pod]).collect()
+    assert granted(snapshot, pod)[uuids[2]] == (1, None, 3002 * MIB)
+    assert sum(one.slots for one in snapshot.unmatched) == len(faults)
+
+
+def test_cores_are_dealt_over_devices_that_are_down_too() -> None:
+    """Of 300 cores over three cards the one that is up has 100."""
+    core = "tencent.com/vcuda-core"
+    said = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia2,/dev/nvidia0,/dev/nvidia1"),))
+    pod = pod_of({core: ids(f"{core}-{{}}", 300)}, {core: said})
+    node = TestNode([Gpu(0, fault="lost"), Gpu(1, fault="lost"), Gpu(2)], [pod])
+    assert granted(node.collect(), pod) == {gpu_uuid(2): (100, 1.0, None)}
+
+
+def test_an_index_means_the_card_that_it_meant() -> None:
+    """When a GPU is unbound NVML counts anew; what a container was given stays the same card, and its own."""
+    resource = "aliyun.com/gpu-mem"
+    pod = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")})
+    node = TestNode([Gpu(0), Gpu(1), Gpu(2)], [pod])
+    node.processes = [Process(10, B, pod)]
+    assert owners_of(node) == {10: "assigned"}
+    _, second, third = node.gpus
+    node.gpus = [Renumbered(second, 0), Renumbered(third, 1)]
+    assert set(granted(node.collect(), pod)) == {B}
+    assert owners_of(node) == {10: "assigned"}
+    new = pod_of({resource: [f"{A}-_-2"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")}, name="new")
+    node.pods.append(new)
+    assert set(granted(node.collect(), new)) == {gpu_uuid(2)}, "a container made since is told by the new order"
+
+
+class Renumbered(Gpu):
+    """A card at another index than the one that its uuid was made of."""
+
+    def __init__(self, gpu: Gpu, index: int) -> None:
+        super().__init__(index, minor=gpu.device_minor)
+        self._uuid = gpu.uuid
+
+    @property
+    def uuid(self) -> Uuid:
+        return self._uuid
+
+
+def test_a_dead_pods_row_answers_for_nobody_else() -> None:
+    """A new pod whose row is not read yet is not placed by the row of the one that had its ids before."""
+    resource = "aliyun.com/gpu-mem"
+    old = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="0")}, name="old")
+    new = pod_of({resource: [f"{A}-_-1"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")}, name="new")
+    node = node_of(old)
+    assert set(granted(node.collect(), old)) == {A}
+    node.pods.append(new)
+    old.listed, new.in_checkpoint, new.has_tree = False, False, False
+    assert granted(node.collect(), new) == {}
+    new.in_checkpoint = new.has_tree = True
+    assert set(granted(node.collect(), new)) == {B}
+
+
+def test_rows_that_hold_more_than_is_listed() -> None:
+    """Kubelets 1.20 to 1.22 leave devices out of the List; the row of those that stand in it counts."""
+    resource = "tencent.com/vcuda-core"
+    said = PluginAnswer(annotations=(("tencent.com/vcuda-device", "/dev/nvidia0"),))
+    pod = pod_of({resource: ids(f"{resource}-{{}}", 4)}, {resource: said})
+    node = node_of(pod)
+    identity = node.observe().pod_identity
+    pod.ids = {"main": {resource: ids(f"{resource}-{{}}", 2)}}
+    _, snapshot = step(node.memory, replace(node.observe(), pod_identity=identity), RULES)
+    assert granted(snapshot, pod) == {B: (2, 0.02, None)}
+
+
+def test_dra_notes_of_other_claims_do_not_move_a_claim() -> None:
+    """A claim's own note is final; another's counts only for a MIG device whose place is kept back."""
+    pod = claimant("p", claim_of("gpu-1"))
+    node = node_of(pod)
+    node.prepared = (prepared_of("gpu-1", B, "another"),)
+    assert set(granted(node.collect(), pod)) == {A}
+    node.prepared = (prepared_of("gpu-1", B, "another"), prepared_of("gpu-1", A))
+    assert set(granted(node.collect(), pod)) == {A}
+    node.prepared = (prepared_of("gpu-1", B),)
+    assert set(granted(node.collect(), pod)) == {B}
+
+
+def test_dra_shares_that_an_old_kubelet_lists_without_their_ids() -> None:
+    """The driver's notes say that it is a share, and of how much; or that it is admin access."""
+    pod = claimant("p", claim_of("gpu-0"))
+    node = node_of(pod)
+    node.prepared = (prepared_of("gpu-0", B, share_id="s1", memory_bytes=GIB),)
+    assert granted(node.collect(), pod) == {B: (1, None, GIB)}
+    node.prepared = tuple(prepared_of("gpu-0", B, share_id=share, memory_bytes=GIB) for share in ("s1", "s2"))
+    assert granted(node.collect(), pod) == {B: (1, None, 2 * GIB)}
+    node.prepared = (prepared_of("gpu-0", B, share_id="s1", admin_access=True),)
+    assert granted(node.collect(), pod) == {B: (1, 0.0, None)}
+
+
+def test_an_init_containers_other_resources_hide_nothing() -> None:
+    """A row of a resource that is no GPU's leaves nothing open: what it uses of a foreign card is unassigned."""
+    pod = Pod("ml", "p", {"main": {}}, {"warm": {"rdma/hca": ["mlx5_0"]}})
+    node = node_of(pod)
+    node.processes = [Process(10, A, pod, "warm")]
+    assert owners_of(node) == {10: "unassigned"}
+
+
+def test_one_container_with_one_card_by_two_resources() -> None:
+    """It holds the card once, whole."""
+    pod = pod_of({"nvidia.com/gpu": [str(A)], "example.com/gpu": [str(A)]})
+    assert granted(node_of(pod).collect(), pod) == {A: (2, 1.0, 80 * GIB)}
+
+
+def test_a_limit_of_nothing_is_no_limit() -> None:
+    """HAMi writes 0 where no memory was asked for."""
+    resource = "nvidia.com/gpu"
+    said = answer(NVIDIA_VISIBLE_DEVICES=A, CUDA_DEVICE_MEMORY_LIMIT_0="0m", CUDA_DEVICE_SM_LIMIT="30")
+    pod = pod_of({resource: [f"{A}-0"]}, {resource: said})
+    assert granted(node_of(pod).collect(), pod) == {A: (1, 0.3, None)}
+
+
+def test_ids_of_two_plugins_under_one_resource() -> None:
+    """Those that name their card have it; the others get what is left of the answer's."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [str(A), f"{B}-3"]}, {resource: hami_answer(30, A, B)})
+    found = granted(node_of(pod).collect(), pod)
+    assert {uuid: slots for uuid, (slots, _, _) in found.items()} == {A: 1, B: 1}
+
+
+def test_a_partitioned_gpu_that_is_given_out_whole_and_in_part() -> None:
+    """Its memory is granted once: to whoever has the MIG device. By claims, the whole GPU is admin access or not."""
+    whole, part = pod_of({"nvidia.com/gpu": [str(A)]}), pod_of({"nvidia.com/mig": [str(SMALL)]}, name="part")
+    snapshot = node_of(whole, part, mig=True).collect()
+    assert granted(snapshot, whole)[A][2] is None
+    assert granted(snapshot, part)[SMALL][2] == 10 * GIB
+    admin = claimant("admin", claim_of("gpu-1", "look"))
+    snapshot = node_of(admin, part, mig=True).collect()
+    assert granted(snapshot, admin) == {A: (1, None, None)}
+    assert granted(snapshot, part) == {SMALL: (1, 1 / 7, 10 * GIB)}
+
+
+def test_gkes_instance_is_its_first_compute_instance() -> None:
+    """Its plugin makes one in each GPU instance; another beside it is somebody else's."""
+    pod = pod_of({"nvidia.com/gpu": ["nvidia0/gi1"]})
+    node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2)])], [pod])
+    assert set(granted(node.collect(), pod)) == {mig_uuid(0, 1, 0)}

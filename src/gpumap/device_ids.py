@@ -19,6 +19,8 @@ DEFAULT_RESOURCE_PATTERN = (
 
 UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _NUMBER = r"\d{1,9}"
+LONGEST = 253
+"""Of names in Kubernetes. No plugin's ids are near it, and no pattern here has to cope with more."""
 # Drivers since R470 give a MIG device a UUID of its own; before, it is named by its GPU, GPU instance and compute
 # instance (nvml.h, nvmlDeviceGetUUID).
 _MIG_BY_PLACE = re.compile(rf"MIG-(?P<gpu>GPU-{UUID})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})", re.ASCII)
@@ -154,6 +156,8 @@ def is_gpu(uuid: Uuid) -> bool:
 
 
 def _first(shapes: tuple[_Shape, ...], text: str) -> Meaning | None:
+    if len(text) > LONGEST:
+        return None
     for shape in shapes:
         match = shape.pattern.fullmatch(text)
         if match:

@@ -22,6 +22,8 @@ from gpumap.device_ids import (
 )
 from gpumap.model import DeviceId, PluginAnswer
 
+MOUNTED_DEVICES = "/var/run/nvidia-container-devices/"
+"""Where a plugin that names devices by mounts puts them; IMEX channels stand in a folder below."""
 DRA_DRIVER = "gpu.nvidia.com"
 """NVIDIA's DRA driver; its devices' resource is its name."""
 
@@ -84,7 +86,7 @@ PLUGINS = (
     _plugin("vcuda-core", _ANY, "vcuda-core", Unit.CORE, Trust.ANSWER),
     _plugin("vcuda-memory", _ANY, "vcuda-memory", Unit.VCUDA_MEMORY, Trust.ANSWER),
     _plugin("volcano-gpu-memory", r"volcano\.sh/gpu-memory", "index-unit", Unit.VOLCANO_MEMORY, Trust.ANSWER),
-    # An id for each card, by whichever of its numbers (volcano-sh/devices, pkg/plugin/nvidia/server.go).
+    # Many ids a card, of which each stands for a whole one (volcano-sh/devices, pkg/plugin/nvidia/server.go).
     _plugin("volcano-gpu-number", r"volcano\.sh/gpu-number", "index-unit", Unit.DEVICE, Trust.ANSWER),
     _plugin("untold", _ANY, "index-unit memory-split core-split", Unit.UNTOLD, Trust.ANSWER),
     _plugin("passed-through", _ANY, "passed-through", Unit.UNTOLD, Trust.ID),
@@ -147,10 +149,11 @@ def _visible(answer: PluginAnswer) -> Iterator[DeviceRef]:
     """What the container runtime is told, by each of the ways in which NVIDIA's plugin tells it."""
     words = list(answer.cdi_devices)
     words += [word for key, value in answer.annotations if "cdi.k8s.io/" in key for word in value.split(",")]
-    words += [path.rpartition("/")[2] for path in answer.mount_paths]
+    words += [path.removeprefix(MOUNTED_DEVICES) for path in answer.mount_paths]
     words += dict(answer.envs).get("NVIDIA_VISIBLE_DEVICES", "").split(",")
     for word in words:
-        # "k8s.device-plugin.nvidia.com/gpu=GPU-…" and "nvidia.com/gpu=0" are CDI's names.
-        ref = parse_visible(word.strip().rpartition("=")[2])
+        # CDI's names are "<vendor>/<class>=<device>"; other classes are IMEX channels and the like.
+        kind, _, device = word.strip().rpartition("=")
+        ref = parse_visible(device) if not kind or kind.endswith("/gpu") else None
         if ref is not None:
             yield ref

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.join.answers import Answers, answers_of_row
+from gpumap.device_ids import ByIndex, DeviceRef
+from gpumap.join.answers import Answers, answers_of_row, first_named
 from gpumap.join.grants import Grant, Holding, grants
 from gpumap.join.inventory import Inventory
 from gpumap.join.offers import LaidOffer, Offer, lay_offer
-from gpumap.join.placement import Placed, place, place_claim
+from gpumap.join.placement import NO_INDICES, Placed, place, place_claim
 from gpumap.join.pods import PodTable
 from gpumap.model import (
     CheckpointEntry,
@@ -39,6 +40,15 @@ class StandIn:
     settled: bool
 
 
+class Told(NamedTuple):
+    """What a plugin's answer tells of a container's resource."""
+
+    container: ContainerName
+    pod_uid: PodUid | None
+    resource: str
+    named: tuple[DeviceRef, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """The kubelet's word on this node's devices. `basis` is what it was made of: the same basis, the same result."""
@@ -54,6 +64,8 @@ class Allocation:
     stand_ins: Mapping[tuple[PodUid, str], StandIn]
     """By pod and container: plain init containers, which the List leaves out."""
     offer: LaidOffer
+    indices: Mapping[Told, Mapping[int, Uuid]]
+    """By which index a plugin's answer told which GPU when it was first seen: NVML counts anew when one is unbound."""
 
 
 def allocate(
@@ -63,17 +75,19 @@ def allocate(
     offer: Offer,
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
+    indices: Mapping[Told, Mapping[int, Uuid]],
     before: Allocation | None,
 ) -> Allocation:
     """Lay every id of the List on a device. `before` is returned as it is while nothing that matters has changed.
 
-    `table` has the plugins' answers, `prepared` what NVIDIA's DRA driver wrote down.
+    `table` has the plugins' answers, `prepared` what NVIDIA's DRA driver wrote down, `indices` what is remembered of
+    the last allocation's.
     """
     laid_offer = lay_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
     basis = (table, laid_offer, pods, prepared, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
-    laying = _Laying(Answers(table), prepared, inventory, is_gpu_resource)
+    laying = _Laying(Answers(table), prepared, inventory, is_gpu_resource, indices)
     for pod in pods:
         for container in pod.containers:
             laying.lay(ContainerName(pod.namespace, pod.name, container.name), container)
@@ -85,8 +99,9 @@ def allocate(
         unsettled=frozenset(name for name, _, _ in unmatched),
         holders=_holders(holdings),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
-        stand_ins={key: _stand_in(rows, inventory) for key, rows in table.unlisted.items()},
+        stand_ins={key: _stand_in(rows, inventory, is_gpu_resource) for key, rows in table.unlisted.items()},
         offer=laid_offer,
+        indices=laying.indices if pods else indices,
     )
 
 
@@ -108,8 +123,11 @@ class _Laying:
         prepared: Iterable[PreparedDevice],
         inventory: Inventory,
         is_gpu_resource: Callable[[str], bool],
+        indices_before: Mapping[Told, Mapping[int, Uuid]],
     ) -> None:
         self.unmatched: dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]] = {}
+        self.indices: dict[Told, Mapping[int, Uuid]] = {}
+        self._indices_before = indices_before
         self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}
         self._firsts: dict[_HoldingKey, Holding] = {}
         self._answers = answers
@@ -127,7 +145,9 @@ class _Laying:
         for devices in container.devices:
             answers = self._answers.of(name, devices, container)
             answer = next(iter(answers), None)
-            placed = place(devices.resource, devices.ids, answers, self._inventory)
+            named = first_named(answers)
+            indices = self._indices(Told(name, self._answers.uid(name), devices.resource, named))
+            placed = place(devices.resource, devices.ids, named, self._inventory, indices)
             for one in placed:
                 for uuid in self._devices(name, devices.resource, one):
                     if one.plugin is not None:
@@ -140,6 +160,16 @@ class _Laying:
                     key = _HoldingKey(name, device.driver, uuid, found.plugin, device)
                     self._take(key, found, Holding(*key[:4], (), 1, claim=device, prepared=prepared))
 
+    def _indices(self, told: Told) -> Mapping[int, Uuid]:
+        """What NVML's indices in an answer mean: what they did when it was first seen."""
+        wanted = [ref for ref in told.named if isinstance(ref, ByIndex)]
+        if not wanted:
+            return NO_INDICES
+        before = self._indices_before.get(told, NO_INDICES)
+        found = {ref.nvml_index: uuid for ref in wanted for uuid in self._inventory.resolve(ref)}
+        self.indices[told] = {**found, **before}
+        return self.indices[told]
+
     def _take(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
         self._firsts.setdefault(key, holding)
         self._ids.setdefault(key, {})[placed.device_id] = None
@@ -147,11 +177,7 @@ class _Laying:
     def _devices(self, name: ContainerName, resource: str, placed: Placed, share_id: str = "") -> tuple[Uuid, ...]:
         """The devices that a slot is on, if its resource is a GPU's, or it names a GPU that is here. One on none is
         counted."""
-        is_gpus = self._is_gpu_resource(resource)
-        if not is_gpus:
-            recognised = recognise(resource, placed.device_id)
-            is_gpus = recognised is not None and self._inventory.has_uuid_of(recognised.device)
-        if not is_gpus:
+        if not (self._is_gpu_resource(resource) or _names_ours(resource, placed.device_id, self._inventory)):
             return ()
         if not placed.located.devices:
             key = (name, resource, placed.located.reason)
@@ -171,12 +197,19 @@ def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
-def _stand_in(rows: Iterable[CheckpointEntry], inventory: Inventory) -> StandIn:
+def _stand_in(rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]) -> StandIn:
     rows = tuple(rows)
     devices: set[Uuid] = set()
     settled = True
     for row in rows:
-        for one in place(row.resource, row.ids, answers_of_row(row, rows), inventory):
-            devices.update(one.located.devices)
-            settled = settled and bool(one.located.devices)
+        for one in place(row.resource, row.ids, first_named(answers_of_row(row, rows)), inventory):
+            if is_gpu_resource(row.resource) or _names_ours(row.resource, one.device_id, inventory):
+                devices.update(one.located.devices)
+                settled = settled and bool(one.located.devices)
     return StandIn(frozenset(devices), settled)
+
+
+def _names_ours(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:
+    """Whether an id of a resource that is none of the GPUs' by its name has the uuid of a device that is here."""
+    recognised = recognise(resource, device_id)
+    return recognised is not None and inventory.has_uuid_of(recognised.device)

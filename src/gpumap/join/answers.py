@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpumap.device_ids import DeviceRef
 from gpumap.join.pods import PodTable
-from gpumap.model import CheckpointEntry, ContainerName, DeviceId, ListedContainer, PluginAnswer, ResourceDevices
-from gpumap.plugins import family
+from gpumap.model import (
+    CheckpointEntry,
+    ContainerName,
+    DeviceId,
+    ListedContainer,
+    PluginAnswer,
+    PodName,
+    PodUid,
+    ResourceDevices,
+)
+from gpumap.plugins import family, named_devices
 
 
 class Answers:
@@ -14,10 +24,15 @@ class Answers:
 
     def __init__(self, table: PodTable) -> None:
         self._uid_of = table.uid_of
+        self._table = table
         self._rows: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
         for entry in table.checkpoint.entries if table.checkpoint else ():
             for device_id in entry.ids:
                 self._rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
+
+    def uid(self, name: ContainerName) -> PodUid | None:
+        """The UID of a container's pod, if it is fixed."""
+        return self._uid_of.get(name.pod_name)
 
     def of(self, name: ContainerName, devices: ResourceDevices, container: ListedContainer) -> tuple[PluginAnswer, ...]:
         """The answers that tell of these ids: the one to their resource first, then those of the plugin's others."""
@@ -37,11 +52,16 @@ class Answers:
         listed = frozenset(devices.ids)
         with_first = self._rows.get((name.container, devices.resource, devices.ids[0]), ())
         rows = [row for row in with_first if listed <= row.ids]  # kubelets 1.20 to 1.22 list some devices not at all
-        uid = self._uid_of.get(name.pod_name)
+        uid = self.uid(name)
         if uid is not None:
             rows = [row for row in rows if row.pod_uid == uid]
+        else:  # a row of a pod that has ended stays until the next write, and its ids may have been handed on
+            rows = [row for row in rows if self._name(row.pod_uid) in (None, name.pod_name)]
         answers = {row.answer for row in rows}
         return answers.pop() if len(answers) == 1 else None
+
+    def _name(self, uid: PodUid) -> PodName | None:
+        return self._table.named.get(uid) or self._table.name(uid)
 
 
 def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
@@ -49,3 +69,8 @@ def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tup
     own_family = family(row.resource)
     others = (one for one in rows if own_family and one is not row and family(one.resource) == own_family)
     return tuple(one.answer for one in (row, *others) if one.answer is not None)
+
+
+def first_named(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:
+    """The devices that the first of some answers names that names any."""
+    return next((refs for answer in answers if (refs := named_devices(answer))), ())

@@ -59,6 +59,8 @@ class _Stated(NamedTuple):
 
     gpus: tuple[float | None, ...] = ()
     memory: tuple[int | None, ...] = ()
+    is_whole: bool = False
+    """All of the device's memory, by however many resources."""
 
 
 def grants(
@@ -78,7 +80,9 @@ def grants(
         holder: Grant(
             slots=_slots(of_holder),
             gpus=_scaled(shares[holder], scale.get(_gpu_uuid(holder[1], inventory), 1.0)),
-            memory_bytes=_bytes([memory for one in stated[holder] for memory in one.memory]),
+            memory_bytes=_total_bytes(holder[1], inventory)
+            if any(one.is_whole for one in stated[holder])
+            else _bytes([memory for one in stated[holder] for memory in one.memory]),
         )
         for holder, of_holder in by_holder.items()
     }
@@ -95,16 +99,20 @@ class _Computing:
         self._registered = registered
         self._held: dict[tuple[Uuid, str], set[DeviceId]] = {}
         self._listed: dict[tuple[Uuid, str, DeviceId], int] = {}
-        self._exclusive: dict[Uuid, int] = {}
+        self._exclusive: dict[Uuid, dict[ContainerName, int]] = {}
+        self._leaves_held: set[Uuid] = set()
+        """Partitioned GPUs of which a MIG device is held."""
         self._claims: dict[Uuid, set[tuple[str, str]]] = {}
         for one in holdings:
+            self._leaves_held.update({_gpu_uuid(one.uuid, inventory)} - {one.uuid})
             if one.plugin.unit is Unit.REPLICA:
                 self._held.setdefault((one.uuid, one.resource), set()).update(one.ids)
                 for id_ in one.ids:
                     key = (one.uuid, one.resource, id_)
                     self._listed[key] = self._listed.get(key, 0) + 1
             elif one.plugin.unit is Unit.DEVICE and not _is_admin(one) and not _is_share(one):
-                self._exclusive[one.uuid] = self._exclusive.get(one.uuid, 0) + 1
+                of_device = self._exclusive.setdefault(one.uuid, {})
+                of_device[one.container] = of_device.get(one.container, 0) + 1
                 if one.claim is not None:
                     claim = (one.claim.claim_namespace, one.claim.claim)
                     self._claims.setdefault(one.uuid, set()).add(claim)
@@ -125,19 +133,21 @@ class _Computing:
         return by_unit[holding.plugin.unit](holding)
 
     def _device(self, holding: Holding) -> _Stated:
-        """Whole, or one share of consumable capacity, whose size only the driver's own notes tell."""
+        """Whole, or one share of consumable capacity, whose size only the driver's own notes tell; or nothing."""
+        if _is_admin(holding):
+            return _Stated((0.0,))
         if _is_share(holding):
             # 0 is a share without a limit of its memory: nothing was granted.
             return _Stated((None,), ((holding.prepared.memory_bytes or None) if holding.prepared else None,))
-        if _is_admin(holding):
-            return _Stated((0.0,))
-        if len(self._claims.get(holding.uuid, ())) > 1:
+        is_twice = holding.uuid in self._leaves_held
+        if len(self._claims.get(holding.uuid, ())) > 1 or (is_twice and holding.claim is not None):
             return _Stated((None,))  # all but one of these claims have admin access: which, only the API server knows
         sharers = self._exclusive[holding.uuid]
         own = _own_share(holding.uuid, self._inventory)
-        # What several share, none of them was granted.
-        memory = (_total_bytes(holding.uuid, self._inventory),) if sharers == 1 else ()
-        return _Stated((None if own is None else own / sharers,), memory)
+        part = own / len(sharers) / sharers[holding.container] if own is not None else None
+        if len(sharers) > 1 or is_twice:
+            return _Stated((part,))  # what several share, none of them was granted
+        return _Stated((part,), is_whole=True)
 
     def _replicas(self, holding: Holding) -> _Stated:
         """Their part of all replicas: with MPS of the memory too, unless the plugin set a limit of its own (GKE's)."""
@@ -171,13 +181,14 @@ class _Computing:
 
     def _split(self, holding: Holding) -> _Stated:
         """Limits, device by device, in the answer's order; for the SMs that of the first (HAMi, plugin/server.go)."""
-        own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
+        own = _own_share(holding.uuid, self._inventory)
         envs = dict(holding.answer.envs) if holding.answer else {}
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.place}", ""))
         cores = envs.get("CUDA_DEVICE_SM_LIMIT", "")
         if not is_gpu(holding.uuid) and limit is None and not cores:
-            return _Stated((own,), (total,))  # a MIG device made for it
-        memory = int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] if limit else None
+            return _Stated((own,), is_whole=True)  # a MIG device made for it
+        # 0 is no limit: nothing was granted.
+        memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] or None) if limit else None
         if not cores.isascii() or not cores.isdigit() or len(cores) > 9 or own is None:
             return _Stated((None,), (memory,))
         if int(cores) == 0:
@@ -216,7 +227,9 @@ def _is_admin(holding: Holding) -> bool:
 
 
 def _is_share(holding: Holding) -> bool:
-    return holding.claim is not None and bool(holding.claim.share_id)
+    """Kubelets before 1.35 list shares without their ids; the driver's notes have them."""
+    noted = holding.prepared.share_id if holding.prepared else ""
+    return bool(noted) or (holding.claim is not None and bool(holding.claim.share_id))
 
 
 def _overcommitment(
