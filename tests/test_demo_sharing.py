@@ -21,7 +21,7 @@ GRANTS = {
     "time-slicing/one-slot": (0, 1 / 4, None),
     "time-slicing/two-slots": (0, 2 / 4, None),
     "mps/client-a": (1, 1 / 4, CARD // 4),
-    "mps/client-b": (1, 2 / 4, CARD // 2),
+    "mps/client-b": (1, 1 / 4, CARD // 4),
     "mig/instance": (2, 1 / 7, SMALL),
     "mig/compute-a": (2, 1 / 7, LARGE),
     "mig/compute-b": (2, 2 / 7, LARGE),

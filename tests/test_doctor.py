@@ -99,7 +99,8 @@ def test_an_agents_document_alone() -> None:
     assert list(found) == [*OF_AN_AGENT, "unmatched_slots"]
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
-    assert "device-plugins" in (found["push"].remedy or "")
+    assert "--no-push" in (found["push"].why or "")
+    assert (found["push"].remedy or "").partition("device-plugins")[0].count("Unless `--no-push` is meant") == 1
 
 
 def opinion_on_two_gpus(opinion: Opinion, *, down: bool = False) -> Check:

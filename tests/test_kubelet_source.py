@@ -230,6 +230,14 @@ async def test_odd_names_are_kept_and_told(
     assert (await source.read(5.0)).complaints == ()
 
 
+@pytest.mark.parametrize(("others", "more"), [(1, ", and in 1 more pod"), (2, ", and in 2 more pods")])
+def test_odd_names_of_several_pods_are_one_complaint(others: int, more: str) -> None:
+    """It shows one of them, and counts the others."""
+    pods = [v1_pb2.PodResources(namespace="ml", name=f"{n}\n").SerializeToString() for n in range(others + 1)]
+    (told,) = podresources.complaints_of([podresources.decode_pod(pod) for pod in pods])
+    assert told.detail == rf"a pod with characters that cannot be shown: 0\n{more}"
+
+
 async def test_long_names_that_kubernetes_allows_are_not_odd(kubelet: FakeKubelet, source: KubeletSource) -> None:
     """253 characters of a pod's name, 317 of a resource's, and letters of any script, are names."""
     device = v1_pb2.ContainerDevices(resource_name="r" * 317, device_ids=["ä" * 253])

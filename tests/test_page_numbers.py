@@ -82,6 +82,18 @@ def half_untold() -> TestNode:
     return TestNode([Gpu(0), Gpu(1)], [], [Process(45, UUID, None, memory=GIB, sm=0.5), client, *busy])
 
 
+def used_by_its_pod(sm: float) -> TestNode:
+    """A holder without a process, on whose card a sidecar computes, or has rested for long."""
+    pod = Pod("team", "served", {"main": {"nvidia.com/gpu": [str(UUID)]}, "sidecar": {}})
+    node = TestNode([Gpu(0)], [pod], [Process(50, UUID, pod, container="sidecar", sm=0.5)])
+    node.collect()
+    node.collect()
+    node.processes[0].sm = sm
+    for _ in range(3):
+        node.collect(seconds=150)
+    return node
+
+
 def blind(node: TestNode) -> TestNode:
     node.visible = False
     return node
@@ -199,6 +211,16 @@ async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) ->
         )
 
 
+async def test_slots_of_several_resources_are_not_added_up(site: Site, browser: Browser) -> None:
+    """They are of different units; each number stands for itself, and the hint says of what."""
+    ids = {"nvidia.com/gpu": [str(UUID)], "nvidia.com/gpu.shared": [f"{UUID}::0", f"{UUID}::1"]}
+    site.collect(TestNode([Gpu(0)], [Pod("team", "twice", {"main": ids})]))
+    async with tab(browser, site.url) as one:
+        slots = one.page.locator(row(one, "team/twice")).locator("td").first
+        await expect(slots).to_have_text("1+2")
+        await expect(slots.locator("span")).to_have_attribute("title", "1 × nvidia.com/gpu, 2 × nvidia.com/gpu.shared")
+
+
 def generated() -> list[TestNode]:
     """Nodes that have been through something, always the same ones."""
     found: list[TestNode] = []
@@ -257,6 +279,8 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
         shared_pages(),
         half_untold(),
         shared_card(),
+        used_by_its_pod(sm=0.5),
+        used_by_its_pod(sm=0.0),
     ]
     downs = [without(shared_card(), source) for source in ("nvml", "kubelet", "procfs", "pod_identity")]
     async with tab(browser, site.url, expected=lambda said: "503" in said) as one:

@@ -287,14 +287,38 @@ def row(uid: PodUid, id_: str) -> CheckpointEntry:
 
 
 def test_its_word_on_a_uid_counts() -> None:
-    """Without any file; and where a predecessor's row or directory says otherwise."""
+    """Where the files are silent; and a predecessor's directory beside the pod's own says nothing against it."""
     pods = [listed("one", "GPU-1"), listed("two")]
     found = [reported("one", ONE), reported("two", TWO)]
     fixed = {PodName("ml", "one"): ONE, PodName("ml", "two"): TWO}
     assert table(pods, found).uid_of == fixed
-    stale = table(pods, found, trees=[tree("one", THREE), tree("two", TWO)], rows=[row(THREE, "GPU-1")])
-    assert stale.uid_of == fixed
-    assert stale.standing(THREE, PodName("ml", "one")) is Standing.GONE
+    assert table(pods, found, trees=[tree("other", THREE)]).uid_of == fixed
+    trees = [tree("one", ONE), tree("one", THREE)]
+    lingering = table(pods, found, trees=trees, rows=[row(ONE, "GPU-1"), row(THREE, "GPU-1")])
+    assert lingering.uid_of == fixed
+    assert lingering.standing(THREE, PodName("ml", "one")) is Standing.GONE
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"rows": [row(TWO, "GPU-1")]}, {"trees": [tree("one", TWO)]}, {"rows": [], "trees": [tree("one", TWO)]}],
+    ids=["row", "directory", "no row"],
+)
+def test_its_late_word_on_a_successor_is_no_word(files: dict[str, Any]) -> None:
+    """A pod that was made anew under its name may still be reported with the UID of before: then neither is fixed, and
+    nobody is gone."""
+    found = table([listed("one", "GPU-1")], [reported("one", ONE)], **files)
+    assert found.uid_of == {}
+    for uid in (ONE, TWO):
+        assert found.standing(uid, PodName("ml", "one")) is Standing.UNKNOWN
+
+
+def test_of_two_uids_of_one_name_none_is_the_only_one() -> None:
+    """If the Pods API has the one and a log directory the other, or the Pods API has both."""
+    for uids, with_directory in (((ONE,), TWO), ((ONE, TWO), TWO)):
+        found = table([], [reported("one", uid) for uid in uids], trees=[tree("one", with_directory)])
+        assert not found.is_only(ONE)
+        assert not found.is_only(TWO)
 
 
 def test_namesakes_are_told_apart_by_the_files() -> None:

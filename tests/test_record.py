@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import inspect
 import json
 import os
 import re
@@ -21,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap import plugin_answers
+from gpumap import plugin_answers, plugins
 from gpumap.capture import allocated, checkpoint, claims, contents, replay
 from gpumap.capture import format as on_disk
 from gpumap.capture.node import CapturedNode
@@ -34,10 +35,12 @@ from gpumap.demo.node import DemoNode
 from gpumap.demo.run import simulated
 from gpumap.demo.scenario import default_scenario
 from gpumap.exposition import Exposition
+from gpumap.join import grants
 from gpumap.model import ClaimPods, DraState, PodUid, PreparedDevice, Source, Uuid
 from gpumap.settings import Settings, add_flags, resolve
 from gpumap.snapshot import Snapshot, SourceHealth
 from gpumap.sources import prepared
+from gpumap.sources.checkpoint import parse as parse_checkpoint
 from gpumap.sources.dra import DraSource, parse_state
 from gpumap.sources.nvml import worker_command
 from tests import agent, golden, standin
@@ -632,11 +635,74 @@ def test_what_plugins_say_of_gpus_stays(name: str) -> None:
     assert allocated.cut(_field(1, _pair(name, "$(curl x)"))) == b""
 
 
+READ_NAMES = (
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_DEVICE_MEMORY_LIMIT_0",
+    "CUDA_DEVICE_SM_LIMIT",
+    "VOLCANO_GPU_ALLOCATED",
+    "VOLCANO_GPU_FACTOR",
+    "ALIYUN_COM_GPU_MEM_IDX",
+    "ALIYUN_COM_GPU_MEM_DEV",
+)
+UNREAD_NAMES = (
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_OVERSUBSCRIBE",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_DEVICE_SM_LIMIT_0",
+    "VOLCANO_GPU_TOTAL",
+    "ALIYUN_COM_GPU_MEM_POD",
+    "volcano.sh/gpu-index",
+    "tencent.com/vcuda-core",
+)
+
+
+def test_nothing_is_kept_that_nobody_reads() -> None:
+    """Each name on the list of plugins' words is one that gpumap makes something of; no other is on it."""
+    modules = (plugins, grants)
+    source = "".join(map(inspect.getsource, modules))
+    for name in READ_NAMES:
+        assert plugin_answers.ENVS.fullmatch(name)
+        assert name.removesuffix("_0") in source
+    for name in UNREAD_NAMES:
+        said = _pair(name, "0")
+        assert allocated.cut(_field(1, said) + _field(4, said)) == b""
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"Data": 3}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_checkpoint_is_not_kept(text: bytes) -> None:
     """It may hold anything."""
     with pytest.raises(ValueError, match=r".+"):
         checkpoint.cut(text, lambda name: True)
+
+
+def nested(depth: int) -> object:
+    """Ids that lie as deep as JSON's own reader still goes, where a recursion of ours would not."""
+    inner: object = []
+    for _ in range(depth):
+        inner = {"0": inner}
+    return inner
+
+
+ODD_IDS: dict[str, object] = {
+    "deep": nested(700),
+    "keys that are no node's": {"0": ["b"], "": ["a"], "node": ["c"], "\ud800": ["d"], "-1": ["e", "a"]},
+    "half a character": {"0": ["a", "\ud800"]},
+    "no list": {"0": "a", "1": 3, "2": None},
+    "a text": "a",
+}
+
+
+@pytest.mark.parametrize("ids", ODD_IDS.values(), ids=ODD_IDS)
+def test_a_cut_checkpoint_reads_as_the_whole(ids: object) -> None:
+    """Whatever stands for ids: what is left tells gpumap the same."""
+    row = {"PodUID": "u", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ids}
+    data = {"PodDeviceEntries": [row], "RegisteredDevices": {"nvidia.com/gpu": ids, "\ud800": ["a"]}}
+    text = json.dumps({"Data": data}).encode()
+    assert parse_checkpoint(checkpoint.cut(text, lambda name: True)) == parse_checkpoint(text)
 
 
 def test_the_first_checkpoint_format_stays_what_it_is() -> None:

@@ -176,7 +176,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     assert refused_variable.startswith(f"--stale-after (from $GPUMAP_STALE_AFTER={text})")
 
 
-@pytest.mark.parametrize("text", ["0s", "0ms", "0m0s"])
+@pytest.mark.parametrize("text", ["0s", "0ms", "0m0s", "0", "00"])
 def test_zero_is_refused(text: str) -> None:
     """No time at all is no interval."""
     refused("--interval", text, "longer than zero")

@@ -255,6 +255,24 @@ def test_peak_is_the_most_since_first_seen_and_starts_anew_with_a_new_pod() -> N
     assert found.memory_peak_bytes == 2 * GIB
 
 
+def test_peak_starts_anew_with_another_device_of_the_uuid() -> None:
+    """A MIG device that is made anew under its uuid with another profile is another one."""
+    pod = Pod("ml", "p", {"main": {"nvidia.com/mig-1g.10gb": [mig_uuid(0, 1, 0)]}})
+    node = TestNode([Gpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, mig_uuid(0, 1, 0), pod, memory=5 * GIB)])
+
+    def peak() -> int | None:
+        found = use(node.collect(), pod.full(), mig_uuid(0, 1, 0))
+        return found.memory_peak_bytes if found else None
+
+    assert peak() == 5 * GIB
+    node.processes[0].memory = GIB
+    assert peak() == 5 * GIB
+    node.gpus[0].mig = [(1, 0, 3)]
+    assert [peak(), peak()] == [GIB, GIB]
+    node.processes[0].memory = 2 * GIB
+    assert peak() == 2 * GIB
+
+
 def test_peak_of_a_predecessor_is_not_served_while_the_uid_is_not_known() -> None:
     """A pod made anew under its name, whose UID nothing fixes yet, has no peak rather than its predecessor's."""
     node, pod = one_pod()

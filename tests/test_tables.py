@@ -66,6 +66,17 @@ def test_holder_user_and_squatter() -> None:
     assert line_of(snapshot, "unaccounted") == ["100MiB", "unaccounted"]
 
 
+def test_slots_of_several_resources_are_not_added_up() -> None:
+    """They are of different units: cores and blocks of memory; each number stands for itself, in their order."""
+    found = node_of("vcuda")
+    holder = next(holder for device in found["devices"] for holder in device["holders"])
+    cores, memory = (
+        {"resource": f"tencent.com/vcuda-{name}", "slots": n} for name, n in (("core", 40), ("memory", 64))
+    )
+    holder["slots"] = [cores, memory]
+    assert "40+64" in map_table(found, Shape()).split()
+
+
 def test_what_is_not_known_is_a_dash_and_stands_once() -> None:
     """While the List is stale nobody is said to hold nothing, and no memory is listed a second time as unknown."""
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})

@@ -213,7 +213,60 @@ def test_over_users() -> None:
     held["allocated_memory_bytes"] = None
     values = waste_values(found, Shape())
     assert "work" not in [one["pod"] for one in values["findings"]]
-    assert any("No memory is granted on time-shared devices (0)" in one for one in values["unknown"])
+    said = "No memory of their own is known to be granted to 1 holder (on 0): it is neither over nor under a grant."
+    assert said in values["unknown"]
+
+
+def test_without_a_grant_is_said_of_holders() -> None:
+    """Beside one that has none, another on the same device may be over its own; nobody is counted twice."""
+    node = TestNode([Gpu(0), Gpu(1)], [holder("both", CARD, OTHER), holder("other", CARD)])
+    node.collect()
+    found = document(node.collect())
+    for device in found["devices"]:
+        for held in device["holders"]:
+            held["allocated_memory_bytes"] = None
+    said = (
+        "No memory of their own is known to be granted to 2 holders (on 0, 1): they are neither over nor under a grant."
+    )
+    assert said in waste_values(found, Shape())["unknown"]
+    found["devices"][0]["holders"][0]["allocated_memory_bytes"] = GIB
+    assert any("2 holders (on 0, 1)" in one for one in waste_values(found, Shape())["unknown"])
+
+
+def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
+    """One holder, two holders."""
+    found = document(busy().collect())
+    found["devices"][1]["holders"][0]["allocated_gpus"] = None
+    assert "(and 1 holder of unknown share)" in waste_table(found, Shape())
+
+
+def with_sidecar(sm: float) -> TestNode:
+    """A pod whose card another container of it uses, one that was given nothing."""
+    pod = Pod("ml", "served", {"main": {"nvidia.com/gpu": [str(CARD)]}, "sidecar": {}})
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, container="sidecar", memory=8 * GIB, sm=0.5)])
+    node.collect()
+    node.collect()
+    node.processes[0].sm = sm
+    for _ in range(3):
+        node.collect(seconds=150)
+    return node
+
+
+def test_a_card_that_its_pod_uses_is_not_idle() -> None:
+    """The holder has no process, but a sidecar or an init container of its pod is at work there."""
+    found = document(with_sidecar(sm=0.5).collect())
+    assert {"idle", "unused"}.isdisjoint(wasted(found))
+    init = Pod(
+        "ml", "starts", {"main": {"nvidia.com/gpu": [str(CARD)]}}, init={"load": {"nvidia.com/gpu": [str(CARD)]}}
+    )
+    node = TestNode([Gpu(0)], [init], [Process(10, CARD, init, container="load", memory=GIB, sm=0.9)])
+    node.collect()
+    assert wasted(document(node.collect())) == {}
+
+
+def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
+    """A sidecar that has computed nothing for long keeps nobody from being called idle."""
+    assert wasted(document(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
 
 
 def test_on_mig_idle_is_no_memory_and_no_process() -> None:
@@ -391,7 +444,7 @@ async def test_order_and_process_flags(agent: Agent) -> None:
     done = await gpumap_in_loop("waste", "--idle-after", "0", "--url", agent.url)
     assert (done.returncode, done.stderr) == (
         2,
-        'gpumap: --idle-after 0: "0" is not a duration such as 500ms, 5s or 1m30s\n',
+        "gpumap: --idle-after 0: must be longer than zero\n",
     )
 
 

@@ -34,7 +34,8 @@ DEADLINE_SECONDS_MIN = 1.0
 DEADLINE_SECONDS_MAX = 5.0
 PUSH_PAUSE_SECONDS = 0.25
 """From the start of a collection to one that news asks for: at most four a second, eight of the hundred calls a second
-that a kubelet grants to all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go)."""
+that a kubelet grants to all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go). A collection that
+takes long is followed by a pause as long: at most half of the time is spent on news."""
 
 log = logging.getLogger("gpumap")
 
@@ -136,7 +137,9 @@ class Collector:
                 log.debug("where it failed", exc_info=True)
             due = started + self._interval_seconds
             # Data of an earlier collection is dropped when it gets too old, not an interval later.
-            trigger = await self._wait(started, due if expires is None else min(due, expires))
+            ended = time.monotonic()
+            earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
+            trigger = await self._wait(earliest, due if expires is None else min(due, expires))
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. No source's failure is raised."""
@@ -160,10 +163,11 @@ class Collector:
         for lane in (self._proc_lane, self._identity_lane, self._steps):
             lane.close()
 
-    async def _wait(self, started: float, until: float) -> str:
-        """Until then, or until there is news, or a kubelet is back. Gives what starts the next collection."""
+    async def _wait(self, earliest: float, until: float) -> str:
+        """Until then, or until there is news (not before `earliest`), or a kubelet is back. Gives what starts the next
+        collection."""
         back = asyncio.create_task(self._kubelet.wait_until_back())
-        news = asyncio.create_task(self._news_after(started + PUSH_PAUSE_SECONDS))
+        news = asyncio.create_task(self._news_after(earliest))
         try:
             timeout = max(until - time.monotonic(), 0.0)
             await asyncio.wait((back, news), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

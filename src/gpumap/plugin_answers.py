@@ -14,17 +14,12 @@ from gpumap import protobuf_fields
 from gpumap.model import PluginAnswer
 
 ENVS = re.compile(
-    r"NVIDIA_VISIBLE_DEVICES|NVIDIA_DRIVER_CAPABILITIES|CUDA_VISIBLE_DEVICES"
-    r"|CUDA_MPS_(?:PIPE_DIRECTORY|ACTIVE_THREAD_PERCENTAGE|PINNED_DEVICE_MEM_LIMIT)"
-    r"|CUDA_DEVICE_(?:MEMORY_LIMIT|SM_LIMIT)(?:_[0-9]{1,3})?|CUDA_OVERSUBSCRIBE"
-    r"|VOLCANO_GPU_(?:ALLOCATED|FACTOR|TOTAL|MEMORY_TOTAL)"
-    r"|ALIYUN_COM_GPU_MEM_(?:IDX|POD|CONTAINER|DEV|ASSIGNED|ASSUME_TIME|ASSIGN_TIME)"
+    r"NVIDIA_VISIBLE_DEVICES|CUDA_MPS_(?:PIPE_DIRECTORY|PINNED_DEVICE_MEM_LIMIT)"
+    r"|CUDA_DEVICE_MEMORY_LIMIT_[0-9]{1,3}|CUDA_DEVICE_SM_LIMIT"
+    r"|VOLCANO_GPU_(?:ALLOCATED|FACTOR)|ALIYUN_COM_GPU_MEM_(?:IDX|DEV)"
 )
 """Environment of NVIDIA's plugin, MPS, HAMi, volcano and gpushare."""
-ANNOTATIONS = re.compile(
-    r"tencent\.com/vcuda-(?:device|core|memory)|volcano\.sh/(?:gpu-index|vgpu-ids-new|vgpu-node)"
-    r"|(?:nvidia\.)?cdi\.k8s\.io/nvidia-device-plugin[A-Za-z0-9._-]*"
-)
+ANNOTATIONS = re.compile(r"tencent\.com/vcuda-device|(?:nvidia\.)?cdi\.k8s\.io/nvidia-device-plugin[A-Za-z0-9._-]*")
 VALUE = re.compile(r"[A-Za-z0-9_.,:;=/+ -]{0,4096}")
 DEVICE_PATH = re.compile(r"/dev/(?:nvidia|dri/)[A-Za-z0-9/_-]{0,80}")
 MOUNT_PATH = re.compile(r"/var/run/nvidia-container-devices/[A-Za-z0-9:/-]{1,120}")

@@ -123,8 +123,8 @@ CAPABILITIES: dict[str, str] = {
     "process_utilization": "No SM time by container: the driver keeps none on MIG devices, vGPU guests and WSL; "
     "memory is told all the same.",
     "gpm": "This version of gpumap does not ask for GPM metrics yet.",
-    "push": "New pods are seen at the next interval, not at once: mount the kubelet's directory `device-plugins` "
-    "(`privileges.checkpoint=true`). The log says what else may be in the way.",
+    "push": "New pods are seen at the next interval, not at once. Unless `--no-push` is meant: mount the kubelet's "
+    "directory `device-plugins` (`privileges.checkpoint=true`). The log says what else may be in the way.",
     "xid_events": "This version of gpumap does not listen for XID errors yet: see `dmesg`.",
 }
 """By capability that is 0."""

@@ -11,6 +11,8 @@ _SECONDS = (365 * 86400.0, 7 * 86400.0, 86400.0, 3600.0, 60.0, 1.0, 0.001)
 
 def parse_duration(text: str) -> float:
     """Give a duration in seconds. Raises ValueError where `text` is none, or is zero."""
+    if text.strip("0") == "" != text:
+        raise ValueError("must be longer than zero")
     match = _DURATION.fullmatch(text)
     if not text or match is None:
         raise ValueError(f'"{text}" is not a duration such as 500ms, 5s or 1m30s')

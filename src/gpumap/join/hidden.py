@@ -9,7 +9,7 @@ once is a plugin's old id: a restart would help neither, so that one restart can
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpumap.device_ids import ByUuid, parse
@@ -39,7 +39,10 @@ class Sight(NamedTuple):
 
 
 class Missed(NamedTuple):
-    since: Moment
+    """Since when (Unix seconds) a device is missed, and how long while it could be seen that it is."""
+
+    since: float
+    seconds: float
     collections: int
 
 
@@ -53,15 +56,17 @@ class HiddenMemory:
     excused: frozenset[Uuid] = frozenset()
     """Missing at our start, or seen well at any time."""
     missed: Mapping[Uuid, Missed] = field(default_factory=dict)
+    looked_at: float | None = None
+    """Monotonic time of the last collection, if it was complete."""
 
 
 def find_hidden(
     before: HiddenMemory, sight: Sight | None, at: Moment, after_seconds: float = HIDDEN_AFTER_SECONDS
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Tell which devices are hidden since when. `sight` is `None` where the collection is not complete: it says
-    nothing, and what was missed before is still missed."""
+    nothing. What was missed before is still missed, but the time until the next complete one does not count."""
     if sight is None:
-        return before, ()
+        return replace(before, looked_at=None), ()
     named = sight.named or frozenset()
     missing = sight.denied | (named - sight.readable)
     first_layout = sight.layout if before.first_layout is None else before.first_layout
@@ -69,17 +74,19 @@ def find_hidden(
     # Our start lasts until plugins that start beside us have said what they offer, as long as that is of the same GPUs.
     if before.first_layout is None or (not before.offer_known and sight.layout == first_layout):
         excused |= missing
+    passed = 0.0 if before.looked_at is None else at.monotonic - before.looked_at
     missed = {}
     for uuid in sorted(missing - excused):
-        since, collections = before.missed.get(uuid, Missed(at, 0))
-        missed[uuid] = Missed(since, collections + 1)
+        one = before.missed.get(uuid)
+        missed[uuid] = Missed(one.since, one.seconds + passed, one.collections + 1) if one else Missed(at.wall, 0.0, 1)
     hidden = tuple(
-        HiddenDevice(uuid, one.since.wall)
+        HiddenDevice(uuid, one.since)
         for uuid, one in missed.items()
         if one.collections >= COLLECTIONS
-        and at.monotonic - one.since.monotonic >= (after_seconds if uuid in named else UNNAMED_TIMES * after_seconds)
+        and one.seconds >= (after_seconds if uuid in named else UNNAMED_TIMES * after_seconds)
     )
-    return HiddenMemory(first_layout, before.offer_known or sight.named is not None, excused, missed), hidden
+    offer_known = before.offer_known or sight.named is not None
+    return HiddenMemory(first_layout, offer_known, excused, missed, at.monotonic), hidden
 
 
 def look_for_mig(

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumap.join.allocation import Allocation
-from gpumap.join.attribution import Attribution, LastProcess
+from gpumap.join.allocation import Allocation, Told
+from gpumap.join.attribution import Attribution
 from gpumap.join.evidence import Suspicion
 from gpumap.join.health import untried
 from gpumap.join.hidden import HiddenMemory
 from gpumap.join.inventory import KnownGpu
 from gpumap.join.pods import PodTable
+from gpumap.join.seen import Seen
 from gpumap.model import ContainerName, KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
 from gpumap.snapshot import SourceHealth
 
@@ -21,6 +22,8 @@ class UseMemory(NamedTuple):
     """Of a container on a leaf: the most memory, and when it was last active (until then: first seen, Unix seconds)."""
 
     pod_uid: PodUid | None
+    profile: str
+    """Of a MIG device, as far as it is known: its uuid is made of its GPU and its ids, and may come again."""
     peak_bytes: int | None
     last_active: float
     kept_until: float
@@ -53,10 +56,12 @@ class Memory:
     suspicions: Mapping[Suspicion, float] = field(default_factory=dict)
     """Of the last snapshot, with the monotonic time since when they have stood."""
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory] = field(default_factory=dict)
-    processes: Mapping[Uuid, Mapping[int, LastProcess]] = field(default_factory=dict)
-    """Of the last snapshot, by leaf and PID."""
+    seen: Mapping[Uuid, Seen] = field(default_factory=dict)
+    """The processes of each leaf, when it was last read."""
     missing: frozenset[tuple[Uuid, int]] = frozenset()
     """(leaf, PID) pairs that NVML listed and /proc did not have."""
+    indices: Mapping[Told, Mapping[int, Uuid]] = field(default_factory=dict)
+    """What NVML's indices in plugins' answers meant when they were first seen."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
     table: PodTable | None = None
     allocation: Allocation | None = None

@@ -93,15 +93,16 @@ class PodTable:
         return name or (PodName(tree.namespace, tree.pod) if tree else None)
 
     def is_only(self, uid: PodUid) -> bool:
-        """Whether a UID is the only one that its name can mean: the fixed one, or of the one log tree of that name, or
-        the only one that the Pods API has for it."""
+        """Whether a UID is the only one that its name can mean: the fixed one, or the only one that the Pods API or
+        the log trees have for it."""
         if uid in self.name_of:
             return True
         name = self.name(uid)
-        if uid in self.reported_names:
-            return name not in self.uid_of and sum(1 for other in self.reported_names.values() if other == name) == 1
-        trees = sum(1 for tree in self.trees.values() if (tree.namespace, tree.pod) == name)
-        return uid in self.trees and name not in self.uid_of and trees == 1
+        reported = {other for other, of in self.reported_names.items() if of == name}
+        trees = {other for other, tree in self.trees.items() if (tree.namespace, tree.pod) == name}
+        # Where both name UIDs and agree on none, one of them is late.
+        meant = reported & trees if reported and trees else reported | trees
+        return name not in self.uid_of and len(reported) <= 1 and meant == {uid}
 
     def container(self, uid: PodUid, container_id: str, *, read_now: bool) -> str:
         """Name a container by its id; empty where nothing ties them. `read_now`: the trees are of this collection."""
@@ -250,15 +251,19 @@ class _Clues:
         self._known = {**known, **reported}
 
     def candidates(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
-        """The UIDs that a listed name may have. The kubelet's own word counts; a pod that has just come may lack it."""
+        """The UIDs that a listed name may have. The kubelet's own word counts, but it may be late, and then of a
+        predecessor: where files name UIDs, it only chooses among them."""
         reported, in_files = self._reported.get(name), self._in_files(name, namesakes)
-        return in_files if reported is None else (in_files & reported) or reported
+        if reported is None or in_files is None:
+            return in_files or reported or set()
+        return in_files & reported
 
-    def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
+    def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
+        """Those that the files tell of; `None` where they are silent."""
         in_logs = self._in_logs.get(name, set())
         written = [uids for uids in map(self._written, namesakes) if uids is not None]
         if not written:
-            return in_logs
+            return in_logs or None
         # What was given is written down: without a row, a directory of this name is a predecessor's. A row of an
         # ended pod stays until the next write, and its card may have been handed on meanwhile; a claim that is shared
         # is prepared for other pods too.

@@ -16,6 +16,7 @@ from gpumap.join.memory import Memory, UseMemory
 from gpumap.join.offers import Offer
 from gpumap.join.pods import PodTable, tabulate
 from gpumap.join.restart import Listing, take_list
+from gpumap.join.seen import Seen, look_again
 from gpumap.join.told_health import told_health
 from gpumap.join.usage import Grounds, LeafUse, certainly_idle, leaf_use, remember
 from gpumap.model import ContainerName, Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable, Uuid
@@ -57,6 +58,7 @@ class _Scene:
     allocation: Allocation
     procs: ProcTable
     attribution: Attribution
+    seen: Mapping[Uuid, Seen]
     leaf_uses: Mapping[Uuid, LeafUse]
     uids: Mapping[PodName, PodUid]
     """Of pods whose UID is fixed, or whose processes are measured."""
@@ -121,6 +123,7 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         Offer(listing.allocatable, table.checkpoint.registered if table.checkpoint else ()),
         inventory,
         rules.is_gpu_resource,
+        memory.indices,
         memory.allocation,
     )
     evidence = Evidence(
@@ -138,14 +141,14 @@ def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Sce
         missing_before=memory.missing,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
+    seen = look_again(memory.seen, attribution.by_leaf, inventory.leaves, observations.finished.monotonic)
     samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
     leaf_uses = {
-        leaf: leaf_use(on_leaf, samples.get(leaf), memory.processes.get(leaf, {}))
-        for leaf, on_leaf in attribution.by_leaf.items()
+        leaf: leaf_use(on_leaf, samples.get(leaf), seen[leaf].ended) for leaf, on_leaf in attribution.by_leaf.items()
     }
     uids = {**attribution.measured_uids, **table.uid_of}
     return _Scene(
-        observations, memory, inventory, listing, identity, table, allocation, procs, attribution, leaf_uses, uids
+        observations, memory, inventory, listing, identity, table, allocation, procs, attribution, seen, leaf_uses, uids
     )
 
 
@@ -189,9 +192,10 @@ def _containers(
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
+        profile = scene.inventory.leaves[leaf].profile
         for name, measured in use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
             uid = scene.uids.get(name.pod_name)
-            found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, at)
+            found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, profile, at)
     rows = []
     for key in sorted({*found, *scene.allocation.grants}):
         grant = scene.allocation.grants.get(key)
@@ -297,9 +301,10 @@ def _remember(
             scene.observations.finished,
         ),
         uses=uses,
-        processes={leaf: on_leaf.last for leaf, on_leaf in scene.attribution.by_leaf.items()},
+        seen=scene.seen,
         missing=scene.attribution.missing,
         hidden=hidden,
+        indices=scene.allocation.indices,
         table=scene.table,
         allocation=scene.allocation,
         attribution=scene.attribution,

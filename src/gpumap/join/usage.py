@@ -5,12 +5,14 @@ Sums of measured values only. A holder that certainly has no process has 0; wher
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.join.attribution import Attributed, LastProcess, OnLeaf
+from gpumap.join.attribution import Attributed, OnLeaf
 from gpumap.join.memory import UseMemory
+from gpumap.join.seen import Ended
 from gpumap.model import ContainerName, DeviceMemory, Moment, PodName, PodUid, ProcessSample
 from gpumap.snapshot import ContainerUse, Owner, OwnerUse
 
@@ -47,6 +49,19 @@ class _Times(NamedTuple):
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 
 
+class _Left(NamedTuple):
+    """The pod that an ended process was in, and its time; `None` where another process may have part in it."""
+
+    pod_uid: PodUid | None
+    time: ProcessSample | None
+
+    def of(self, uid: PodUid | None) -> ProcessSample | None:
+        """What of it is a pod's of the same name: all or nothing, or nobody knows."""
+        if uid is None:
+            return None
+        return self.time if uid == self.pod_uid else _NO_TIME
+
+
 @dataclass(frozen=True, slots=True)
 class LeafUse:
     """All that was measured on one leaf. `times`, by PID, is each process's time in this interval: `None` where nobody
@@ -54,8 +69,8 @@ class LeafUse:
 
     on_leaf: OnLeaf
     times: Mapping[int, ProcessSample | None]
-    left: Mapping[tuple[ContainerName, PodUid | None], list[ProcessSample]]
-    """Time of processes that have left since the last snapshot, by the container and pod that they were in."""
+    left: Mapping[ContainerName, list[_Left]]
+    """Time of processes that have ended, by the container that they were in."""
     times_told: bool
 
     def by_container(
@@ -67,10 +82,10 @@ class LeafUse:
         measured = {}
         for name, items in of_container.items():
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
-            measured[name] = self._measured(items, self.left.get((name, uid), ()))
+            measured[name] = self._measured(items, [one.of(uid) for one in self.left.get(name, ())])
         return measured
 
-    def _measured(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample]) -> Measured:
+    def _measured(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample | None]) -> Measured:
         memories = [item.process.used_memory_bytes for item in items]
         known = [memory for memory in memories if memory is not None]
         return Measured(
@@ -80,7 +95,7 @@ class LeafUse:
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
         )
 
-    def _times(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample]) -> _Times | None:
+    def _times(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample | None]) -> _Times | None:
         if not self.times_told:
             return None
         sm = memory_controller = encoder = decoder = 0.0
@@ -94,11 +109,11 @@ class LeafUse:
         return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder))
 
 
-def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, before: Mapping[int, LastProcess]) -> LeafUse:
+def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, ended: tuple[Ended, ...]) -> LeafUse:
     """Lay samples beside processes; `samples` is `None` where the GPU tells no process's time.
 
-    A process has 0 where the driver saw none of its time, and nothing where it cannot tell. `before` are the processes
-    of the last snapshot.
+    A process has 0 where the driver saw none of its time, and nothing where it cannot tell. Samples may reach back to
+    processes that have `ended`.
     """
     if samples is None:
         return LeafUse(on_leaf, dict.fromkeys((item.process.pid for item in on_leaf.attributed), None), {}, False)
@@ -109,17 +124,26 @@ def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, before:
         sample = by_pid.get(process.pid)
         # The driver credits MPS clients' time to their server: no row is no zero.
         times[process.pid] = sample if sample is not None or "M" in process.types else _NO_TIME
-    if on_leaf.last is not before:
-        for item in on_leaf.attributed:
-            known = before.get(item.process.pid)
-            if known is not None and known.start != item.start:
-                times[item.process.pid] = None  # the row may be of the process that had this PID before
-    left: dict[tuple[ContainerName, PodUid | None], list[ProcessSample]] = {}
-    for pid in by_pid.keys() - times.keys():
-        known = before.get(pid)
-        if known is not None and known.container is not None:
-            left.setdefault((known.container, known.pod_uid), []).append(by_pid[pid])
+    left: dict[ContainerName, list[_Left]] = {}
+    of_several = _of_several(on_leaf, ended)
+    for one in ended:
+        sample = by_pid.get(one.pid)
+        if sample is None:
+            continue
+        if one.pid in of_several:
+            sample = times[one.pid] = None  # a row has a PID, and does not say whose it was
+        if one.process.container is not None:
+            left.setdefault(one.process.container, []).append(_Left(one.process.pod_uid, sample))
     return LeafUse(on_leaf, times, left, True)
+
+
+def _of_several(on_leaf: OnLeaf, ended: tuple[Ended, ...]) -> frozenset[int]:
+    """PIDs that more than one process may have had. One that NVML lists and /proc has not has just ended."""
+    if not ended:
+        return frozenset()
+    had = Counter(one.pid for one in ended)
+    had.update(item.process.pid for item in on_leaf.attributed if item.start is not None or item.unresolved)
+    return frozenset(pid for pid, processes in had.items() if processes > 1)
 
 
 def certainly_idle(
@@ -187,25 +211,31 @@ def _told_bytes(items: tuple[Attributed, ...]) -> int | None:
 
 
 def remember(
-    measured: Measured, before: UseMemory | None, uid: PodUid | None, at: Moment
+    measured: Measured, before: UseMemory | None, uid: PodUid | None, profile: str, at: Moment
 ) -> tuple[ContainerUse, UseMemory]:
-    """Add what time tells of a use: its peak, and when it was last active. Another pod of the name starts anew.
+    """Add what time tells of a use: its peak, and when it was last active. Another pod of the name starts anew, and so
+    does another MIG device of the uuid.
 
     While a pod's UID is not known that its name had before, what is remembered may be another pod's: it waits.
     """
-    if before is None or (before.pod_uid and uid and before.pod_uid != uid):
-        before = UseMemory(uid, None, at.wall, at.monotonic)
+    if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
+        before = UseMemory(uid, profile, None, at.wall, at.monotonic)
     elif before.pod_uid and uid is None:
         return _use(measured, None, None), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
     peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
     times = measured.times
     after = UseMemory(
         pod_uid=uid or before.pod_uid,
+        profile=profile or before.profile,
         peak_bytes=max(peaks, default=None),
         last_active=at.wall if times and times.sm else before.last_active,
         kept_until=at.monotonic + KEPT_SECONDS,
     )
     return _use(measured, after.peak_bytes, after.last_active), after
+
+
+def _differ(before: str | None, now: str | None) -> bool:
+    return bool(before and now and before != now)
 
 
 def _use(measured: Measured, peak_bytes: int | None, last_active: float | None) -> ContainerUse:

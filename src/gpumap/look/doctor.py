@@ -216,7 +216,7 @@ def _push(document: Document, answer: Answer | None) -> Check:
     if answer is None:
         told = bool(document["capabilities"].get("push"))
         answer = Answer("allocations start a collection") if told else Answer(reason="directory_missing")
-        why = "allocations are seen at the interval; the agent's log says why"
+        why = "turned off by --no-push, or no directory can be watched: the agent's log says which"
     else:
         why = _words(answer.reason, answer.detail)
     if not answer.reason:

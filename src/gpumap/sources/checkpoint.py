@@ -5,11 +5,10 @@ each allocation, but not when a pod ends, so a row is no proof that its pod live
 """
 
 import base64
-import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple
 
 from gpumap import plugin_answers
 from gpumap.model import (
@@ -23,6 +22,7 @@ from gpumap.model import (
     SourceError,
     Told,
 )
+from gpumap.sources.json_texts import Object, is_object, is_text, parse_object
 
 CHECKPOINT_BYTES_MAX = 64 << 20
 """A larger file is not read. 110 pods with 1000 ids each make 6 MB."""
@@ -74,41 +74,62 @@ def parse(text: bytes) -> Told[Checkpoint]:
     are skipped. Rows that are not whole are skipped too, and complained of, as are answers that cannot be read. Raises
     ValueError where the document is no checkpoint.
     """
-    try:
-        document = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    data = document.get("Data") if isinstance(document, dict) else None
-    if not isinstance(data, dict):
+    rows, registered = read(text)
+    complaints: list[Complaint] = []
+    entries = tuple(sorted(set(_entries(rows, complaints)), key=_order))
+    devices = (ResourceDevices(resource, tuple(sorted(set(ids_in(value))))) for resource, value in registered.items())
+    return Told(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
+
+
+class Row(NamedTuple):
+    """A row of the file that is whole. `ids` and `answer` are as they stand there: anything."""
+
+    pod_uid: PodUid
+    container: str
+    resource: str
+    ids: object
+    answer: object
+
+
+def read(text: bytes) -> tuple[tuple[Row | None, ...], dict[str, object]]:
+    """The file's rows, `None` for one that is not whole, and what is registered, by resource. Raises ValueError."""
+    data = parse_object(text).get("Data")
+    if not is_object(data):
         raise ValueError("no object Data in it")
     rows, registered = data.get("PodDeviceEntries"), data.get("RegisteredDevices")
     if not isinstance(rows, list | None) or not isinstance(registered, dict | None):
         raise ValueError("PodDeviceEntries is no list, or RegisteredDevices no object")
-    complaints: list[Complaint] = []
-    checkpoint = Checkpoint(
-        entries=tuple(sorted(set(_entries(rows or [], complaints)), key=_order)),
-        registered=tuple(
-            ResourceDevices(resource, tuple(sorted(set(_ids(ids)))))
-            for resource, ids in sorted((registered or {}).items())
-            if _is_text(resource)
-        ),
+    return (
+        tuple(_row(row if is_object(row) else {}) for row in rows or ()),
+        {resource: value for resource, value in (registered or {}).items() if is_text(resource)},
     )
-    return Told(checkpoint, tuple(complaints))
 
 
-def _entries(rows: list[object], complaints: list[Complaint]) -> Iterator[CheckpointEntry]:
+def ids_in(value: object) -> Iterator[DeviceId]:
+    """The ids in a list, or in an object's lists, whatever their keys; nothing lies deeper."""
+    for group in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(group, list):
+            yield from (DeviceId(item) for item in group if is_text(item))
+
+
+def _row(row: Object) -> Row | None:
+    uid, container, resource = row.get("PodUID"), row.get("ContainerName"), row.get("ResourceName")
+    if not (is_text(uid) and is_text(container) and is_text(resource)):
+        return None
+    return Row(PodUid(uid), container, resource, row.get("DeviceIDs"), row.get("AllocResp"))
+
+
+def _entries(rows: Iterable[Row | None], complaints: list[Complaint]) -> Iterator[CheckpointEntry]:
     for number, row in enumerate(rows):
-        found = row if isinstance(row, dict) else {}
-        uid, container, resource = found.get("PodUID"), found.get("ContainerName"), found.get("ResourceName")
-        if not (_is_text(uid) and _is_text(container) and _is_text(resource)):
+        if row is None:
             complaints.append(Complaint("checkpoint_row", f"PodDeviceEntries[{number}]: not whole"))
             continue
         answer = None
         try:
-            answer = _answer(found.get("AllocResp"))
+            answer = _answer(row.answer)
         except ValueError as error:
             complaints.append(Complaint("plugin_answer", f"PodDeviceEntries[{number}].AllocResp: {error}"))
-        yield CheckpointEntry(PodUid(uid), container, resource, frozenset(_ids(found.get("DeviceIDs"))), answer)
+        yield CheckpointEntry(row.pod_uid, row.container, row.resource, frozenset(ids_in(row.ids)), answer)
 
 
 def _answer(text: object) -> PluginAnswer | None:
@@ -118,18 +139,6 @@ def _answer(text: object) -> PluginAnswer | None:
     if not isinstance(text, str):
         raise ValueError("no text")
     return plugin_answers.parse(base64.b64decode(text, validate=True))
-
-
-def _ids(value: object) -> Iterator[DeviceId]:
-    groups = value.values() if isinstance(value, dict) else [value]
-    for group in groups:
-        if isinstance(group, list):
-            yield from (DeviceId(item) for item in group if _is_text(item))
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    """A string that can be written out again: JSON can name half a character, which no page can hold."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _order(entry: CheckpointEntry) -> tuple[str, str, str, list[DeviceId]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpumap._proto.podresources import envelope_pb2, v1_pb2
 from gpumap.model import ClaimDevice, Complaint, DeviceId, ListedContainer, ListedPod, ResourceDevices
+from gpumap.units import counted
 
 NAME_CHARACTERS_MAX = 253
 """Kubernetes' limit for names of pods, claims, pools and, for want of another, of device ids."""
@@ -61,7 +62,8 @@ def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
         name = _shown(f"{worst.pod.namespace}/{worst.pod.name}")
         found.append(Complaint("duplicate_claims", f"{worst.repeated} devices of claims of pod {name} are told again"))
     if odd:
-        found.append(Complaint("odd_name", f"{odd[0]}{f', and in {len(odd) - 1} more pods' if odd[1:] else ''}"))
+        more = f", and in {counted(len(odd) - 1, 'more pod')}" if odd[1:] else ""
+        found.append(Complaint("odd_name", f"{odd[0]}{more}"))
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpumap.document import Document
 from gpumap.look.tables.amounts import age, size
 from gpumap.look.tables.document import Key, device_name, invisible, key_of, others, sum_of
+from gpumap.units import counted
 
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use that nobody granted takes from others, an idle device only from who pays."""
@@ -34,13 +35,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What a holder uses of what it holds: on the leaf itself, or on the leaves of a GPU that it holds whole."""
+    """What a holder uses of what it holds: on the leaf itself, or on the leaves of a GPU that it holds whole.
+
+    `pod_at_work`: other containers of its pod are at work there, a sidecar, an init container: the pod uses its GPU.
+    """
 
     memory_bytes: int | None
     processes: int | None
     sm_ratio: float | None
     last_active: float | None
     tells_sm: bool
+    pod_at_work: bool
 
 
 def findings(document: Document, idle_after_seconds: float) -> list[Finding]:
@@ -50,7 +55,7 @@ def findings(document: Document, idle_after_seconds: float) -> list[Finding]:
         found += _squatters(place, device)
         found += _leftovers(place, device)
         for holder in device["holders"]:
-            use = _use_of(document, device, holder)
+            use = _use_of(document, device, holder, idle_after_seconds)
             if use is not None:
                 found += _of_holder(place, device, holder, use, document["timestamp"], idle_after_seconds)
     found += _unmatched(document)
@@ -71,14 +76,7 @@ def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
     for gpu in document["gpus"]:
         if not gpu["up"]:
             yield f"GPU {gpu['index']} is down ({gpu['fault']}): nothing on it is judged."
-    ungranted = [
-        device
-        for device in document["devices"]
-        if any(holder["allocated_memory_bytes"] is None for holder in device["holders"])
-    ]
-    if ungranted:
-        names = ", ".join(device_name(device) for device in ungranted)
-        yield f"No memory is granted on time-shared devices ({names}): nobody there is over or under a grant."
+    yield from _ungranted(document)
     silent = [device_name(device) for device in document["devices"] if _tells_no_time(device)]
     if silent:
         yield f"Time on SMs is not told of all on {', '.join(silent)}: there, idle is who has no memory and no process."
@@ -86,6 +84,24 @@ def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
     young = [one for one in waiting if document["timestamp"] - one["last_active"] < idle_after_seconds]
     if young:
         yield f"Not idle for {age(idle_after_seconds)} yet, but not computing just now: {_names(young)}."
+
+
+def _ungranted(document: Document) -> Iterator[str]:
+    """Holders without a grant of memory; others on the same device may have one."""
+    without = [
+        (device_name(device), key_of(holder))
+        for device in document["devices"]
+        for holder in device["holders"]
+        if holder["allocated_memory_bytes"] is None
+    ]
+    if without:
+        names = ", ".join(dict.fromkeys(name for name, _ in without))
+        holders = len({key for _, key in without})
+        verdict = "it is" if holders == 1 else "they are"
+        yield (
+            f"No memory of their own is known to be granted to {counted(holders, 'holder')} (on {names}): "
+            f"{verdict} neither over nor under a grant."
+        )
 
 
 def sums(found: list[Finding], document: Document) -> dict[str, float | None]:
@@ -168,6 +184,8 @@ def _of_holder(
     kind = why = ""
     if granted is not None and used is not None and used > granted:
         kind, waste, why = "over", used - granted, "uses more memory than it was granted"
+    elif use.pod_at_work:
+        return
     elif use.processes == 0 and used == 0 and not use.sm_ratio:
         since = f"; SM 0 for {age(idle_seconds)}" if use.tells_sm and idle_seconds is not None else ""
         kind, why = "idle", f"no process{since}"
@@ -182,13 +200,14 @@ def _of_holder(
         )  # fmt: skip
 
 
-def _use_of(document: Document, device: Document, holder: Document) -> _Use | None:
+def _use_of(document: Document, device: Document, holder: Document, idle_after_seconds: float) -> _Use | None:
     key = key_of(holder)
     partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
     leaves = [device]
     if device["uuid"] in partitioned:
         leaves = [one for one in document["devices"] if one["gpu_uuid"] == device["uuid"] and one is not device]
-    users = [user for leaf in leaves for user in leaf["users"] if key_of(user) == key]
+    of_pod = [user for leaf in leaves for user in leaf["users"] if key_of(user)[:2] == key[:2]]
+    users = [user for user in of_pod if key_of(user) == key]
     if not users or len(users) < len(leaves):
         return None
     memories = [user["memory_bytes"] for user in users]
@@ -199,7 +218,17 @@ def _use_of(document: Document, device: Document, holder: Document) -> _Use | No
         sm_ratio=one.get("sm_ratio"),
         last_active=one.get("last_active"),
         tells_sm=one.get("sm_ratio") is not None,
+        pod_at_work=any(
+            key_of(user) != key and _is_at_work(user, document["timestamp"], idle_after_seconds) for user in of_pod
+        ),
     )
+
+
+def _is_at_work(user: Document, now: float, idle_after_seconds: float) -> bool:
+    """It has processes or memory, and is not known to have rested for long."""
+    last = user["last_active"]
+    rests = user["sm_ratio"] == 0 and last is not None and now - last >= idle_after_seconds
+    return bool(user["processes"] or user["memory_bytes"]) and not rests
 
 
 def _peak(holder: Document, device: Document) -> str:

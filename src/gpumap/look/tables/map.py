@@ -101,10 +101,13 @@ def _container_row(key: Key, holder: Document | None, user: Document | None) -> 
 
 
 def _grant(holder: Document | None, owner: str) -> tuple[str, str, str]:
-    """Slots, GPUs and bytes that a container was given here: none, where it is known to hold none."""
+    """Slots, GPUs and bytes that a container was given here: none, where it is known to hold none.
+
+    Slots of several resources are not added up: they are of different units.
+    """
     if holder is None:
         return ("0", "0", "0") if owner == "unassigned" else (UNKNOWN, UNKNOWN, UNKNOWN)
-    slots = str(sum(slot["slots"] for slot in holder["slots"]))
+    slots = "+".join(str(slot["slots"]) for slot in holder["slots"]) or "0"
     return slots, ratio(holder["allocated_gpus"]), size(holder["allocated_memory_bytes"])
 
 

@@ -125,7 +125,7 @@ def _summary(found: list[Finding], document: Document) -> str:
     parts = []
     if total["idle_gpus"] is not None:
         shareless = sum(one.kind == "idle" and one.gpus is None for one in found)
-        more = f" (and {shareless} holders of unknown share)" if shareless else ""
+        more = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
         parts.append(f"{ratio(total['idle_gpus'])} GPUs held idle{more}")
     for name, says in _SUMS.items():
         if (value := total[f"{name}_bytes"]) is not None and (value or name == "unused"):

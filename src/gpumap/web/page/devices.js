@@ -257,7 +257,7 @@ function containerRow(row, device, context) {
           : row.whole
             ? h("span", { title: why.held }, "whole")
             : known(null, null, why.held)
-        : h("span", { title: slotsTitle(row) }, row.slots),
+        : h("span", { title: slotsTitle(row) }, row.slots.join("+") || "0"),
     ),
     cell("GPUs", true, row.owner === "unassigned" ? "0" : known(row.gpus, share, why.gpus)),
     cell("Granted", true, row.owner === "unassigned" ? "0" : known(row.granted, bytes, why.granted)),
@@ -294,7 +294,8 @@ function remark(row) {
   const words = [];
   if (row.over) words.push(`${bytes(row.over)} more than granted`);
   if (row.idle?.seconds) words.push(`holds but idle for ${duration(row.idle.seconds)}`);
-  else if (row.idle || (row.holder && row.user?.processes === 0)) words.push("holds, no process");
+  else if (row.idle || (row.holder && row.user?.processes === 0))
+    words.push(row.podWorks ? "holds, and another container of its pod works" : "holds, no process");
   return words.length ? noted(words.join(", ")) : null;
 }
 

@@ -74,6 +74,7 @@ function containerRows(device, leaves, whole, now) {
     const used = user?.memory_bytes ?? null;
     const last = user?.last_active ?? null;
     const use = holder && useOf(leaves, key);
+    const podWorks = Boolean(holder) && podAtWork(leaves, holder, now);
     return {
       kind: "container",
       key,
@@ -86,14 +87,15 @@ function containerRows(device, leaves, whole, now) {
       namespace: (holder ?? user).namespace,
       pod: (holder ?? user).pod,
       container: (holder ?? user).container,
-      slots: holder ? holder.slots.reduce((sum, one) => sum + one.slots, 0) : null,
+      slots: holder ? holder.slots.map((one) => one.slots) : null, // of different units: not to be added up
       gpus: holder?.allocated_gpus ?? null,
       peak: user?.memory_peak_bytes ?? null,
       sm: user?.sm_ratio ?? null,
       whole: holdWhole.has(key),
       judged: Boolean(use),
+      podWorks,
       // Who has admin access was given nothing that could lie idle.
-      idle: use && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
+      idle: use && !podWorks && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
       over: use && isOver(use, granted) ? use.memory - granted : null,
     };
   });
@@ -111,6 +113,20 @@ function useOf(leaves, key) {
     sm: more.length ? null : first.sm_ratio,
     last: more.length ? null : first.last_active,
   };
+}
+
+/** Whether other containers of a holder's pod are at work there, a sidecar, an init container: the pod uses its GPU. */
+function podAtWork(leaves, holder, now) {
+  const others = leaves.flatMap((leaf) =>
+    leaf.users.filter(
+      (user) =>
+        text(user.namespace) === text(holder.namespace) &&
+        text(user.pod) === text(holder.pod) &&
+        text(user.container) !== text(holder.container),
+    ),
+  );
+  const rests = (user) => user.sm_ratio === 0 && user.last_active !== null && now - user.last_active >= IDLE_SECONDS;
+  return others.some((user) => (user.processes || user.memory_bytes) && !rests(user));
 }
 
 const isOver = ({ memory }, granted) => granted !== null && memory !== null && memory > granted;
@@ -264,7 +280,7 @@ export const BY = {
     (URGENT[row.owner] ?? (row.owner === "unaccounted" ? 4 : row.kind === "rest" ? 3 : row.over ? 1 : 2)) * 1e18 -
     (row.used ?? 0),
   name: nameOf,
-  slots: (row) => row.slots,
+  slots: (row) => row.slots?.[0],
   gpus: (row) => row.gpus,
   granted: (row) => row.granted,
   used: (row) => row.used,

@@ -1,0 +1,280 @@
+"""What inotify tells of real directories: what is news, what is none, and where it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumap.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
+from tests.privileges import as_ordinary_user, open_folder
+
+PATIENCE_SECONDS = 20.0
+
+
+def every(_: str) -> bool:
+    return True
+
+
+def none(_: str) -> bool:
+    return False
+
+
+@contextlib.contextmanager
+def watching(*watched: Place) -> Iterator[Watcher]:
+    watcher = Watcher(watched)
+    try:
+        watcher.watch()
+        yield watcher
+    finally:
+        watcher.close()
+
+
+async def told(watcher: Watcher) -> None:
+    """Return when there is news, and take it."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await watcher.wait()
+    watcher.clear()
+
+
+async def is_silent(watcher: Watcher, directory: Path) -> bool:
+    """Whether what has happened so far in `directory` was no news: another watcher has seen all of it."""
+    with watching(Place(directory, CREATE, every)) as other:
+        (directory / f"mark-{time.monotonic_ns()}").touch()
+        await told(other)
+    try:
+        async with asyncio.timeout(0.05):
+            await watcher.wait()
+    except TimeoutError:
+        return True
+    return False
+
+
+def put(path: Path, text: str = "") -> None:
+    """Write a file as the kubelet does: under another name, then renamed."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+async def test_a_file_that_is_renamed_into_place_is_news(tmp_path: Path) -> None:
+    """The name that matters is told each time that it is replaced; temporary names, reads and removals are not."""
+    with watching(Place(tmp_path, MOVED_TO, lambda name: name == "checkpoint", allocations=True)) as watcher:
+        assert (watcher.is_on, watcher.trouble, watcher.directories) == (True, None, (tmp_path,))
+        for _ in range(2):
+            put(tmp_path / "checkpoint")
+            await told(watcher)
+            put(tmp_path / "other")
+            (tmp_path / "checkpoint").read_text()
+            os.listdir(tmp_path)
+            (tmp_path / "other").unlink()
+            assert await is_silent(watcher, tmp_path)
+
+
+async def test_a_directory_that_comes_later_is_watched_from_the_next_look_on(tmp_path: Path) -> None:
+    """Until then the reason is told; there is nothing to wait for, and nothing to hear."""
+    folder = tmp_path / "later"
+    with watching(Place(folder, CREATE, every, allocations=True)) as watcher:
+        assert not watcher.is_on
+        assert watcher.trouble is not None
+        assert watcher.trouble.reason == "directory_missing"
+        assert str(folder) in watcher.trouble.detail
+        folder.mkdir()
+        watcher.watch()
+        assert watcher.is_on
+        assert not watcher.trouble
+        (folder / "file").touch()
+        await told(watcher)
+
+
+async def test_a_directory_that_goes_is_news_once(tmp_path: Path) -> None:
+    """Its end is told, the next look finds it missing, and a new one in its place is watched."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with watching(Place(folder, CREATE, every, allocations=True)) as watcher:
+        for _ in range(2):
+            folder.rmdir()
+            await told(watcher)
+            watcher.watch()
+            assert not watcher.is_on
+            assert await is_silent(watcher, tmp_path)
+            folder.mkdir()
+            watcher.watch()
+            assert watcher.is_on
+            (folder / "file").touch()
+            await told(watcher)
+            (folder / "file").unlink()
+
+
+async def test_a_directory_that_is_replaced_is_watched_anew(tmp_path: Path) -> None:
+    """Moved away, with another in its place: the new one is heard, the old one no more; also if its parent is."""
+    parent = tmp_path / "parent"
+    folder = parent / "folder"
+    folder.mkdir(parents=True)
+    with watching(Place(folder, CREATE, every)) as watcher:
+        folder.rename(tmp_path / "old")
+        await told(watcher)
+        folder.mkdir()
+        watcher.watch()
+        (tmp_path / "old" / "file").touch()
+        assert await is_silent(watcher, tmp_path / "old")
+        (folder / "file").touch()
+        await told(watcher)
+
+        parent.rename(tmp_path / "old-parent")  # of which nothing is told
+        folder.mkdir(parents=True)
+        watcher.watch()
+        (folder / "file").touch()
+        await told(watcher)
+
+
+async def test_two_paths_of_one_directory_are_both_heard(tmp_path: Path) -> None:
+    """What one place wants does not replace what the other does."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    renamed = Place(folder, MOVED_TO, lambda name: name == "renamed")
+    made = Place(tmp_path / "link", CREATE, lambda name: name == "made")
+    with watching(renamed, made) as watcher:
+        for _ in range(2):
+            put(folder / "renamed")
+            await told(watcher)
+            (folder / "made").touch()
+            await told(watcher)
+            (folder / "made").unlink()
+            (folder / "renamed").unlink()
+            watcher.watch()
+        put(folder / "made")  # the name of one, in the way of the other
+        assert await is_silent(watcher, folder)
+
+
+async def test_a_place_beside_a_file_waits_for_it(tmp_path: Path) -> None:
+    """The kubelet's root is not watched on a node whose kubelet keeps no state of claims there."""
+    with watching(Place(tmp_path, MOVED_TO, every, allocations=True, beside="state")) as watcher:
+        assert not watcher.is_on
+        put(tmp_path / "state")
+        watcher.watch()
+        assert watcher.is_on
+        put(tmp_path / "state")
+        await told(watcher)
+
+
+async def test_a_file_that_is_mounted_by_itself_says_nothing_of_its_directory() -> None:
+    """The directory around it is then the container's own, in which no kubelet writes."""
+    with watching(Place(Path("/"), MOVED_TO, every, allocations=True, beside="proc")) as watcher:
+        assert not watcher.is_on
+        assert watcher.trouble is not None
+        assert watcher.trouble.detail == "/: is no directory of the node"
+
+
+def queue_length() -> int:
+    return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+
+async def test_a_queue_that_overflows_is_news(tmp_path: Path) -> None:
+    """Where the kernel has dropped events nobody knows which: it is time to look, whatever the names were."""
+    most = queue_length()
+    if most > 1 << 17:
+        pytest.skip("the queue is too long here")
+    (tmp_path / "a").touch()
+    with watching(Place(tmp_path, MOVED_TO, none)) as watcher:
+        await asyncio.sleep(0)
+        for _ in range(most // 2 + 1):  # the event loop, which would read them, waits meanwhile
+            os.rename(tmp_path / "a", tmp_path / "b")
+            os.rename(tmp_path / "b", tmp_path / "a")
+        await told(watcher)
+        assert await is_silent(watcher, tmp_path)
+
+
+async def test_without_descriptors_it_is_off_until_there_are_some(tmp_path: Path) -> None:
+    """EMFILE, which is also what the kernel says of too many inotify instances, is told, and tried again."""
+    watcher = Watcher((Place(tmp_path, CREATE, every, allocations=True),))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        watcher.watch()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert not watcher.is_on
+        assert watcher.trouble is not None
+        assert watcher.trouble.reason == "inotify_instances"
+        assert "fs.inotify.max_user_instances" in watcher.trouble.detail
+        watcher.watch()
+        assert watcher.is_on
+        assert not watcher.trouble
+        (tmp_path / "file").touch()
+        await told(watcher)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        watcher.close()
+
+
+async def test_a_directory_without_permission_is_told() -> None:
+    """What is there and may not be watched is trouble, also where allocations are told by another place."""
+    with open_folder() as folder:
+        closed = folder / "closed"
+        closed.mkdir(mode=0o700)
+        with as_ordinary_user(), watching(Place(closed, CREATE, every, allocations=True)) as watcher:
+            assert not watcher.is_on
+            assert watcher.trouble is not None
+            assert watcher.trouble.reason == "permission_denied"
+        open_one, missing = Place(folder, CREATE, every, allocations=True), Place(folder / "missing", CREATE, every)
+        with as_ordinary_user(), watching(missing, open_one, Place(closed, CREATE, every)) as watcher:
+            assert watcher.is_on
+            assert watcher.trouble is not None
+            assert watcher.trouble.reason == "permission_denied"
+
+
+async def test_nothing_is_left_open(tmp_path: Path) -> None:
+    """A watcher takes one descriptor and gives it back, and looks no more once it is closed."""
+    before = len(os.listdir("/proc/self/fd"))
+    watcher = Watcher((Place(tmp_path, CREATE, every),))
+    watcher.watch()
+    await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    watcher.close()
+    watcher.watch()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_the_places_of_a_node(tmp_path: Path) -> None:
+    """Allocations, plugins, claims, the kubelet's socket, pods that come and go; nothing else that happens there."""
+    root, logs = tmp_path / "kubelet", tmp_path / "log"
+    plugins, driver, sockets = root / "device-plugins", root / "plugins/gpu.nvidia.com", root / "pod-resources"
+    for folder in (plugins, driver, sockets, logs / "pods"):
+        folder.mkdir(parents=True)
+    checkpoints = plugins / "checkpoint", tmp_path / "none" / "checkpoint"
+    claims = root / "dra_manager_state", driver / "checkpoint.json"
+    watched = places(sockets / "kubelet.sock", checkpoints, claims, logs)
+    for state in claims:
+        state.touch()
+    pod = logs / "pods" / "ml_pod_1234"
+    matter: list[Callable[[], object]] = [
+        lambda: put(plugins / "checkpoint"),
+        lambda: (plugins / "nvidia-gpu.sock").touch(),
+        lambda: put(plugins / "kubelet.sock"),
+        lambda: put(root / "dra_manager_state"),
+        lambda: (root / "dra_manager_state").write_text("in place"),
+        lambda: put(driver / "checkpoint.json"),
+        lambda: put(sockets / "kubelet.sock"),
+        pod.mkdir,
+        pod.rmdir,
+    ]
+    with watching(*watched) as watcher:
+        assert (watcher.is_on, watcher.trouble) == (True, None)
+        for happen in matter:
+            happen()
+            await told(watcher)
+        put(plugins / "else")
+        put(sockets / "else.sock")
+        put(root / "cpu_manager_state")
+        (root / "pods").mkdir()
+        (driver / "else").touch()
+        (logs / "pods" / "lost+found").mkdir()
+        for folder in (plugins, sockets, root, driver, logs / "pods"):
+            assert await is_silent(watcher, folder)

@@ -1,0 +1,206 @@
+"""Samples reach back in time: whose time a row is when its process has ended, or its PID is another process's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.join.seen import SAMPLED_SECONDS
+from gpumap.model import ContainerName, ProcessSample
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use
+
+CARD = gpu_uuid(0)
+
+
+def replica(name: str, number: int, generation: int = 0) -> Pod:
+    return Pod("ml", name, {"main": {"nvidia.com/gpu": [f"{CARD}::{number}"]}}, generation=generation)
+
+
+def sm(node: TestNode, pod: Pod, seconds: float = 0.25) -> float | None:
+    """SM of a pod's container after another collection."""
+    found = use(node.collect(seconds), pod.full(), CARD)
+    assert found is not None
+    return found.sm_ratio
+
+
+def a_node() -> tuple[TestNode, Pod, Pod]:
+    """A card of two pods, of which the first has computed; the driver has that time in its samples from now on."""
+    one, two = replica("one", 0), replica("two", 1)
+    node = TestNode([Gpu(0)], [one, two], [Process(10, CARD, one, sm=0.5, start=1)])
+    node.collect()
+    node.processes[0].sm = 0.0
+    node.gpus[0].late_samples = (ProcessSample(10, 0.5, 0.25, 0.0, 0.0),)
+    return node, one, two
+
+
+def test_time_of_an_ended_process_counts_as_long_as_the_samples_hold_it() -> None:
+    """However many collections that are; and no longer."""
+    node, one, two = a_node()
+    node.processes.clear()
+    assert [sm(node, one) for _ in range(4)] == [0.5] * 4
+    assert sm(node, two) == 0.0
+    node.gpus[0].late_samples = ()
+    assert sm(node, one) == 0.0
+
+
+def test_time_of_an_ended_process_is_not_its_successors() -> None:
+    """A pod made anew under its name has none of it; while its UID is not known nobody can tell."""
+    node, one, _ = a_node()
+    node.processes.clear()
+    again = replica("one", 0, generation=1)
+    again.in_checkpoint = again.has_tree = False
+    one.listed = one.in_checkpoint = False
+    node.pods.append(again)
+    assert sm(node, again) is None
+    again.in_checkpoint = again.has_tree = True
+    node.pods.remove(one)
+    assert sm(node, again) == 0.0
+
+
+@pytest.mark.parametrize("absent", [0, 1, 3])
+def test_row_of_a_pid_that_was_used_again_is_nobodys(absent: int) -> None:
+    """Whether the PID was free for a while or not: as long as samples may be of both, neither has any for certain."""
+    node, one, two = a_node()
+    node.processes.clear()
+    assert [sm(node, one) for _ in range(absent)] == [0.5] * absent
+    node.processes.append(Process(10, CARD, two, start=2))
+    for _ in range(3):
+        assert sm(node, two) is None
+        assert sm(node, one) is None
+    assert sm(node, two, SAMPLED_SECONDS) == 0.5
+    assert sm(node, one) == 0.0
+
+
+def test_pid_without_a_row_is_idle_whoever_had_it() -> None:
+    """No sample of a PID: neither of its processes has computed."""
+    node, one, two = a_node()
+    node.gpus[0].late_samples = ()
+    node.processes = [Process(10, CARD, two, start=2)]
+    assert (sm(node, one), sm(node, two)) == (0.0, 0.0)
+
+
+def test_pid_that_is_used_again_while_its_gpu_does_not_answer() -> None:
+    """What was seen before is not forgotten: the first samples after it reach back."""
+    node, one, two = a_node()
+    node.gpus[0].fault = "stuck"
+    node.collect()
+    node.down = {"nvml"}
+    node.collect()
+    node.gpus[0].fault = None
+    node.down = set()
+    node.processes = [Process(10, CARD, two, start=2)]
+    assert (sm(node, two), sm(node, one)) == (None, None)
+
+
+def test_process_that_ends_between_two_reads_counts_for_its_container() -> None:
+    """NVML lists it still and /proc has it no more. If /proc only keeps it back, it may be another one."""
+    node, one, _ = a_node()
+    node.processes[0].left = True
+    assert sm(node, one) == 0.5
+    node, one, _ = a_node()
+    node.processes[0].readable = False
+    node.processes.append(Process(11, CARD, one))
+    assert sm(node, one) is None
+    node.processes[0].readable = True
+    assert sm(node, one) == 0.5, "it was itself"
+
+
+def test_process_that_is_kept_back_for_long_may_compute_until_it_ends() -> None:
+    """Its PID is listed all the while: when it is another one's, the samples may still be of both."""
+    node, _, two = a_node()
+    node.processes[0].readable = False
+    for _ in range(2):
+        node.collect(SAMPLED_SECONDS)
+    node.processes = [Process(10, CARD, two, start=2)]
+    assert sm(node, two) is None
+
+
+def test_node_where_nothing_ends_keeps_what_it_has_seen() -> None:
+    """The very same object: an idle collection makes none anew."""
+    node, _, _ = a_node()
+    node.collect()
+    seen = node.memory.seen[CARD]
+    node.collect()
+    assert node.memory.seen[CARD] is seen
+
+
+# --- against a driver that is known -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Life:
+    """A process, and when it had ended."""
+
+    process: Process
+    ended: float | None = None
+
+    def may_have_time(self, since: float) -> bool:
+        return self.ended is None or self.ended > since
+
+
+@dataclass
+class Driver:
+    """A card whose samples reach back `window` seconds, and which does not tell by whom a PID was had."""
+
+    window: float
+    pods: list[Pod] = field(default_factory=lambda: [replica(name, number) for number, name in enumerate("abc")])
+    lives: list[Life] = field(default_factory=list)
+    starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.node = TestNode([Gpu(0)], self.pods)
+
+    def change(self, data: st.DataObject) -> None:
+        """Let some processes end, or be hidden, and others begin, under the same few PIDs."""
+        for life in self.lives:
+            if life.ended is None and data.draw(st.integers(0, 3)) == 0:
+                life.ended = self.node.clock
+            life.process.readable = data.draw(st.integers(0, 5)) > 0
+        here = {life.process.pid for life in self.lives if life.ended is None}
+        for pid in {10, 11, 12} - here:
+            if data.draw(st.booleans()):
+                self.starts += 1
+                pod = data.draw(st.sampled_from(self.pods))
+                self.lives.append(Life(Process(pid, CARD, pod, start=self.starts)))
+
+    def sample(self, data: st.DataObject) -> dict[ContainerName, float | None]:
+        """Fill the samples. Gives the truth: each container's SM, `None` where it is in a row with another process."""
+        truth: dict[ContainerName, float | None] = {pod.full(): 0.0 for pod in self.pods}
+        rows = []
+        since = self.node.clock - self.window
+        for pid in (10, 11, 12):
+            had = [one for one in self.lives if one.process.pid == pid and one.may_have_time(since)]
+            time = data.draw(st.sampled_from([0.0, 0.125, 0.25]))
+            if not had or not time:
+                continue
+            rows.append(ProcessSample(pid, time, 0.0, 0.0, 0.0))
+            for name in {one.process.pod.full() for one in had if one.process.pod}:
+                before = truth[name]
+                truth[name] = None if len(had) > 1 or before is None else before + time
+        self.node.gpus[0].late_samples = tuple(rows)
+        self.node.processes = [life.process for life in self.lives if life.ended is None]
+        return truth
+
+
+@given(st.data(), st.sampled_from([1.2, 5.0, 72.0]))
+def test_sm_is_the_truth_or_not_told(data: st.DataObject, window: float) -> None:
+    """Whatever processes have which PIDs, and however close collections are: no container has another one's time, or
+    less than its own. What one process alone may have had is told."""
+    driver = Driver(window)
+    for _ in range(data.draw(st.integers(2, 8))):
+        seconds = data.draw(st.sampled_from([0.25, 1.0, 5.0, 30.0]))
+        driver.node.clock += seconds
+        driver.change(data)
+        truth = driver.sample(data)
+        snapshot = driver.node.collect(0.0)
+        pids = [life.process.pid for life in driver.lives]
+        certain = len(pids) == len(set(pids)) and all(process.readable for process in driver.node.processes)
+        for pod in driver.pods:
+            found = use(snapshot, pod.full(), CARD)
+            if found is None or found.sm_ratio is None:
+                assert not certain
+            else:
+                assert found.sm_ratio == truth[pod.full()]
