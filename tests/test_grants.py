@@ -578,3 +578,12 @@ def test_gkes_instance_is_its_first_compute_instance() -> None:
     pod = pod_of({"nvidia.com/gpu": ["nvidia0/gi1"]})
     node = TestNode([Gpu(0, mig=[(1, 0, 1), (1, 1, 2)])], [pod])
     assert set(granted(node.collect(), pod)) == {mig_uuid(0, 1, 0)}
+
+
+def test_an_id_that_nobody_reads_takes_no_device_from_the_others() -> None:
+    """Beside an odd id, a device that is down still keeps its place among those of the answer."""
+    resource = "nvidia.com/gpu"
+    pod = pod_of({resource: [f"{B}-0", f"{B}-1", "odd"]}, {resource: hami_answer(0, A, B)})
+    snapshot = TestNode([Gpu(0, fault="lost"), Gpu(1)], [pod]).collect()
+    assert {uuid: found[0] for uuid, found in granted(snapshot, pod).items()} == {B: 1}
+    assert {(one.reason, one.slots) for one in snapshot.unmatched} == {("device_down", 1), ("unparsed", 1)}

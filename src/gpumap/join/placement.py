@@ -94,7 +94,7 @@ def place(
     # Ids that can be trusted first: the others get what these leave.
     for plugin in sorted(by_plugin, key=lambda one: one.trust is Trust.ANSWER):
         if plugin.trust is Trust.ANSWER:
-            covered = {one.located.devices for one in placed}
+            covered = {one.located.devices for one in placed if one.located.devices}
             free = [target for target in targets if target.located.devices not in covered] or targets
             untold = _Target(0, Located((), UNTRUSTED if inventory.up else NVML_DOWN))
             strays = [device_id for device_id, _ in by_plugin[plugin]]
