@@ -9,7 +9,6 @@ from gpumap.join.pods import PodTable
 from gpumap.model import (
     CheckpointEntry,
     ContainerName,
-    DeviceId,
     ListedContainer,
     PluginAnswer,
     PodName,
@@ -20,15 +19,11 @@ from gpumap.plugins import family, named_devices
 
 
 class Answers:
-    """The rows of one checkpoint, found by container, resource and ids; the List has no UIDs."""
+    """What one checkpoint's rows say of listed containers."""
 
     def __init__(self, table: PodTable) -> None:
         self._uid_of = table.uid_of
         self._table = table
-        self._rows: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
-        for entry in table.checkpoint.entries if table.checkpoint else ():
-            for device_id in entry.ids:
-                self._rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
 
     def uid(self, name: ContainerName) -> PodUid | None:
         """The UID of a container's pod, if it is fixed."""
@@ -49,9 +44,7 @@ class Answers:
         """Of rows that have these ids those of the pod, if its UID is fixed; else all must say the same."""
         if not devices.ids:
             return None
-        listed = frozenset(devices.ids)
-        with_first = self._rows.get((name.container, devices.resource, devices.ids[0]), ())
-        rows = [row for row in with_first if listed <= row.ids]  # kubelets 1.20 to 1.22 list some devices not at all
+        rows = self._table.rows.of(name.container, devices)
         uid = self.uid(name)
         if uid is not None:
             rows = [row for row in rows if row.pod_uid == uid]

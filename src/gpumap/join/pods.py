@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from gpumap.join.rows import Rows
 from gpumap.model import (
     Checkpoint,
     CheckpointEntry,
     ClaimPods,
     ContainerLink,
     ContainerName,
-    DeviceId,
     ListedPod,
     LogTree,
     PodIdentity,
@@ -28,8 +28,6 @@ from gpumap.model import (
     ReportedPod,
 )
 
-_Rows = dict[tuple[str, str, DeviceId], list[CheckpointEntry]]
-"""The checkpoint's rows by container, resource and one of their ids."""
 _CONTAINER_ID_DIGITS = 64
 
 
@@ -51,6 +49,8 @@ class PodTable:
     claims: tuple[ClaimPods, ...] | None
     reported: tuple[ReportedPod, ...] | None
     """Of the Pods API, while it is current."""
+    rows: Rows
+    """The checkpoint's."""
     listed: frozenset[PodName]
     containers: frozenset[ContainerName]
     """Those on the List."""
@@ -147,7 +147,8 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
     )
     named = before.named if before else {}
-    uid_of = _fix_uids(pods, _Clues(checkpoint, claims, trees, reported_names, named))
+    rows = Rows(checkpoint)
+    uid_of = _fix_uids(pods, _Clues(rows if checkpoint else None, claims, trees, reported_names, named))
     name_of = {uid: name for name, uid in uid_of.items()}
     standing = {entry.pod_uid for entry in checkpoint.entries} if checkpoint else set()
     standing |= trees.keys() | reported_names.keys()
@@ -161,6 +162,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         logs=logs,
         claims=claims,
         reported=reported,
+        rows=rows,
         listed=listed,
         containers=containers,
         claimants=_claimants(pods, claims or (), name_of),
@@ -229,17 +231,13 @@ class _Clues:
 
     def __init__(
         self,
-        checkpoint: Checkpoint | None,
+        rows: Rows | None,
         claims: tuple[ClaimPods, ...] | None,
         trees: Mapping[PodUid, LogTree],
         reported: Mapping[PodUid, PodName],
         known: Mapping[PodUid, PodName],
     ) -> None:
-        rows: _Rows = {}
-        for entry in checkpoint.entries if checkpoint else ():
-            for device_id in entry.ids:
-                rows.setdefault((entry.container, entry.resource, device_id), []).append(entry)
-        self._rows = rows if checkpoint is not None else None
+        self._rows = rows
         self._claims = None if claims is None else {(one.namespace, one.claim): set(one.pod_uids) for one in claims}
         self._trees = trees
         self._in_logs: dict[PodName, set[PodUid]] = {}
@@ -295,16 +293,12 @@ def _has_devices(pod: ListedPod) -> bool:
     return any(devices.ids for container in pod.containers for devices in container.devices)
 
 
-def _uids_by_rows(pod: ListedPod, rows: _Rows) -> set[PodUid]:
-    """UIDs whose rows hold all that this pod is listed with. (Kubelets 1.20 to 1.22 list some devices not at all:
-    kubernetes/kubernetes#103289.)"""
-    agreed: set[PodUid] | None = None
-    for container in pod.containers:
-        for devices in container.devices:
-            if not devices.ids:
-                continue
-            listed = frozenset(devices.ids)
-            with_first = rows.get((container.name, devices.resource, devices.ids[0]), ())
-            uids = {row.pod_uid for row in with_first if listed <= row.ids}
-            agreed = uids if agreed is None else agreed & uids
-    return agreed or set()
+def _uids_by_rows(pod: ListedPod, rows: Rows) -> set[PodUid]:
+    """UIDs whose rows hold all that this pod is listed with."""
+    found = [
+        {row.pod_uid for row in rows.of(container.name, devices)}
+        for container in pod.containers
+        for devices in container.devices
+        if devices.ids
+    ]
+    return set.intersection(*found) if found else set()
