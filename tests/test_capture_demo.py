@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,16 +28,9 @@ from gpumap.nvml_worker import wire
 from gpumap.settings import resolve
 from tests import agent, golden
 from tests.demo_process import GPUMAP, environment
-from tests.node import short_directory
 
 OWNERS = golden.CAPTURES / "owners"
 PATIENCE_SECONDS = 30.0
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 @pytest.fixture(name="copy")

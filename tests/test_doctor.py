@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gpumap.settings import resolve
 from gpumap.terminal import Screen, cells
 from tests import standin
 from tests.agent import run_agent, serve
-from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.node import GIB, Node, gpu_uuid
 from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
@@ -342,12 +342,6 @@ async def here(node: Node) -> tuple[Document, Facts]:
 
 
 # --- the installed command --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 @pytest.fixture(name="node")

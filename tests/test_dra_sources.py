@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -35,8 +35,8 @@ from gpumap.model import (
 from gpumap.sources import prepared
 from gpumap.sources.dra import FILE_BYTES_MAX, DraSource, parse_state
 from gpumap.units import parse_quantity
-from tests import agent, standin
-from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests import agent
+from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 
@@ -577,17 +577,6 @@ def test_table_is_made_anew_when_claims_change() -> None:
 
 
 # --- all together -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="library", scope="module")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return standin.build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 async def test_agent_finds_the_pod_and_the_device_of_a_claim(directory: Path, library: Path) -> None:

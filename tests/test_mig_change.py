@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -16,7 +16,7 @@ from gpumap.model import DeviceId, ResourceDevices
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, Page, serve, until
 from tests.demo_process import environment
-from tests.node import GIB, MIB, WHOLE, Node, Pod, gpu_uuid, short_directory
+from tests.node import GIB, MIB, WHOLE, Node, Pod, gpu_uuid
 from tests.processes import PlainProcesses
 from tests.standin import Attributes, Code, MigInstance, Placement
 
@@ -80,17 +80,6 @@ def half(handle: int | None = None) -> MigInstance:
         placement=Placement(9, 4, 4),
         handle=handle,
     )
-
-
-@pytest.fixture(name="library", scope="module")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return standin.build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 @pytest.fixture(name="node")

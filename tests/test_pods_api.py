@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ from gpumap.sources.dra import DraSource
 from gpumap.sources.identity import PodIdentitySource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.pods_api import PodsApiSource
-from tests import agent, standin
-from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests import agent
+from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 
@@ -359,17 +359,6 @@ def test_table_is_made_anew_when_it_says_something_new() -> None:
 
 
 # --- all together -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(name="library", scope="module")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return standin.build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -46,21 +46,10 @@ from gpumap.sources.nvml import worker_command
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
 from tests.demo_process import GPUMAP, environment
-from tests.node import GIB, Node, gpu_uuid, short_directory
+from tests.node import GIB, Node, gpu_uuid
 from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
 
 PATIENCE_SECONDS = 30.0
-
-
-@pytest.fixture(name="library", scope="module")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return standin.build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 @pytest.fixture(name="node")

@@ -18,24 +18,13 @@ from gpumap import cgroups
 from tests import standin
 from tests.agent import Page, gone, serve
 from tests.demo_process import GPUMAP, environment
-from tests.node import GIB, MIB, Node, Pod, gpu_uuid, short_directory
+from tests.node import GIB, MIB, Node, Pod, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 
 SHARED, WHOLE, OTHER = (gpu_uuid(index) for index in range(3))
 USED = "gpumap_container_gpu_memory_used_bytes"
 OWNED = "gpumap_device_memory_used_by_owner_bytes"
 HOST = "/system.slice/sshd.service"
-
-
-@pytest.fixture(name="library", scope="module")
-def build_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return standin.build(tmp_path_factory.mktemp("library"))
-
-
-@pytest.fixture(name="directory")
-def make_directory() -> Iterator[Path]:
-    with short_directory() as directory:
-        yield directory
 
 
 @pytest.fixture(name="real")
