@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
+from gpumap.demo.notes import prepared_claim
 from gpumap.model import ClaimPods, PodUid, PreparedDevice, Uuid
 from gpumap.sources import prepared
 from gpumap.sources.dra import parse_state
@@ -72,24 +73,8 @@ def renamed_checkpoint(text: bytes, names: Names) -> bytes:
     return checkpoint_text(sorted(renamed, key=lambda one: json.dumps(_claim(one))))
 
 
-def _claim(one: PreparedDevice) -> dict[str, Any]:
-    share = {"shareID": one.share_id} if one.share_id else {}
-    admin = {"adminAccess": True} if one.admin_access else {}
-    amount = {} if one.memory_bytes is None else {"consumedCapacity": {"memory": str(one.memory_bytes)}}
-    told = {"DeviceName": one.device, **({"ShareID": one.share_id} if one.share_id else {})}
-    device = (
-        {"mig": {"concrete": {"migUUID": one.uuid}, "device": told}}
-        if one.uuid.startswith("MIG-")
-        else {"gpu": {"info": {"uuid": one.uuid}, "device": told}}
-    )
-    result = {"driver": prepared.DRIVER, "device": one.device, **share, **admin, **amount}
-    return {
-        "checkpointState": "PrepareCompleted",
-        "name": one.claim,
-        "namespace": one.claim_namespace,
-        "status": {"allocation": {"devices": {"results": [result]}}},
-        "preparedDevices": [{"devices": [device]}],
-    }
+def _claim(one: PreparedDevice) -> dict[str, object]:
+    return prepared_claim((one.claim_namespace, one.claim), [one])
 
 
 def _text(document: object) -> bytes:

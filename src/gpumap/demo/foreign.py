@@ -15,13 +15,13 @@ from gpumap.demo.places import gpu_index, mig_number
 from gpumap.demo.play import GpuSpec
 from gpumap.demo.yaml_fields import Fields, ScenarioError, boolean, expected, list_of, matching, name, size, text
 from gpumap.model import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices, Uuid
+from gpumap.plugins import DRA_DRIVER
 
 ANSWER_KEYS = ("envs", "annotations", "devices", "mounts", "cdi")
 CLAIM_KEYS = ("claim", "device", "driver", "share_id", "notes")
 NOTES_KEYS = ("uuid", "memory", "admin_access")
 IDS_MAX = 10_000
 """In all of a scenario: a short text must not fill the memory of whoever reads it."""
-DRA_DRIVER = "gpu.nvidia.com"
 
 _DEVICE = re.compile(r"\{(\d{1,6})(?:\.(\d{1,6}))?\}", re.ASCII)
 _RANGE = re.compile(r"\[(\d{1,9})-(\d{1,9})\]", re.ASCII)

@@ -7,37 +7,39 @@ what gpumap reads. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpumap.demo.names import derived_uuid
 from gpumap.model import PreparedDevice
+from gpumap.plugins import DRA_DRIVER
 
-_Claim = tuple[str, str]
+Claim = tuple[str, str]
 """Namespace and name."""
 
 
 def notes_text(devices: Iterable[PreparedDevice]) -> str:
     """The file's content. The checksums are not the driver's, which only Go can compute."""
-    by_claim: dict[_Claim, list[PreparedDevice]] = {}
+    by_claim: dict[Claim, list[PreparedDevice]] = {}
     for one in sorted(set(devices), key=lambda one: (one.claim_namespace, one.claim, one.device, one.share_id)):
         by_claim.setdefault((one.claim_namespace, one.claim), []).append(one)
-    prepared = {derived_uuid("claim", *claim): _claim(claim, found) for claim, found in by_claim.items()}
+    prepared = {derived_uuid("claim", *claim): prepared_claim(claim, found) for claim, found in by_claim.items()}
     return json.dumps({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": prepared}})
 
 
-def _claim(claim: _Claim, devices: list[PreparedDevice]) -> dict[str, object]:
+def prepared_claim(claim: Claim, devices: Sequence[PreparedDevice]) -> dict[str, object]:
+    """One claim that is prepared to the end, with its devices."""
     return {
         "checkpointState": "PrepareCompleted",
+        "name": claim[1],
+        "namespace": claim[0],
         "status": {"allocation": {"devices": {"results": [_result(one) for one in devices]}}},
         "preparedDevices": [{"devices": [_device(one) for one in devices]}],
-        "namespace": claim[0],
-        "name": claim[1],
     }
 
 
 def _result(one: PreparedDevice) -> dict[str, object]:
     """What the scheduler allocated (`DeviceRequestAllocationResult` of resource.k8s.io)."""
-    result: dict[str, object] = {"driver": "gpu.nvidia.com", "device": one.device}
+    result: dict[str, object] = {"driver": DRA_DRIVER, "device": one.device}
     if one.share_id:
         result["shareID"] = one.share_id
     if one.admin_access:

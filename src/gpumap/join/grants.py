@@ -21,6 +21,7 @@ GIB = 1 << 30
 MIB_UNIT_FACTOR = 1.25
 """A card that has more GiB slots than this by its size has MiB slots: gpushare's unit stands nowhere."""
 
+_NUMBER = re.compile("[0-9]{1,9}")
 _LIMIT = re.compile(r"([0-9]{1,12})([kmgKMG]?)(?:[iI]?[bB])?")
 _LIMIT_BYTES = {"": 1, "k": 1 << 10, "m": MIB, "g": GIB}
 _PINNED = re.compile(r"[0-9A-Za-z-]+=([0-9]{1,12})([MG])")
@@ -64,15 +65,13 @@ class _Stated(NamedTuple):
 
 
 def grants(
-    holdings: Iterable[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
+    holdings: Collection[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
 ) -> dict[tuple[ContainerName, Uuid], Grant]:
     """Compute every container's grant of every device that it holds."""
     by_holder: dict[tuple[ContainerName, Uuid], list[Holding]] = {}
     for holding in holdings:
         by_holder.setdefault((holding.container, holding.uuid), []).append(holding)
-    computing = _Computing(
-        [one for of_holder in by_holder.values() for one in of_holder], offered, registered, inventory
-    )
+    computing = _Computing(holdings, offered, registered, inventory)
     stated = {holder: [computing.stated(holding) for holding in of_holder] for holder, of_holder in by_holder.items()}
     shares = {holder: _share([gpus for one in said for gpus in one.gpus]) for holder, said in stated.items()}
     scale = _overcommitment(shares, inventory)
@@ -92,7 +91,7 @@ class _Computing:
     """All holdings of a node, by which one of them is weighed."""
 
     def __init__(
-        self, holdings: list[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
+        self, holdings: Iterable[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
     ) -> None:
         self._inventory = inventory
         self._offered = offered
@@ -117,10 +116,7 @@ class _Computing:
                     claim = (one.claim.claim_namespace, one.claim.claim)
                     self._claims.setdefault(one.uuid, set()).add(claim)
         self._counts = {key: self._count(key, held) for key, held in self._held.items()}
-
-    def stated(self, holding: Holding) -> _Stated:
-        """What a holding says of shares and bytes."""
-        by_unit: dict[Unit, Callable[[Holding], _Stated]] = {
+        self._by_unit: dict[Unit, Callable[[Holding], _Stated]] = {
             Unit.DEVICE: self._device,
             Unit.REPLICA: self._replicas,
             Unit.GPUSHARE: self._gpushare,
@@ -130,7 +126,10 @@ class _Computing:
             Unit.VOLCANO_MEMORY: _volcano_memory,
             Unit.UNTOLD: lambda _: _Stated(),
         }
-        return by_unit[holding.plugin.unit](holding)
+
+    def stated(self, holding: Holding) -> _Stated:
+        """What a holding says of shares and bytes."""
+        return self._by_unit[holding.plugin.unit](holding)
 
     def _device(self, holding: Holding) -> _Stated:
         """Whole, or one share of consumable capacity, whose size only the driver's own notes tell; or nothing."""
@@ -156,7 +155,7 @@ class _Computing:
         own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
         part = math.fsum(1 / self._listed[(*key, id_)] for id_ in holding.ids)
         share = own * part / count if own is not None and count else None
-        envs = dict(holding.answer.envs) if holding.answer else {}
+        envs = _envs(holding)
         memory: tuple[int | None, ...] = ()
         pinned = envs.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
         if pinned is not None:
@@ -169,8 +168,7 @@ class _Computing:
     def _gpushare(self, holding: Holding) -> _Stated:
         """By the card's slots: those of its ids, else as many as the plugin wrote into the container."""
         slots = len(holding.ids)
-        of_card = dict(holding.answer.envs).get("ALIYUN_COM_GPU_MEM_DEV", "") if holding.answer else ""
-        told = int(of_card) if re.fullmatch("[0-9]{1,9}", of_card) else None
+        told = _number(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
         count = self._count((holding.uuid, holding.resource)) or told
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
@@ -182,19 +180,19 @@ class _Computing:
     def _split(self, holding: Holding) -> _Stated:
         """Limits, device by device, in the answer's order; for the SMs that of the first (HAMi, plugin/server.go)."""
         own = _own_share(holding.uuid, self._inventory)
-        envs = dict(holding.answer.envs) if holding.answer else {}
+        envs = _envs(holding)
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.place}", ""))
-        cores = envs.get("CUDA_DEVICE_SM_LIMIT", "")
-        if not is_gpu(holding.uuid) and limit is None and not cores:
+        cores = _number(envs.get("CUDA_DEVICE_SM_LIMIT"))
+        if not is_gpu(holding.uuid) and limit is None and not envs.get("CUDA_DEVICE_SM_LIMIT"):
             return _Stated((own,), is_whole=True)  # a MIG device made for it
         # 0 is no limit: nothing was granted.
         memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] or None) if limit else None
-        if not cores.isascii() or not cores.isdigit() or len(cores) > 9 or own is None:
+        if cores is None or own is None:
             return _Stated((None,), (memory,))
-        if int(cores) == 0:
+        if cores == 0:
             count = self._count((holding.uuid, holding.resource))
             return _Stated((own * len(holding.ids) / count if count else None,), (memory,))
-        return _Stated((own * int(cores) / 100 if holding.place == 0 else None,), (memory,))
+        return _Stated((own * cores / 100 if holding.place == 0 else None,), (memory,))
 
     def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
         """How many slots of a resource a device has, in all."""
@@ -213,13 +211,23 @@ def _vcuda_memory(holding: Holding) -> _Stated:
 
 def _volcano_memory(holding: Holding) -> _Stated:
     """MiB by the factor, else what the plugin says of all of them: that is MiB in every version that says no factor."""
-    envs = dict(holding.answer.envs) if holding.answer else {}
-    factor, allocated = envs.get("VOLCANO_GPU_FACTOR", ""), envs.get("VOLCANO_GPU_ALLOCATED", "")
-    if re.fullmatch("[0-9]{1,9}", factor):
-        return _Stated((), (len(holding.ids) * int(factor) * MIB,))
-    if re.fullmatch("[0-9]{1,9}", allocated):
-        return _Stated((), (int(allocated) * MIB * len(holding.ids) // holding.ids_anywhere,))
+    envs = _envs(holding)
+    factor, allocated = _number(envs.get("VOLCANO_GPU_FACTOR")), _number(envs.get("VOLCANO_GPU_ALLOCATED"))
+    if factor is not None:
+        return _Stated((), (len(holding.ids) * factor * MIB,))
+    if allocated is not None:
+        return _Stated((), (allocated * MIB * len(holding.ids) // holding.ids_anywhere,))
     return _Stated((), (None,))
+
+
+def _envs(holding: Holding) -> dict[str, str]:
+    """The environment that the plugin's answer set."""
+    return dict(holding.answer.envs) if holding.answer else {}
+
+
+def _number(text: str | None) -> int | None:
+    """A number as plugins write them into environments; `None` for anything else."""
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def _is_admin(holding: Holding) -> bool:

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gpumap.model import PreparedDevice, Uuid
+from gpumap.plugins import DRA_DRIVER
 from gpumap.sources.json_texts import Object, is_object, is_text, member, parse_object
 from gpumap.units import parse_quantity
 
-DRIVER = "gpu.nvidia.com"
 _NEWEST_KNOWN = 3
 """Versions up to this one leave `preparedClaims` out where there are none."""
-_MEMORY = ("memory", f"{DRIVER}/memory")
+_MEMORY = ("memory", f"{DRA_DRIVER}/memory")
 
 
 def parse(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
@@ -90,7 +90,7 @@ def _results(claim: Object) -> dict[str, list[Object]]:
     found: dict[str, list[Object]] = {}
     for result in filter(is_object, results if isinstance(results, list) else ()):
         device = member(result, "device")
-        if is_text(device) and member(result, "driver") in (None, DRIVER):
+        if is_text(device) and member(result, "driver") in (None, DRA_DRIVER):
             found.setdefault(device, []).append(result)
     return found
 
