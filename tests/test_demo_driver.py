@@ -59,11 +59,11 @@ async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(wire.request(1, 5.0) + wire.request(2, 5.0))
+    process.stdin.write(wire.encode_request(wire.Request(1, 5.0)) + wire.encode_request(wire.Request(2, 5.0)))
     answers = [wire.decode(await asyncio.wait_for(process.stdout.readline(), 10)) for _ in range(6)]
     process.stdin.close()
     assert await asyncio.wait_for(process.wait(), 10) == 0
-    assert [answer.read for answer in answers] == [1, 1, 1, 2, 2, 2]
+    assert [getattr(answer, "read", None) for answer in answers] == [1, 1, 1, 2, 2, 2]
     lost = answers[2]
     assert isinstance(lost, wire.GpuSaid)
     assert (lost.gpu.index, lost.gpu.fault) == (2, "lost")

@@ -121,7 +121,8 @@ async def test_one_child_answers_all_reads(start: Start, log: Path) -> None:
         GpuReading(0, uuid=first.value.gpus[0].uuid),
         GpuReading(1, uuid=second.value.gpus[1].uuid),
     )
-    assert requests(log) == [{"read": n, "interval": 1.0, "last": [], "skip": []} for n in (1, 2)]
+    asked = {"interval": 1.0, "last": [], "skip": [], "groups": [], "release": False}
+    assert requests(log) == [{"read": n, **asked} for n in (1, 2)]
 
 
 async def test_faults_and_refusals_are_complaints(start: Start) -> None:

@@ -5,19 +5,21 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
-from gpumap.nvml_worker import structs, wire
+from gpumap.model import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.nvml_worker import gpu_json, structs, wire
 from gpumap.sources.nvml_suspects import LONGEST_PAUSE_READS, Suspects
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Process, Sample
 from tests.worker import PATIENCE_SECONDS, Start, starting
 
+T = TypeVar("T")
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
 GIB = 1 << 30
@@ -455,6 +457,7 @@ whole = st.integers(0, 1 << 63)
 ratio = st.none() | st.floats(0, 1)
 memories = st.none() | st.builds(DeviceMemory, whole, whole, whole, st.none() | whole)
 processes = st.lists(st.builds(GpuProcess, whole, st.none() | whole, st.sampled_from(["C", "M+C"])), max_size=2)
+activities = st.none() | st.builds(Activity, ratio, ratio, ratio, ratio)
 instances = st.builds(
     MigInstance,
     st.text().map(Uuid),
@@ -468,7 +471,15 @@ instances = st.builds(
     st.none() | whole,
     st.none() | whole,
     st.booleans(),
+    activities,
 )
+
+
+def worded(values: st.SearchStrategy[T]) -> st.SearchStrategy[tuple[tuple[str, T], ...]]:
+    """What is told by a word each."""
+    return st.lists(st.tuples(st.text(), values), max_size=2).map(tuple)
+
+
 readings = st.builds(
     GpuReading,
     index=whole,
@@ -491,6 +502,11 @@ readings = st.builds(
     power_watts=st.none() | st.floats(0, 1e12),
     power_limit_watts=st.none() | st.floats(0, 1e12),
     energy_joules=st.none() | st.floats(0, 1e12),
+    clocks_hertz=worded(st.floats(0, 1e12)),
+    clock_events=worded(st.booleans()),
+    clock_event_seconds=worded(st.floats(0, 1e12)),
+    fan_ratios=worded(st.floats(0, 2)),
+    activity=activities,
     refusals=st.just((("nvmlDeviceGetUUID", 999),)) | st.just(()),
 )
 
@@ -545,9 +561,9 @@ def test_an_instance_of_an_older_capture_has_no_place() -> None:
     """Lines from before a MIG device had a place are read, and one that has none is written as it was then."""
     older = {"uuid": MIG_A, "gpu_instance_id": 7, "compute_instance_id": 0, "profile": "1g.10gb"}
     older |= {"compute_slices": 1, "memory": None, "processes": None}
-    reading = wire.gpu_from_object({"index": 0, "partitioned": True, "instances": [older]})
+    reading = gpu_json.gpu_from_object({"index": 0, "partitioned": True, "instances": [older]})
     assert reading.instances == (MigInstance(Uuid(MIG_A), 7, 0, "1g.10gb", 1, None, None),)
-    assert wire.gpu_object(reading)["instances"] == [older]
+    assert gpu_json.gpu_object(reading)["instances"] == [older]
 
 
 def test_unknown_keys_are_ignored() -> None:

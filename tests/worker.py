@@ -47,7 +47,7 @@ class Worker:
             driver.write(self.state)
         self._reads += 1
         assert self.process.stdin is not None
-        self.process.stdin.write(wire.request(self._reads, 1.0, last, skip))
+        self.process.stdin.write(wire.encode_request(wire.Request(self._reads, 1.0, tuple(last), tuple(skip))))
         return self._reads
 
     def answer(self, patience_seconds: float = PATIENCE_SECONDS) -> wire.Answer | None:

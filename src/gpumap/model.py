@@ -9,12 +9,15 @@ import enum
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NewType, TypeVar
 
+from gpumap.readings import Activity as Activity
 from gpumap.readings import DeviceMemory as DeviceMemory
 from gpumap.readings import GpuProcess as GpuProcess
 from gpumap.readings import GpuReading as GpuReading
+from gpumap.readings import Listening as Listening
 from gpumap.readings import MigInstance as MigInstance
 from gpumap.readings import ProcessSample as ProcessSample
 from gpumap.readings import Uuid as Uuid
+from gpumap.readings import XidError as XidError
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
@@ -25,10 +28,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Moment(NamedTuple):
-    """One instant on both clocks: monotonic for ages, wall (Unix seconds) for people."""
+    """One instant on both clocks: monotonic for ages, wall (Unix seconds) for people.
+
+    `asleep` is how long the machine has been suspended since it booted, in which the monotonic clock stood still.
+    """
 
     monotonic: float
     wall: float
+    asleep: float = 0.0
 
 
 class PodName(NamedTuple):
@@ -348,6 +355,9 @@ class NvmlReading:
     cuda_version: str
     nvml_version: str
     gpus: tuple[GpuReading, ...]
+    xids: tuple[XidError, ...] = ()
+    """Those since the reading before."""
+    listening: tuple[Listening, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

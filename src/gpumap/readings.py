@@ -39,6 +39,15 @@ class ProcessSample(NamedTuple):
     decoder_ratio: float
 
 
+class Activity(NamedTuple):
+    """What GPM measured between two samples, ratios 0-1 of the device's own engines; `None` is not told."""
+
+    sm_ratio: float | None
+    sm_occupancy_ratio: float | None
+    tensor_ratio: float | None
+    dram_ratio: float | None
+
+
 class MigInstance(NamedTuple):
     """A MIG device. Compute instances of one GPU instance (`gpu_instance_id`) share its memory."""
 
@@ -55,10 +64,12 @@ class MigInstance(NamedTuple):
     placement_size: int | None = None
     denied: bool = False
     """Its memory is kept from us, as it is without its device nodes below /dev/nvidia-caps."""
+    activity: Activity | None = None
+    """`None` too where several compute instances share the GPU instance, which is what the driver measures."""
 
 
 class GpuReading(NamedTuple):
-    """What NVML said of one GPU in one read. With a `fault` nothing but the identity is told, and that only if known.
+    """What NVML said of one GPU in one read. With a `fault` only its identity, if known, and the recovery action.
 
     `samples` is `None` where the GPU keeps no per-process time (MIG, vGPU guests, WSL).
     """
@@ -84,5 +95,49 @@ class GpuReading(NamedTuple):
     power_watts: float | None = None
     power_limit_watts: float | None = None
     energy_joules: float | None = None
+    clocks_hertz: tuple[tuple[str, float], ...] = ()
+    """By domain: graphics, sm, memory, video."""
+    clock_events: tuple[tuple[str, bool], ...] = ()
+    """Why the clocks may be lowered, and whether they are for that; the reasons that the GPU knows."""
+    clock_event_seconds: tuple[tuple[str, float], ...] = ()
+    """How long clocks were lowered, by reason, since the driver began to count."""
+    performance_state: int | None = None
+    """0 (fastest) to 15."""
+    fan_ratios: tuple[tuple[str, float], ...] = ()
+    """By fan's number; of its intended speed, which may be exceeded."""
+    ecc_errors: tuple[tuple[str, str, int], ...] = ()
+    """(corrected or uncorrected, location, count over the GPU's life)."""
+    remapped_rows: tuple[tuple[str, int], ...] = ()
+    """By what they were remapped for: correctable or uncorrectable errors."""
+    row_remap_pending: bool | None = None
+    row_remap_failure: bool | None = None
+    retired_pages: tuple[tuple[str, int], ...] = ()
+    """By what they were retired for: single_bit_ecc or double_bit_ecc."""
+    recovery_action: str | None = None
+    """What the driver asks for, in nvml.h's words (NVML_GPU_RECOVERY_ACTION_*)."""
+    pcie_transmit_bytes: int | None = None
+    pcie_receive_bytes: int | None = None
+    nvlink_transmit_bytes: int | None = None
+    nvlink_receive_bytes: int | None = None
+    activity: Activity | None = None
     refusals: tuple[tuple[str, int], ...] = ()
     """Calls that failed other than by "not supported", with NVML's return code."""
+
+
+class XidError(NamedTuple):
+    """An XID event of a GPU. Instances' ids are `None` where it is not a MIG instance's, or kept back from us."""
+
+    uuid: Uuid
+    code: int
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    age_seconds: float
+    """Before the reading that it came with."""
+
+
+class Listening(NamedTuple):
+    """A GPU whose XID events were registered for: between the two, seconds before the reading, none was missed."""
+
+    uuid: Uuid
+    since_seconds: float
+    until_seconds: float

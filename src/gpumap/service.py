@@ -56,7 +56,7 @@ async def collector(
     hidden_after_seconds: float = HIDDEN_AFTER_SECONDS,
 ) -> AsyncIterator[Collector]:
     """Put the sources and the loop together; close them at the end."""
-    nvml = NvmlSource(driver_command)
+    nvml = NvmlSource(driver_command, settings.groups)
     await nvml.start()
     from gpumap.sources.kubelet import KubeletSource
 

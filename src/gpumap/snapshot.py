@@ -60,6 +60,8 @@ class Gpu:
     stuck_seconds: float
     last_success: float | None
     reading: GpuReading | None
+    recovery_action: str | None = None
+    """What the driver asks for; told also of a GPU that needs a reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,51 @@ class ContainerOnDevice:
     @property
     def holds(self) -> bool:
         return bool(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAccount:
+    """What a container on a device has been charged for since it was first seen; stands for a while after it is gone.
+
+    Each counter is `None` until its measure was known once.
+    """
+
+    name: ContainerName
+    uuid: Uuid
+    allocated_gpu_seconds: float | None
+    sm_seconds: float | None
+    memory_byte_seconds: float | None
+    energy_joules: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAccount:
+    """What of a GPU nobody was charged for; stands also while the GPU does not answer.
+
+    `energy_unattributed_joules` is `None` where the GPU counts no energy.
+    """
+
+    uuid: Uuid
+    energy_unattributed_joules: float | None
+    gap_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuXids:
+    """XID errors of a GPU by code, and how long nobody listened for them."""
+
+    uuid: Uuid
+    counts: tuple[tuple[int, int], ...]
+    blind_seconds: float
+
+
+class ContainerXids(NamedTuple):
+    """XID errors of one code on a device while this container held or used it."""
+
+    name: ContainerName
+    uuid: Uuid
+    code: int
+    errors: int
 
 
 class ProcessUse(NamedTuple):
@@ -208,5 +255,11 @@ class Snapshot:
     pods: tuple[PodInfo, ...] = ()
     device_health: tuple[ToldHealth, ...] | None = None
     """`None` where nobody tells: the Pods API was not asked, or does not answer."""
+    accounts: tuple[ContainerAccount, ...] = ()
+    gpu_accounts: tuple[GpuAccount, ...] = ()
+    xids: tuple[GpuXids, ...] = ()
+    container_xids: tuple[ContainerXids, ...] = ()
     hidden: tuple[HiddenDevice, ...] = ()
     """Only a new container helps: the service ends for the sake of it."""
+    lost_driver: str = ""
+    """Why NVML, which had answered, will not answer this container again: the service ends for the sake of it."""

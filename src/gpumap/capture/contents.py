@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpumap import remedies
 from gpumap.capture import answers
 from gpumap.model import GpuReading, NvmlReading
-from gpumap.nvml_worker import codes, wire
+from gpumap.nvml_worker import codes, gpu_json, wire
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
 SOCKET = "kubelet/socket"
@@ -112,7 +112,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         gpus = said.get("gpus")
         if not isinstance(gpus, list) or len(gpus) > wire.MAX_GPUS:
             raise ValueError("gpus is not a list of GPUs")
-        readings = tuple(map(wire.gpu_from_object, gpus))
+        readings = tuple(map(gpu_json.gpu_from_object, gpus))
         if [gpu.index for gpu in readings] != list(range(len(gpus))):
             raise ValueError("the GPUs' indices are not 0, 1, …")
     except ValueError as mistake:
@@ -216,7 +216,7 @@ def reading_text(said: NvmlReading | Down) -> bytes:
 
 
 def _gpus_text(gpus: Iterable[GpuReading]) -> str:
-    lines = ",\n".join(f"  {json.dumps(wire.gpu_object(gpu), separators=(',', ':'))}" for gpu in gpus)
+    lines = ",\n".join(f"  {json.dumps(gpu_json.gpu_object(gpu), separators=(',', ':'))}" for gpu in gpus)
     return f' "gpus": [\n{lines}\n]'
 
 

@@ -197,4 +197,5 @@ def _gpu(known: KnownGpu, said: GpuReading) -> Gpu:
         stuck_seconds=said.stuck_seconds,
         last_success=known.last_success or None,
         reading=said if said.fault is None else None,
+        recovery_action=said.recovery_action,
     )

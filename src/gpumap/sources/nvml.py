@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpumap.model import Complaint, GpuReading, NvmlReading, SourceError, Told
+from gpumap.model import Complaint, GpuReading, Listening, NvmlReading, SourceError, Told, XidError
 from gpumap.nvml_worker import wire
 from gpumap.nvml_worker.codes import word
 from gpumap.sources.nvml_process import END_SECONDS, Worker
@@ -65,8 +65,11 @@ class _Read:
 class NvmlSource:
     """One read at a time. A read starts the worker where there is none, also after `close`."""
 
-    def __init__(self, command: Sequence[str], *, replace_after_seconds: float = 30.0) -> None:
+    def __init__(
+        self, command: Sequence[str], groups: Sequence[str] = (), *, replace_after_seconds: float = 30.0
+    ) -> None:
         self._command = tuple(command)
+        self._groups = tuple(groups)
         self._replace_after_seconds = replace_after_seconds
         self._patience_seconds = replace_after_seconds
         self._worker: Worker | None = None
@@ -75,6 +78,8 @@ class NvmlSource:
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = Suspects()
         self._decoder = wire.Decoder()
+        self._xids: list[wire.XidSaid] = []
+        self._heard: tuple[wire.Heard, ...] = ()
 
     async def start(self) -> None:
         """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
@@ -116,7 +121,8 @@ class NvmlSource:
             fresh = worker is None or worker.dead
             if worker is None or fresh:
                 worker = await self._start()
-            worker.send(wire.request(read.number, interval_seconds, read.last, sorted(read.settled)))
+            asked = wire.Request(read.number, interval_seconds, read.last, tuple(sorted(read.settled)), self._groups)
+            worker.send(wire.encode_request(asked))
             heard = await self._listen(worker, read)
             if read.complete:
                 return
@@ -145,6 +151,7 @@ class NvmlSource:
         return self._worker
 
     def _end_worker(self) -> None:
+        self._heard = ()
         if self._worker is not None:
             self._worker.end()
             task = asyncio.create_task(self._worker.ended(), name="nvml-worker-ending")
@@ -172,12 +179,18 @@ class NvmlSource:
             except ValueError as error:
                 self._end_worker()
                 raise SourceError("protocol", f"the worker's line is not an answer: {error}") from error
-            if answer is None:
-                break
-            heard |= self._take(answer, read)
+            match answer:
+                case None:
+                    break
+                case wire.XidSaid():
+                    self._xids.append(answer)
+                case wire.ListeningSaid():
+                    self._heard = answer.heard
+                case _:
+                    heard |= self._take(answer, read)
         return heard
 
-    def _take(self, answer: wire.Answer, read: _Read) -> bool:
+    def _take(self, answer: wire.DriverSaid | wire.GpuSaid | wire.ErrorSaid, read: _Read) -> bool:
         """Whether the answer tells of the driver, which is the first of a read."""
         if answer.read != read.number:
             # An older read's, too late to be used; but who answers is not stuck.
@@ -209,10 +222,11 @@ class NvmlSource:
         complaints = [Complaint("worker_crashed", obituary) for obituary in read.obituaries]
         complaints += [complaint for _, complaint in pairs if complaint is not None]
         complaints += _refusals(gpus)
-        return Told(
-            NvmlReading(driver.driver_version, driver.cuda_version, driver.nvml_version, gpus),
-            tuple(dict.fromkeys(complaints)),
-        )
+        xids = tuple(XidError(*said[:4], now - said.at) for said in self._xids)
+        self._xids.clear()
+        listening = tuple(Listening(uuid, now - since, now - until) for uuid, since, until in self._heard)
+        versions = driver.driver_version, driver.cuda_version, driver.nvml_version
+        return Told(NvmlReading(*versions, gpus, xids, listening), tuple(dict.fromkeys(complaints)))
 
     def _gpu(self, index: int, read: _Read, now: float) -> tuple[GpuReading, Complaint | None]:
         gpu = read.gpus.get(index)
