@@ -56,11 +56,11 @@ def has_nvitop() -> bool:
 
 
 @contextlib.contextmanager
-def gpumap(node: BenchNode, interval: str, *flags: str) -> Iterator[Contestant]:
-    """gpumap as it is run: the service and its NVML worker."""
+def gpumap(node: BenchNode, interval: str, *flags: str, sign: str = "gpumap_device_info{") -> Iterator[Contestant]:
+    """gpumap as it is run: the service and its NVML worker. It serves when `sign` is on its page."""
     port = _free_port()
     command = [str(GPUMAP), "serve", "--listen", f"127.0.0.1:{port}", "--interval", interval, *node.flags, *flags]
-    with _running("gpumap", command, port, node, "gpumap_device_info{") as contestant:
+    with _running("gpumap", command, port, node, sign) as contestant:
         yield contestant
 
 

@@ -1,4 +1,4 @@
-"""P6, P9, P12: CPU time of collections, all processes of a contestant together; contestants run side by side."""
+"""P6, P9, P12, G1: CPU time of collections, all processes of a contestant together; contestants run side by side."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from bench import usage
 from bench.contestants import Contestant, gpumap, has_nvitop, nvitop
 from bench.figures import Figure, missing
 from bench.node import LARGE, SMALL, Shape, node
+from gpumap.metrics import DEFAULT_GROUPS, GROUPS
 
 WARM_UP_SECONDS = 3.0
 P6_LIMITS = {SMALL: 0.10, LARGE: 0.05}
@@ -80,3 +81,37 @@ def doubled(_: frozenset[str]) -> Iterator[Figure]:
     for name, seen in zip(DOUBLED, used[1:], strict=True):
         absolute = f"{seen / cycles * 1e3:.2f} : {used[0] / cycles * 1e3:.2f} ms"
         yield Figure("P12", f"CPU of a cycle, twice the {name} : once, {SMALL}", seen / used[0], 2.2, absolute)
+
+
+GROUPS_INTERVAL_SECONDS = 0.5
+GROUPS_SECONDS = 60.0
+_ANY = 'gpumap_source_up{source="nvml"} 1'
+"""Stands on a page of any groups."""
+
+
+def groups(_: frozenset[str]) -> Iterator[Figure]:
+    """G1: what leaving a group of families out saves, side by side, in one window, against the mean of two that leave
+    out nothing; how far these are apart is the noise."""
+    kinds = {"one of all groups": DEFAULT_GROUPS, "another of all groups": DEFAULT_GROUPS}
+    kinds |= {f"without {left_out}": _without(left_out) for left_out in DEFAULT_GROUPS}
+    kinds |= {f"with {more} too": (*DEFAULT_GROUPS, more) for more in GROUPS if more not in DEFAULT_GROUPS}
+    interval = f"{GROUPS_INTERVAL_SECONDS * 1000:.0f}ms"
+    with node(SMALL) as made, contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        ours = [enter(gpumap(made, interval, *_collecting(kept), sign=_ANY)) for kept in kinds.values()]
+        time.sleep(WARM_UP_SECONDS)
+        seen, lasted = cpu_over(ours, GROUPS_SECONDS)
+        kilobytes = [len(one.page().encode()) // 1000 for one in ours]
+    full = (seen[0] + seen[1]) / 2
+    milliseconds = 1e3 * GROUPS_INTERVAL_SECONDS / lasted
+    for name, used, size in zip(kinds, seen, kilobytes, strict=True):
+        absolute = f"{used * milliseconds:.2f} : {full * milliseconds:.2f} ms, {size} : {kilobytes[0]} kB"
+        yield Figure("G1", f"CPU of a cycle, {name} : all groups, {SMALL}", used / full, None, absolute)
+
+
+def _without(group: str) -> tuple[str, ...]:
+    return tuple(one for one in DEFAULT_GROUPS if one != group)
+
+
+def _collecting(kept: Sequence[str]) -> list[str]:
+    return [f"--collect={group}" for group in kept]

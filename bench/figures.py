@@ -11,27 +11,36 @@ NVITOP_MISSING = "nvitop-exporter cannot be had here (`make bench` installs it f
 
 @dataclass(frozen=True)
 class Figure:
-    """`ratio` is `None` where it cannot be measured; then `absolute` says why. `at_least`: larger is better."""
+    """`ratio` is `None` where it cannot be measured; then `absolute` says why. `at_least`: larger is better.
+
+    Without a `limit` there is no goal: the figure is there to be known.
+    """
 
     goal: str
     what: str
     ratio: float | None
-    limit: float
+    limit: float | None
     absolute: str
     at_least: bool = False
 
     @property
     def reached(self) -> bool:
-        if self.ratio is None:
+        if self.ratio is None or self.limit is None:
             return False
         return self.ratio >= self.limit if self.at_least else self.ratio <= self.limit
 
     @property
     def row(self) -> tuple[str, ...]:
         sign = "≥" if self.at_least else "≤"
-        mark = "–" if self.ratio is None else "✔" if self.reached else "✘"
+        mark = "–" if self.ratio is None or self.limit is None else "✔" if self.reached else "✘"
         ratio = "–" if self.ratio is None else f"{_short(self.ratio)}×"
-        return self.goal, self.what, ratio, f"{sign} {_short(self.limit)}×", mark, self.absolute
+        goal = "–" if self.limit is None else f"{sign} {_short(self.limit)}×"
+        return self.goal, self.what, ratio, goal, mark, self.absolute
+
+    @property
+    def place(self) -> tuple[bool, int]:
+        """Its place in the table: the goals by their numbers, then what has none."""
+        return self.goal[0] != "P", int(self.goal[1:])
 
 
 def missing(goal: str, what: str, limit: float) -> Figure:

@@ -35,6 +35,8 @@ from tests.processes import NoCgroupsError, PlainProcesses, Processes, RealProce
 
 RESOURCE = "nvidia.com/gpu.shared"
 GIB = 1 << 30
+AGGREGATE, DRAM, SRAM, ALL_LINKS = 1, 2, 7, 0xFFFF_FFFF
+"""nvml.h: counts of memory errors that outlive the driver, two of their places, and NVLink's links together."""
 
 
 class Shape(NamedTuple):
@@ -91,6 +93,27 @@ def _gpu_uuid(index: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
+def _card(index: int) -> standin.Gpu:
+    """One that tells all that an H100 in a server tells: no fans, ECC in its SRAM and DRAM, rows that are remapped."""
+    lasted = dict.fromkeys((*range(74, 80), *range(269, 272)), 10**12)
+    narrow = {142: 1, 143: 0, 144: 0, 145: 0, 230: 0}
+    bytes_ = {197: 10**12, 198: 10**12, (138, ALL_LINKS): 10**9, (139, ALL_LINKS): 10**9}
+    return standin.Gpu(
+        _gpu_uuid(index),
+        name="NVIDIA H100 80GB HBM3",
+        clocks_megahertz={"graphics": 1980, "sm": 1980, "memory": 2619, "video": 1545},
+        clock_events=0x4,
+        clock_events_supported=0xFF,
+        performance_state=0,
+        ecc={(type_, AGGREGATE, location): 0 for type_ in (0, 1) for location in (DRAM, SRAM)},
+        fields={
+            **{id_: ("uint", value) for id_, value in narrow.items()},
+            **{id_: ("ulonglong", value) for id_, value in (lasted | bytes_).items()},
+        },
+        gpm=standin.Gpm(71.5, 40.25, 55.0, 33.0),
+    )
+
+
 class BenchNode:
     """A node of one shape below `directory`."""
 
@@ -100,7 +123,7 @@ class BenchNode:
         self.processes = processes
         self.state = directory / "driver-state"
         self._directory = directory
-        self.driver = standin.Driver(gpus=[standin.Gpu(_gpu_uuid(index)) for index in range(shape.gpus)])
+        self.driver = standin.Driver(gpus=[_card(index) for index in range(shape.gpus)])
         self._pods = [_Pod(gpu, slot) for gpu in range(shape.gpus) for slot in range(shape.pods_per_gpu)]
         self._pods += [_Pod(None, slot) for slot in range(shape.other_pods)]
         self._loop = asyncio.new_event_loop()

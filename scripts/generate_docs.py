@@ -13,7 +13,7 @@ from gpumap import remedies
 from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS, LATER_DIALECTS
 from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.families import Family
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS, PROCESSES, self_families
+from gpumap.metrics import DEFAULT_GROUPS, GROUPS, PROCESSES, self_families
 from gpumap.settings import FLAGS, LATER_FLAGS, Flag
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -22,17 +22,24 @@ _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", r
 GROUP_TITLES = {
     "allocation": "Allocation: the kubelet's word",
     "use": "Use: measured",
+    "accounting": "Accounting: what containers are charged for",
     "device": "Devices and GPUs",
+    "health": "Health of GPUs",
+    "links": "PCIe and NVLink",
+    "gpm": "GPM: activity of a device's engines, on Hopper and later",
     "codec": "Video encoders and decoders",
 }
 UNITS = {
     "_timestamp_seconds": "seconds since 1970",
+    "_byte_seconds_total": "byte-seconds",
     "_seconds": "seconds",
     "_seconds_total": "seconds",
     "_bytes": "bytes",
+    "_bytes_total": "bytes",
     "_ratio": "0–1",
     "_celsius": "°C",
     "_watts": "watts",
+    "_hertz": "hertz",
     "_joules_total": "joules",
     "_info": "always 1",
 }
@@ -48,7 +55,6 @@ def metrics() -> str:
     parts += ["## By process (`--process-metrics`, off by default: a series for each process)", _families(PROCESSES)]
     parts += ["## On gpumap itself (always)", _families(self_families("", ""))]
     parts += ["And `process_*`, as every Prometheus client has them: CPU, memory, file descriptors, start time."]
-    parts += [f"Groups that are not built yet: {_codes(LATER_GROUPS)}."]
     return "\n\n".join(parts)
 
 
@@ -81,6 +87,8 @@ def troubles() -> str:
     parts += [_table(("source", "reason", "what to do"), sources)]
     for title, label, known in (
         ("GPUs (`gpumap_gpu_fault_info`)", "reason", remedies.FAULTS),
+        ("What the driver asks for (`gpumap_gpu_recovery_action_info`)", "action", remedies.RECOVERY),
+        ("GPUs that answer, and are ill", "what", remedies.HEALTH),
         ("Slots on no device (`gpumap_unmatched_slots`)", "reason", remedies.UNMATCHED),
         ("Capabilities that are 0 (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
         ("Why allocations are not pushed (the log's `push=0`, `gpumap doctor`)", "reason", remedies.PUSH),

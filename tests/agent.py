@@ -77,9 +77,10 @@ class Page:
         return sum(self.samples.get("gpumap_collections_total", {}).values())
 
     def container_series(self) -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        """Every series on containers: its name and labels."""
+        """Every series on containers: its name and labels; without the counters, which outlive them."""
         prefixes = ("gpumap_container_", "gpumap_allocation_", "pod_and_gpu_map_info")
-        return {(name, row) for name, rows in self.samples.items() if name.startswith(prefixes) for row in rows}
+        names = [name for name in self.samples if name.startswith(prefixes) and not name.endswith("_total")]
+        return {(name, row) for name in names for row in self.samples[name]}
 
 
 class Answer(NamedTuple):

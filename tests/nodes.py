@@ -153,6 +153,8 @@ class Gpu:
     """The index, if not told."""
     tells_places: bool = True
     """Whether the driver tells where MIG devices lie."""
+    millijoules: int | None = None
+    """What it counted of energy since its driver was loaded; `None`: it counts none."""
 
     @property
     def uuid(self) -> Uuid:
@@ -185,6 +187,8 @@ class TestNode:
     checkpoint_readable: bool = True
     logs_readable: bool = True
     clock: float = 1000.0
+    asleep: float = 0.0
+    """How long the machine has been suspended, which `clock` does not count."""
     memory: Memory = field(default_factory=Memory, repr=False)
     prepared: tuple[PreparedDevice, ...] | None = None
     trigger: str = "interval"
@@ -198,7 +202,7 @@ class TestNode:
 
     @property
     def now(self) -> Moment:
-        return Moment(self.clock, 1.7e9 + self.clock)
+        return Moment(self.clock, 1.7e9 + self.clock + self.asleep, self.asleep)
 
     def observe(self) -> Observations:
         return Observations(
@@ -280,6 +284,7 @@ class TestNode:
             minor=gpu.device_minor,
             pci_bus_id=f"00000000:0{gpu.index}:00.0",
             model="NVIDIA Test",
+            energy_joules=None if gpu.millijoules is None else gpu.millijoules / 1000,
         )
         if gpu.mig is None:
             processes = self._on(gpu.uuid)
@@ -314,7 +319,7 @@ class TestNode:
 
     def _memory(self, gpu: Gpu, processes: tuple[GpuProcess, ...]) -> DeviceMemory:
         used = gpu.overhead + sum(process.used_memory_bytes or 0 for process in processes)
-        return DeviceMemory(gpu.total, used, gpu.total - used, 0)
+        return DeviceMemory(gpu.total, used, max(0, gpu.total - used), 0)
 
 
 def _entry(process: Process) -> ProcEntry:

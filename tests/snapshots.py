@@ -1,6 +1,9 @@
 """Made-up snapshots for the tests of the pages: `busy_node` has a sample of every native family."""
 
+from dataclasses import replace
+
 from gpumap.model import (
+    Activity,
     ContainerName,
     DeviceHealth,
     DeviceMemory,
@@ -13,9 +16,13 @@ from gpumap.model import (
     Uuid,
 )
 from gpumap.snapshot import (
+    ContainerAccount,
     ContainerOnDevice,
     ContainerUse,
+    ContainerXids,
     Gpu,
+    GpuAccount,
+    GpuXids,
     Leaf,
     NamelessGpu,
     Node,
@@ -34,6 +41,32 @@ MODEL = "NVIDIA H100 80GB HBM3"
 DRIVER = NvmlReading("570.124.06", "12.8", "12.570.124.06", ())
 OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
 CAPABILITIES = ("device_checkpoint", "gpm", "pid_visibility", "pod_logs", "process_utilization", "push", "xid_events")
+ACTIVITY = Activity(0.5, 0.25, 0.125, 0.0625)
+CLOCK_EVENTS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+)
+"""Those that a Hopper GPU knows; the other two of nvml.h are of other cards."""
+CLOCK_EVENT_TIMES = (
+    "sw_power_cap",
+    "thermal",
+    "sync_boost",
+    "board_limit",
+    "low_utilization",
+    "reliability",
+    "total_app_clocks",
+    "total_base_clocks",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
 UNKNOWN_USE = ContainerUse(None, None, 1, None, None, None, None, unassigned=False, last_active=None)
 
 
@@ -49,7 +82,7 @@ def empty_node(name: str = "node-1") -> Snapshot:
 
 
 def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> Gpu:
-    """A GPU that tells all that a GPU can tell, or nothing for its fault."""
+    """A Hopper GPU that tells all that such a GPU can tell, or nothing for its fault but what it takes."""
     uuid = Uuid(f"GPU-{index:08d}-0000-0000-0000-000000000000")
     reading = GpuReading(
         index=index,
@@ -64,6 +97,25 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         power_watts=507.409,
         power_limit_watts=700.0,
         energy_joules=1_000_143.994,
+        clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
+        clock_events=tuple((reason, reason == "sw_power_cap") for reason in CLOCK_EVENTS),
+        clock_event_seconds=tuple((reason, 12.5) for reason in CLOCK_EVENT_TIMES),
+        performance_state=0,
+        fan_ratios=(("0", 0.3),),
+        ecc_errors=tuple(
+            (kind, location, int(kind == "corrected"))
+            for kind in ("corrected", "uncorrected")
+            for location in ("dram", "sram")
+        ),
+        remapped_rows=(("correctable", 1), ("uncorrectable", 0)),
+        row_remap_pending=False,
+        row_remap_failure=False,
+        recovery_action="none",
+        pcie_transmit_bytes=1_000_000_000,
+        pcie_receive_bytes=2_000_000_000,
+        nvlink_transmit_bytes=3_000_000_000,
+        nvlink_receive_bytes=4_000_000_000,
+        activity=None if partitioned else ACTIVITY,
     )
     return Gpu(
         uuid,
@@ -76,7 +128,19 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         0.0,
         1e9,
         None if fault else reading,
+        "gpu_reset" if fault else "none",
     )
+
+
+def pascal(index: int) -> Gpu:
+    """A GPU of before Ampere: it retires pages, and has neither GPM nor rows to remap."""
+    card = gpu(index)
+    assert card.reading is not None
+    pages = (("double_bit_ecc", 1), ("single_bit_ecc", 2))
+    of_its_age = card.reading._replace(
+        retired_pages=pages, remapped_rows=(), row_remap_pending=None, row_remap_failure=None, activity=None
+    )
+    return replace(card, reading=of_its_age)
 
 
 def leaf(on: Gpu, uuid: str, instance: MigInstance | None = None, *, holders: int = 1) -> Leaf:
@@ -95,7 +159,16 @@ def leaf(on: Gpu, uuid: str, instance: MigInstance | None = None, *, holders: in
 
 def instances(on: Gpu) -> tuple[MigInstance, ...]:
     return tuple(
-        MigInstance(Uuid(f"MIG-{on.index:08d}-0000-0000-0000-{number:012d}"), number, 0, "1g.10gb", 1, None, None)
+        MigInstance(
+            Uuid(f"MIG-{on.index:08d}-0000-0000-0000-{number:012d}"),
+            number,
+            0,
+            "1g.10gb",
+            1,
+            None,
+            None,
+            activity=ACTIVITY,
+        )
         for number in range(7)
     )
 
@@ -114,12 +187,21 @@ def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
     return ProcessUse(pid, Uuid(uuid), "C", "python", Owner.ASSIGNED if pod else Owner.HOST, name, None, GIB, 0.25)
 
 
+def account(of: ContainerOnDevice) -> ContainerAccount:
+    return ContainerAccount(of.name, of.uuid, 3600.5, 900.25, 3.5e13, 250_000.75)
+
+
 def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
-    """A node with everything: every second GPU partitioned, the last one lost, `sharing` holders on each leaf."""
+    """A node with everything: every second GPU partitioned, the last one lost, `sharing` holders on each leaf.
+
+    With four GPUs or more one of them is old, so that every native family has a sample.
+    """
     cards = [
         *(gpu(index, partitioned=index % 2 == 1) for index in range(gpus - 1)),
         gpu(gpus - 1, fault="lost"),
     ]
+    if gpus >= 4:
+        cards[2] = pascal(2)
     leaves: list[Leaf] = []
     for card in cards:
         if card.partitioned:
@@ -153,4 +235,8 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         device_health=(
             ToldHealth(ContainerName("team", "pod-0-0", "main"), DeviceHealth("nvidia.com/gpu", "GPU-0", "Healthy")),
         ),
+        accounts=tuple(account(one) for one in sorted(containers, key=lambda one: (one.name, one.uuid))),
+        gpu_accounts=tuple(GpuAccount(one.uuid, 1000.25, 0.0) for one in cards),
+        xids=tuple(GpuXids(one.uuid, ((31, 2), (79, 1)) if one.fault else (), 0.5) for one in cards),
+        container_xids=(ContainerXids(ContainerName("team", "pod-0-0", "main"), leaves[0].uuid, 31, 2),),
     )

@@ -20,7 +20,7 @@ from gpumap._proto.podresources import v1_pb2
 from gpumap.capture import anonymize, contents, replay
 from gpumap.capture import format as on_disk
 from gpumap.capture.pseudonyms import Pseudonyms
-from gpumap.model import ClaimPods, DeviceId, GpuReading, NvmlReading, PodUid
+from gpumap.model import ClaimPods, DeviceId, GpuReading, Listening, NvmlReading, PodUid, Uuid, XidError
 from gpumap.sources import prepared
 from gpumap.sources.dra import parse_state
 from tests import golden
@@ -270,6 +270,21 @@ def test_a_fault_of_a_gpu_is_a_word_of_ours() -> None:
     other = anonymize.anonymize(replace(capture, frames=(on_disk.Frame(0.0, files),)), Pseudonyms(KEY))
     gpu = GpuReading(0, fault="unknown", refusals=(("nvmlX", 999), ("", 999)))
     assert contents.reading(other.frames[0].files) == NvmlReading("1", "2", "3", (gpu,))
+
+
+def test_xid_events_and_listeners_are_renamed() -> None:
+    """With the pseudonyms of the GPUs that they are of; codes, instances and ages stay."""
+    names, uuid = Pseudonyms(KEY), gpu_uuid(0)
+    other = Uuid(names.device(uuid))
+    reading = NvmlReading(
+        "1", "2", "3", (GpuReading(0, uuid=uuid),), (XidError(uuid, 31, 2, 0, 1.5),), (Listening(uuid, 9.0, 0.5),)
+    )
+    capture = on_disk.load(golden.CAPTURES / "kubelet-restart")
+    files = {**capture.frames[0].files, contents.NVML: contents.reading_text(reading)}
+    renamed = anonymize.anonymize(replace(capture, frames=(on_disk.Frame(0.0, files),)), names).frames[0].files
+    assert contents.reading(renamed) == NvmlReading(
+        "1", "2", "3", (GpuReading(0, uuid=other),), (XidError(other, 31, 2, 0, 1.5),), (Listening(other, 9.0, 0.5),)
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpumap.capture import contents, driver, replay, resource
+from gpumap.capture import contents, replay, resource
 from gpumap.capture import format as on_disk
 from gpumap.capture.bounded import LIMITS, BoundedReader, Limits
 from gpumap.capture.contents import Down
+from gpumap.capture.driver import Player
 from gpumap.capture.files import CapturedFiles
 from gpumap.capture.node import CapturedNode
 from gpumap.capture.run import load_capture
 from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.errors import FatalError, UsageError
-from gpumap.model import Source
+from gpumap.model import Activity, GpuReading, Listening, NvmlReading, Source, Uuid, XidError
 from gpumap.nvml_worker import wire
 from gpumap.settings import resolve
 from tests import agent, golden
@@ -142,16 +146,105 @@ async def test_a_replay_takes_the_time_that_the_capture_took() -> None:
     assert holders == [True, True, False]
 
 
+def told_by(player: Player, asked: wire.Request) -> list[wire.Answer]:
+    return [wire.decode(line) for line in player.read(asked)]
+
+
 def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
     """GPUs that are to be skipped are, those to be asked last come last; an error is one line."""
-    files = dict(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files)
-    told = [wire.decode(line) for line in driver.answers(wire.Request(7, 1.0, last=(0,), skip=(1,)), files)]
+    path = directory / "nvml.json"
+    path.write_bytes(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files[contents.NVML])
+    told = told_by(Player(path), wire.Request(7, 1.0, last=(0,), skip=(1,)))
     assert isinstance(told[0], wire.DriverSaid)
     assert (told[0].read, told[0].gpus) == (7, 3)
     assert [one.gpu.index for one in told[1:] if isinstance(one, wire.GpuSaid)] == [2, 0]
-    files[contents.NVML] = contents.reading_text(Down("driver_not_loaded", "in this test"))
-    told = [wire.decode(line) for line in driver.answers(wire.Request(8, 1.0), files)]
+    path.write_bytes(contents.reading_text(Down("driver_not_loaded", "in this test")))
+    told = told_by(Player(path), wire.Request(8, 1.0))
     assert told == [wire.ErrorSaid(8, 0, "driver_not_loaded", "in this test")]
+
+
+GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
+HEALTHY = GpuReading(0, uuid=GPU, performance_state=0, pcie_receive_bytes=5, activity=Activity(0.5, 0.25, None, 0.125))
+XIDS = NvmlReading("1", "2", "3", (HEALTHY,), (XidError(GPU, 31, None, None, 2.5, 2),), (Listening(GPU, 100.0, 0.25),))
+
+
+def test_a_frames_xid_events_are_told_once(directory: Path) -> None:
+    """However often a frame is read; when it comes again, so do they. Listening goes on as long as the frame lasts."""
+    now, path = 1000.0, directory / "nvml.json"
+    player = Player(path, lambda: now)
+    path.write_bytes(contents.reading_text(XIDS))
+    assert list(player.unasked()) == []
+    xid, heard, driver, gpu = told_by(player, wire.Request(1, 1.0, groups=replay.GROUPS))
+    assert xid == wire.XidSaid(GPU, 31, None, None, 997.5, 2)
+    assert heard == wire.ListeningSaid((wire.Heard(GPU, 900.0, 999.75),))
+    assert (isinstance(driver, wire.DriverSaid), gpu) == (True, wire.GpuSaid(1, HEALTHY))
+    now = 1500.0
+    heard, *_ = told_by(player, wire.Request(2, 1.0, groups=replay.GROUPS))
+    assert heard == wire.ListeningSaid((wire.Heard(GPU, 900.0, 1499.75),))
+    path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
+    assert list(player.unasked()) == []
+    path.write_bytes(contents.reading_text(XIDS))
+    assert [wire.decode(line) for line in player.unasked()] == [wire.XidSaid(GPU, 31, None, None, 1497.5, 2)]
+    assert list(player.unasked()) == []
+
+
+async def test_the_program_tells_a_frames_events_between_two_reads(directory: Path) -> None:
+    """A frame that no read falls into is not lost."""
+    path = directory / "nvml.json"
+    path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
+    command = [sys.executable, "-m", "gpumap.capture.driver", str(path)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        process.stdin.write(wire.encode_request(wire.Request(1, 1.0, groups=replay.GROUPS)))
+        kinds = [type(wire.decode(await process.stdout.readline())) for _ in range(3)]
+        (directory / "new").write_bytes(contents.reading_text(XIDS))
+        (directory / "new").rename(path)
+        told = wire.decode(await process.stdout.readline())
+        process.stdin.close()
+        assert await process.wait() == 0
+    assert kinds == [wire.ListeningSaid, wire.DriverSaid, wire.GpuSaid]
+    assert isinstance(told, wire.XidSaid)
+    assert (told.uuid, told.code) == (GPU, 31)
+
+
+def test_the_driver_tells_only_what_is_asked(directory: Path) -> None:
+    """Without the group `health` there are neither events nor listeners; without `gpm` no activity."""
+    path = directory / "nvml.json"
+    path.write_bytes(contents.reading_text(XIDS))
+    driver, gpu = told_by(Player(path), wire.Request(1, 1.0, groups=("links",)))
+    assert (isinstance(driver, wire.DriverSaid), gpu) == (
+        True,
+        wire.GpuSaid(1, GpuReading(0, uuid=GPU, pcie_receive_bytes=5)),
+    )
+
+
+def test_a_reading_is_written_and_read_back() -> None:
+    """Its GPUs, events and listeners, ages to the microsecond."""
+    files = {contents.NVML: contents.reading_text(XIDS)}
+    assert contents.reading(files) == XIDS
+    precise = replace(XIDS, xids=(XidError(GPU, 31, 2, 0, 1.23456789, 3),))
+    read = contents.reading({contents.NVML: contents.reading_text(precise)})
+    assert isinstance(read, NvmlReading)
+    assert read.xids == (XidError(GPU, 31, 2, 0, 1.234568, 3),)
+    short = contents.reading({contents.NVML: b'{"gpus": [], "xids": [["GPU-x", 31, null, null, 2]]}'})
+    assert isinstance(short, NvmlReading)
+    assert short.xids == (XidError(Uuid("GPU-x"), 31, None, None, 2.0, 1),)
+
+
+XIDS_CAPTURED = 4
+
+
+async def test_an_event_of_a_frame_counts_once() -> None:
+    """However many collections see the frame; and it is on the page of each one after it."""
+    capture = on_disk.load(golden.CAPTURES / "xid")
+    frames = (*capture.frames, *(replace(capture.frames[-1], offset_seconds=60.0 + n) for n in range(3)))
+    *before, last, again = await replay.snapshots(replace(capture, frames=frames))
+    assert sum(count for gpu in last.xids for _, count in gpu.counts) == XIDS_CAPTURED
+    assert [gpu.counts for gpu in again.xids] == [gpu.counts for gpu in last.xids]
+    assert again.container_xids == last.container_xids
+    assert before[0].container_xids == ()
 
 
 # --- what is no capture -----------------------------------------------------------------------------------------------
@@ -224,6 +317,14 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("NVML", _replace("nvml.json", '{"gpus": 3}'), "nvml.json: gpus is not a list of GPUs"),
     ("a GPU", _replace("nvml.json", '{"gpus": [{"index": "x"}]}'), "nvml.json: not an integer"),
     ("GPUs", _replace("nvml.json", '{"gpus": [{"index": 4}]}'), "nvml.json: the GPUs' indices are not 0, 1"),
+    ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), "nvml.json: not a row of 0"),
+    ("an XID", _replace("nvml.json", '{"gpus": [], "xids": [["GPU-x", -1, null, null, 1]]}'), "an XID that is none"),
+    (
+        "many XIDs",
+        _replace("nvml.json", json.dumps({"gpus": [], "xids": [0] * 10_001})),
+        "xids has more than 10000 rows",
+    ),
+    ("a listener", _replace("nvml.json", '{"gpus": [], "listening": [["GPU-x", 1, 2]]}'), "ends before it begins"),
     ("NVML's error", _replace("nvml.json", '{"error": 3}'), "nvml.json: not an object"),
     ("no List", lambda copy: (copy / "kubelet/list.json").unlink(), "no kubelet/list.pb or kubelet/list.json"),
     ("List", _replace("kubelet/list.json", '{"pods": 3}'), "kubelet/list.json: "),

@@ -100,7 +100,7 @@ def test_help_lists_the_commands() -> None:
     top = gpumap("--help", COLUMNS="120")
     assert (top.returncode, top.stderr) == (0, "")
     offered = re.findall(r"^    (\w+)  +\w", top.stdout, re.MULTILINE)
-    assert offered == ["map", "top", "waste", "doctor", "serve", "record", "demo", "completion"]
+    assert offered == ["map", "top", "waste", "bill", "doctor", "serve", "record", "demo", "completion"]
     assert not set(LATER_COMMANDS) & set(offered)
 
 

@@ -6,7 +6,8 @@ import time
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
-from gpumap.demo.driver import Driver
+from gpumap.demo import groups
+from gpumap.demo.driver import POLL_SECONDS, Driver
 from gpumap.demo.scenario import parse_scenario
 from gpumap.demo.world import world
 from gpumap.nvml_worker import wire
@@ -26,13 +27,29 @@ pods:
 def test_a_read_is_answered_by_the_driver_and_each_gpu() -> None:
     """First the driver, then each GPU but those to skip, those that come last at the end."""
     scenario = parse_scenario(TEXT)
-    driver, *gpus = map(wire.decode, Driver(scenario, lambda: 5.0).read(wire.Request(7, 5.0, last=(0,))))
+    asked = wire.Request(7, 5.0, last=(0,), groups=("links", "gpm"))
+    driver, *gpus = map(wire.decode, Driver(scenario, lambda: 5.0).read(asked))
     assert isinstance(driver, wire.DriverSaid)
     assert (driver.read, driver.gpus, driver.busy) == (7, 3, ())
-    readings = world(scenario, 5.0).gpus
+    readings = [groups.only(gpu, asked.groups) for gpu in world(scenario, 5.0).gpus]
     assert gpus == [wire.GpuSaid(7, readings[index]) for index in (1, 2, 0)]
     skipping = list(Driver(scenario, lambda: 5.0).read(wire.Request(8, 5.0, skip=(1, 2))))
     assert len(skipping) == 2
+
+
+def test_a_gpu_tells_only_what_is_asked() -> None:
+    """Of the groups that are asked each adds its fields; without any there are the basic ones, no activity either."""
+    gpus = world(parse_scenario(TEXT), 15.0).gpus
+    every = {"health", "links", "gpm"}
+    assert [groups.only(gpu, every) for gpu in gpus] == [*gpus]
+    basic = [groups.only(gpu, ("device", "use")) for gpu in gpus]
+    for one, full in zip(basic, gpus, strict=True):
+        assert (one.clocks_hertz, one.recovery_action, one.pcie_receive_bytes, one.activity) == ((), None, None, None)
+        assert (one.uuid, one.energy_joules, one.processes) == (full.uuid, full.energy_joules, full.processes)
+    assert gpus[1].instances[0].activity is not None
+    assert basic[1].instances[0].activity is None
+    links = groups.only(gpus[1], ("links",))
+    assert (links.pcie_receive_bytes, links.ecc_errors) == (gpus[1].pcie_receive_bytes, ())
 
 
 def test_a_hung_gpu_answers_when_its_fault_is_over() -> None:
@@ -42,12 +59,75 @@ def test_a_hung_gpu_answers_when_its_fault_is_over() -> None:
     assert len(list(driver.read(wire.Request(1, 5.0)))) == 3
     said, *others = map(wire.decode, driver.read(wire.Request(2, 5.0)))
     assert isinstance(said, wire.DriverSaid)
-    assert (said.busy, len(others), driver.waiting) == ((0,), 2, True)
-    assert list(driver.late()) == []
+    assert (said.busy, len(others), driver.patience_seconds) == ((0,), 2, POLL_SECONDS)
+    assert list(driver.unasked()) == []
     now = 20.5
-    (late,) = map(wire.decode, driver.late())
+    (late,) = map(wire.decode, driver.unasked())
     assert isinstance(late, wire.GpuSaid)
-    assert (late.read, late.gpu.index, late.gpu.fault, driver.waiting) == (1, 0, None, False)
+    assert (late.read, late.gpu.index, late.gpu.fault, driver.patience_seconds) == (1, 0, None, None)
+
+
+XIDS = """
+repeat: 1m
+gpus:
+  - {model: H100, memory: 80GiB, xids: [{at: 20s, code: 31}, {at: 50s, code: 79}]}
+  - {model: H100, memory: 80GiB, mig: [1g.10gb, 3g.40gb], xids: [{at: 20s, code: 13, instance: 1}]}
+"""
+LISTENING = wire.Request(1, 5.0, skip=(0, 1), groups=("health",))
+
+
+def test_xid_events_come_when_it_is_their_time() -> None:
+    """They are told once, with their moment, also between two reads, and again in the next play."""
+    scenario, now = parse_scenario(XIDS), 10.0
+    driver = Driver(scenario, lambda: now, lambda: 1000.0 + now)
+    first, second = scenario.gpus
+    assert wire.decode(next(driver.read(LISTENING))) == wire.ListeningSaid(
+        (wire.Heard(first.uuid, 1010.0, 1010.0), wire.Heard(second.uuid, 1010.0, 1010.0))
+    )
+    assert driver.patience_seconds == 10.0
+    now = 21.5
+    on_card, on_instance = wire.XidSaid(first.uuid, 31, None, None, 1020.0), wire.XidSaid(second.uuid, 13, 2, 0, 1020.0)
+    assert [wire.decode(line) for line in driver.unasked()] == [on_card, on_instance]
+    assert list(driver.unasked()) == []
+    now = 85.0
+    *told, heard, _ = map(wire.decode, driver.read(LISTENING))
+    assert told == [
+        wire.XidSaid(first.uuid, 79, None, None, 1050.0),
+        on_card._replace(at=1080.0),
+        on_instance._replace(at=1080.0),
+    ]
+    assert heard == wire.ListeningSaid(tuple(wire.Heard(gpu.uuid, 1010.0, 1085.0) for gpu in scenario.gpus))
+
+
+def test_nobody_listens_where_nobody_asks_for_it() -> None:
+    """Without the group `health` no event is told, nor what was listened to; what came meanwhile is lost."""
+    now = 10.0
+    driver = Driver(parse_scenario(XIDS), lambda: now, lambda: now)
+    assert len(list(driver.read(LISTENING._replace(groups=("gpm",))))) == 1
+    assert driver.patience_seconds is None
+    now = 30.0
+    assert list(driver.unasked()) == []
+    heard = wire.decode(next(driver.read(LISTENING)))
+    assert isinstance(heard, wire.ListeningSaid)
+    assert {(one.since, one.until) for one in heard.heard} == {(30.0, 30.0)}
+    assert driver.patience_seconds == 20.0
+
+
+async def test_the_program_tells_an_event_between_two_reads(tmp_path: Path) -> None:
+    """Nobody has to ask: the line is written when the event comes."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text("gpus: [{model: H100, memory: 80GiB, xids: [{at: 3s, code: 48}]}]")
+    arguments = ["-m", "gpumap.demo.driver", "--scenario", str(path), "--epoch", repr(time.time())]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(wire.encode_request(LISTENING))
+    lines = [wire.decode(await asyncio.wait_for(process.stdout.readline(), 30)) for _ in range(3)]
+    process.stdin.close()
+    await asyncio.wait_for(process.wait(), 10)
+    event = next(line for line in lines if isinstance(line, wire.XidSaid))
+    assert event.code == 48
+    assert abs(event.at - time.monotonic()) < 60
 
 
 async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:

@@ -1,20 +1,26 @@
 """The simulated node's files and socket look as those of the real captures, and are gone when it is."""
 
+import argparse
 import asyncio
 import json
 import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
+from gpumap import service
 from gpumap._proto.podresources import v1_pb2
 from gpumap.demo.kubelet import LIST
 from gpumap.demo.node import DemoNode
+from gpumap.demo.run import simulated
 from gpumap.demo.scenario import default_scenario, parse_scenario
+from gpumap.settings import resolve
+from gpumap.snapshot import Snapshot
 
 UID = r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
 CGROUPS = {
@@ -128,3 +134,31 @@ async def test_its_driver_plays_the_same_text(tmp_path: Path) -> None:
         played = Path(command[command.index("--scenario") + 1])
         assert await asyncio.to_thread(played.read_text) == scenario.text
     assert os.listdir(tmp_path) == ["mine"]
+
+
+XID = """
+gpus: [{model: H100, memory: 80GiB, replicas: 2, xids: [{at: 4s, code: 31}]}]
+pods:
+  - {name: busy, containers: [{name: c, slots: {gpu: 0}, processes: [{memory: 1GiB, sm: 50%}]}]}
+  - {name: calm, containers: [{name: c, slots: {gpu: 0}}]}
+  - {name: none, containers: [{name: c}]}
+"""
+
+
+async def test_the_service_tells_whose_gpu_had_an_xid_event(tmp_path: Path) -> None:
+    """An event of the play is counted once, for each container that is on the card at that moment."""
+    scenario, found = parse_scenario(XID), list[Snapshot]()
+    async with DemoNode(scenario, tmp_path / "node", epoch=time.time()) as node:
+        settings = replace(simulated(resolve(argparse.Namespace(), {}), node), push=False)
+        async with service.collector(settings, node.driver_command, found.append) as loop, asyncio.timeout(30.0):
+            while not found or not found[-1].container_xids:
+                await loop.collect()
+                await asyncio.sleep(0.1)
+            await loop.collect()
+    uuid = scenario.gpus[0].uuid
+    told = found[-1]
+    assert {(one.name.pod, one.uuid, one.code, one.errors) for one in told.container_xids} == {
+        ("busy", uuid, 31, 1),
+        ("calm", uuid, 31, 1),
+    }
+    assert [gpu.counts for gpu in told.xids] == [((31, 1),)]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpumap.demo.foreign import ANSWER_KEYS, CLAIM_KEYS, NOTES_KEYS
-from gpumap.demo.hardware import FAULTS, GPU_KEYS
+from gpumap.demo.hardware import GPU_KEYS
+from gpumap.demo.ills import ECC_KEYS, FAULTS, RECOVERIES, ROW_KEYS
 from gpumap.demo.pods import CONTAINER_KEYS, POD_KEYS, PROCESS_KEYS
 from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
 from gpumap.model import ClaimDevice, PluginAnswer
@@ -63,6 +64,35 @@ MISTAKES = [
         "gpus: [{model: A, memory: 80GiB, faults: [{kind: dead, until: 1m}]}]",
         "gpus[0].faults[0].kind: expected one of lost, hung, reset_required, insufficient_power, irq_issue, "
         'no_permission, unknown, found "dead"',
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, faults: [{kind: lost, until: 1m, recovery: pray}]}]",
+        "gpus[0].faults[0].recovery: expected one of none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, "
+        'recover_imex_domain, bus_reset, system_reboot, found "pray"',
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, xids: [{at: 5m, code: 79}]}]",
+        "gpus[0].xids: one comes at 300s, after the play (repeat: 300s)",
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, xids: [{at: 1m, code: 0}]}]",
+        'gpus[0].xids[0].code: expected a whole number from 1 to 999, found "0"',
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, xids: [{at: 1m, code: 31, instance: 0}]}]",
+        "gpus[0].xids[0].instance: the GPU has no MIG devices",
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, mig: [1g.10gb], xids: [{at: 1m, code: 31, instance: 1}]}]",
+        'gpus[0].xids[0].instance: expected a whole number from 0 to 0, found "1"',
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, ecc: {corrected: -1}}]",
+        'gpus[0].ecc.corrected: expected a whole number from 0 to 2147483647, found "-1"',
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, remapped_rows: {corectable: 1}}]",
+        'gpus[0].remapped_rows: unknown key "corectable" (did you mean "correctable"?)',
     ),
     (GPUS + POD + "{name: c, gpus: [7]}", "pods[0].containers[0].gpus[0]: there is no gpu 7 (this node has 3)"),
     (
@@ -231,6 +261,9 @@ def test_the_default_play_shows_every_situation() -> None:
     assert any(gpu.mig for gpu in scenario.gpus)
     assert any(gpu.replicas for gpu in scenario.gpus)
     assert any(gpu.faults for gpu in scenario.gpus)
+    assert any(fault.recovery for gpu in scenario.gpus for fault in gpu.faults)
+    assert {xid.instance is None for gpu in scenario.gpus for xid in gpu.xids} == {True, False}
+    assert any(gpu.wear.corrected_every_seconds for gpu in scenario.gpus)
     assert any(pod.static for pod in scenario.pods)
     assert any(pod.leaks for pod in scenario.pods)
     assert any(container.init for pod in scenario.pods for container in pod.containers)
@@ -244,9 +277,9 @@ def test_the_documented_example_is_valid() -> None:
     example = document.partition("```yaml\n")[2].partition("```")[0]
     assert len(parse_scenario(example).pods) == 4
     keys = {*GPU_KEYS, *POD_KEYS, *CONTAINER_KEYS, *PROCESS_KEYS, *ANSWER_KEYS, *CLAIM_KEYS, *NOTES_KEYS}
-    keys |= {"cgroup", "static_pods_for", "offers"}
+    keys |= {"cgroup", "static_pods_for", "offers", "recovery", "at", "code", "instance", *ECC_KEYS, *ROW_KEYS}
     assert [key for key in keys if not re.search(rf"\b{key}\b", example)] == []
-    assert [kind for kind in FAULTS if kind not in example] == []
+    assert [word for word in (*FAULTS, *RECOVERIES) if word not in example] == []
 
 
 def test_ids_are_spelled_out() -> None:

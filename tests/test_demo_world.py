@@ -86,6 +86,74 @@ def test_energy_is_a_counter(default: Scenario) -> None:
         assert energies[11] - energies[10] == pytest.approx(power, rel=0.05)
 
 
+def test_counters_never_go_back(default: Scenario) -> None:
+    """Bytes and the time at lowered clocks count on, also when the play starts again; errors grow as written."""
+    for index in (0, 5):
+        told = [world(default, second).gpus[index] for second in range(270, 400, 2)]
+        counts: list[list[float | None]] = [
+            [gpu.pcie_transmit_bytes for gpu in told],
+            [gpu.pcie_receive_bytes for gpu in told],
+            [gpu.nvlink_transmit_bytes for gpu in told],
+            [dict(gpu.clock_event_seconds)["sw_power_cap"] for gpu in told],
+            [dict(gpu.clock_event_seconds)["low_utilization"] for gpu in told],
+        ]
+        for series in counts:
+            values = [count for count in series if count is not None]
+            assert len(values) == len(told)
+            assert values == sorted(values)
+    corrected = [dict_of_errors(world(default, at).gpus[5])["corrected", "dram"] for at in (0.0, 19.0, 21.0, 401.0)]
+    assert corrected == [12, 12, 13, 32]
+
+
+def dict_of_errors(gpu: GpuReading) -> dict[tuple[str, str], int]:
+    return {(kind, location): count for kind, location, count in gpu.ecc_errors}
+
+
+def test_clocks_go_with_the_load() -> None:
+    """Slow while nothing computes, fast under load, lowered near the limit of the power; and each says why."""
+    busy = "{{name: {0}, containers: [{{name: c, gpus: [{1}], processes: [{{memory: 1GiB, sm: {2}}}]}}]}}"
+    gpus = "gpus: [" + ", ".join(["{model: NVIDIA H100 80GB HBM3, memory: 80GiB}"] * 3) + "]\n"
+    text = f"{gpus}pods: [{busy.format('a', 1, '50%')}, {busy.format('b', 2, '100%')}]"
+    idle, half, full = world(parse_scenario(text), 10.0).gpus
+    assert [dict(gpu.clocks_hertz)["sm"] / 1e6 for gpu in (idle, half, full)] == [345, 1980, 1920]
+    assert [gpu.performance_state for gpu in (idle, half, full)] == [8, 0, 0]
+    assert [[reason for reason, now in gpu.clock_events if now] for gpu in (idle, half, full)] == [
+        ["gpu_idle"],
+        [],
+        ["sw_power_cap"],
+    ]
+    later = world(parse_scenario(text), 20.0).gpus
+    lasted = [dict(gpu.clock_event_seconds) for gpu in (*(idle, half, full), *later)]
+    assert lasted[3]["low_utilization"] - lasted[0]["low_utilization"] == pytest.approx(10)
+    assert lasted[5]["sw_power_cap"] - lasted[2]["sw_power_cap"] == pytest.approx(10)
+    assert lasted[4] == lasted[1]
+
+
+def test_only_newer_cards_have_gpm() -> None:
+    """Whole GPUs, and MIG devices that do not share their GPU instance; no older model."""
+    mig = "mig: [1g.10gb, {profile: 3g.40gb, compute: [1c.3g.40gb, 2c.3g.40gb]}]"
+    models = ["NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB", "NVIDIA B200"]
+    gpus = [*(f"{{model: {model}, memory: 80GiB}}" for model in models), f"{{model: H100, memory: 80GiB, {mig}}}"]
+    process = "{gpu: 1, memory: 1GiB, sm: 50%}, {mig: {gpu: 4, instance: 0}, memory: 1GiB, sm: 50%}"
+    *whole, parted = world(parse_scenario(f"gpus: [{', '.join(gpus)}]\nhost_processes: [{process}]"), 0.0).gpus
+    assert [gpu.activity is not None for gpu in whole] == [False, True, True, True]
+    assert whole[1].activity == parted.instances[0].activity
+    assert whole[1].activity is not None
+    assert whole[1].activity.sm_ratio == 0.44
+    assert parted.activity is None
+    assert [instance.activity is not None for instance in parted.instances] == [True, False, False]
+
+
+def test_a_card_has_what_its_model_has() -> None:
+    """A desktop's card has a fan and neither ECC nor NVLink; one in a server the other way round."""
+    text = "gpus: [{model: NVIDIA GeForce RTX 4090, memory: 24GiB}, {model: NVIDIA H100 80GB HBM3, memory: 80GiB}]"
+    desktop, server = world(parse_scenario(text), 0.0).gpus
+    assert (len(desktop.fan_ratios), desktop.ecc_errors, desktop.remapped_rows) == (1, (), ())
+    assert (desktop.nvlink_receive_bytes, desktop.row_remap_pending) == (None, None)
+    assert (server.fan_ratios, len(server.ecc_errors), server.remapped_rows[0]) == ((), 4, ("correctable", 0))
+    assert (server.nvlink_receive_bytes, server.row_remap_pending) == (0, False)
+
+
 def test_a_pod_comes_and_goes() -> None:
     """It is listed first, then has a log tree, then processes; it goes the other way round; next time it is another."""
     scenario = parse_scenario(GPUS + JOB)
@@ -152,6 +220,9 @@ def test_a_lost_gpu_tells_only_its_identity(default: Scenario) -> None:
     assert (lost.gpus[6].fault, lost.gpus[6].uuid, lost.gpus[6].memory) == ("lost", uuid, None)
     assert before.gpus[6].fault is None
     assert after.gpus[6].fault is None
+    broken = world(default, 155.0).gpus[6]
+    assert (lost.gpus[6].recovery_action, broken.fault, broken.recovery_action) == (None, "reset_required", "gpu_reset")
+    assert after.gpus[6].recovery_action == "none"
     assert [offered(now) for now in (before, lost, after)] == [True, False, True]
 
 

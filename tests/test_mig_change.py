@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 import pytest
 
 from gpumap.model import DeviceId, ResourceDevices
 from tests import standin
-from tests.agent import PATIENCE_SECONDS, Agent, Page, serve, until
-from tests.demo_process import environment
+from tests.agent import Agent, Page, serve
+from tests.impatient import Service
 from tests.node import GIB, MIB, WHOLE, Node, Pod, gpu_uuid
 from tests.processes import PlainProcesses
 from tests.standin import Attributes, Code, MigInstance, Placement
@@ -91,8 +87,9 @@ async def make_node(directory: Path, library: Path) -> AsyncIterator[MigNode]:
 
 
 def uuids(page: Page, prefix: str = "gpumap_") -> set[str]:
-    """Whom the page has series on."""
-    labels = (dict(row) for name, rows in page.samples.items() if name.startswith(prefix) for row in rows)
+    """Whom the page has series on; without the counters, which outlive containers and GPUs."""
+    names = [name for name in page.samples if name.startswith(prefix) and not name.endswith("_total")]
+    labels = (dict(row) for name in names for row in page.samples[name])
     return {found["uuid"] for found in labels if "uuid" in found}
 
 
@@ -190,54 +187,6 @@ async def test_a_gpu_that_is_reset_for_its_partitions_costs_itself(node: MigNode
 
 
 # --- devices that the container runtime keeps from us -----------------------------------------------------------------
-
-IMPATIENT = """
-import functools, sys
-from gpumap import cli, service
-service.serve = functools.partial(service.serve, hidden_after_seconds=0.5)
-sys.exit(cli.main())
-"""
-"""`gpumap` as it is, but that 30 s are half a second."""
-
-
-class Service:
-    """A running `gpumap serve` that may end by itself, and what it logged."""
-
-    def __init__(self, node: MigNode) -> None:
-        self._node = node
-        self._log = node.directory / "log.txt"
-
-    async def __aenter__(self) -> Self:
-        variables = standin.environment(self._node.library, self._node.state)
-        flags = ["serve", "--listen", "127.0.0.1:0", "--interval", "100ms", *self._node.flags]
-        with self._log.open("wb") as errors:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", IMPATIENT, *flags), stderr=errors, env=environment(**variables)
-            )
-        seen = re.compile(r"source (?:up|complains) source=(nvml|kubelet)")
-        await until(self._logged, lambda log: set(seen.findall(log)) == {"nvml", "kubelet"}, "it does not collect")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    async def _logged(self) -> str:
-        return self._log.read_text()
-
-    async def ended(self) -> tuple[int, str]:
-        """Its exit code and its log, once it has ended by itself."""
-        code = await asyncio.wait_for(self._process.wait(), PATIENCE_SECONDS)
-        return code, await self._logged()
-
-    async def lasts(self, seconds: float) -> bool:
-        """Whether it runs on for so long; then it is ended by a signal."""
-        await asyncio.wait((waiting := asyncio.create_task(self._process.wait()),), timeout=seconds)
-        if waiting.done():
-            return False
-        self._process.terminate()
-        return await asyncio.wait_for(waiting, PATIENCE_SECONDS) == 0
 
 
 async def test_the_service_ends_where_new_devices_are_hidden(node: MigNode) -> None:

@@ -51,7 +51,7 @@ def test_a_whole_gpu_is_told_in_base_units(start: Start) -> None:
         decoder_utilization=4,
         power_milliwatts=250_500,
     )
-    answers = start().read(Driver(gpus=[gpu]))
+    answers = start(groups=("codec",)).read(Driver(gpus=[gpu]))
     assert answers.driver[1:] == ("550.54.15", "12.4", "12.550.54.15", 1, ())
     assert answers.gpus[0] == GpuReading(
         index=0,
@@ -85,7 +85,7 @@ def test_what_a_gpu_does_not_support_is_absent_without_complaint(start: Start) -
         processes=None,
         samples=None,
     )
-    reading = start().read_one(Driver(gpus=[gpu]))
+    reading = start(groups=("codec", "health", "links", "gpm")).read_one(Driver(gpus=[gpu]))
     assert reading.fault is None
     assert reading.refusals == ()
     assert (reading.memory, reading.power_watts, reading.energy_joules) == (None, None, None)
@@ -104,7 +104,7 @@ def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
 def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
     """A call that answered "not supported" is asked once until NVML is initialised anew."""
     calls = tmp_path / "calls"
-    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("codec",), GPUMAP_STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None)])
     for _ in range(3):
         worker.read(driver)
@@ -401,6 +401,10 @@ def test_a_module_named_pynvml_does_no_harm(start: Start, tmp_path: Path) -> Non
         (structs.Utilization, "c_nvmlUtilization_t"),
         (structs.Temperature, "c_nvmlTemperature_v1_t"),
         (structs.FieldValue, "c_nvmlFieldValue_t"),
+        (structs.GpmSupport, "c_nvmlGpmSupport_t"),
+        (structs.GpmMetricInfo, "c_metricInfo_t"),
+        (structs.GpmMetric, "c_nvmlGpmMetric_t"),
+        (structs.GpmMetricsGet, "c_nvmlGpmMetricsGet_t"),
         (structs.Value, "c_nvmlValue_t"),
     ],
 )
@@ -417,9 +421,10 @@ def layout(structure: type[ctypes.Structure | ctypes.Union]) -> list[tuple[str, 
 
 
 def test_versions_of_structures_are_those_of_nvml_h() -> None:
-    """A structure's version has its size in it; the two that are sent are NVIDIA's, and room for texts is enough."""
+    """The versions that are sent are NVIDIA's, most with the structure's size in it, and room for texts is enough."""
     assert pynvml.nvmlMemory_v2 == structs.MEMORY_V2
     assert pynvml.nvmlTemperature_v1 == structs.TEMPERATURE_V1
+    assert {pynvml.NVML_GPM_METRICS_GET_VERSION, pynvml.NVML_GPM_SUPPORT_VERSION} == {structs.GPM_V1}
     assert (
         max(
             pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
+from gpumap.model import ContainerName
+from gpumap.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
 from tests.agent import run_agent
 from tests.browser import PATIENCE_MS, STALE_AFTER_SECONDS, Site, Tab, chromium, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.snapshots import empty_node
+from tests.snapshots import empty_node, gpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -464,6 +467,130 @@ async def test_a_lost_gpu(site: Site, browser: Browser) -> None:
         await expect(one.page.locator(".notice.bad")).to_contain_text("GPU 1 is down")
         (text,) = await one.texts(f".device.down {row(one, 'pod-1-0')}")
         assert text.endswith("– – – – –")
+
+
+def ailing(**reading: object) -> Callable[[Snapshot], Snapshot]:
+    """The node's first GPU with readings of its health, as a driver gives them."""
+
+    def fall_ill(snapshot: Snapshot) -> Snapshot:
+        first, *others = snapshot.gpus
+        assert first.reading is not None
+        told = replace(first, reading=first.reading._replace(**reading))  # type: ignore[arg-type] # a reading's fields
+        leaves = tuple(replace(leaf, gpu=told) if leaf.gpu is first else leaf for leaf in snapshot.leaves)
+        return replace(snapshot, gpus=(told, *others), leaves=leaves)
+
+    return fall_ill
+
+
+def show(site: Site, node: TestNode, *changes: Callable[[Snapshot], Snapshot]) -> None:
+    """Publish a node of now as it is after some changes."""
+    node.clock = site.clock - 10
+    node.collect()
+    snapshot = node.collect()
+    for change in changes:
+        snapshot = change(snapshot)
+    site.pages.publish(snapshot)
+
+
+async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
+    """Of a GPU that is well nothing is said but what it measures, though it tells of all that could be wrong."""
+    well = gpu(0).reading
+    assert well is not None
+    told = {field: getattr(well, field) for field in well._fields if field not in ("index", "uuid", "memory")}
+    show(site, shared_card(), ailing(**{**told, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
+    async with tab(browser, site.url) as one:
+        facts = (await one.texts(".device .facts"))[0]
+        for fact in ("temp 61 °C", "power 507 W / 700", "clock 1980 MHz", "active SM 50 % · warps 25 % · tensor 13 %"):
+            assert fact in facts
+        assert "slowed" not in facts
+        await expect(one.page.locator(".ills")).to_have_count(0)
+        await expect(one.page.locator(".notice")).to_have_count(0)
+        title = await one.page.locator(".facts span[title*=memory]").first.get_attribute("title")
+        assert title is not None
+
+
+async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
+    """Memory errors, rows that wait and why it is slow stand on its card, with what to do; a cause hides its effect."""
+    ill = ailing(
+        clock_events=(("gpu_idle", False), ("hw_slowdown", True), ("hw_thermal_slowdown", True), ("sync_boost", True)),
+        ecc_errors=(("corrected", "dram", 7), ("uncorrected", "dram", 2), ("uncorrected", "sram", 1)),
+        row_remap_pending=True,
+        row_remap_failure=True,
+    )
+    show(site, shared_card(), ill)
+    async with tab(browser, site.url) as one:
+        assert "slowed by heat (hardware) held by" in (await one.texts(".device .facts"))[0]
+        failure, pending, errors = await one.texts(".ills li")
+        assert failure.startswith("A row of the GPU's memory could not be replaced:")
+        assert pending.startswith("Rows of the GPU's memory wait to be replaced")
+        assert "nvidia-smi --gpu-reset -i 0" in pending
+        assert errors == "3 memory errors over its life could not be corrected: dram 2, sram 1."
+        assert await one.width_over() <= 0
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int) -> None:
+    """A GPU that answers and needs a reset is said above and on its card, in words; one that is down says it too."""
+
+    def need(snapshot: Snapshot) -> Snapshot:
+        first, second = snapshot.gpus
+        lost = replace(second, fault="lost", reading=None, recovery_action="node_reboot")
+        leaves = tuple(replace(one, gpu=lost, memory=None) if one.gpu is second else one for one in snapshot.leaves)
+        return replace(snapshot, gpus=(replace(first, recovery_action="drain_and_reset"), lost), leaves=leaves)
+
+    show(site, cards(2, 1), need)
+    async with tab(browser, site.url, width=width) as one:
+        notice = one.page.locator(".notice", has_text="GPU 0 is ill")
+        await expect(notice).to_contain_text("what runs may end its work, nothing new should start")
+        up, down = await one.texts(".ills li")
+        assert up.startswith("Recovery action: drain_and_reset. The GPU works at less than it has:")
+        assert down.startswith("Recovery action: node_reboot. The driver asks for a reboot;")
+        assert "<index>" not in up + down
+        assert await one.width_over() <= 0
+
+
+async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> None:
+    """Each code is a line with the containers that held or used the GPU; those of a MIG device stand with its GPU."""
+    leaf = mig_uuid(1, 1, 0)
+
+    def err(snapshot: Snapshot) -> Snapshot:
+        counts = tuple(GpuXids(one.uuid, ((31, 2), (79, 1)) if one.index == 1 else (), 0.0) for one in snapshot.gpus)
+        hit = [ContainerXids(ContainerName("team", f"pod-{one}", "main"), leaf, 31, 1) for one in range(5)]
+        hit.append(ContainerXids(ContainerName("team", EVIL, "main"), gpu_uuid(0), 31, 1))
+        return replace(snapshot, xids=counts, container_xids=tuple(hit))
+
+    show(site, partitioned(), err)
+    async with tab(browser, site.url) as one:
+        assert await one.texts(".ills li") == [
+            "XID 31, 2 times, while held or used by team/pod-0 main, team/pod-1 main, team/pod-2 main and 2 more.",
+            "XID 79.",
+        ]
+        assert await one.texts(".gpu .ills li:first-child") != [], "with the GPU, above its MIG devices"
+
+
+async def test_what_a_container_was_charged_for(site: Site, browser: Browser) -> None:
+    """It stands in the title of its share of the GPU, as far as it is known."""
+
+    def charge(snapshot: Snapshot) -> Snapshot:
+        busy, squatter = ContainerName("team", "busy", "main"), ContainerName("other", "squatter", "main")
+        return replace(
+            snapshot,
+            accounts=(
+                ContainerAccount(busy, UUID, 5400.0, 1800.0, 7200.0 * GIB, 3.6e6),
+                ContainerAccount(squatter, UUID, None, None, 3600.0 * GIB, None),
+            ),
+        )
+
+    show(site, shared_card(), charge)
+    async with tab(browser, site.url) as one:
+        titles = [
+            await one.page.locator(f"{row(one, name)} [data-label=GPUs] [title]").get_attribute("title")
+            for name in ("team/busy", "other/squatter")
+        ]
+        assert titles == [
+            "Since it was first seen: 1.50 GPU-hours held, 0.50 SM-hours, 2.0 GiB-hours, about 1.0 kWh",
+            "Since it was first seen: 1.0 GiB-hours",
+        ]
 
 
 async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -> None:

@@ -113,6 +113,9 @@ class _Nvml:
         self._started.append(time.monotonic())
         raise SourceError("driver_not_loaded", "this is a test")
 
+    async def close(self) -> bool:
+        return True
+
 
 class _Procfs:
     is_real = True

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -36,7 +36,8 @@ from gpumap.demo.run import simulated
 from gpumap.demo.scenario import default_scenario
 from gpumap.exposition import Exposition
 from gpumap.join import grants
-from gpumap.model import ClaimPods, DraState, PodUid, PreparedDevice, Source, Uuid
+from gpumap.metrics import GROUPS
+from gpumap.model import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source, Uuid, XidError
 from gpumap.settings import Settings, add_flags, resolve
 from gpumap.snapshot import Snapshot, SourceHealth
 from gpumap.sources import prepared
@@ -50,6 +51,8 @@ from tests.node import GIB, Node, gpu_uuid
 from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
 
 PATIENCE_SECONDS = 30.0
+INTEGRALS = frozenset(family.name for family in GROUPS["accounting"])
+"""What they say goes by the time between two collections."""
 
 
 @pytest.fixture(name="node")
@@ -120,11 +123,15 @@ async def test_it_says_what_the_agent_says(node: Node, directory: Path) -> None:
         served = await running.later(3)
     left_out = ("gpumap_source_", "gpumap_collections_total", "gpumap_build_info", "python_", "process_")
     families = {name for name in expected.samples.keys() | served.samples.keys() if not name.startswith(left_out)}
-    families -= replay.CLOCK_DEPENDENT
+    families -= replay.CLOCK_DEPENDENT | INTEGRALS
     assert "gpumap_container_gpu_memory_used_bytes" in families
     assert {name: expected.samples.get(name) for name in families} == {
         name: served.samples.get(name) for name in families
     }
+
+
+def without_integrals(page: bytes) -> list[str]:
+    return [line for line in page.decode().splitlines() if INTEGRALS.isdisjoint(re.findall(r"\w+", line)[:3])]
 
 
 def start_of(pid: int) -> str:
@@ -189,7 +196,11 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
     """A pod that ends between two collections is a frame with the kubelet's new answer and what is gone."""
     first, _ = await recorder.frame()
     same, _ = await recorder.frame()
-    assert same == first  # though the kubelet shuffles its answers
+    assert {name for name in same if same[name] != first[name]} == {"nvml.json"}  # though the kubelet shuffles
+    later, before = (contents.reading(files) for files in (same, first))
+    assert isinstance(later, NvmlReading)
+    assert isinstance(before, NvmlReading)
+    assert replace(later, listening=before.listening) == before
     squatter = node.admit("squatter", main=[])
     pid = node.run(squatter.cgroup("main"), 2, GIB)
     second, _ = await recorder.frame()
@@ -205,7 +216,7 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
         for number in ("0001", "0002", "0003")
         for folder in [directory / "new" / "frames" / number]
     }
-    assert changed["0001"] == {"frame.json"}
+    assert changed["0001"] == {"frame.json", "nvml.json"}
     assert changed["0002"] == {
         "frame.json",
         "kubelet/list.pb",
@@ -218,7 +229,29 @@ async def test_frames_hold_only_what_changed(node: Node, directory: Path, record
     loaded = on_disk.load(directory / "new")
     assert [dict(frame.files) for frame in loaded.frames] == [first, same, second, third]
     assert loaded.about == capture.about
-    assert page == Exposition(replay.families()).render(snapshot)
+    assert without_integrals(page) == without_integrals(Exposition(replay.families()).render(snapshot))
+
+
+async def test_xid_events_are_recorded_and_played(node: Node, directory: Path, recorder: Recorder) -> None:
+    """An event is in the frame that it came with, and in no other; a replay counts it for who was on the GPU."""
+    frames = [(await recorder.frame())[0]]
+    node.driver.xids.append(standin.Xid(1, 31))
+    node.tell_driver()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not xids_in(frames[-1]):
+            frames.append((await recorder.frame())[0])
+    frames.append((await recorder.frame())[0])
+    assert [xid[:4] for files in frames for xid in xids_in(files)] == [(gpu_uuid(1), 31, None, None)]
+    capture = on_disk.Capture(recorder.about(), tuple(on_disk.Frame(float(n), one) for n, one in enumerate(frames)))
+    on_disk.write(capture, directory / "new", b"")
+    last = (await replay.snapshots(on_disk.load(directory / "new")))[-1]
+    assert [gpu.counts for gpu in last.xids] == [(), ((31, 1),), ()]
+    assert {(one.name.pod, one.code, one.errors) for one in last.container_xids} == {("trainer", 31, 1)}
+
+
+def xids_in(files: Mapping[str, bytes]) -> tuple[XidError, ...]:
+    reading = contents.reading(files)
+    return reading.xids if isinstance(reading, NvmlReading) else ()
 
 
 async def test_a_kubelet_that_restarts_is_seen_to(node: Node, recorder: Recorder) -> None:

@@ -161,7 +161,8 @@ async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:
             measured = {
                 name for name, rows in page.samples.items() if any(dict(row).get("uuid") == SHARED for row in rows)
             }
-            assert {name for name in measured if "memory" in name or "utilization" in name or "power" in name} == set()
+            told = {name for name in measured if "memory" in name or "utilization" in name or "power" in name}
+            assert all(name.endswith("_total") for name in told), "only counters may stand"
             assert on_shared_card(page, "gpumap_allocation_info") == dict.fromkeys(THEIR_BYTES, 1)
             assert set(on_shared_card(page, "gpumap_container_allocated_gpus").values()) == {0.25}
             assert page.value(USED, pod="whole") == 11 * GIB
@@ -251,7 +252,8 @@ async def test_a_kubelet_that_is_away_for_long(plain: Node) -> None:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
         await plain.kubelet.stop()
         page = await agent.until(lambda page: "gpumap_allocation_info" not in page.samples, "the stale List is served")
-        assert not [name for name in page.samples if "allocat" in name or name.startswith("pod_and_gpu")]
+        names = [name for name in page.samples if "allocat" in name or name.startswith("pod_and_gpu")]
+        assert names == ["gpumap_container_allocated_gpu_seconds_total"], "only what was charged may stand"
         assert on_shared_card(page, USED) == {name: value for name, value in THEIR_BYTES.items() if value}
         owners = page.by(OWNED, "owner", uuid=SHARED)
         assert "assigned" not in owners

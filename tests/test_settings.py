@@ -13,7 +13,7 @@ import pytest
 
 from gpumap.dialects import DIALECTS, LATER_DIALECTS
 from gpumap.errors import UsageError
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, LATER_GROUPS
+from gpumap.metrics import DEFAULT_GROUPS, GROUPS
 from gpumap.settings import FLAGS, LATER_FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
 from gpumap.units import parse_duration
 from tests.node import short_directory
@@ -86,6 +86,8 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--dialect": ("native", "none", "dialects", ("native",), ()),
     "--process-metrics": ("", "0", "process_metrics", True, False),
     "--push": ("", "false", "push", True, False),
+    "--nvml-release": ("", "false", "nvml_release", True, False),
+    "--state-file": ("/a", "/b", "state_file", Path("/a"), Path("/b")),
     "--log-format": ("json", "text", "log_format", "json", "text"),
     "--log-level": ("debug", "error", "log_level", "debug", "error"),
 }
@@ -227,7 +229,7 @@ def test_groups_and_dialects_replace_their_defaults() -> None:
 def test_choices_that_are_not_known_are_refused() -> None:
     """The message has the word, and what is known; `none` stands alone, and --collect has none."""
     refused("--dialect", "prometheus", '"prometheus" is not known; known are native, pod-gpu-map')
-    refused("--collect", "everything", '"everything" is not known; known are allocation, use, device')
+    refused("--collect", "everything", '"everything" is not known; known are allocation, use, accounting')
     assert '"a,b" is not known' in mistake("--dialect", "a,b")
     assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: "zzz" is not known')
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
@@ -239,12 +241,6 @@ def test_choices_that_are_not_known_are_refused() -> None:
 def test_later_dialects_are_refused(name: str) -> None:
     """A dialect of the contract that is still to come is known, and not built yet."""
     refused("--dialect", name, f'"{name}" is not built yet')
-
-
-@pytest.mark.parametrize("name", LATER_GROUPS)
-def test_later_groups_are_refused(name: str) -> None:
-    """A group of the contract that is still to come is known, and not built yet."""
-    refused("--collect", name, f'"{name}" is not built yet')
 
 
 @pytest.mark.parametrize("flag", LATER_FLAGS)

@@ -17,6 +17,7 @@ from tests.standin import (
     Attributes,
     Code,
     Driver,
+    Gpm,
     Gpu,
     MigInstance,
     Placement,
@@ -285,6 +286,55 @@ def test_field_values_answer_one_by_one(bench: Bench) -> None:
         (Code.NOT_SUPPORTED, 0, 0),
     ]
     assert abs(values[0]["timestamp"] / 1e6 - time.time()) < 60
+
+
+def test_health_round_trips(bench: Bench) -> None:
+    """Clocks, their events under both names, the performance state, fans and ECC counts reach pynvml."""
+    gpu = Gpu(A, clock_events=5, clock_events_supported=7, performance_state=2, fan_percents=[30, 40])
+    gpu.clocks_megahertz, gpu.ecc = {"sm": 1410}, {(1, 1, 2): 1 << 40}
+    nvml = bench.start(Driver(gpus=[gpu]))
+    expected: dict[str, object] = {
+        "ClockInfo(gpu0, n.NVML_CLOCK_SM)": 1410,
+        "CurrentClocksEventReasons(gpu0)": 5,
+        "CurrentClocksThrottleReasons(gpu0)": 5,
+        "SupportedClocksEventReasons(gpu0)": 7,
+        "SupportedClocksThrottleReasons(gpu0)": 7,
+        "PerformanceState(gpu0)": 2,
+        "NumFans(gpu0)": 2,
+        "FanSpeed_v2(gpu0, 1)": 40,
+        "FanSpeed(gpu0)": 30,
+        "MemoryErrorCounter(gpu0, 1, n.NVML_AGGREGATE_ECC, n.NVML_MEMORY_LOCATION_DRAM)": 1 << 40,
+    }
+    assert {call: nvml.ask(f"n.nvmlDeviceGet{call}") for call in expected} == expected
+    assert nvml.code("n.nvmlDeviceGetClockInfo(gpu0, n.NVML_CLOCK_MEM)") == Code.NOT_SUPPORTED
+    assert nvml.code("n.nvmlDeviceGetFanSpeed_v2(gpu0, 2)") == Code.INVALID_ARGUMENT
+    assert nvml.code("n.nvmlDeviceGetMemoryErrorCounter(gpu0, 1, n.NVML_VOLATILE_ECC, 2)") == Code.NOT_SUPPORTED
+
+
+def test_gpm_compares_two_samples_of_one_device(bench: Bench) -> None:
+    """Each metric has its own code; samples too close, of two devices, or not taken cannot be compared."""
+    gpu = Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, gi=5, gpm=Gpm(sm=40.0, tensor=None, dram=Code.NO_DATA))])
+    nvml = bench.start(Driver(gpus=[gpu, Gpu(B), Gpu(None, gpm=Gpm(sm=12.5))]))
+    supported = [nvml.ask(f"n.nvmlGpmQueryDeviceSupport(gpu{n}).isSupportedDevice") for n in range(3)]
+    assert supported == [1, 0, 1]
+    for sample in "abcd":
+        nvml.ask(f"{sample} := n.nvmlGpmSampleAlloc()")
+    nvml.ask("n.nvmlGpmMigSampleGet(gpu0, 5, a)")
+    nvml.ask("n.nvmlGpmSampleGet(gpu2, c)")
+    assert nvml.code("n.nvmlGpmSampleGet(gpu1, d)") == Code.NOT_SUPPORTED
+    assert nvml.code("n.nvmlGpmSampleGet(gpu0, d)") == Code.NOT_SUPPORTED
+    assert nvml.code("n.nvmlGpmMigSampleGet(gpu0, 6, d)") == Code.INVALID_ARGUMENT
+    time.sleep(0.11)
+    nvml.ask("n.nvmlGpmMigSampleGet(gpu0, 5, b)")
+    nvml.ask("get := n.c_nvmlGpmMetricsGet_t(version=1, numMetrics=4)")
+    nvml.ask("[setattr(get.metrics[i], 'metricId', id) for i, id in enumerate((2, 3, 5, 10))]")
+    pairs = {"ab": 0, "ba": Code.INVALID_ARGUMENT, "cb": Code.INVALID_ARGUMENT, "ad": Code.INVALID_ARGUMENT}
+    for pair, code in pairs.items():
+        nvml.ask(f"[setattr(get, 'sample1', {pair[0]}), setattr(get, 'sample2', {pair[1]})]")
+        assert nvml.code("n.nvmlGpmMetricsGet(get)") == code
+    told = nvml.ask("[[m.nvmlReturn, m.value] for m in get.metrics[:4]]")
+    assert told == [[0, 40.0], [0, 0.0], [Code.NOT_SUPPORTED, 0.0], [Code.NO_DATA, 0.0]]
+    assert [nvml.code(f"n.nvmlGpmSampleFree({sample})") for sample in "abcd"] == [0] * 4
 
 
 def test_process_lists_tell_kinds_apart(bench: Bench) -> None:

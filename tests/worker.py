@@ -8,8 +8,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.model import GpuReading
@@ -26,14 +27,21 @@ class Answers(NamedTuple):
 
 
 class Worker:
-    """A worker process, and the state file of its driver."""
+    """A worker process, and the state file of its driver.
 
-    def __init__(self, library: Path, state: Path, **environment: str) -> None:
+    `groups` are those that it is asked for, `unasked` what it said of no read while one was answered. With `release`
+    it is asked to let go of the driver.
+    """
+
+    def __init__(self, command: Sequence[str], state: Path, **environment: str) -> None:
         self.state = state
+        self.release = False
+        self.groups: tuple[str, ...] = ()
+        self.unasked: list[wire.XidSaid | wire.ListeningSaid] = []
         self._reads = 0
         self._pending = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "gpumap.nvml_worker", "--library", str(library)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -47,7 +55,8 @@ class Worker:
             driver.write(self.state)
         self._reads += 1
         assert self.process.stdin is not None
-        self.process.stdin.write(wire.encode_request(wire.Request(self._reads, 1.0, tuple(last), tuple(skip))))
+        request = wire.Request(self._reads, 1.0, tuple(last), tuple(skip), self.groups, self.release)
+        self.process.stdin.write(wire.encode_request(request))
         return self._reads
 
     def answer(self, patience_seconds: float = PATIENCE_SECONDS) -> wire.Answer | None:
@@ -66,15 +75,20 @@ class Worker:
     def read(self, driver: Driver | None = None, last: tuple[int, ...] = (), hung: int = 0) -> Answers:
         """All answers to a new request; but `hung` of the GPUs do not answer."""
         number = self.ask(driver, last)
-        said = self.answer()
+        said = self._answer_to_read()
         assert isinstance(said, wire.DriverSaid), said
         gpus: dict[int, GpuReading] = {}
         while len(gpus) < said.gpus - hung:
-            answer = self.answer()
+            answer = self._answer_to_read()
             assert isinstance(answer, wire.GpuSaid), answer
             assert answer.read == said.read == number
             gpus[answer.gpu.index] = answer.gpu
         return Answers(said, gpus)
+
+    def _answer_to_read(self) -> wire.Answer | None:
+        while isinstance(said := self.answer(), wire.XidSaid | wire.ListeningSaid):
+            self.unasked.append(said)
+        return said
 
     def read_one(self, driver: Driver) -> GpuReading:
         return self.read(driver).gpus[0]
@@ -82,7 +96,7 @@ class Worker:
     def refusal(self, driver: Driver | None = None) -> wire.ErrorSaid:
         """The error that answers a new request."""
         self.ask(driver)
-        said = self.answer()
+        said = self._answer_to_read()
         assert isinstance(said, wire.ErrorSaid), said
         return said
 
@@ -90,13 +104,34 @@ class Worker:
 Start = Callable[..., Worker]
 
 
+def worker_command(library: Path, changed: Mapping[str, object] = MappingProxyType({})) -> list[str]:
+    """The worker; names of its modules that `changed` has, such as "rounds.PATIENCE_SECONDS", have another value."""
+    if not changed:
+        return [sys.executable, "-P", "-m", "gpumap.nvml_worker", "--library", str(library)]
+    modules = ", ".join(sorted({name.partition(".")[0] for name in changed}))
+    lines = [f"from gpumap.nvml_worker import {modules}", "from gpumap.nvml_worker.__main__ import main", "import sys"]
+    lines += [f"{name} = {value!r}" for name, value in changed.items()]
+    return [sys.executable, "-P", "-c", "\n".join([*lines, "main(sys.argv[1:])"]), "--library", str(library)]
+
+
 @contextlib.contextmanager
 def starting(state: Path, libraries: Path) -> Iterator[Start]:
-    """Starts workers, with a library that lacks the functions in `without`, and ends them."""
+    """Starts workers, with a library that lacks the functions in `without`, and ends them.
+
+    Those with `changed` have other values under these names of their modules.
+    """
     workers: list[Worker] = []
 
-    def start_worker(without: tuple[str, ...] = (), library: Path | None = None, **environment: str) -> Worker:
-        worker = Worker(library or standin.build(libraries, without), state, **environment)
+    def start_worker(
+        without: tuple[str, ...] = (),
+        library: Path | None = None,
+        groups: tuple[str, ...] = (),
+        changed: Mapping[str, object] = MappingProxyType({}),
+        **environment: str,
+    ) -> Worker:
+        command = worker_command(library or standin.build(libraries, without), changed)
+        worker = Worker(command, state, **environment)
+        worker.groups = groups
         workers.append(worker)
         return worker
 

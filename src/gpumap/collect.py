@@ -6,6 +6,7 @@ remembers nothing about the node; that is all in `Memory`.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -42,6 +43,7 @@ log = logging.getLogger("gpumap")
 
 class Nvml(Protocol):
     async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]: ...
+    async def close(self) -> bool: ...
 
 
 class Kubelet(Protocol):
@@ -85,13 +87,17 @@ class NoNews:
 
 
 def now() -> Moment:
-    return Moment(time.monotonic(), time.time())
+    monotonic = time.monotonic()
+    # clock_gettime(2): CLOCK_BOOTTIME is CLOCK_MONOTONIC and the time that the machine was suspended.
+    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic if hasattr(time, "CLOCK_BOOTTIME") else 0.0
+    return Moment(monotonic, time.time(), asleep)
 
 
 class Collector:
     """One node's loop. `publish` gets each snapshot, on the event loop. `clock` tells when answers came in.
 
-    `news` starts a collection before the interval is over.
+    `news` starts a collection before the interval is over. `memory` is what outlived a restart; `keep` gets each
+    collection's memory before its snapshot is published.
     """
 
     def __init__(
@@ -105,6 +111,8 @@ class Collector:
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
         news: News | None = None,
+        memory: Memory | None = None,
+        keep: Callable[[Memory], Awaitable[None]] | None = None,
     ) -> None:
         self._nvml = nvml
         self._procfs = procfs
@@ -117,10 +125,12 @@ class Collector:
         self._now = clock
         self._news = news or NoNews()
         self._push_said: tuple[bool, str] = False, ""
+        self._release = asyncio.Event()
         self._proc_lane = Lane("gpumap-procfs")
         self._identity_lane = Lane("gpumap-identity")
         self._steps = Lane("gpumap-step")
-        self._memory = Memory()
+        self._memory = memory or Memory()
+        self._keep = keep
         self._last: Snapshot | None = None
 
     async def run(self) -> None:
@@ -140,6 +150,8 @@ class Collector:
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
             trigger = await self._wait(earliest, due if expires is None else min(due, expires))
+            if self._release.is_set():
+                trigger = await self._let_go()
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
         """Ask every source once, publish the snapshot and return it. No source's failure is raised."""
@@ -153,10 +165,16 @@ class Collector:
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._news.is_on)
         memory = self._memory
         self._memory, snapshot = await self._steps.run(lambda: step(memory, observations, self._rules))
+        if self._keep is not None:
+            await self._keep(self._memory)  # before anybody can see a counter that a restart would take back
         log_changes(log, self._last, snapshot, observations)
         self._last = snapshot
         self._publish(snapshot)
         return snapshot
+
+    def release(self) -> None:
+        """Let go of the driver as soon as no collection is under way, until an interval has passed."""
+        self._release.set()
 
     def close(self) -> None:
         """Let every thread end."""
@@ -168,13 +186,28 @@ class Collector:
         collection."""
         back = asyncio.create_task(self._kubelet.wait_until_back())
         news = asyncio.create_task(self._news_after(earliest))
+        release = asyncio.create_task(self._release.wait())
         try:
             timeout = max(until - time.monotonic(), 0.0)
-            await asyncio.wait((back, news), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((back, news, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             return "push" if news.done() else "interval"
         finally:
-            back.cancel()
-            news.cancel()
+            for task in (back, news, release):
+                task.cancel()
+
+    async def _let_go(self) -> str:
+        """Hold nothing of the driver's for an interval, whatever news there is; anew when told so again."""
+        while self._release.is_set():
+            self._release.clear()
+            gone = await self._nvml.close()
+            until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + self._interval_seconds))
+            if gone:
+                log.info("driver released until=%s", until)
+            else:
+                log.warning("driver not released: the worker hangs in it, and does not die until=%s", until)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._release.wait(), self._interval_seconds)
+        return "interval"
 
     async def _news_after(self, earliest: float) -> None:
         """Return when there is news, but not before `earliest`: what comes until then needs one collection together."""

@@ -26,7 +26,7 @@ from gpumap.units import parse_duration
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
-LATER_COMMANDS = ("inspect", "bill")
+LATER_COMMANDS = ("inspect",)
 """Commands of the contract that are not built yet: known, and refused."""
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpumap import remedies
-from gpumap.model import ContainerName, DeviceMemory
+from gpumap.document_gpu import gpu_documents, memory_document, nameless_documents
+from gpumap.model import ContainerName
 from gpumap.snapshot import (
+    ContainerAccount,
     ContainerOnDevice,
     ContainerUse,
     Gpu,
@@ -23,6 +25,8 @@ from gpumap.snapshot import (
 )
 
 VERSION = 1
+OF_GPUS = ("process_utilization", "gpm", "xid_events")
+"""Capabilities that a GPU gives or withholds."""
 
 Document = dict[str, Any]
 
@@ -52,11 +56,8 @@ def document(snapshot: Snapshot, interval_seconds: float | None = None) -> Docum
         }
         if driver
         else None,
-        "gpus": [_gpu(gpu) for gpu in snapshot.gpus],
-        "nameless_gpus": [
-            {"index": gpu.index, "fault": gpu.fault, "remedy": _remedy(gpu.fault, gpu.index)}
-            for gpu in snapshot.nameless_gpus
-        ],
+        "gpus": gpu_documents(snapshot),
+        "nameless_gpus": nameless_documents(snapshot),
         "devices": [
             _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows, processes.get(leaf.uuid, ()))
             for leaf in snapshot.leaves
@@ -72,11 +73,27 @@ def document(snapshot: Snapshot, interval_seconds: float | None = None) -> Docum
             for row in snapshot.unmatched
         ],
         "pods": [{"namespace": pod.namespace, "pod": pod.pod, "uid": pod.uid or None} for pod in snapshot.pods],
+        "accounts": [_account(account) for account in snapshot.accounts],
+        "container_xids": [
+            {**one.name._asdict(), "uuid": one.uuid, "xid": one.code, "errors": one.errors}
+            for one in snapshot.container_xids
+        ],
         "device_health": _device_health(snapshot),
         "sources": [_source(health) for health in snapshot.sources],
         "capabilities": dict(snapshot.capabilities),
         "pid_visibility_reason": snapshot.visibility_reason or None,
         "remedies": _remedies(snapshot),
+    }
+
+
+def _account(account: ContainerAccount) -> Document:
+    return {
+        **account.name._asdict(),
+        "uuid": account.uuid,
+        "allocated_gpu_seconds": account.allocated_gpu_seconds,
+        "sm_seconds": account.sm_seconds,
+        "memory_byte_seconds": account.memory_byte_seconds,
+        "energy_joules": account.energy_joules,
     }
 
 
@@ -99,36 +116,7 @@ def _remedies(snapshot: Snapshot) -> dict[str, str]:
     """What to do about capabilities that are missing. Those of a GPU need an answer of the driver to be judged."""
     missing = [name for name, present in snapshot.capabilities if not present and name in remedies.CAPABILITIES]
     measured = any(gpu.reading for gpu in snapshot.gpus)
-    return {name: remedies.CAPABILITIES[name] for name in missing if measured or name != "process_utilization"}
-
-
-def _gpu(gpu: Gpu) -> Document:
-    reading = gpu.reading
-    return {
-        "uuid": gpu.uuid,
-        "index": gpu.index,
-        "minor": gpu.minor,
-        "pci_bus_id": gpu.pci_bus_id,
-        "model": gpu.model,
-        "partitioned": gpu.partitioned,
-        "up": gpu.fault is None,
-        "fault": gpu.fault,
-        "remedy": _remedy(gpu.fault, gpu.index),
-        "stuck_seconds": gpu.stuck_seconds,
-        "last_success": gpu.last_success,
-        "memory": _memory(reading.memory if reading else None),
-        "utilization_ratio": reading.utilization_ratio if reading else None,
-        "memory_controller_busy_ratio": reading.memory_controller_ratio if reading else None,
-        "temperatures_celsius": dict(reading.temperatures_celsius) if reading else {},
-        "power_watts": reading.power_watts if reading else None,
-        "power_limit_watts": reading.power_limit_watts if reading else None,
-        "energy_joules": reading.energy_joules if reading else None,
-    }
-
-
-def _remedy(fault: str | None, index: int) -> str | None:
-    remedy = remedies.FAULTS.get(fault) if fault else None
-    return remedy.replace("<index>", str(index)) if remedy else None
+    return {name: remedies.CAPABILITIES[name] for name in missing if measured or name not in OF_GPUS}
 
 
 def _device(
@@ -147,23 +135,13 @@ def _device(
         "mig_profile": mig.profile if mig else None,
         "gpu_instance_id": mig.gpu_instance_id if mig else None,
         "compute_instance_id": mig.compute_instance_id if mig else None,
-        "memory": _memory(leaf.memory),
+        "memory": memory_document(leaf.memory),
+        "activity": leaf.activity._asdict() if leaf.activity is not None else None,
         "allocatable": [{"resource": resource, "slots": slots} for resource, slots in leaf.allocatable],
         "owners": [_owner(use) for use in leaf.owners],
         "holders": [_holder(row) for row in rows if row.holds],
         "users": [_user(row, use, _owner_of(row.name, holders, processes)) for row in rows if (use := row.use)],
         "processes": [_process(process) for process in processes],
-    }
-
-
-def _memory(memory: DeviceMemory | None) -> Document | None:
-    if memory is None:
-        return None
-    return {
-        "total_bytes": memory.total_bytes,
-        "used_bytes": memory.used_bytes,
-        "free_bytes": memory.free_bytes,
-        "reserved_bytes": memory.reserved_bytes,
     }
 
 

@@ -46,6 +46,7 @@ FLAGS = (
     Flag("--listen", "ADDR", ":9401", "address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0"),
     Flag("--interval", "DURATION", "5s", "time from one collection to the next, such as 500ms or 1m"),
     Flag("--push", "", "true", "collect as soon as the kubelet allocates; --no-push: at the interval alone"),
+    Flag("--nvml-release", "", "false", "let go of the driver between collections; SIGUSR1 does it once"),
     Flag("--stale-after", "DURATION", "60s", "data older than this is not served"),
     Flag("--node-name", "NAME", "", "this node's name; else $NODE_NAME, else the host name", about="sources"),
     Flag("--node-ip", "IP", "", "this node's internal IP; else $NODE_IP", about="sources"),
@@ -91,7 +92,7 @@ FLAGS = (
         "--collect",
         "GROUP",
         ",".join(DEFAULT_GROUPS),
-        f"group of metrics to serve: {', '.join(GROUPS)}, or all",
+        f"group of metrics to measure and serve: {', '.join(GROUPS)}, or all",
         repeatable=True,
         choices=(*GROUPS, "all"),
     ),
@@ -104,11 +105,12 @@ FLAGS = (
         choices=("native", *DIALECTS, "all", "none"),
     ),
     Flag("--process-metrics", "", "false", "serve gpumap_process_gpu_memory_used_bytes, a series per process"),
+    Flag("--state-file", "PATH", "", "where counters of accounting and XID errors survive a restart; else they do not"),
     Flag("--log-format", "text|json", "text", "format of the log", about="log", choices=LOG_FORMATS),
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error", about="log", choices=LOG_LEVELS),
 )
 
-LATER_FLAGS = ("--nvml-release", "--state-file", "--web-config")
+LATER_FLAGS = ("--web-config",)
 """Flags of the contract that are not built yet: known, and refused."""
 
 

@@ -133,10 +133,16 @@ class XidError(NamedTuple):
     compute_instance_id: int | None
     age_seconds: float
     """Before the reading that it came with."""
+    times: int = 1
+    """So many equal ones, the last of them then."""
 
 
 class Listening(NamedTuple):
-    """A GPU whose XID events were registered for: between the two, seconds before the reading, none was missed."""
+    """A GPU whose XID events were registered for: between the two, seconds before the reading, none was missed.
+
+    A reading has several of a GPU where it was registered anew since the one before; none where nobody listens, and one
+    of no length, now, where that is because the driver is let go of.
+    """
 
     uuid: Uuid
     since_seconds: float

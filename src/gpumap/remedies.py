@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from gpumap.model import Source
 
+_LET_GO = "let gpumap go of the driver (`pkill -USR1 -x gpumap` on the node, or `--nvml-release`)"
+
 SOURCES: dict[Source, dict[str, str]] = {
     Source.KUBELET: {
         "socket_missing": "Mount the kubelet's directory `pod-resources` (never the socket itself); where its root "
@@ -31,15 +33,19 @@ SOURCES: dict[Source, dict[str, str]] = {
         "`nvml.hostPath`; outside Kubernetes `--nvml-library`.",
         "driver_not_loaded": "Load the driver on the node (`nvidia-smi` must work there); gpumap finds it without a "
         "restart.",
-        "driver_version_mismatch": "Library and kernel module differ after a driver update: restart gpumap's pod, or "
+        "driver_version_mismatch": "Library and kernel module differ after an update of the driver. gpumap takes the "
+        "new library where it is mounted from the host, and else ends: its next container has it. If it stays so, "
         "reboot the node.",
+        "unknown": "NVML cannot be initialised. If it could before, the container may have lost its device nodes, as "
+        "after `systemctl daemon-reload`: gpumap ends, and its next container has them. With NVIDIA's CDI they stay.",
         "no_permission": "Give the container the GPU's device nodes: `runtimeClassName: nvidia`, or NVIDIA's CDI.",
         "hung": "A driver call on a GPU does not return; other GPUs stay fresh. Look for Xid lines in `dmesg`, then "
         "reset the GPU or reboot the node.",
         "deadline_exceeded": "The driver as a whole does not answer: look for Xid lines in `dmesg`; mostly it takes a "
         "reboot.",
-        "lost": "The GPU fell off the bus: look for Xid 79 in `dmesg`; it takes a reboot, and often new hardware.",
-        "reset_required": "Drain the node and reset the GPU: `nvidia-smi --gpu-reset -i <index>`.",
+        "lost": "The GPU fell off the bus: look for Xid 79 in `dmesg`; it takes a reboot, and often new hardware. One "
+        "that comes back is seen within a minute.",
+        "reset_required": f"Drain the node, {_LET_GO}, then reset the GPU: `nvidia-smi --gpu-reset -i <index>`.",
         "worker_crashed": "The driver's library crashed gpumap's worker; the GPU that did it is asked less often. "
         "Report it to NVIDIA with the driver's version.",
         "worker_start": "gpumap cannot start its own worker process: look at the limits of memory and processes.",
@@ -100,6 +106,21 @@ FAULTS: dict[str, str] = {
 }
 """By fault reason of a GPU."""
 
+RECOVERY: dict[str, str] = {
+    "gpu_reset": f"The driver asks for a reset: end the GPU's work, {_LET_GO}, "
+    "then `nvidia-smi --gpu-reset -i <index>`.",
+    "drain_and_reset": "The GPU works at less than it has: what runs may end its work, nothing new should start. "
+    f"Then {_LET_GO}, and `nvidia-smi --gpu-reset -i <index>`.",
+    "drain_p2p": "The driver asks to end what moves data from GPU to GPU (NVLink, P2P); then it will say what else the "
+    "GPU needs.",
+    "bus_reset": "The driver asks for a reset of the GPU's PCIe bus: drain the node, and do it from the host.",
+    "recover_imex_domain": "The driver asks to recover the IMEX domain, the nodes that share an NVLink fabric: see to "
+    "`nvidia-imex` on all of them.",
+    "node_reboot": "The driver asks for a reboot; a reset of the GPU is not enough: drain the node and reboot it.",
+    "system_reboot": "The driver asks for a reboot of the whole system that the GPU is part of: drain its nodes first.",
+}
+"""By the recovery action that the driver asks for; `none` asks for nothing."""
+
 UNMATCHED: dict[str, str] = {
     "unparsed": "gpumap does not read this plugin's ids: report them with `gpumap record --anonymize`; what its pods "
     "use is measured all the same.",
@@ -122,12 +143,24 @@ CAPABILITIES: dict[str, str] = {
     "(`privileges.podLogs=true`).",
     "process_utilization": "No SM time by container: the driver keeps none on MIG devices, vGPU guests and WSL; "
     "memory is told all the same.",
-    "gpm": "This version of gpumap does not ask for GPM metrics yet.",
+    "gpm": "No activity of a device's SMs, tensor cores and memory: the driver measures it on Hopper and later, not in "
+    "most vGPU guests; it may be left out with `--collect`.",
     "push": "New pods are seen at the next interval, not at once. Unless `--no-push` is meant: mount the kubelet's "
     "directory `device-plugins` (`privileges.checkpoint=true`). The log says what else may be in the way.",
-    "xid_events": "This version of gpumap does not listen for XID errors yet: see `dmesg`.",
+    "xid_events": "No XID errors are counted: NVML does not answer, this driver or GPU tells none (WSL, vGPU guests), "
+    "or `--nvml-release` or `--collect` leaves them out. `dmesg` has them.",
 }
 """By capability that is 0."""
+
+HEALTH: dict[str, str] = {
+    "row_remap_pending": "Rows of the GPU's memory wait to be replaced by spare ones: drain the node when it suits, "
+    f"{_LET_GO}, and reset the GPU: `nvidia-smi --gpu-reset -i <index>`.",
+    "row_remap_failure": "A row of the GPU's memory could not be replaced: run NVIDIA's field diagnostic; the GPU is "
+    "mostly due for an exchange.",
+    "xid_errors": "NVIDIA's catalog of XID errors says what a code means, `dmesg` on the node what happened. 13, 31, "
+    "43, 45, 68 and 109 are mostly an application's own fault, others the GPU's.",
+}
+"""By what is wrong with a GPU that answers. The application's codes: health.go of NVIDIA's k8s-device-plugin."""
 
 PUSH: dict[str, str] = {
     "directory_missing": CAPABILITIES["push"],

@@ -23,7 +23,7 @@ from gpumap.dialects.pod_gpu_map import node_family
 from gpumap.errors import FatalError, UsageError
 from gpumap.families import Family
 from gpumap.join import Rules
-from gpumap.join.hidden import HIDDEN_AFTER_SECONDS
+from gpumap.join.hidden import RESTART_AFTER_SECONDS
 from gpumap.metrics import native, self_families
 from gpumap.model import Moment
 from gpumap.settings import Listen, Settings
@@ -35,11 +35,12 @@ from gpumap.sources.inotify import Place, Watcher, places
 from gpumap.sources.nvml import NvmlSource
 from gpumap.sources.podlogs import PodLogsSource
 from gpumap.sources.procfs import ProcfsSource
-from gpumap.stopping import stop_by_signal
+from gpumap.stopping import release_by_signal, stop_by_signal
 from gpumap.web.pages import Pages
 
 if TYPE_CHECKING:
     from gpumap.sources.pods_api import PodsApiSource
+    from gpumap.state_file import StateFile
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
@@ -53,10 +54,12 @@ async def collector(
     driver_command: Sequence[str],
     publish: Callable[[Snapshot], None],
     clock: Callable[[], Moment] = now,
-    hidden_after_seconds: float = HIDDEN_AFTER_SECONDS,
+    restart_after_seconds: float = RESTART_AFTER_SECONDS,
 ) -> AsyncIterator[Collector]:
     """Put the sources and the loop together; close them at the end."""
-    nvml = NvmlSource(driver_command, settings.groups)
+    state = _state_file(settings)
+    memory = await state.load(clock()) if state is not None else None
+    nvml = NvmlSource(driver_command, settings.groups, release=settings.nvml_release)
     await nvml.start()
     from gpumap.sources.kubelet import KubeletSource
 
@@ -74,11 +77,13 @@ async def collector(
         node=Node(settings.node_name, settings.node_ip),
         is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
         stale_after_seconds=settings.stale_after_seconds,
-        hidden_after_seconds=hidden_after_seconds,
+        restart_after_seconds=restart_after_seconds,
     )
     procfs = ProcfsSource(settings.proc, settings.own)
     news = Watcher(watched(settings)) if settings.push else None
-    loop = Collector(nvml, procfs, identity.read, kubelet, rules, settings.interval_seconds, publish, clock, news)
+    keep = state.save if state is not None else None
+    interval = settings.interval_seconds
+    loop = Collector(nvml, procfs, identity.read, kubelet, rules, interval, publish, clock, news, memory, keep)
     try:
         if pods is not None:
             await pods.start()
@@ -90,7 +95,7 @@ async def collector(
         if news is not None:
             news.close()
         procfs.close()
-        await asyncio.gather(nvml.close(), kubelet.close())
+        await asyncio.gather(nvml.close(), kubelet.close(), *([state.close()] if state is not None else []))
 
 
 def _pods_api(settings: Settings) -> PodsApiSource | None:
@@ -99,6 +104,14 @@ def _pods_api(settings: Settings) -> PodsApiSource | None:
     from gpumap.sources.pods_api import PodsApiSource
 
     return PodsApiSource(settings.pods_api_socket)
+
+
+def _state_file(settings: Settings) -> StateFile | None:
+    if settings.state_file is None:
+        return None
+    from gpumap.state_file import StateFile
+
+    return StateFile(settings.state_file)
 
 
 def watched(settings: Settings) -> tuple[Place, ...]:
@@ -118,11 +131,11 @@ async def serve(
     driver_command: Sequence[str],
     listener: socket.socket,
     stop: asyncio.Event | None = None,
-    hidden_after_seconds: float = HIDDEN_AFTER_SECONDS,
+    restart_after_seconds: float = RESTART_AFTER_SECONDS,
 ) -> None:
     """Collect and serve until `stop` is set, by default by a signal. Raises what else ended the loop.
 
-    Raises FatalError where MIG devices have been hidden from us for so long: a new container sees them.
+    Raises FatalError where for so long only a new container could see MIG devices, or the driver.
     """
     stop = stop or stop_by_signal()
     serves_nodes = "pod-gpu-map" in settings.dialects
@@ -137,7 +150,7 @@ async def serve(
     try:
         await _until(
             stop,
-            _collect(settings, driver_command, pages, hidden_after_seconds),
+            _collect(settings, driver_command, pages, restart_after_seconds),
             _open(settings, pages, listener, serves_nodes),
         )
         log.info("stopped")
@@ -146,22 +159,23 @@ async def serve(
 
 
 async def _collect(
-    settings: Settings, driver_command: Sequence[str], pages: Pages, hidden_after_seconds: float
+    settings: Settings, driver_command: Sequence[str], pages: Pages, restart_after_seconds: float
 ) -> None:
-    """Collect until MIG devices are hidden, which is an error to raise."""
+    """Collect until only a new container helps, which is an error to raise."""
     blind = asyncio.Event()
-    hidden: tuple[HiddenDevice, ...] = ()
+    why = ""
 
     def publish(snapshot: Snapshot) -> None:
-        nonlocal hidden
+        nonlocal why
         pages.publish(snapshot)
-        if snapshot.hidden:
-            hidden = snapshot.hidden
+        why = why or snapshot.lost_driver or (_hidden_line(snapshot.hidden) if snapshot.hidden else "")
+        if why:
             blind.set()
 
-    async with collector(settings, driver_command, publish, hidden_after_seconds=hidden_after_seconds) as loop:
+    async with collector(settings, driver_command, publish, restart_after_seconds=restart_after_seconds) as loop:
+        release_by_signal(loop.release)
         await _until(blind, loop.run())
-    raise FatalError(_hidden_line(hidden))
+    raise FatalError(why)
 
 
 def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:

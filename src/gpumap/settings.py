@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from gpumap.dialects import DIALECTS, LATER_DIALECTS
 from gpumap.errors import UsageError
 from gpumap.flags import ABOUT, FLAGS, LATER_FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, Later, add_flags
-from gpumap.metrics import GROUPS, LATER_GROUPS
+from gpumap.metrics import GROUPS
 from gpumap.units import parse_duration
 
 __all__ = [
@@ -61,6 +61,7 @@ class Settings:
     pod_log_root: Path
     proc: Path
     nvml_library: str
+    nvml_release: bool
     push: bool
     resource: re.Pattern[str]
     groups: tuple[str, ...]
@@ -68,6 +69,7 @@ class Settings:
     process_metrics: bool
     log_format: str
     log_level: str
+    state_file: Path | None = None
     own: Path = Path("/proc/self")
     """gpumap's own entry of the process tree; a capture brings another."""
 
@@ -105,13 +107,15 @@ def resolve(
         pod_log_root=values.parse("--pod-log-root", _directory),
         proc=values.parse("--proc", _directory),
         nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
+        nvml_release=values.parse("--nvml-release", _boolean),
         push=values.parse("--push", _boolean),
         resource=values.parse("--resource", _pattern),
-        groups=values.choose("--collect", GROUPS, LATER_GROUPS),
+        groups=values.choose("--collect", GROUPS),
         dialects=values.choose("--dialect", ("native", *DIALECTS), LATER_DIALECTS, none=True),
         process_metrics=values.parse("--process-metrics", _boolean),
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
+        state_file=values.parse("--state-file", _file_to_write) if values.word("--state-file") else None,
     )
 
 
@@ -149,7 +153,9 @@ class _Values:
         except ValueError as error:
             raise self.error(name, str(error)) from error
 
-    def choose(self, name: str, built: Iterable[str], later: Iterable[str], *, none: bool = False) -> tuple[str, ...]:
+    def choose(
+        self, name: str, built: Iterable[str], later: Iterable[str] = (), *, none: bool = False
+    ) -> tuple[str, ...]:
         """Read a repeatable choice: `all` is all that is built; `none`, alone, is nothing."""
         words, built = self._given[name].words, tuple(built)
         if none and "none" in words:
@@ -209,6 +215,14 @@ def _file(text: str) -> Path:
     if mode is not None and not stat.S_ISREG(mode):
         raise ValueError("is a directory" if stat.S_ISDIR(mode) else "is not a file")
     return Path(text)
+
+
+def _file_to_write(text: str) -> Path:
+    path = _file(text)
+    mode = _mode(str(path.parent))
+    if mode is None or not stat.S_ISDIR(mode):
+        raise ValueError(f"is in no folder: {path.parent} {'is none' if mode is not None else 'is not there'}")
+    return path
 
 
 def _socket(text: str) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.model import (
+    Activity,
     ContainerName,
     DeviceHealth,
     DeviceMemory,
@@ -86,6 +87,14 @@ class Leaf:
     holders: int | None = None
     allocatable: tuple[tuple[str, int], ...] = ()
     owners: tuple[OwnerUse, ...] = ()
+
+    @property
+    def activity(self) -> Activity | None:
+        """What GPM measured of the MIG device, or of the GPU that is not partitioned."""
+        if self.instance is not None:
+            return self.instance.activity
+        reading = self.gpu.reading if self.gpu is not None else None
+        return reading.activity if reading is not None and not reading.partitioned else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,14 @@ __all__ = [
     "Code",
     "Driver",
     "FieldValue",
+    "Gpm",
     "Gpu",
     "MigInstance",
     "Placement",
     "Process",
     "Sample",
     "Target",
+    "Xid",
     "build",
     "environment",
     "read_calls",
@@ -62,6 +64,7 @@ class Code(IntEnum):
     GPU_IS_LOST = 15
     RESET_REQUIRED = 16
     LIB_RM_VERSION_MISMATCH = 18
+    NO_DATA = 21
     ARGUMENT_VERSION_MISMATCH = 25
     UNKNOWN = 999
 
@@ -154,6 +157,16 @@ class Placement:
 
 
 @dataclass(slots=True)
+class Gpm:
+    """What GPM measures, in percent; a `Code` is that metric's nvmlReturn_t."""
+
+    sm: float | Code | None = 0.0
+    occupancy: float | Code | None = 0.0
+    tensor: float | Code | None = 0.0
+    dram: float | Code | None = 0.0
+
+
+@dataclass(slots=True)
 class MigInstance:
     """A MIG device. Another uuid or `generation` makes the handles that were given out stale.
 
@@ -172,6 +185,7 @@ class MigInstance:
     generation: int = 0
     handle: int | None = None
     placement: Placement | None = None
+    gpm: Gpm | None = None
 
 
 @dataclass(slots=True)
@@ -180,7 +194,8 @@ class Gpu:
 
     `instances` are its MIG devices by slot, None for a hole; they exist only while `mig_mode` is True, which it is by
     default for a GPU that was made with instances. `fields` adds to the field values that the other values imply
-    (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id).
+    (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id). `ecc` has counts by
+    (error type, counter type, location). GPM is supported where `gpm` is given, be it for its MIG devices alone.
     """
 
     uuid: str | None
@@ -205,6 +220,14 @@ class Gpu:
     processes: list[Process] | None = field(default_factory=list)
     samples: list[Sample] | None = field(default_factory=list)
     fields: dict[int | tuple[int, int], FieldValue | None] = field(default_factory=dict)
+    clocks_megahertz: dict[Literal["graphics", "sm", "memory", "video"], int] = field(default_factory=dict)
+    clock_events: int | None = None
+    clock_events_supported: int | None = None
+    performance_state: int | None = None
+    fan_percents: list[int | None] | None = None
+    ecc: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    gpm: Gpm | None = None
+    event_types: int | None = 8
     mig_mode: bool | None = None
     mig_pending: bool | None = None
     mig_max_count: int = 7
@@ -216,23 +239,38 @@ class Gpu:
 
 
 @dataclass(slots=True)
+class Xid:
+    """An event of the GPU at that index."""
+
+    gpu: int
+    code: int
+    gi: int | None = None
+    ci: int | None = None
+
+
+@dataclass(slots=True)
 class Driver:
     """All that the stand-in answers.
 
+    `xids` are told in their order; what is in it when a GPU is registered for events is not told of it any more.
     The keys of `fail`, `delay` and `crash` are (function or "*", target); where several match, the first one counts.
     `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone). `then` is another
-    driver, which takes this one's place as soon as a call that its key matches is answered.
+    driver, which takes this one's place as soon as a call that its key matches is answered. `holds` is open while NVML
+    is initialised, `leaks` also after that.
     """
 
     version: str | None = "550.54.15"
     cuda: int | None = 12040
     nvml: str | None = "12.550.54.15"
     gpus: list[Gpu] = field(default_factory=list)
+    xids: list[Xid] = field(default_factory=list)
     fail: dict[tuple[str, Target], int] = field(default_factory=dict)
     delay: dict[tuple[str, Target], float] = field(default_factory=dict)
     crash: set[tuple[str, Target]] = field(default_factory=set)
     then: "tuple[tuple[str, Target], Driver] | None" = None
     init_code: int = 0
+    holds: Path | None = None
+    leaks: Path | None = None
     abi535: bool = False
 
     def write(self, path: Path) -> None:
@@ -267,9 +305,13 @@ def _driver_lines(driver: Driver) -> Iterator[str]:
             "cuda": driver.cuda,
             "count": len(driver.gpus),
             "init": driver.init_code,
+            "holds": None if driver.holds is None else str(driver.holds),
+            "leaks": None if driver.leaks is None else str(driver.leaks),
             "abi535": driver.abi535,
         }
     )
+    for serial, xid in enumerate(driver.xids, start=1):
+        yield _line("xid", serial, xid.gpu, xid.code, xid.gi, xid.ci)
     for (function, target), code in driver.fail.items():
         yield _rule("fail", function, target, int(code))
     for (function, target), seconds in driver.delay.items():
@@ -308,6 +350,7 @@ def _gpu_lines(key: str, index: int, gpu: Gpu) -> Iterator[str]:
             f"{key}.energy": gpu.energy_millijoules,
             f"{key}.cc.protected_kib": gpu.cc_protected_kib,
             f"{key}.cc.unprotected_kib": gpu.cc_unprotected_kib,
+            f"{key}.events": gpu.event_types,
             f"{key}.mig.mode": gpu.mig_mode,
             f"{key}.mig.pending": gpu.mig_mode if gpu.mig_pending is None else gpu.mig_pending,
             f"{key}.mig.max": gpu.mig_max_count,
@@ -317,6 +360,8 @@ def _gpu_lines(key: str, index: int, gpu: Gpu) -> Iterator[str]:
     yield from _process_lines(key, gpu.processes)
     yield from _sample_lines(key, gpu.samples)
     yield from _field_lines(key, gpu)
+    yield from _health_lines(key, gpu)
+    yield from _gpm_lines(key, gpu.gpm)
     for slot, instance in enumerate(gpu.instances):
         if instance is not None:
             yield from _instance_lines(f"{key}.mig.{slot}", instance)
@@ -335,6 +380,7 @@ def _instance_lines(key: str, instance: MigInstance) -> Iterator[str]:
     )
     yield from _memory_lines(key, instance)
     yield from _process_lines(key, instance.processes, instance.gi, instance.ci)
+    yield from _gpm_lines(key, instance.gpm)
     if instance.placement is not None:
         yield _line(
             f"{key}.placement", instance.placement.profile_id, instance.placement.start, instance.placement.size
@@ -402,4 +448,26 @@ def _field_lines(key: str, gpu: Gpu) -> Iterator[str]:
     for field_id, value in (implied | gpu.fields).items():
         if value is not None:
             number, scope = field_id if isinstance(field_id, tuple) else (field_id, 0)
-            yield _line(f"{key}.field", number, scope, *value)
+            yield _line(f"{key}.field.{number}.{scope}", *value)
+
+
+def _health_lines(key: str, gpu: Gpu) -> Iterator[str]:
+    fans = gpu.fan_percents
+    yield from _given(
+        {
+            **{f"{key}.clock.{domain}": megahertz for domain, megahertz in gpu.clocks_megahertz.items()},
+            f"{key}.clock.events": gpu.clock_events,
+            f"{key}.clock.supported_events": gpu.clock_events_supported,
+            f"{key}.performance_state": gpu.performance_state,
+            f"{key}.fans": None if fans is None else len(fans),
+            **{f"{key}.fan.{fan}": percent for fan, percent in enumerate(fans or ())},
+        }
+    )
+    for (kind, counter, location), count in gpu.ecc.items():
+        yield _line(f"{key}.ecc.{kind}.{counter}.{location}", count)
+
+
+def _gpm_lines(key: str, gpm: Gpm | None) -> Iterator[str]:
+    if gpm is not None:
+        values = (gpm.sm, gpm.occupancy, gpm.tensor, gpm.dram)
+        yield _line(f"{key}.gpm", *(f"error:{int(one)}" if isinstance(one, Code) else one for one in values))

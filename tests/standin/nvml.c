@@ -10,6 +10,7 @@
  *
  *   driver 550.54.15 | nvml 12.550.54.15 | cuda 12040 | count 2
  *   init 9                                       what nvmlInit returns
+ *   holds PATH | leaks PATH                      open from the first nvmlInit to the last nvmlShutdown; or for ever
  *   abi535 1                                     _v3 process rows are 32 bytes, as drivers 535.43 to 535.98 had it
  *   gpu.N.uuid|name|pci TEXT
  *   gpu.N.minor|temperature|power|power.limit|power.enforced_limit|energy|encoder|decoder NUMBER
@@ -21,14 +22,25 @@
  *   gpu.N.process compute|graphics|mps PID BYTES GI CI PROTECTED_BYTES       ("-": the driver does not say)
  *   gpu.N.samples 1                              process utilization is supported; then, as often as wanted:
  *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER
- *   gpu.N.field ID SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
+ *   gpu.N.field.ID.SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
+ *   gpu.N.clock.graphics|sm|memory|video MHZ, gpu.N.clock.events|supported_events BITS
+ *   gpu.N.performance_state NUMBER
+ *   gpu.N.fans NUMBER, gpu.N.fan.I PERCENT       fan 0 is also what the call without a fan's number tells
+ *   gpu.N.ecc.TYPE.COUNTER.LOCATION NUMBER       nvml.h's numbers; counter 1 is the aggregate one
+ *   gpu.N.gpm SM OCCUPANCY TENSOR DRAM           percent; "-": not supported, "error:CODE": that code. GPM is
+ *                                                supported where a GPU has this line, partitioned or not
  *   gpu.N.mig.S.gi|ci NUMBER                     gi is what makes the instance exist
  *   gpu.N.mig.S.uuid|name|memory.*|processes|process    as for a GPU
  *   gpu.N.mig.S.generation NUMBER                another number makes older handles stale
  *   gpu.N.mig.S.handle NUMBER                    the handle is made of this alone: devices that follow each other
  *                                                under one number have one handle, as a driver that recycles them
  *   gpu.N.mig.S.placement PROFILE START SIZE     of its GPU instance
+ *   gpu.N.mig.S.gpm SM OCCUPANCY TENSOR DRAM     of its GPU instance
  *   gpu.N.mig.S.attributes NINE NUMBERS          in the order of nvmlDeviceAttributes_t
+ *
+ *   gpu.N.events MASK                            the types of events that it tells
+ *   xid SERIAL N CODE GI CI                      an event of GPU N, told once in each event set that N was registered in
+ *                                                when the line came; serials grow; GI and CI may be "-"
  *
  *   fail FUNCTION TARGET CODE                    returns that nvmlReturn_t
  *   delay FUNCTION TARGET SECONDS                sleeps first ("inf" is allowed); over as soon as the line is gone
@@ -37,7 +49,8 @@
  *                                                ".next" at its end takes the state's place
  *
  * FUNCTION is a name or "*". TARGET is "*" (also the calls that concern no GPU), "N" (a GPU and its instances),
- * "N.gpu" (not its instances), "N.mig" (only its instances) or "N.S". The first line that matches counts.
+ * "N.gpu" (not its instances), "N.mig" (only its instances) or "N.S". The first line that matches counts. What is asked
+ * of an event set is about the GPU that was registered in it first.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -66,6 +79,8 @@ typedef enum {
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
+    GPU_IS_LOST = 15,
     ARGUMENT_VERSION_MISMATCH = 25,
 } Return;
 
@@ -104,6 +119,30 @@ typedef struct {
     u32 type, code;
     Value value;
 } Field;
+typedef struct { u32 version, supported; } GpmSupport;
+typedef struct {
+    u32 id, code;
+    double value;
+    const char *short_name, *long_name, *unit;
+} GpmMetric;
+typedef struct { /* nvmlGpmSample_st is opaque, and this is ours */
+    bool taken;
+    uintptr_t of;
+    double at;
+    char values[256];
+} GpmSample;
+enum { GPM_METRICS = 477 /* NVML_GPM_METRIC_MAX of nvml.h 13 */ };
+typedef struct {
+    u32 version, count;
+    GpmSample *first, *second;
+    GpmMetric metrics[GPM_METRICS];
+} GpmMetrics;
+
+typedef struct {
+    Device device;
+    u64 type, data;
+    u32 gi, ci;
+} EventData;
 
 /* One ProcessRow serves every list: the older structs are its beginnings. */
 enum { ROW_V1 = 16, ROW_V2 = 24, ROW_535 = 32 };
@@ -120,6 +159,10 @@ _Static_assert(sizeof(Attributes) == 40, "nvmlDeviceAttributes_t");
 _Static_assert(sizeof(GpuInstanceInfo) == 24, "nvmlGpuInstanceInfo_t");
 _Static_assert(sizeof(Pci) == 68, "nvmlPciInfo_t");
 _Static_assert(sizeof(Field) == 40, "nvmlFieldValue_t");
+_Static_assert(sizeof(EventData) == 32, "nvmlEventData_t");
+_Static_assert(sizeof(GpmSupport) == 8, "nvmlGpmSupport_t");
+_Static_assert(sizeof(GpmMetric) == 40, "nvmlGpmMetric_t");
+_Static_assert(sizeof(GpmMetrics) == 19104, "nvmlGpmMetricsGet_t");
 
 /* ---- the state file -------------------------------------------------------------------------------------------- */
 
@@ -137,6 +180,13 @@ static struct {
     size_t count;
 } state = {.file = -1};
 static u32 initialized;
+enum { MOST_SETS = 64, MOST_IN_SET = 16 };
+typedef struct {
+    bool used;
+    u32 waits, count;
+    struct { uintptr_t device; u64 told; } gpus[MOST_IN_SET];
+} EventSet;
+static EventSet sets[MOST_SETS];
 static struct { const char *function; u64 count; } calls[128];
 
 /* A mistake in a state file must not look like a driver's answer. */
@@ -273,7 +323,7 @@ static void split(const Line *line, char copy[WORD_SPACE], char *words[], size_t
 /* ---- what each call starts and ends with ----------------------------------------------------------------------- */
 
 enum { NO_GPU = -1, NO_SLOT = -1 };
-enum about { THE_LIBRARY, THE_SYSTEM, AN_INDEX, A_DEVICE, A_GPU_INSTANCE };
+enum about { THE_LIBRARY, THE_SYSTEM, AN_INDEX, A_DEVICE, A_GPU_INSTANCE, AN_EVENT_SET };
 
 typedef struct {
     const char *function;
@@ -367,6 +417,13 @@ static Return locate(Call *call, enum about about, uintptr_t which)
         if (which >= gpu_count())
             return INVALID_ARGUMENT;
         point_at(call, (int)which, NO_SLOT);
+    }
+    if (about == AN_EVENT_SET) {
+        const EventSet *set = (const EventSet *)which;
+        if (set < sets || set >= sets + MOST_SETS || !set->used)
+            return INVALID_ARGUMENT;
+        if (set->count && !locate_handle(call, set->gpus[0].device))
+            return GPU_IS_LOST;
     }
     if (about == A_DEVICE && !locate_handle(call, which))
         return INVALID_ARGUMENT;
@@ -567,10 +624,22 @@ static Return answer_u32(const Line *line, u32 *value)
 
 /* ---- the library ----------------------------------------------------------------------------------------------- */
 
+static int held = -1;
+
+static void hold(const char *kind)
+{
+    const Line *line = first_line(kind);
+    if (line && (held = open(line->value, O_RDONLY | O_CLOEXEC)) < 0)
+        give_up("cannot open '%s'", line->value);
+}
+
 static Return initialize(void)
 {
     Return code = (Return)number_or(first_line("init"), SUCCESS);
-    initialized += code == SUCCESS;
+    if (code == SUCCESS && initialized++ == 0) {
+        hold("leaks");
+        hold("holds");
+    }
     return code;
 }
 
@@ -595,8 +664,16 @@ Return nvmlInit_v2(void)
 Return nvmlShutdown(void)
 {
     BEGIN(THE_SYSTEM, 0);
-    if (--initialized == 0)
+    for (EventSet *set = sets; set < sets + MOST_SETS; set++)
+        if (set->waits)
+            give_up("nvmlShutdown in the midst of a wait for events");
+    if (--initialized == 0) {
+        memset(sets, 0, sizeof sets);
         write_calls();
+        if (held >= 0 && !first_line("leaks"))
+            close(held);
+        held = -1;
+    }
     return SUCCESS;
 }
 #endif
@@ -795,7 +872,7 @@ Return nvmlDeviceGetConfComputeMemSizeInfo(Device device, ConfComputeMemory *inf
 static void answer_field(const Line *line, char *words[], Field *field)
 {
     static const char *const types[] = {"double", "uint", "ulong", "ulonglong", "slonglong", "sint", "ushort"};
-    const char *type = words[2], *value = words[3];
+    const char *type = words[0], *value = words[1];
     if (strcmp(type, "error") == 0) {
         field->code = (u32)number(value);
         return;
@@ -829,13 +906,168 @@ Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)
         field->code = NOT_SUPPORTED;
         field->timestamp = (int64_t)wall_microseconds();
         field->latency = 1;
-        for (const Line *line = find("%s.field", call.prefix); line; line = next_line(line)) {
-            char copy[WORD_SPACE], *words[4];
-            split(line, copy, words, 4);
-            if (number(words[0]) == field->id && number(words[1]) == field->scope)
-                answer_field(line, words, field);
+        const Line *line = find("%s.field.%u.%u", call.prefix, field->id, field->scope);
+        if (line) {
+            char copy[WORD_SPACE], *words[2];
+            split(line, copy, words, 2);
+            answer_field(line, words, field);
         }
     }
+    return SUCCESS;
+}
+#endif
+
+/* ---- health ---------------------------------------------------------------------------------------------------- */
+
+#ifndef WITHOUT_nvmlDeviceGetClockInfo
+Return nvmlDeviceGetClockInfo(Device device, u32 domain, u32 *megahertz)
+{
+    static const char *const domains[] = {"graphics", "sm", "memory", "video"};
+    BEGIN(A_DEVICE, device);
+    REQUIRE(domain < sizeof domains / sizeof *domains);
+    return answer_u32(find("%s.clock.%s", call.prefix, domains[domain]), megahertz);
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetCurrentClocksEventReasons
+DEVICE_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, "clock.events", u64)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetSupportedClocksEventReasons
+DEVICE_NUMBER(nvmlDeviceGetSupportedClocksEventReasons, "clock.supported_events", u64)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetCurrentClocksThrottleReasons
+DEVICE_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, "clock.events", u64)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetSupportedClocksThrottleReasons
+DEVICE_NUMBER(nvmlDeviceGetSupportedClocksThrottleReasons, "clock.supported_events", u64)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetPerformanceState
+DEVICE_NUMBER(nvmlDeviceGetPerformanceState, "performance_state", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetNumFans
+DEVICE_NUMBER(nvmlDeviceGetNumFans, "fans", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetFanSpeed_v2
+Return nvmlDeviceGetFanSpeed_v2(Device device, u32 fan, u32 *percent)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(fan < number_or(find("%s.fans", call.prefix), 0));
+    return answer_u32(find("%s.fan.%u", call.prefix, fan), percent);
+}
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetFanSpeed
+DEVICE_NUMBER(nvmlDeviceGetFanSpeed, "fan.0", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMemoryErrorCounter
+Return nvmlDeviceGetMemoryErrorCounter(Device device, u32 type, u32 counter, u32 location, u64 *count)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(count && type < 2 && counter < 2 && location < 8);
+    return answer_u64(find("%s.ecc.%u.%u.%u", call.prefix, type, counter, location), count);
+}
+#endif
+
+/* ---- GPM ------------------------------------------------------------------------------------------------------- */
+
+/* Samples are memory of the caller's: they need no initialisation (nvml.h names no such error for the two). */
+#ifndef WITHOUT_nvmlGpmSampleAlloc
+Return nvmlGpmSampleAlloc(GpmSample **sample)
+{
+    BEGIN(THE_LIBRARY, 0);
+    REQUIRE(sample);
+    *sample = calloc(1, sizeof **sample);
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlGpmSampleFree
+Return nvmlGpmSampleFree(GpmSample *sample)
+{
+    BEGIN(THE_LIBRARY, 0);
+    REQUIRE(sample);
+    free(sample); /* glibc ends the process where it is freed twice */
+    return SUCCESS;
+}
+#endif
+
+#ifndef WITHOUT_nvmlGpmQueryDeviceSupport
+Return nvmlGpmQueryDeviceSupport(Device device, GpmSupport *support)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(support);
+    if (support->version != 1)
+        return ARGUMENT_VERSION_MISMATCH;
+    support->supported = find("gpu.%d.gpm", call.gpu) != NULL;
+    return SUCCESS;
+}
+#endif
+
+/* The sample keeps what the device's line says now: that is what the interval which it ends was like. */
+static Return take_sample(const Call *call, uintptr_t of, GpmSample *sample)
+{
+    const Line *line = find("%s.gpm", call->prefix);
+    REQUIRE(sample);
+    if (!line)
+        return NOT_SUPPORTED;
+    *sample = (GpmSample){.taken = true, .of = of, .at = monotonic_seconds()};
+    snprintf(sample->values, sizeof sample->values, "%s", line->value);
+    return SUCCESS;
+}
+
+/* Whether real drivers sample a partitioned GPU as a whole is not documented; nobody should need to ask. */
+#ifndef WITHOUT_nvmlGpmSampleGet
+Return nvmlGpmSampleGet(Device device, GpmSample *sample)
+{
+    BEGIN(A_DEVICE, device);
+    return mig_enabled(call.gpu) ? NOT_SUPPORTED : take_sample(&call, handle_of(&call), sample);
+}
+#endif
+
+#ifndef WITHOUT_nvmlGpmMigSampleGet
+Return nvmlGpmMigSampleGet(Device device, u32 gpu_instance, GpmSample *sample)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(call.slot == NO_SLOT && locate_gpu_instance(&call, call.gpu, gpu_instance));
+    return take_sample(&call, handle_of_gpu_instance(call.gpu, gpu_instance), sample);
+}
+#endif
+
+static void answer_metric(const GpmSample *sample, GpmMetric *metric)
+{
+    static const u32 ids[] = {2 /* SM_UTIL */, 3 /* SM_OCCUPANCY */, 5 /* ANY_TENSOR_UTIL */, 10 /* DRAM_BW_UTIL */};
+    Line line = {.key = "gpm", .value = sample->values};
+    char copy[WORD_SPACE], *words[4];
+    split(&line, copy, words, 4);
+    metric->code = NOT_SUPPORTED;
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        if (ids[i] != metric->id || strcmp(words[i], "-") == 0)
+            continue;
+        bool failed = strncmp(words[i], "error:", 6) == 0;
+        metric->code = failed ? (u32)number(words[i] + 6) : SUCCESS;
+        metric->value = failed ? 0 : strtod(words[i], NULL); /* "nan" and "inf" too */
+    }
+}
+
+/* nvml.h asks for samples more than 100 ms apart, and does not say what happens otherwise: here INVALID_ARGUMENT. */
+#ifndef WITHOUT_nvmlGpmMetricsGet
+Return nvmlGpmMetricsGet(GpmMetrics *get)
+{
+    BEGIN(THE_SYSTEM, 0);
+    REQUIRE(get && get->count <= GPM_METRICS);
+    if (get->version != 1)
+        return ARGUMENT_VERSION_MISMATCH;
+    REQUIRE(get->first && get->second && get->first->taken && get->second->taken);
+    REQUIRE(get->first->of == get->second->of && get->second->at - get->first->at > 0.1);
+    for (u32 i = 0; i < get->count; i++)
+        answer_metric(get->second, &get->metrics[i]);
     return SUCCESS;
 }
 #endif
@@ -1119,6 +1351,114 @@ Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *coun
     if (!fits)
         return INSUFFICIENT_SIZE;
     newer_samples(&call, since, now, samples);
+    return SUCCESS;
+}
+#endif
+
+/* ---- events ---------------------------------------------------------------------------------------------------- */
+
+enum { XID = 8 };
+
+#ifndef WITHOUT_nvmlDeviceGetSupportedEventTypes
+DEVICE_NUMBER(nvmlDeviceGetSupportedEventTypes, "events", u64)
+#endif
+
+#ifndef WITHOUT_nvmlEventSetCreate
+Return nvmlEventSetCreate(EventSet **set)
+{
+    BEGIN(THE_SYSTEM, 0);
+    REQUIRE(set);
+    for (EventSet *one = sets; one < sets + MOST_SETS; one++) {
+        if (one->used)
+            continue;
+        *one = (EventSet){.used = true};
+        *set = one;
+        return SUCCESS;
+    }
+    give_up("more than %d event sets that were not freed", MOST_SETS);
+}
+#endif
+
+#ifndef WITHOUT_nvmlEventSetFree
+Return nvmlEventSetFree(EventSet *set)
+{
+    BEGIN(AN_EVENT_SET, set);
+    if (set->waits)
+        give_up("nvmlEventSetFree in the midst of a wait");
+    set->used = false;
+    return SUCCESS;
+}
+#endif
+
+/* The line of the first event of a GPU after that serial, or NULL. */
+static const Line *xid_after(int gpu, u64 serial, u64 *found)
+{
+    const Line *first = NULL;
+    for (const Line *line = first_line("xid"); line; line = next_line(line)) {
+        char *rest;
+        u64 its = strtoull(line->value, &rest, 10);
+        if (its > serial && strtol(rest, NULL, 10) == gpu && (!first || its < *found)) {
+            first = line;
+            *found = its;
+        }
+    }
+    return first;
+}
+
+#ifndef WITHOUT_nvmlDeviceRegisterEvents
+Return nvmlDeviceRegisterEvents(Device device, u64 types, EventSet *set)
+{
+    BEGIN(A_DEVICE, device);
+    REQUIRE(call.slot == NO_SLOT && set >= sets && set < sets + MOST_SETS && set->used && set->count < MOST_IN_SET);
+    if (types & ~number_or(find("%s.events", call.prefix), 0))
+        return NOT_SUPPORTED;
+    u64 last = 0, serial;
+    for (const Line *line = first_line("xid"); line; line = next_line(line)) {
+        serial = strtoull(line->value, NULL, 10);
+        last = serial > last ? serial : last;
+    }
+    set->gpus[set->count].device = (uintptr_t)device;
+    set->gpus[set->count++].told = last;
+    return SUCCESS;
+}
+#endif
+
+static bool take_event(EventSet *set, EventData *data)
+{
+    for (u32 i = 0; i < set->count; i++) {
+        Call at;
+        u64 serial = 0;
+        const Line *line = NULL;
+        if (locate_handle(&at, set->gpus[i].device))
+            line = xid_after(at.gpu, set->gpus[i].told, &serial);
+        if (!line)
+            continue;
+        char copy[WORD_SPACE], *words[5];
+        split(line, copy, words, 5);
+        set->gpus[i].told = serial;
+        *data = (EventData){(Device)set->gpus[i].device, XID, number(words[2]), (u32)number(words[3]),
+                            (u32)number(words[4])};
+        return true;
+    }
+    return false;
+}
+
+#ifndef WITHOUT_nvmlEventSetWait_v2
+Return nvmlEventSetWait_v2(EventSet *set, EventData *data, u32 milliseconds)
+{
+    double started = monotonic_seconds();
+    BEGIN(AN_EVENT_SET, set);
+    REQUIRE(data);
+    while (!take_event(set, data)) {
+        if (monotonic_seconds() - started >= milliseconds / 1e3)
+            return TIMEOUT;
+        set->waits++;
+        pthread_mutex_unlock(&lock);
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        pthread_mutex_lock(&lock);
+        set->waits--;
+        refresh();
+    }
     return SUCCESS;
 }
 #endif

@@ -149,7 +149,12 @@ def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
 def _reading(said: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlReading | contents.Down:
     if isinstance(said, contents.Down):
         return _reason_alone(said)
-    return replace(said, gpus=tuple(_gpu(gpu, names) for gpu in said.gpus))
+    return replace(
+        said,
+        gpus=tuple(_gpu(gpu, names) for gpu in said.gpus),
+        xids=tuple(xid._replace(uuid=Uuid(names.device(xid.uuid))) for xid in said.xids),
+        listening=tuple(heard._replace(uuid=Uuid(names.device(heard.uuid))) for heard in said.listening),
+    )
 
 
 def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:

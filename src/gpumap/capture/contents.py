@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 from gpumap import remedies
 from gpumap.capture import answers
-from gpumap.model import GpuReading, NvmlReading
-from gpumap.nvml_worker import codes, gpu_json, wire
+from gpumap.model import Listening, NvmlReading, Uuid, XidError
+from gpumap.nvml_worker import codes, fields, gpu_json, wire
+
+T = TypeVar("T")
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
 SOCKET = "kubelet/socket"
@@ -33,6 +35,10 @@ SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
 
 NAME_BYTES_MAX = 255
 """Linux's limit (NAME_MAX)."""
+
+MAX_XIDS = 10_000
+"""Of one reading."""
+_XID_MAX = 2**32 - 1
 
 _LOG_ROOT = "var/log/"
 _LINKS = "var/log/containers/"
@@ -115,11 +121,38 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         readings = tuple(map(gpu_json.gpu_from_object, gpus))
         if [gpu.index for gpu in readings] != list(range(len(gpus))):
             raise ValueError("the GPUs' indices are not 0, 1, …")
+        xids = _rows(said, "xids", MAX_XIDS, _xid)
+        listening = _rows(said, "listening", wire.MAX_GPUS, _listening)
     except ValueError as mistake:
         raise ValueError(f"{NVML}: {mistake}") from mistake
     versions = [said.get(name) for name in ("driver_version", "cuda_version", "nvml_version")]
     driver, cuda, nvml = (version if isinstance(version, str) else "" for version in versions)
-    return NvmlReading(driver, cuda, nvml, readings)
+    return NvmlReading(driver, cuda, nvml, readings, xids, listening)
+
+
+def _rows(said: Mapping[str, object], name: str, most: int, parse: Callable[[object], T]) -> tuple[T, ...]:
+    rows = fields.row(said.get(name, []), 0)
+    if len(rows) > most:
+        raise ValueError(f"{name} has more than {most} rows")
+    return tuple(map(parse, rows))
+
+
+def _xid(value: object) -> XidError:
+    row = fields.row(value, 5)
+    uuid, code, gpu_instance, compute_instance, age = row[:5]
+    instances = fields.optional_integer(gpu_instance), fields.optional_integer(compute_instance)
+    times = fields.integer(row[5]) if len(row) > 5 else 1
+    if not 0 <= fields.integer(code) <= _XID_MAX or times < 1:
+        raise ValueError("an XID that is none")
+    return XidError(Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(age), times)
+
+
+def _listening(value: object) -> Listening:
+    uuid, since, until = fields.row(value, 3)[:3]
+    heard = Listening(Uuid(fields.text(uuid)), fields.number(since), fields.number(until))
+    if heard.since_seconds < heard.until_seconds:
+        raise ValueError("listening ends before it begins")
+    return heard
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
@@ -207,17 +240,24 @@ def parsed(text: bytes, name: str) -> dict[str, object]:
 
 
 def reading_text(said: NvmlReading | Down) -> bytes:
-    """`nvml.json`, a GPU a line."""
+    """`nvml.json`, a GPU a line, and an XID event or a GPU that was listened to."""
     if isinstance(said, Down):
         return json.dumps({"error": {"code": 0, "reason": said.reason, "detail": said.detail}}).encode() + b"\n"
     versions = {name: getattr(said, name) for name in ("driver_version", "cuda_version", "nvml_version")}
     head = json.dumps(versions).removesuffix("}")
-    return f"{head},\n{_gpus_text(said.gpus)}}}\n".encode()
+    parts = [_rows_text("gpus", map(gpu_json.gpu_object, said.gpus))]
+    if said.xids:
+        xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in said.xids)
+        parts.append(_rows_text("xids", xids))
+    if said.listening:
+        listening = ((uuid, round(since, 6), round(until, 6)) for uuid, since, until in said.listening)
+        parts.append(_rows_text("listening", listening))
+    return ",\n".join([head, *parts]).encode() + b"}\n"
 
 
-def _gpus_text(gpus: Iterable[GpuReading]) -> str:
-    lines = ",\n".join(f"  {json.dumps(gpu_json.gpu_object(gpu), separators=(',', ':'))}" for gpu in gpus)
-    return f' "gpus": [\n{lines}\n]'
+def _rows_text(name: str, rows: Iterable[object]) -> str:
+    lines = ",\n".join(f"  {json.dumps(row, separators=(',', ':'))}" for row in rows)
+    return f' "{name}": [\n{lines}\n]'
 
 
 def down_text(said: Mapping[str, Down]) -> bytes:

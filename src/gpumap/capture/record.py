@@ -14,6 +14,7 @@ from gpumap.capture.format import About, Capture, Frame
 from gpumap.capture.taps import Files, Heard, TappedIdentity, TappedKubelet, TappedNvml, TappedProcfs
 from gpumap.collect import Collector
 from gpumap.join import Rules
+from gpumap.metrics import GROUPS
 from gpumap.model import Source
 from gpumap.settings import Settings
 from gpumap.snapshot import Node, Snapshot
@@ -32,7 +33,7 @@ class Recorder:
 
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
-        self._nvml_source = NvmlSource(driver_command)
+        self._nvml_source = NvmlSource(driver_command, tuple(GROUPS))
         self._nvml = TappedNvml(self._nvml_source)
         self._procfs = TappedProcfs(settings.proc, settings.own)
         self._kubelet = TappedKubelet(settings.kubelet_socket)
@@ -116,7 +117,7 @@ async def record(
     size, held, began = 0, 0, time.monotonic()
     try:
         while len(frames) < LIMITS.frames and size < LIMITS.total_bytes // 2 and held < LIMITS.files // 2:
-            asked = time.monotonic() - began
+            asked = round(time.monotonic() - began, 3)  # as it will be written: what is charged goes by it
             found = await _unless(stop, recorder)
             if found is None:
                 break

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gpumap import service
+from gpumap import metrics, service
 from gpumap.capture.format import Capture
 from gpumap.capture.node import CapturedNode
 from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
@@ -31,7 +31,8 @@ TEMPORARY_BYTES_MAX = 48
 INTERVAL_SECONDS = 5.0
 BEGAN = Moment(1000.0, 1.7e9)
 """When a replay begins, whenever it does."""
-GROUPS = ("allocation", "use", "device", "codec")
+GROUPS = tuple(metrics.GROUPS)
+"""Each group of families is on the page, and NVML is asked for it."""
 
 CLOCK_DEPENDENT = frozenset(
     {
@@ -40,9 +41,10 @@ CLOCK_DEPENDENT = frozenset(
         "gpumap_snapshot_timestamp_seconds",
         "gpumap_source_duration_seconds",
         "gpumap_source_last_success_timestamp_seconds",
+        "gpumap_xid_blind_seconds_total",
     }
 )
-"""Families whose values are times: left out of the page."""
+"""Families whose values are times, or go by the milliseconds between them: left out of the page."""
 
 
 def families() -> Iterable[Family]:
@@ -70,7 +72,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
     with temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         settings = node.settings(resolve(argparse.Namespace(), {}))
-        settings = replace(settings, interval_seconds=INTERVAL_SECONDS, push=False)
+        settings = replace(settings, interval_seconds=INTERVAL_SECONDS, push=False, groups=GROUPS)
         try:
             await node.show(frames[0])
             async with service.collector(settings, node.driver_command, found.append, clock) as loop:

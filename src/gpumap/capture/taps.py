@@ -102,6 +102,9 @@ class TappedNvml:
         self.heard = {contents.NVML: contents.reading_text(told.value)}
         return told
 
+    async def close(self) -> bool:
+        return await self._source.close()
+
 
 class TappedProcfs:
     """Keeps `cgroup` and a bare `stat` of the processes asked for, of one that shows PID visibility, and gpumap's."""

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gpumap.demo import groups
 from gpumap.demo.cast import process_lives
 from gpumap.demo.play import Scenario
 from gpumap.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
 from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario
+from gpumap.demo.xids import cues, next_cue
 from gpumap.model import GpuReading
 from gpumap.nvml_worker import wire
 
@@ -27,20 +29,34 @@ POLL_SECONDS = 0.1
 
 
 class Driver:
-    """Answers requests. `now` tells the seconds since the play began; a hung GPU's read stays pending until it ends."""
+    """Answers requests. `now` tells the seconds since the play began; a hung GPU's read stays pending until it ends.
 
-    def __init__(self, scenario: Scenario, now: Callable[[], float]) -> None:
+    From the first request on that wants them, XID events are told as they come.
+    """
+
+    def __init__(
+        self, scenario: Scenario, now: Callable[[], float], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._scenario = scenario
         self._now = now
+        self._monotonic = monotonic
         self._pending: dict[int, int] = {}
+        self._groups: tuple[str, ...] = ()
+        self._listening_since: float | None = None
+        self._listened_until = 0.0  # of the play
 
     @property
-    def waiting(self) -> bool:
-        """Whether some GPU hangs."""
-        return bool(self._pending)
+    def patience_seconds(self) -> float | None:
+        """When there may be something to say that was not asked; `None`: never."""
+        cue = None if self._listening_since is None else next_cue(self._scenario, self._listened_until)
+        event = None if cue is None else max(cue - self._now(), 0.0)
+        hung = POLL_SECONDS if self._pending else None
+        return min((wait for wait in (event, hung) if wait is not None), default=None)
 
     def read(self, request: wire.Request) -> Iterator[bytes]:
-        """The driver's line, then a line for each GPU that answers now."""
+        """What was listened to, the driver's line, then a line for each GPU that answers now."""
+        self._groups = request.groups
+        yield from self._heard()
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
         said = wire.DriverSaid(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
@@ -53,29 +69,52 @@ class Driver:
             else:
                 yield wire.encode_gpu(request.read, gpu)
 
-    def late(self) -> Iterator[bytes]:
-        """Lines of GPUs that hung and no longer do."""
+    def unasked(self) -> Iterator[bytes]:
+        """XID events that have come, and lines of GPUs that hung and no longer do."""
+        yield from self._xids()
         for gpu in self._readings() if self._pending else ():
             if gpu.index in self._pending and gpu.fault != "hung":
                 yield wire.encode_gpu(self._pending.pop(gpu.index), gpu)
 
+    def _heard(self) -> Iterator[bytes]:
+        """Every event until now, then for how long there was a listener."""
+        if groups.LISTENS not in self._groups:
+            self._listening_since = None
+            return
+        if self._listening_since is None:
+            self._listening_since, self._listened_until = self._monotonic(), self._now()
+        until = self._monotonic()
+        yield from self._xids()
+        heard = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
+        yield wire.encode_listening(wire.ListeningSaid(tuple(heard)))
+
+    def _xids(self) -> Iterator[bytes]:
+        if self._listening_since is None:
+            return
+        now, at = self._now(), self._monotonic()
+        for cue in cues(self._scenario, self._listened_until, now):
+            when = at - (now - cue.seconds)
+            yield wire.encode_xid(wire.XidSaid(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, when))
+        self._listened_until = max(self._listened_until, now)  # a clock that is set back tells nothing twice
+
     def _readings(self) -> tuple[GpuReading, ...]:
         seconds = self._now()
-        return gpu_readings(self._scenario, process_lives(self._scenario, seconds), seconds)
+        readings = gpu_readings(self._scenario, process_lives(self._scenario, seconds), seconds)
+        return tuple(groups.only(gpu, self._groups) for gpu in readings)
 
 
 def serve(driver: Driver) -> None:
     """Answer each line of stdin until it ends."""
     received = b""
     while True:
-        readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS if driver.waiting else None)
+        readable, _, _ = select.select([sys.stdin], [], [], driver.patience_seconds)
         if readable:
             chunk = os.read(sys.stdin.fileno(), 65536)
             if not chunk:
                 return
             received += chunk
         *lines, received = received.split(b"\n")
-        for answer in driver.late():
+        for answer in driver.unasked():
             _write(answer)
         for line in lines:
             for answer in driver.read(wire.decode_request(line)):

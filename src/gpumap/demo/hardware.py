@@ -1,4 +1,4 @@
-"""Reads the `gpus` of a scenario: cards, their MIG devices and their faults.
+"""Reads the `gpus` of a scenario: cards and their MIG devices.
 
 What is not written is derived from the node's name, so that two readers of one scenario agree on it.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 from functools import partial
 
+from gpumap.demo.ills import read_faults, read_wear, read_xids
 from gpumap.demo.names import derived_uuid
-from gpumap.demo.play import GIB, MIB, Fault, GpuSpec, MigDevice
+from gpumap.demo.play import GIB, MIB, GpuSpec, MigDevice
 from gpumap.demo.yaml_fields import (
     Fields,
     ScenarioError,
-    duration,
-    instant,
     integer,
     list_of,
     matching,
-    one_of,
     size,
     text,
     watts,
@@ -33,7 +31,6 @@ PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
 MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4}
 """By slices, of 8; the larger ones have all."""
 NOT_OFFERED = "none"
-FAULTS = ("lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown")
 GPU_KEYS = (
     "model",
     "memory",
@@ -46,6 +43,9 @@ GPU_KEYS = (
     "replicas",
     "mig",
     "faults",
+    "xids",
+    "ecc",
+    "remapped_rows",
 )
 
 _resource = matching(r"[a-z0-9.-]+/[A-Za-z0-9._-]+|none", "none, or a resource name such as nvidia.com/gpu")
@@ -92,20 +92,14 @@ def _gpu(fields: Fields, index: int, count: int, node: str) -> GpuSpec:
         resource="" if resource == NOT_OFFERED else resource or _default_resource(replicas),
         replicas=replicas,
         mig=mig,
-        faults=fields.each("faults", _fault),
+        faults=read_faults(fields),
+        xids=read_xids(fields, len(mig)),
+        wear=read_wear(fields),
     )
 
 
 def _default_resource(replicas: int) -> str:
     return "nvidia.com/gpu.shared" if replicas else "nvidia.com/gpu"
-
-
-def _fault(value: object, place: str) -> Fault:
-    fields = Fields(value, place, ("kind", "from", "until"))
-    start, end = fields.maybe("from", instant, 0.0), fields.need("until", duration)
-    if end <= start:
-        raise ScenarioError(f"{place}: ends before it begins")
-    return Fault(kind=fields.need("kind", one_of(*FAULTS)), start=start, end=end)
 
 
 def _mig(fields: Fields, parent: str, resource: str) -> tuple[MigDevice, ...]:

@@ -49,11 +49,38 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`kind` is the word that NVML's worker has for it. A GPU that is `hung` answers nothing at all."""
+    """`kind` is the word that NVML's worker has for it. A GPU that is `hung` answers nothing at all.
+
+    `recovery` is the action that the driver asks for, where it still tells it.
+    """
 
     kind: str
     start: float
     end: float
+    recovery: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An XID event: of the whole GPU, or of its MIG device of this number."""
+
+    at: float
+    code: int
+    instance: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wear:
+    """A card's memory errors. `corrected` grows by one every so many seconds; `remapped` rows are those of
+    correctable, and of uncorrectable errors.
+    """
+
+    corrected: int = 0
+    corrected_every_seconds: float | None = None
+    uncorrected: int = 0
+    remapped: tuple[int, int] = (0, 0)
+    remap_pending: bool = False
+    remap_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +116,8 @@ class GpuSpec:
     replicas: int
     mig: tuple[MigDevice, ...]
     faults: tuple[Fault, ...]
+    xids: tuple[Xid, ...]
+    wear: Wear
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
-"""What NVML would say of the simulated GPUs at one moment: memory, processes, load, heat and energy.
+"""What NVML would say of the simulated GPUs at one moment: memory, processes, load, heat, and how the cards are.
 
-Pure. Energy is the integral of the power that is told, and never goes back, also when the play starts again.
+Pure.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from gpumap.demo.cast import ProcessLife, play_of
+from gpumap.demo.condition import activity, is_hopper, with_health, with_links
+from gpumap.demo.counters import counters
+from gpumap.demo.load import fault_at, load_of_card, load_of_leaf, power_watts, wave_at
 from gpumap.demo.play import (
     UNTOLD_BYTES,
     Fault,
@@ -22,20 +23,18 @@ from gpumap.demo.play import (
     Wave,
     overhead_bytes,
 )
-from gpumap.model import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample
+from gpumap.model import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample
 
 DRIVER_VERSION = "570.124.06"
 CUDA_VERSION = "12.8"
 NVML_VERSION = "12.570.124.06"
 
 MAX_MIG_DEVICES = 7
-IDLE_SHARE_OF_POWER = 0.12
 AMBIENT_CELSIUS = 31.0
-ENERGY_STEPS = 600
 
 
 def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[GpuReading, ...]:
-    """One reading per GPU, faulty ones with their identity alone."""
+    """One reading per GPU, faulty ones with their identity and the recovery action alone."""
     on: dict[int, list[ProcessLife]] = {gpu.index: [] for gpu in scenario.gpus}
     for life in processes:
         if life.spec is not None and seconds in life.window:
@@ -44,23 +43,32 @@ def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: 
     return tuple(_reading(scenario, gpu, on[gpu.index], seconds) for gpu in scenario.gpus)
 
 
-def fault_at(gpu: GpuSpec, moment: float) -> Fault | None:
-    """What is wrong with a GPU at a time of the play."""
-    return next((fault for fault in gpu.faults if fault.start <= moment < fault.end), None)
-
-
-def wave_at(wave: Wave, moment: float) -> float:
-    swing = (1 - math.cos(2 * math.pi * moment / wave.period_seconds)) / 2
-    return wave.low + (wave.high - wave.low) * swing
-
-
 def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float) -> GpuReading:
     _, moment = play_of(scenario, seconds)
     if fault := fault_at(gpu, moment):
-        return GpuReading(
-            gpu.index, fault.kind, uuid=gpu.uuid, minor=gpu.minor, pci_bus_id=gpu.pci_bus_id, model=gpu.model
-        )
-    load = _load(gpu, moment, [life.spec for life in lives if life.spec])
+        return _faulty(gpu, fault)
+    specs = [life.spec for life in lives if life.spec]
+    load = load_of_card(gpu, moment, specs)
+    counted = counters(scenario, gpu, seconds)
+    reading = _basic(gpu, lives, load, seconds, moment)._replace(energy_joules=round(counted.joules, 3))
+    reading = with_links(with_health(reading, gpu, load, counted, seconds), gpu, counted)
+    return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
+
+
+def _faulty(gpu: GpuSpec, fault: Fault) -> GpuReading:
+    return GpuReading(
+        gpu.index,
+        fault.kind,
+        uuid=gpu.uuid,
+        minor=gpu.minor,
+        pci_bus_id=gpu.pci_bus_id,
+        model=gpu.model,
+        recovery_action=fault.recovery,
+    )
+
+
+def _basic(gpu: GpuSpec, lives: Sequence[ProcessLife], load: float, seconds: float, moment: float) -> GpuReading:
+    """What is asked of every GPU."""
     whole = not gpu.mig
     specs = [life.spec for life in lives if life.spec]
     return GpuReading(
@@ -80,9 +88,8 @@ def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], sec
         encoder_ratio=_sum([spec.encoder for spec in specs], moment) if whole else None,
         decoder_ratio=_sum([spec.decoder for spec in specs], moment) if whole else None,
         temperatures_celsius=_temperatures(load),
-        power_watts=round(_power(gpu, load), 3),
+        power_watts=round(power_watts(gpu, load), 3),
         power_limit_watts=gpu.power_limit_watts,
-        energy_joules=_energy(scenario, gpu, seconds),
     )
 
 
@@ -91,15 +98,28 @@ def _sum(waves: Sequence[Wave], moment: float) -> float:
     return min(1.0, round(sum(wave_at(wave, moment) for wave in waves), 2))
 
 
-def _load(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> float:
-    """The share of a card that computes; on a MIG GPU a device counts as much as its slices."""
+def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
+    core = round(AMBIENT_CELSIUS + 42 * load)
+    return ("gpu", float(core)), ("memory", float(core + 8))
+
+
+def _with_activity(reading: GpuReading, gpu: GpuSpec, specs: Sequence[ProcessSpec], moment: float) -> GpuReading:
+    """GPM measures whole GPUs, or GPU instances: a compute instance that shares one has no number of its own."""
     if not gpu.mig:
-        return min(1.0, sum(wave_at(spec.sm, moment) for spec in specs))
-    load = 0.0
-    for number, device in enumerate(gpu.mig):
-        here = sum(wave_at(spec.sm, moment) for spec in specs if LeafPlace(gpu.index, number) in spec.leaves)
-        load += min(1.0, here) * device.compute_slices / MAX_MIG_DEVICES
-    return load
+        return reading._replace(activity=_activity(LeafPlace(gpu.index), specs, moment))
+    ids = [device.gpu_instance_id for device in gpu.mig]
+    instances = tuple(
+        instance._replace(activity=_activity(LeafPlace(gpu.index, number), specs, moment))
+        if ids.count(instance.gpu_instance_id) == 1
+        else instance
+        for number, instance in enumerate(reading.instances)
+    )
+    return reading._replace(instances=instances)
+
+
+def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> Activity:
+    memory_load = sum(wave_at(spec.memory_controller, moment) for spec in specs if leaf in spec.leaves)
+    return activity(load_of_leaf(leaf, moment, specs), memory_load)
 
 
 # --- memory and processes ---------------------------------------------------------------------------------------------
@@ -181,43 +201,3 @@ def _samples(lives: Sequence[ProcessLife], moment: float) -> tuple[ProcessSample
         row for row in rows if row.sm_ratio or row.memory_controller_ratio or row.encoder_ratio or row.decoder_ratio
     )
     return tuple(sorted(busy, key=lambda row: row.pid))
-
-
-# --- heat and energy --------------------------------------------------------------------------------------------------
-
-
-def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
-    core = round(AMBIENT_CELSIUS + 42 * load)
-    return ("gpu", float(core)), ("memory", float(core + 8))
-
-
-def _power(gpu: GpuSpec, load: float) -> float:
-    return gpu.power_limit_watts * (IDLE_SHARE_OF_POWER + (0.96 - IDLE_SHARE_OF_POWER) * load)
-
-
-def _energy(scenario: Scenario, gpu: GpuSpec, seconds: float) -> float:
-    """Joules since the driver was loaded, which was a while before the demo began. NVML counts in millijoules."""
-    play, moment = play_of(scenario, seconds)
-    times, joules = _energy_of_play(scenario, gpu.index)
-    right = min(bisect.bisect_right(times, moment), len(times) - 1)
-    left = right - 1
-    share = (moment - times[left]) / (times[right] - times[left])
-    inside = joules[left] + (joules[right] - joules[left]) * share
-    return round(1_000_000.0 * (gpu.index + 1) + play * joules[-1] + inside, 3)
-
-
-@lru_cache(maxsize=256)
-def _energy_of_play(scenario: Scenario, index: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The energy used by a time of the play, at ENERGY_STEPS times of it."""
-    gpu = scenario.gpus[index]
-    specs = [process.process for process in scenario.host_processes]
-    specs += [spec for pod in scenario.pods for container in pod.containers for spec in container.processes]
-    specs = [spec for spec in specs if any(leaf.gpu == index for leaf in spec.leaves)]
-    step = scenario.repeat_seconds / ENERGY_STEPS
-    times, joules = [0.0], [0.0]
-    for number in range(ENERGY_STEPS):
-        middle = (number + 0.5) * step
-        alive = [spec for spec in specs if spec.start is None or spec.end is None or spec.start <= middle < spec.end]
-        times.append((number + 1) * step)
-        joules.append(joules[-1] + step * _power(gpu, _load(gpu, middle, alive)))
-    return tuple(times), tuple(joules)

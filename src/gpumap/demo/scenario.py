@@ -90,6 +90,12 @@ def _check_times(repeat: float, gpus: Sequence[GpuSpec], away: Sequence[Away], p
     for place, end in ends:
         if end > repeat:
             raise ScenarioError(f"{place}: ends at {end:g}s, after the play (repeat: {repeat:g}s)")
+    for gpu in gpus:
+        for xid in gpu.xids:
+            if xid.at >= repeat:
+                raise ScenarioError(
+                    f"gpus[{gpu.index}].xids: one comes at {xid.at:g}s, after the play (repeat: {repeat:g}s)"
+                )
     for pod in pods:
         for absence in away:
             if pod.start is not None and absence.start <= pod.start < absence.end:

@@ -17,7 +17,7 @@ from gpumap.join.inventory import Inventory
 from gpumap.model import ListedPod, Moment, ResourceDevices, Uuid
 from gpumap.snapshot import HiddenDevice
 
-HIDDEN_AFTER_SECONDS = 30.0
+RESTART_AFTER_SECONDS = 30.0
 COLLECTIONS = 3
 """How long, and in how many complete collections: a plugin may name a new device a moment before NVML does."""
 UNNAMED_TIMES = 20
@@ -61,7 +61,7 @@ class HiddenMemory:
 
 
 def find_hidden(
-    before: HiddenMemory, sight: Sight | None, at: Moment, after_seconds: float = HIDDEN_AFTER_SECONDS
+    before: HiddenMemory, sight: Sight | None, at: Moment, after_seconds: float = RESTART_AFTER_SECONDS
 ) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     """Tell which devices are hidden since when. `sight` is `None` where the collection is not complete: it says
     nothing. What was missed before is still missed, but the time until the next complete one does not count."""

@@ -126,7 +126,8 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
     known_gpus: dict[Uuid, KnownGpu] = {}
     gpus: list[Gpu] = []
     nameless: list[NamelessGpu] = []
-    for said in reading.gpus if reading else ():
+    # Who answers says who it is; the others' names are from before, when another GPU may have had that index.
+    for said in sorted(reading.gpus if reading else (), key=lambda said: said.fault is not None):
         if said.fault is None and said.uuid is not None:
             known: KnownGpu | None = _learn(said, said.uuid, wall)
         else:
@@ -137,11 +138,13 @@ def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, .
         elif known.uuid not in known_gpus:
             known_gpus[known.uuid] = known
             gpus.append(_gpu(known, said))
-    identities = tuple(known_gpus.values()) if reading else remembered
+        elif said.fault:
+            nameless.append(NamelessGpu(said.index, said.fault))
+    identities = tuple(sorted(known_gpus.values(), key=lambda gpu: gpu.index)) if reading else remembered
     return Inventory(
         up=reading is not None,
         count=len(reading.gpus) if reading else count,
-        nameless=tuple(nameless),
+        nameless=tuple(sorted(nameless, key=lambda gpu: gpu.index)),
         known=identities,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         gpu_of_leaf={leaf.uuid: gpu for gpu in identities for leaf in gpu.leaves},

@@ -12,8 +12,11 @@ from gpumap.join.evidence import Suspicion
 from gpumap.join.health import untried
 from gpumap.join.hidden import HiddenMemory
 from gpumap.join.inventory import KnownGpu
+from gpumap.join.ledger import Ledger
+from gpumap.join.lost_driver import LostDriverMemory
 from gpumap.join.pods import PodTable
 from gpumap.join.seen import Seen
+from gpumap.join.xids import XidMemory
 from gpumap.model import ContainerName, KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
 from gpumap.snapshot import SourceHealth
 
@@ -63,6 +66,10 @@ class Memory:
     indices: Mapping[Told, Mapping[int, Uuid]] = field(default_factory=dict)
     """What NVML's indices in plugins' answers meant when they were first seen."""
     hidden: HiddenMemory = field(default_factory=HiddenMemory)
+    lost_driver: LostDriverMemory = field(default_factory=LostDriverMemory)
+    ledger: Ledger = field(default_factory=Ledger)
+    """What has been charged so far."""
+    xids: XidMemory = field(default_factory=XidMemory)
     table: PodTable | None = None
     allocation: Allocation | None = None
     attribution: Attribution | None = None

@@ -2,72 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from gpumap.join.allocation import Allocation, allocate
-from gpumap.join.attribution import Attribution, attribute
-from gpumap.join.devices import ever_offered, leaves, processes_by_leaf
-from gpumap.join.evidence import Evidence, aged, settled
+from gpumap.join.accounting import Sight, account
+from gpumap.join.devices import ever_offered, leaves
+from gpumap.join.evidence import aged
 from gpumap.join.health import record
-from gpumap.join.hidden import HIDDEN_AFTER_SECONDS, HiddenMemory, find_hidden, look_for_mig
-from gpumap.join.inventory import Inventory, take
+from gpumap.join.hidden import HiddenMemory, find_hidden, look_for_mig
+from gpumap.join.ledger import Key, Ledger, container_accounts, gpu_accounts
+from gpumap.join.lost_driver import LostDriverMemory, find_lost_driver
 from gpumap.join.memory import Memory, UseMemory
-from gpumap.join.offers import Offer
-from gpumap.join.pods import PodTable, tabulate
-from gpumap.join.restart import Listing, take_list
-from gpumap.join.seen import Seen, look_again
+from gpumap.join.scene import Rules, Scene, may_accuse, set_scene
 from gpumap.join.told_health import told_health
-from gpumap.join.usage import Grounds, LeafUse, certainly_idle, leaf_use, remember
-from gpumap.model import ContainerName, Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable, Uuid
+from gpumap.join.usage import Grounds, certainly_idle, remember
+from gpumap.join.xids import XidMemory, count_xids
+from gpumap.model import (
+    ContainerName,
+    Failed,
+    GpuReading,
+    Observations,
+    Observed,
+    Uuid,
+)
 from gpumap.snapshot import (
     ContainerOnDevice,
     ContainerUse,
     HiddenDevice,
-    Node,
     PodInfo,
     ProcessUse,
     Snapshot,
     SourceHealth,
 )
 
-NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the user decided: who the node is, which resources are GPUs, how old data may be served."""
-
-    node: Node
-    is_gpu_resource: Callable[[str], bool]
-    stale_after_seconds: float
-    hidden_after_seconds: float = HIDDEN_AFTER_SECONDS
-    """How long a MIG device must be hidden from us until that is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """One collection, put in order: what every part of the snapshot is computed from."""
-
-    observations: Observations
-    memory: Memory
-    inventory: Inventory
-    listing: Listing
-    identity: Observed[PodIdentity] | None
-    table: PodTable
-    allocation: Allocation
-    procs: ProcTable
-    attribution: Attribution
-    seen: Mapping[Uuid, Seen]
-    leaf_uses: Mapping[Uuid, LeafUse]
-    uids: Mapping[PodName, PodUid]
-    """Of pods whose UID is fixed, or whose processes are measured."""
-
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
     """Reduce one collection."""
-    scene = _set_scene(memory, observations, rules)
-    containers, uses = _containers(scene)
+    scene = set_scene(memory, observations, rules)
+    containers, uses, sm = _containers(scene)
+    ledger = _account(scene, containers, sm, rules)
+    xid_memory, xids, container_xids = count_xids(
+        memory.xids,
+        observations.nvml,
+        scene.inventory,
+        containers,
+        list_current=scene.listing.current,
+        finished=observations.finished.monotonic,
+    )
     collections = dict(memory.collections)
     if observations.push:
         collections.setdefault("push", 0)  # a counter begins at 0, else the first of them is in no increase
@@ -75,6 +56,9 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
     offered = ever_offered(memory.offered, scene.allocation, scene.inventory)
     health = record(memory.health, observations)
     hidden_memory, hidden = _find_hidden(scene, rules)
+    lost_memory, lost_driver = find_lost_driver(
+        memory.lost_driver, observations.nvml, observations.finished, rules.restart_after_seconds
+    )
     snapshot = Snapshot(
         at=observations.finished,
         node=rules.node,
@@ -95,7 +79,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
                 visible=scene.procs.pid_visibility,
                 list_served=scene.listing.current,
                 pods_named=scene.listing.current and scene.identity is not None,
-                may_accuse=_may_accuse(scene.listing, observations),
+                may_accuse=may_accuse(scene.listing, observations),
             ),
         ),
         containers=containers,
@@ -104,69 +88,17 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         pods=_pods(scene, containers),
         device_health=told_health(observations.pod_identity, rules.is_gpu_resource),
         hidden=hidden,
+        lost_driver=lost_driver,
+        accounts=tuple(container_accounts(ledger)),
+        gpu_accounts=tuple(gpu_accounts(ledger)),
+        xids=xids,
+        container_xids=container_xids,
     )
-    return _remember(scene, health, collections, offered, uses, hidden_memory), snapshot
+    remembered = _remember(scene, health, collections, offered, uses, hidden_memory, lost_memory, ledger, xid_memory)
+    return remembered, snapshot
 
 
-def _set_scene(memory: Memory, observations: Observations, rules: Rules) -> _Scene:
-    nvml = observations.nvml.value if isinstance(observations.nvml, Observed) else None
-    procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
-    identity = _identity(memory, observations, rules.stale_after_seconds)
-    found = identity.value if identity else None
-    inventory = take(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
-    listing = take_list(memory, observations, found, procs, rules.stale_after_seconds)
-    table = _table(listing, found, memory.table)
-    allocation = allocate(
-        listing.pods if listing.current else (),
-        table,
-        (found.dra.prepared or ()) if found else (),
-        Offer(listing.allocatable, table.checkpoint.registered if table.checkpoint else ()),
-        inventory,
-        rules.is_gpu_resource,
-        memory.indices,
-        memory.allocation,
-    )
-    evidence = Evidence(
-        table=table,
-        allocation=allocation,
-        inventory=inventory,
-        procs=procs,
-        identity_current=identity is not None,
-        identity_read_now=isinstance(observations.pod_identity, Observed),
-        list_current=listing.current,
-        may_accuse=_may_accuse(listing, observations),
-        last_names=memory.names,
-        suspected=frozenset(memory.suspicions),
-        settled=settled(memory.suspicions, observations),
-        missing_before=memory.missing,
-    )
-    attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
-    seen = look_again(memory.seen, attribution.by_leaf, inventory.leaves, observations.finished.monotonic)
-    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
-    leaf_uses = {
-        leaf: leaf_use(on_leaf, samples.get(leaf), seen[leaf].ended) for leaf, on_leaf in attribution.by_leaf.items()
-    }
-    uids = {**attribution.measured_uids, **table.uid_of}
-    return _Scene(
-        observations, memory, inventory, listing, identity, table, allocation, procs, attribution, seen, leaf_uses, uids
-    )
-
-
-def _identity(memory: Memory, observations: Observations, stale_after_seconds: float) -> Observed[PodIdentity] | None:
-    """The newest identity reading that may still be served."""
-    newest = observations.pod_identity
-    if isinstance(newest, Failed):
-        before = memory.pod_identity
-        young = before and observations.finished.monotonic - before.at.monotonic < stale_after_seconds
-        return before if young else None
-    return newest
-
-
-def _may_accuse(listing: Listing, observations: Observations) -> bool:
-    return listing.read_now and isinstance(observations.pod_identity, Observed)
-
-
-def _expiry(scene: _Scene, stale_after_seconds: float) -> float | None:
+def _expiry(scene: Scene, stale_after_seconds: float) -> float | None:
     """The moment when the first of what is served from an earlier collection has to go."""
     observations, answer = scene.observations, scene.listing.answer
     served = []
@@ -177,18 +109,12 @@ def _expiry(scene: _Scene, stale_after_seconds: float) -> float | None:
     return min(served) + stale_after_seconds if served else None
 
 
-def _table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
-    """Join names and UIDs anew, unless nothing of what they are joined from has changed."""
-    if before and before.pods is listing.pods and before.is_of(identity):
-        return before
-    return tabulate(listing.pods, identity, before)
-
-
 def _containers(
-    scene: _Scene,
-) -> tuple[tuple[ContainerOnDevice, ...], dict[tuple[ContainerName, Uuid], UseMemory]]:
-    """Lay grants and uses side by side: one row per (container, device)."""
+    scene: Scene,
+) -> tuple[tuple[ContainerOnDevice, ...], dict[tuple[ContainerName, Uuid], UseMemory], dict[Key, float]]:
+    """Lay grants and uses side by side: one row per (container, device). With SM time as accounting needs it."""
     at = scene.observations.finished
+    sm: dict[Key, float] = {}
     found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
@@ -196,6 +122,8 @@ def _containers(
         for name, measured in use.by_container(_idle(scene, leaf), scene.table.uid_of).items():
             uid = scene.uids.get(name.pod_name)
             found[name, leaf], kept[name, leaf] = remember(measured, kept.get((name, leaf)), uid, profile, at)
+            if measured.times is not None:
+                sm[name, leaf] = measured.times.sm_sum
     rows = []
     for key in sorted({*found, *scene.allocation.grants}):
         grant = scene.allocation.grants.get(key)
@@ -209,10 +137,15 @@ def _containers(
                 use=found.get(key),
             )
         )
-    return tuple(rows), kept
+    return tuple(rows), kept, sm
 
 
-def _idle(scene: _Scene, leaf: Uuid) -> Iterator[ContainerName]:
+def _account(scene: Scene, containers: tuple[ContainerOnDevice, ...], sm: Mapping[Key, float], rules: Rules) -> Ledger:
+    sight = Sight(scene.observations.nvml.at, scene.inventory, containers, sm, scene.listing.current)
+    return account(scene.memory.ledger, sight, rules.stale_after_seconds)
+
+
+def _idle(scene: Scene, leaf: Uuid) -> Iterator[ContainerName]:
     """The holders of a leaf, or of its partitioned GPU, whose zero is certain."""
     holders = scene.allocation.holders.get(leaf, ())
     parent = scene.inventory.gpu_of_leaf[leaf].uuid
@@ -221,7 +154,7 @@ def _idle(scene: _Scene, leaf: Uuid) -> Iterator[ContainerName]:
     return certainly_idle(holders, scene.attribution.by_leaf[leaf].attributed, scene.table.uid_of)
 
 
-def _processes(scene: _Scene) -> Iterator[ProcessUse]:
+def _processes(scene: Scene) -> Iterator[ProcessUse]:
     for leaf, use in sorted(scene.leaf_uses.items()):
         for item in use.on_leaf.attributed:
             process = item.process
@@ -239,7 +172,7 @@ def _processes(scene: _Scene) -> Iterator[ProcessUse]:
             )
 
 
-def _pods(scene: _Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
+def _pods(scene: Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
     """Every pod that holds or uses a device, with its UID where one is known."""
     pods = {row.name.pod_name for row in containers}
     pods |= {row.name.pod_name for row in scene.allocation.unmatched}
@@ -247,35 +180,43 @@ def _pods(scene: _Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[Pod
     return tuple(PodInfo(name.namespace, name.pod, scene.uids.get(name, "")) for name in sorted(pods))
 
 
-def _find_hidden(scene: _Scene, rules: Rules) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
+def _find_hidden(scene: Scene, rules: Rules) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     listing = scene.listing
     sight = None
     if listing.read_now:
         sight = look_for_mig(scene.inventory, listing.pods, listing.allocatable, rules.is_gpu_resource)
-    return find_hidden(scene.memory.hidden, sight, scene.observations.finished, rules.hidden_after_seconds)
+    return find_hidden(scene.memory.hidden, sight, scene.observations.finished, rules.restart_after_seconds)
 
 
-def _capabilities(scene: _Scene) -> tuple[tuple[str, bool], ...]:
+def _tells_activity(reading: GpuReading) -> bool:
+    return reading.activity is not None or any(mig.activity is not None for mig in reading.instances)
+
+
+def _capabilities(scene: Scene) -> tuple[tuple[str, bool], ...]:
     identity = scene.identity.value if scene.identity else None
     readings = [gpu.reading for gpu in scene.inventory.gpus if gpu.reading]
+    nvml = scene.observations.nvml
     return (
         ("device_checkpoint", identity is not None and identity.checkpoint is not None),
-        ("gpm", False),
+        ("gpm", any(map(_tells_activity, readings))),
         ("pid_visibility", scene.procs.pid_visibility),
         ("pod_logs", identity is not None and identity.logs is not None),
         ("process_utilization", any(reading.samples is not None for reading in readings)),
         ("push", scene.observations.push),
-        ("xid_events", False),
+        ("xid_events", isinstance(nvml, Observed) and any(one.since_seconds for one in nvml.value.listening)),
     )
 
 
 def _remember(
-    scene: _Scene,
+    scene: Scene,
     health: tuple[SourceHealth, ...],
     collections: Mapping[str, int],
     offered: frozenset[tuple[Uuid, str]],
     uses: Mapping[tuple[ContainerName, Uuid], UseMemory],
     hidden: HiddenMemory,
+    lost_driver: LostDriverMemory,
+    ledger: Ledger,
+    xids: XidMemory,
 ) -> Memory:
     identity = scene.observations.pod_identity
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}
@@ -304,6 +245,9 @@ def _remember(
         seen=scene.seen,
         missing=scene.attribution.missing,
         hidden=hidden,
+        lost_driver=lost_driver,
+        ledger=ledger,
+        xids=xids,
         indices=scene.allocation.indices,
         table=scene.table,
         allocation=scene.allocation,

@@ -38,12 +38,13 @@ def _ratio(total: float) -> float:
 
 
 class _Times(NamedTuple):
-    """Ratios 0-1 of the interval."""
+    """Ratios 0-1 of the interval. `sm_sum` is not cut off at 1, as the sum over a GPU's processes may exceed it."""
 
     sm: float
     memory_controller: float
     encoder: float
     decoder: float
+    sm_sum: float
 
 
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
@@ -106,7 +107,7 @@ class LeafUse:
             memory_controller += sample.memory_controller_ratio
             encoder += sample.encoder_ratio
             decoder += sample.decoder_ratio
-        return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder))
+        return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder), max(sm, 0.0))
 
 
 def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, ended: tuple[Ended, ...]) -> LeafUse:

@@ -1,4 +1,5 @@
 """The commands that look and change nothing, `map`, `top`, `waste`, `doctor`: their flags, and how they are done.
+`bill` has a file of its own.
 
 The flags are read also where another command runs: what does the looking is imported when it is done.
 """
@@ -17,6 +18,7 @@ from gpumap.command_line import Parser, add_command, one_of
 from gpumap.errors import UsageError
 from gpumap.flags import FLAGS, add_flags
 from gpumap.logs import set_up_log
+from gpumap.look.bill_command import add_bill
 from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.settings import Settings, quiet, resolve
 from gpumap.stopping import until_stopped
@@ -36,7 +38,7 @@ _FORMS = ("table", "wide", "json", "yaml")
 
 
 def add_commands(commands: Commands) -> None:
-    for add in (add_map, add_top, add_waste, add_doctor):
+    for add in (add_map, add_top, add_waste, add_bill, add_doctor):
         add(commands)
 
 

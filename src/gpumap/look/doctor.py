@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 
 from gpumap import remedies
 from gpumap.document import Document
+from gpumap.look.checks import Check
+from gpumap.look.gpu_checks import gpu_capabilities, gpu_checks
 from gpumap.model import Source
 from gpumap.units import counted
 
@@ -17,18 +19,6 @@ REQUIRED = ("kubelet", "nvml")
 _MISREAD = "gpumap may misread this driver: report it with `gpumap record --anonymize` and the driver's version."
 _NOT_THERE = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of what is not there at all; what fails in another way is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line. `state`: ok, degraded, missing, failed, warning (more than is needed), not needed, unknown."""
-
-    check: str
-    state: str
-    required: bool
-    seen: str
-    why: str | None = None
-    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +68,13 @@ def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
         _kubelet(document, facts),
         _nvml(document),
         *((_second_opinion(document, facts.binding),) if facts else ()),
-        *_gpus(document),
+        *gpu_checks(document),
         _identity(document, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else None),
         _identity(document, "pod_logs", "pod_logs_", facts.pod_logs if facts else None),
         _push(document, facts.push if facts else None),
         _procfs(document),
         _pid_visibility(document),
-        _process_utilization(document),
+        *gpu_capabilities(document),
         *_unmatched(document),
         *(_privileges(facts.privileges) if facts else ()),
     )
@@ -178,17 +168,6 @@ def _second_opinion(document: Document, opinion: Opinion) -> Check:
     return Check(name, "ok", False, seen)
 
 
-def _gpus(document: Document) -> Iterator[Check]:
-    for gpu in document.get("nameless_gpus", ()):
-        why = f"{gpu['fault']}, and has not told its uuid since gpumap's start"
-        yield Check(f"gpu/{gpu['index']}", "failed", False, "", why, gpu.get("remedy"))
-    for gpu in document["gpus"]:
-        if not gpu["up"]:
-            stuck = f" for {gpu['stuck_seconds']:.0f} s" if gpu["stuck_seconds"] else ""
-            seen = " ".join(str(part) for part in (gpu["uuid"], gpu["pci_bus_id"], gpu["model"]) if part)
-            yield Check(f"gpu/{gpu['index']}", "failed", False, seen, f"{gpu['fault']}{stuck}", gpu.get("remedy"))
-
-
 def _identity(document: Document, capability: str, prefix: str, answer: Answer | None) -> Check:
     """One of the two sources of pod identity; the document's word on it, or what it said when it was asked here."""
     source = _source(document, "pod_identity")
@@ -241,23 +220,6 @@ def _pid_visibility(document: Document) -> Check:
     why = reason or "processes of other containers are not seen"
     remedy = _remedies(document).get("pid_visibility") or remedies.CAPABILITIES["pid_visibility"]
     return Check("pid_visibility", "missing", False, "", why, remedy)
-
-
-def _process_utilization(document: Document) -> Check:
-    name = "process_utilization"
-    readable = [gpu for gpu in document["gpus"] if gpu["up"]]
-    whole = sum(not gpu["partitioned"] for gpu in readable)
-    if document["capabilities"].get(name):
-        return Check(
-            name, "ok", False, f"SM time by process, on {counted(whole, 'GPU')} that {_is(whole)} not partitioned"
-        )
-    if not readable:
-        return Check(name, "unknown", False, "", "no GPU answers")
-    if not whole:
-        return Check(
-            name, "not needed", False, "", "every GPU is partitioned, and no driver tells SM time on MIG devices"
-        )
-    return Check(name, "missing", False, "", "the driver keeps no SM time by process", _remedies(document).get(name))
 
 
 def _unmatched(document: Document) -> Iterator[Check]:
@@ -313,7 +275,3 @@ def _complaint(source: Document) -> str:
 
 def _words(reason: str, detail: str | None) -> str:
     return f"{reason}: {detail}" if detail else reason
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"

@@ -9,22 +9,29 @@ from collections.abc import Iterable, Mapping
 
 from gpumap.families import Family
 from gpumap.metrics import device, use
+from gpumap.metrics.accounting import ACCOUNTING
 from gpumap.metrics.allocation import ALLOCATION
 from gpumap.metrics.device import DEVICE
+from gpumap.metrics.gpm import GPM
+from gpumap.metrics.health import HEALTH
 from gpumap.metrics.itself import self_families
+from gpumap.metrics.links import LINKS
 from gpumap.metrics.use import PROCESSES, USE
 
-__all__ = ["DEFAULT_GROUPS", "GROUPS", "LATER_GROUPS", "PROCESSES", "native", "self_families"]
+__all__ = ["DEFAULT_GROUPS", "GROUPS", "PROCESSES", "native", "self_families"]
 
 GROUPS: Mapping[str, tuple[Family, ...]] = {
     "allocation": ALLOCATION,
     "use": USE,
+    "accounting": ACCOUNTING,
     "device": DEVICE,
+    "health": HEALTH,
+    "links": LINKS,
+    "gpm": GPM,
     "codec": (*use.CODEC, *device.CODEC),
 }
-"""The groups of `--collect` that are built."""
-DEFAULT_GROUPS = ("allocation", "use", "device")
-LATER_GROUPS = ("accounting", "health", "links", "gpm")
+"""The groups of `--collect`."""
+DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
 
 
 def native(groups: Iterable[str], process_metrics: bool) -> tuple[Family, ...]:

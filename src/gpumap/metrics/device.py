@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumap.families import Family, Kind, Series
+from gpumap.families import Family, Series
+from gpumap.metrics.measured import measured, measured_by
 from gpumap.model import DeviceMemory, GpuReading
 from gpumap.snapshot import Gpu, Leaf, Snapshot
 
@@ -16,17 +17,6 @@ def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float 
                 yield Series((leaf.uuid,), found)
 
     return Family(name, "gauge", help, ("uuid",), read)
-
-
-def _measured(name: str, help: str, value: Callable[[GpuReading], float | None], kind: Kind = "gauge") -> Family:
-    """A family on what NVML measured of a GPU."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for gpu in snapshot.gpus:
-            if gpu.reading is not None and (found := value(gpu.reading)) is not None:
-                yield Series((gpu.uuid,), found)
-
-    return Family(name, kind, help, ("uuid",), read)
 
 
 def _partitioned_memory(value: Callable[[DeviceMemory], float]) -> Callable[[GpuReading], float | None]:
@@ -62,12 +52,6 @@ def _last_success(snapshot: Snapshot) -> Iterator[Series]:
     for gpu in snapshot.gpus:
         if gpu.last_success is not None:
             yield Series((gpu.uuid,), gpu.last_success)
-
-
-def _temperatures(snapshot: Snapshot) -> Iterator[Series]:
-    for gpu in snapshot.gpus:
-        for sensor, celsius in dict(gpu.reading.temperatures_celsius).items() if gpu.reading else ():
-            yield Series((gpu.uuid, sensor), celsius)
 
 
 def _driver_info(snapshot: Snapshot) -> Iterator[Series]:
@@ -126,32 +110,37 @@ DEVICE = (
         ("uuid",),
         _last_success,
     ),
-    _measured(
+    measured(
         "gpumap_gpu_utilization_ratio",
         "Time that any kernel ran on the GPU, 0-1, over the driver's last sample period.",
         lambda reading: reading.utilization_ratio,
     ),
-    _measured(
+    measured(
         "gpumap_gpu_memory_controller_busy_ratio",
         "Time that the GPU's memory was read or written, 0-1, over the driver's last sample period.",
         lambda reading: reading.memory_controller_ratio,
     ),
-    _measured(
+    measured(
         "gpumap_gpu_memory_total_bytes",
         "Memory of a partitioned GPU as a whole.",
         _partitioned_memory(lambda memory: memory.total_bytes),
     ),
-    _measured(
+    measured(
         "gpumap_gpu_memory_used_bytes",
         "Memory in use on a partitioned GPU as a whole.",
         _partitioned_memory(lambda memory: memory.used_bytes),
     ),
-    Family("gpumap_gpu_temperature_celsius", "gauge", "Temperature, by sensor.", ("uuid", "sensor"), _temperatures),
-    _measured("gpumap_gpu_power_watts", "Power drawn by the GPU.", lambda reading: reading.power_watts),
-    _measured(
+    measured_by(
+        "sensor",
+        "gpumap_gpu_temperature_celsius",
+        "Temperature, by sensor.",
+        lambda reading: reading.temperatures_celsius,
+    ),
+    measured("gpumap_gpu_power_watts", "Power drawn by the GPU.", lambda reading: reading.power_watts),
+    measured(
         "gpumap_gpu_power_limit_watts", "Power limit that is enforced.", lambda reading: reading.power_limit_watts
     ),
-    _measured(
+    measured(
         "gpumap_gpu_energy_joules_total",
         "Energy that the GPU used since its driver was loaded, as the driver counts.",
         lambda reading: reading.energy_joules,
@@ -167,12 +156,12 @@ DEVICE = (
 )
 
 CODEC = (
-    _measured(
+    measured(
         "gpumap_gpu_encoder_utilization_ratio",
         "Time that the video encoders were busy, 0-1.",
         lambda r: r.encoder_ratio,
     ),
-    _measured(
+    measured(
         "gpumap_gpu_decoder_utilization_ratio",
         "Time that the video decoders were busy, 0-1.",
         lambda r: r.decoder_ratio,

@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> NoReturn:
     # With it, NVML counts MPS locality domains instead of GPUs (nvml.h 13.5), and most calls are not supported.
     os.environ.pop("NVML_MPS_DEVICE_ENUMERATION", None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends us
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # likewise
     threading.excepthook = _die
     gc.freeze()  # a reading leaves no cycles behind, and what was imported stays
     rounds = Rounds(Library(library), Output(), os._exit)

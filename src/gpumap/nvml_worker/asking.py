@@ -13,6 +13,7 @@ class Asking:
     """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused.
 
     `learned` is whether this reading found something that is not supported.
+    `forgotten` counts how often it was forgotten what is not supported.
     `refused_with` is the code of the call that was asked last, 0 where it was answered or not asked at all.
     """
 
@@ -22,6 +23,7 @@ class Asking:
         self.answered = 0
         self.refused_with = 0
         self.learned = False
+        self.forgotten = 0
 
     @property
     def refusals(self) -> tuple[tuple[str, int], ...]:
@@ -35,6 +37,7 @@ class Asking:
     def forget(self) -> None:
         """Ask again also what was not supported."""
         self._unsupported.clear()
+        self.forgotten += 1
 
     def withdraw(self, told: tuple[tuple[str, int], ...]) -> None:
         """Tell only what was refused when `refusals` was `told`: the rest was of a device that is no more."""
@@ -55,17 +58,25 @@ class Asking:
         try:
             value = function(*arguments)
         except RefusedError as refused:
-            if refused.code in GONE or refused.code in UNINITIALIZED:
-                raise
-            self.refused_with = refused.code
-            if refused.code in UNSUPPORTED or (privileged and refused.code == NOT_PERMITTED):
-                self._unsupported.add(key)
-                self.learned = True
-            elif refused.code not in NO_DATA:
-                self._refused[refused.call, refused.code] = None
+            self.take(refused, key, privileged=privileged)
             return None
         self.answered += 1
         return value
+
+    def take(self, refused: RefusedError, key: tuple[str, str], *, privileged: bool = False) -> None:
+        """A refusal of what `key` names, for what it costs. Raises it where that is the whole GPU."""
+        if refused.code in GONE or refused.code in UNINITIALIZED:
+            raise refused
+        self.refused_with = refused.code
+        if refused.code in UNSUPPORTED or (privileged and refused.code == NOT_PERMITTED):
+            self._unsupported.add(key)
+            self.learned = True
+        elif refused.code not in NO_DATA:
+            self._refused[refused.call, refused.code] = None
+
+    def is_supported(self, key: tuple[str, str]) -> bool:
+        """As far as is known."""
+        return key not in self._unsupported
 
     def ask_newest(self, functions: Sequence[Callable[..., T]], *arguments: object, on: str = "gpu") -> T | None:
         """As `ask`, of the first function that is supported: newest first."""

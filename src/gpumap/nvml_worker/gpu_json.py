@@ -1,11 +1,14 @@
 """One GPU's reading as a JSON object, and back: what the wire carries, and captures keep."""
 
 import json
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gpumap.nvml_worker import fields
 from gpumap.nvml_worker.fields import Fields
 from gpumap.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 
+T = TypeVar("T")
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -85,18 +88,18 @@ class KnownRows:
     """The last rows of a GPU's line as JSON gave them, and what they were made into."""
 
     def __init__(self) -> None:
-        self._processes: tuple[object, tuple[GpuProcess, ...]] = ([], ())
-        self._samples: tuple[object, tuple[ProcessSample, ...]] = ([], ())
+        self._made: dict[str, tuple[object, tuple[Any, ...]]] = {}
 
-    def processes(self, rows: object) -> tuple[GpuProcess, ...]:
-        if rows != self._processes[0]:
-            self._processes = rows, fields.each(_process)(rows)
-        return self._processes[1]
+    def each(self, name: str, parse: Callable[[object], T]) -> Callable[[object], tuple[T, ...]]:
+        """`fields.each`; the same rows as the last time give the very same tuple."""
 
-    def samples(self, rows: object) -> tuple[ProcessSample, ...]:
-        if rows != self._samples[0]:
-            self._samples = rows, fields.each(_sample)(rows)
-        return self._samples[1]
+        def made(rows: object) -> tuple[T, ...]:
+            before = self._made.get(name)
+            if before is None or rows != before[0]:
+                before = self._made[name] = rows, fields.each(parse)(rows)
+            return before[1]
+
+        return made
 
 
 def gpu_from_object(value: object) -> GpuReading:
@@ -119,8 +122,8 @@ def read_gpu(gpu: Fields, known: KnownRows) -> GpuReading:
         partitioned=gpu.optional("partitioned", fields.flag) or False,
         max_mig_devices=gpu.optional("max_mig_devices", fields.integer),
         instances=gpu.optional("instances", fields.each(_instance)) or (),
-        processes=gpu.optional("processes", known.processes),
-        samples=gpu.optional("samples", known.samples),
+        processes=gpu.optional("processes", known.each("processes", _process)),
+        samples=gpu.optional("samples", known.each("samples", _sample)),
         utilization_ratio=gpu.optional("utilization_ratio", fields.number),
         memory_controller_ratio=gpu.optional("memory_controller_ratio", fields.number),
         encoder_ratio=gpu.optional("encoder_ratio", fields.number),
@@ -129,13 +132,14 @@ def read_gpu(gpu: Fields, known: KnownRows) -> GpuReading:
         power_watts=gpu.optional("power_watts", fields.number),
         power_limit_watts=gpu.optional("power_limit_watts", fields.number),
         energy_joules=gpu.optional("energy_joules", fields.number),
-        clocks_hertz=gpu.optional("clocks_hertz", _NUMBERS) or (),
-        clock_events=gpu.optional("clock_events", fields.each(_word_and_flag)) or (),
-        clock_event_seconds=gpu.optional("clock_event_seconds", _NUMBERS) or (),
+        clocks_hertz=gpu.optional("clocks_hertz", known.each("clocks_hertz", _word_and_number)) or (),
+        clock_events=gpu.optional("clock_events", known.each("clock_events", _word_and_flag)) or (),
+        clock_event_seconds=gpu.optional("clock_event_seconds", known.each("clock_event_seconds", _word_and_number))
+        or (),
         performance_state=gpu.optional("performance_state", fields.integer),
         fan_ratios=gpu.optional("fan_ratios", _NUMBERS) or (),
-        ecc_errors=gpu.optional("ecc_errors", fields.each(_ecc_errors)) or (),
-        remapped_rows=gpu.optional("remapped_rows", fields.each(_word_and_count)) or (),
+        ecc_errors=gpu.optional("ecc_errors", known.each("ecc_errors", _ecc_errors)) or (),
+        remapped_rows=gpu.optional("remapped_rows", known.each("remapped_rows", _word_and_count)) or (),
         row_remap_pending=gpu.optional("row_remap_pending", fields.flag),
         row_remap_failure=gpu.optional("row_remap_failure", fields.flag),
         retired_pages=gpu.optional("retired_pages", fields.each(_word_and_count)) or (),

@@ -14,9 +14,7 @@ from gpumap.nvml_worker.structs import (
     PROTOTYPES,
     TEMPERATURE_V1,
     TEXT_BYTES,
-    VALUE_FIELDS,
     DeviceAttributes,
-    FieldValue,
     GpuInstanceInfo,
     Memory,
     MemoryV2,
@@ -31,7 +29,6 @@ Handle = NewType("Handle", int)
 SONAME = "libnvidia-ml.so.1"
 
 _NO_GPUS = 1  # nvml.h, NVML_INIT_FLAG_NO_GPUS: "Don't fail nvmlInit() when no GPUs are found"
-_MEMORY_TEMPERATURE = 82  # nvml.h, NVML_FI_DEV_MEMORY_TEMP
 
 
 class RefusedError(Exception):
@@ -91,17 +88,17 @@ class Library:
 
     def close(self) -> None:
         try:
-            self._ask("nvmlShutdown")
+            self.ask("nvmlShutdown")
         except RefusedError:
             pass  # it had lost its driver: that is why it is closed
 
     def _initialise(self) -> None:
         try:
-            self._ask("nvmlInitWithFlags", 0)
+            self.ask("nvmlInitWithFlags", 0)
         except RefusedError as refused:
             if refused.code != NOT_FOUND:
                 raise
-            self._ask("nvmlInitWithFlags", _NO_GPUS)
+            self.ask("nvmlInitWithFlags", _NO_GPUS)
 
     # --- the driver ---
 
@@ -113,30 +110,30 @@ class Library:
 
     def cuda_version(self) -> str:
         version = c_int()
-        self._ask("nvmlSystemGetCudaDriverVersion_v2", byref(version))  # 12040 is 12.4
+        self.ask("nvmlSystemGetCudaDriverVersion_v2", byref(version))  # 12040 is 12.4
         return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
     def count(self) -> int:
         count = c_uint()
-        self._ask("nvmlDeviceGetCount_v2", byref(count))
+        self.ask("nvmlDeviceGetCount_v2", byref(count))
         return count.value
 
     # --- what a device is ---
 
     def handle(self, index: int) -> Handle:
         handle = c_void_p()
-        self._ask("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
+        self.ask("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
         return Handle(handle.value or 0)
 
     def uuid(self, device: Handle) -> str:
         return self._text("nvmlDeviceGetUUID", device)
 
     def minor(self, device: Handle) -> int:
-        return self._number("nvmlDeviceGetMinorNumber", device)
+        return self.ask_number("nvmlDeviceGetMinorNumber", device)
 
     def pci_bus_id(self, device: Handle) -> str:
         info = PciInfo()
-        self._ask("nvmlDeviceGetPciInfo_v3", device, byref(info))
+        self.ask("nvmlDeviceGetPciInfo_v3", device, byref(info))
         return _decoded("nvmlDeviceGetPciInfo_v3", info.busId)
 
     def model(self, device: Handle) -> str:
@@ -145,115 +142,102 @@ class Library:
     def mig_enabled(self, device: Handle) -> bool:
         """Whether it is partitioned now, whatever is pending."""
         current, pending = c_uint(), c_uint()
-        self._ask("nvmlDeviceGetMigMode", device, byref(current), byref(pending))
+        self.ask("nvmlDeviceGetMigMode", device, byref(current), byref(pending))
         return current.value == 1
 
     def max_mig_devices(self, device: Handle) -> int:
-        return self._number("nvmlDeviceGetMaxMigDeviceCount", device)
+        return self.ask_number("nvmlDeviceGetMaxMigDeviceCount", device)
 
     def mig_handle(self, device: Handle, slot: int) -> Handle:
         handle = c_void_p()
-        self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot, byref(handle))
+        self.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot, byref(handle))
         return Handle(handle.value or 0)
 
     def gpu_instance_id(self, instance: Handle) -> int:
-        return self._number("nvmlDeviceGetGpuInstanceId", instance)
+        return self.ask_number("nvmlDeviceGetGpuInstanceId", instance)
 
     def compute_instance_id(self, instance: Handle) -> int:
-        return self._number("nvmlDeviceGetComputeInstanceId", instance)
+        return self.ask_number("nvmlDeviceGetComputeInstanceId", instance)
 
     def attributes(self, instance: Handle) -> Attributes:
         said = DeviceAttributes()
-        self._ask("nvmlDeviceGetAttributes_v2", instance, byref(said))
+        self.ask("nvmlDeviceGetAttributes_v2", instance, byref(said))
         return Attributes(said.gpuInstanceSliceCount, said.computeInstanceSliceCount, said.memorySizeMB)
 
     def placement(self, device: Handle, gpu_instance_id: int) -> Placement:
         """Of a GPU instance: not permitted to who may not look at others' instances (nvml.h, MIG monitor)."""
         instance, said = c_void_p(), GpuInstanceInfo()
-        self._ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
-        self._ask("nvmlGpuInstanceGetInfo", instance, byref(said))
+        self.ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
+        self.ask("nvmlGpuInstanceGetInfo", instance, byref(said))
         return Placement(said.profileId, said.placement.start, said.placement.size)
 
     # --- what a device measures ---
 
     def memory(self, device: Handle) -> DeviceMemory:
         said = MemoryV2(MEMORY_V2)
-        self._ask("nvmlDeviceGetMemoryInfo_v2", device, byref(said))
+        self.ask("nvmlDeviceGetMemoryInfo_v2", device, byref(said))
         return DeviceMemory(said.total, said.used, said.free, said.reserved)
 
     def memory_v1(self, device: Handle) -> DeviceMemory:
         """Of drivers before 510: `used` includes what the driver reserves."""
         said = Memory()
-        self._ask("nvmlDeviceGetMemoryInfo", device, byref(said))
+        self.ask("nvmlDeviceGetMemoryInfo", device, byref(said))
         return DeviceMemory(said.total, said.used, said.free)
 
     def utilization_ratios(self, device: Handle) -> tuple[float, float]:
         said = Utilization()
-        self._ask("nvmlDeviceGetUtilizationRates", device, byref(said))
+        self.ask("nvmlDeviceGetUtilizationRates", device, byref(said))
         return said.gpu / 100, said.memory / 100
 
     def encoder_ratio(self, device: Handle) -> float:
         percent, period = c_uint(), c_uint()
-        self._ask("nvmlDeviceGetEncoderUtilization", device, byref(percent), byref(period))
+        self.ask("nvmlDeviceGetEncoderUtilization", device, byref(percent), byref(period))
         return percent.value / 100
 
     def decoder_ratio(self, device: Handle) -> float:
         percent, period = c_uint(), c_uint()
-        self._ask("nvmlDeviceGetDecoderUtilization", device, byref(percent), byref(period))
+        self.ask("nvmlDeviceGetDecoderUtilization", device, byref(percent), byref(period))
         return percent.value / 100
 
     def temperature(self, device: Handle) -> float:
         said = Temperature(TEMPERATURE_V1)
-        self._ask("nvmlDeviceGetTemperatureV", device, byref(said))
+        self.ask("nvmlDeviceGetTemperatureV", device, byref(said))
         return float(said.temperature)
 
     def temperature_v1(self, device: Handle) -> float:
         """The deprecated call: before driver 565 the only one, from CUDA 14 on gone."""
         celsius = c_uint()
-        self._ask("nvmlDeviceGetTemperature", device, 0, byref(celsius))
+        self.ask("nvmlDeviceGetTemperature", device, 0, byref(celsius))
         return float(celsius.value)
 
-    def memory_temperature(self, device: Handle) -> float:
-        return self._field(device, _MEMORY_TEMPERATURE)
-
     def power_watts(self, device: Handle) -> float:
-        return self._number("nvmlDeviceGetPowerUsage", device) / 1000
+        return self.ask_number("nvmlDeviceGetPowerUsage", device) / 1000
 
     def power_limit_watts(self, device: Handle) -> float:
-        return self._number("nvmlDeviceGetEnforcedPowerLimit", device) / 1000
+        return self.ask_number("nvmlDeviceGetEnforcedPowerLimit", device) / 1000
 
     def energy_joules(self, device: Handle) -> float:
         millijoules = c_ulonglong()
-        self._ask("nvmlDeviceGetTotalEnergyConsumption", device, byref(millijoules))
+        self.ask("nvmlDeviceGetTotalEnergyConsumption", device, byref(millijoules))
         return millijoules.value / 1000
-
-    def _field(self, device: Handle, field: int) -> float:
-        # The call succeeds although a value failed: each has its own code (nvml.h, nvmlFieldValue_t).
-        value = FieldValue(field)
-        self._ask("nvmlDeviceGetFieldValues", device, 1, byref(value))
-        if value.nvmlReturn != 0:
-            # Drivers that do not know a field say "invalid argument": for us, not supported.
-            raise RefusedError(f"nvmlDeviceGetFieldValues({field})", 3 if value.nvmlReturn == 2 else value.nvmlReturn)
-        if value.valueType >= len(VALUE_FIELDS):
-            raise RefusedError(f"nvmlDeviceGetFieldValues({field})", UNKNOWN)  # a type that nvml.h has not had yet
-        return float(getattr(value.value, VALUE_FIELDS[value.valueType]))
 
     # --- asking ---
 
-    def _ask(self, call: str, *arguments: object) -> None:
+    def ask(self, call: str, *arguments: object) -> None:
+        """For what this class has no question of. Raises `RefusedError`."""
         function = self._functions.get(call)
         code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
         if code:
             raise RefusedError(call, code)
 
-    def _number(self, call: str, device: Handle) -> int:
+    def ask_number(self, call: str, device: Handle) -> int:
         number = c_uint()
-        self._ask(call, device, byref(number))
+        self.ask(call, device, byref(number))
         return number.value
 
     def _text(self, call: str, *device: Handle) -> str:
         text = create_string_buffer(TEXT_BYTES)
-        self._ask(call, *device, text, TEXT_BYTES)
+        self.ask(call, *device, text, TEXT_BYTES)
         return _decoded(call, text.value)
 
 

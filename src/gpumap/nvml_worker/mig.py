@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gpumap.nvml_worker.activity import Activities, Measured
 from gpumap.nvml_worker.asking import Asking
 from gpumap.nvml_worker.codes import NOT_PERMITTED, STALE
 from gpumap.nvml_worker.library import Attributes, Handle, Library
@@ -37,9 +38,12 @@ class MigDevices:
         self._lists = lists
         self._gpu = gpu
         self._before: list[str] = []
+        self._shared: frozenset[int] = frozenset()
 
-    def read(self, slots: int, gpu_memory: DeviceMemory | None) -> tuple[MigInstance, ...]:
-        """Of `slots` slots those that are taken, in NVML's order."""
+    def read(
+        self, slots: int, gpu_memory: DeviceMemory | None, activities: Activities | None = None
+    ) -> tuple[MigInstance, ...]:
+        """Of `slots` slots those that are taken, in NVML's order; with their activity where it is asked for."""
         found: list[_Told] = []
         parents = _ParentRows(self._asking, self._lists, self._gpu)
         changing = False
@@ -50,6 +54,8 @@ class MigDevices:
             refusals = self._asking.refusals
             uuid = self._asking.ask(self._library.uuid, handle, on="mig")
             told = self._ask_device(uuid, handle, gpu_memory, parents) if uuid else None
+            if told and activities:
+                told = self._with_activity(told, activities)
             still = self._asking.ask(self._library.uuid, handle, on="mig") if uuid else None
             if uuid and still == uuid:
                 found += [told] if told else []
@@ -60,8 +66,27 @@ class MigDevices:
         uuids = [told.instance.uuid for told in found]
         if changing or not uuids or uuids != self._before:
             self._asking.forget()  # what a device in the midst of going did not support, the next one may
+        if changing and activities:
+            activities.free()  # a sample may be another's
         self._before = [*uuids]
-        return tuple(_with_processes(found))
+        in_each = Counter(told.instance.gpu_instance_id for told in found)
+        self._shared = frozenset(gpu_instance for gpu_instance, devices in in_each.items() if devices > 1)
+        return tuple(_with_processes([self._without_shared_activity(told) for told in found]))
+
+    def _with_activity(self, told: _Told, activities: Activities) -> _Told:
+        """What is measured is the GPU instance, as `profile` and place tell it from the next one of its id."""
+        instance = told.instance
+        if instance.gpu_instance_id in self._shared:
+            return told
+        being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
+        activity = activities.read(Measured(instance.gpu_instance_id, being))
+        return told._replace(instance=instance._replace(activity=activity))
+
+    def _without_shared_activity(self, told: _Told) -> _Told:
+        """Of which of several compute instances a GPU instance's activity is, nobody knows; in each it counts twice."""
+        if told.instance.activity is None or told.instance.gpu_instance_id not in self._shared:
+            return told
+        return told._replace(instance=told.instance._replace(activity=None))
 
     def _ask_device(
         self, uuid: str, handle: Handle, gpu_memory: DeviceMemory | None, parents: "_ParentRows"

@@ -3,10 +3,13 @@
 One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gpumap.nvml_worker.activity import WHOLE_GPU, Activities
 from gpumap.nvml_worker.asking import Asking
-from gpumap.nvml_worker.codes import fault
+from gpumap.nvml_worker.codes import RESET_REQUIRED, fault
+from gpumap.nvml_worker.field_values import MEMORY_TEMPERATURE, RECOVERY_ACTION, FieldValues, ask_field
+from gpumap.nvml_worker.health import NO_HEALTH, NO_LINKS, HealthOfGpu, fields_of, read_links, recovery_word
 from gpumap.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.nvml_worker.lists import Lists
 from gpumap.nvml_worker.mig import MigDevices
@@ -31,11 +34,15 @@ class Identity(NamedTuple):
 class _Device:
     """What one handle is good for; dropped with it."""
 
-    def __init__(self, handle: Handle, uuid: str, lists: Lists, mig_devices: MigDevices) -> None:
+    def __init__(self, library: Library, asking: Asking, handle: Handle, uuid: str) -> None:
+        assert library.loaded is not None  # noqa: S101 -- an epoch begins with an initialised library
         self.handle = handle
         self.uuid = uuid
-        self.lists = lists
-        self.mig_devices = mig_devices
+        self.lists = Lists(library.loaded)
+        self.mig_devices = MigDevices(library, asking, self.lists, handle)
+        self.field_values = FieldValues(library, asking, handle)
+        self.health = HealthOfGpu(library, asking, handle)
+        self.activities = Activities(library, asking, handle)
         self.identity: Identity | None = None
 
 
@@ -53,8 +60,18 @@ class GpuReader:
         self._device: _Device | None = None
         self._known: Identity | None = None
         self._partitioned = False
+        self._groups: tuple[str, ...] = ()
+        self._fields = fields_of(())
 
-    def read(self, epoch: Epoch, interval_seconds: float) -> GpuReading:
+    @property
+    def handle(self) -> Handle | None:
+        """Of the GPU as it was last read; `None` if it was not."""
+        return self._device.handle if self._device else None
+
+    def read(self, epoch: Epoch, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
+        """`groups` are those of the wire's whose calls are made."""
+        if groups != self._groups:
+            self._groups, self._fields = groups, fields_of(groups)
         if epoch != self._epoch:
             self._drop_device()
             if epoch.gpus != self._epoch.gpus:
@@ -64,20 +81,41 @@ class GpuReader:
             reading = self._ask_all(interval_seconds)
         except RefusedError as refused:
             self.refused_with = refused.code
+            reading = self._faulted(refused)
             self._drop_device()
-            return self._faulted(refused)
+            return reading
         self.refused_with = 0
         return reading
 
+    def close(self) -> None:
+        """Free what NVML has made for us. To be called before NVML is shut down, by whoever may ask just now."""
+        self._drop_device()
+
     def _drop_device(self) -> None:
+        if self._device is not None:
+            self._device.activities.free()
         self._device = None
         self._asking.forget()
 
     def _faulted(self, refused: RefusedError) -> GpuReading:
-        reason, refusals = fault(refused.code), ((refused.call, refused.code),)
-        if self._known is None:
-            return GpuReading(self._index, fault=reason, refusals=refusals)
-        return GpuReading(self._index, fault=reason, refusals=refusals, **self._known._asdict())
+        known = {} if self._known is None else self._known._asdict()
+        return GpuReading(
+            self._index,
+            fault=fault(refused.code),
+            refusals=((refused.call, refused.code),),
+            recovery_action=self._recovery_action() if refused.code == RESET_REQUIRED else None,
+            **known,
+        )
+
+    def _recovery_action(self) -> str | None:
+        """Of a GPU that waits for it. One that is lost is not asked: its calls may hang."""
+        if "health" not in self._groups:
+            return None
+        try:
+            handle = self._device.handle if self._device else self._library.handle(self._index)
+            return recovery_word(ask_field(self._library, handle, RECOVERY_ACTION))
+        except RefusedError:
+            return None
 
     def _ask_all(self, interval_seconds: float) -> GpuReading:
         """Raises `RefusedError` where the GPU cannot be read at all."""
@@ -90,6 +128,7 @@ class GpuReader:
             reading = self._partitioned_gpu(device, identity, memory)
         else:
             reading = self._whole_gpu(device, identity, memory, interval_seconds)
+        device.activities.free_unused()
         if not self._asking.answered and self._asking.refusals:
             raise RefusedError(*self._asking.refusals[0])  # a stale handle, or a driver that has lost its GPUs
         if self._asking.learned and self._asking.ask(self._library.mig_enabled, device.handle) is (not partitioned):
@@ -97,11 +136,8 @@ class GpuReader:
         return reading
 
     def _find_device(self) -> _Device:
-        assert self._library.loaded is not None  # noqa: S101 -- an epoch begins with an initialised library
         handle = self._library.handle(self._index)
-        lists = Lists(self._library.loaded)
-        mig_devices = MigDevices(self._library, self._asking, lists, handle)
-        return _Device(handle, self._library.uuid(handle), lists, mig_devices)
+        return _Device(self._library, self._asking, handle, self._library.uuid(handle))
 
     def _identify(self, device: _Device) -> Identity:
         """Kept with the handle once every part has been told, or is not supported."""
@@ -128,7 +164,7 @@ class GpuReader:
     def _partitioned_gpu(self, device: _Device, identity: Identity, memory: DeviceMemory | None) -> GpuReading:
         """NVML tells no utilisation of it and no samples, and its processes are its MIG devices'."""
         slots = self._asking.ask(self._library.max_mig_devices, device.handle)
-        instances = device.mig_devices.read(slots or 0, memory)
+        instances = device.mig_devices.read(slots or 0, memory, device.activities if "gpm" in self._groups else None)
         return GpuReading(
             self._index,
             **identity._asdict(),
@@ -136,10 +172,7 @@ class GpuReader:
             max_mig_devices=slots,
             instances=instances,
             memory=memory,
-            temperatures_celsius=self._temperatures(device.handle),
-            power_watts=self._asking.ask(self._library.power_watts, device.handle),
-            power_limit_watts=self._asking.ask(self._library.power_limit_watts, device.handle),
-            energy_joules=self._asking.ask(self._library.energy_joules, device.handle),
+            **self._ask_card(device),
             refusals=self._asking.refusals,
         )
 
@@ -150,6 +183,7 @@ class GpuReader:
         processes = self._processes.read(self._asking, device.lists, handle)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
         samples = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
+        codec = "codec" in self._groups
         return GpuReading(
             self._index,
             **identity._asdict(),
@@ -158,16 +192,29 @@ class GpuReader:
             samples=samples,
             utilization_ratio=busy,
             memory_controller_ratio=controller_busy,
-            encoder_ratio=ask(library.encoder_ratio, handle),
-            decoder_ratio=ask(library.decoder_ratio, handle),
-            temperatures_celsius=self._temperatures(handle),
-            power_watts=ask(library.power_watts, handle),
-            power_limit_watts=ask(library.power_limit_watts, handle),
-            energy_joules=ask(library.energy_joules, handle),
+            encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,
+            decoder_ratio=ask(library.decoder_ratio, handle) if codec else None,
+            activity=device.activities.read(WHOLE_GPU) if "gpm" in self._groups else None,
+            **self._ask_card(device),
             refusals=self._asking.refusals,
         )
 
-    def _temperatures(self, handle: Handle) -> tuple[tuple[str, float], ...]:
-        gpu = self._asking.ask_newest((self._library.temperature, self._library.temperature_v1), handle)
-        memory = self._asking.ask(self._library.memory_temperature, handle)
-        return tuple((sensor, c) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None)
+    def _ask_card(self, device: _Device) -> dict[str, Any]:
+        """The fields of a reading that are the card's, be it partitioned or not."""
+        ask, library, handle = self._asking.ask, self._library, device.handle
+        said = device.field_values.read(self._fields)
+        gpu = self._asking.ask_newest((library.temperature, library.temperature_v1), handle)
+        health = device.health.read(said) if "health" in self._groups else NO_HEALTH
+        links = read_links(said) if "links" in self._groups else NO_LINKS
+        return {
+            "temperatures_celsius": _temperatures(gpu, said.get(MEMORY_TEMPERATURE)),
+            "power_watts": ask(library.power_watts, handle),
+            "power_limit_watts": ask(library.power_limit_watts, handle),
+            "energy_joules": ask(library.energy_joules, handle),
+            **health._asdict(),
+            **links._asdict(),
+        }
+
+
+def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
+    return tuple([(sensor, float(c)) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None])

@@ -6,13 +6,15 @@ call that hangs costs its GPU alone. A GPU that has not come back from an earlie
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
-from gpumap.nvml_worker import wire
-from gpumap.nvml_worker.codes import DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND, LOST_TOUCH, UNINITIALIZED, word
+from gpumap.nvml_worker import kernel, wire
+from gpumap.nvml_worker.codes import DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND, GONE, LOST_TOUCH, UNINITIALIZED, word
 from gpumap.nvml_worker.library import Library, LibraryError, RefusedError
+from gpumap.nvml_worker.listener import Listener
 from gpumap.nvml_worker.output import Output
 from gpumap.nvml_worker.reading import Epoch, GpuReader
 
@@ -20,6 +22,11 @@ NEEDS_NEW_PROCESS = frozenset({DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND})
 """The library is not the driver's, and a process that has one of this name mapped never gets another."""
 PATIENCE_SECONDS = 0.01
 """No GPU being done for so long, one more thread is put to work."""
+LOOK_AGAIN_SECONDS = 60.0
+"""While a GPU is lost, NVML is initialised anew so often: one that was reset behind our back may be well by then."""
+LET_GO_SECONDS = 30.0
+"""A GPU that is not read after so long is not waited for: the driver is let go of by the end of the process. Without
+persistence mode each takes one to three seconds whenever NVML is initialised (NVIDIA, "Driver Persistence")."""
 
 
 class _Gpu:
@@ -48,9 +55,10 @@ class _Sweep:
 class _Sweeper:
     """A thread that reads GPUs of one sweep at a time. It may hang in one of them for ever."""
 
-    def __init__(self, output: Output, idle: "SimpleQueue[_Sweeper]") -> None:
+    def __init__(self, output: Output, listener: Listener, idle: "SimpleQueue[_Sweeper]") -> None:
         self.begin: SimpleQueue[_Sweep] = SimpleQueue()
         self._output = output
+        self._listener = listener
         self._idle = idle
         threading.Thread(target=self._run, name="sweeper", daemon=True).start()
 
@@ -62,7 +70,9 @@ class _Sweeper:
                     gpu = sweep.to_do.popleft()
                 except IndexError:
                     break
-                reading = gpu.reader.read(sweep.epoch, sweep.request.interval_seconds)
+                reading = gpu.reader.read(sweep.epoch, sweep.request.interval_seconds, sweep.request.groups)
+                if _listens(sweep.request):
+                    reading = self._listener.attend(reading, gpu.reader.handle)
                 line = gpu.encode(sweep.request.read, reading)
                 gpu.busy = False  # before the answer: who reads it may count on this GPU
                 self._output.add(line)
@@ -71,17 +81,26 @@ class _Sweeper:
             sweep.ended.put(None)
 
 
+def _listens(request: wire.Request) -> bool:
+    """Who lets go of the driver after each read hears nothing."""
+    return "health" in request.groups and not request.release
+
+
 class Rounds:
     """Answers one request after the other; of several that wait, the newest."""
 
     def __init__(self, library: Library, output: Output, exit_process: Callable[[int], None]) -> None:
         self._library = library
         self._output = output
+        self._listener = Listener(library, output)
         self._exit_process = exit_process
         self._requests: SimpleQueue[wire.Request] = SimpleQueue()
         self._gpus: list[_Gpu] = []
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
+        self._sweepers = 0
         self._open = False
+        self._opened_at = 0.0
+        self._bound: frozenset[str] = frozenset()
         self._epoch = Epoch(0, 0)
 
     def ask(self, request: wire.Request) -> None:
@@ -99,20 +118,26 @@ class Rounds:
                 self._write(wire.encode_error(wire.ErrorSaid(request.read, error.code, error.reason, str(error))))
                 if error.code in NEEDS_NEW_PROCESS:
                     self._exit_process(0)
-                continue
-            self._write(wire.encode_driver(driver))
-            self._read_gpus(request, driver)
+            else:
+                if _listens(request):
+                    self._listener.tell()
+                self._write(wire.encode_driver(driver))
+                self._read_gpus(request, driver)
+            if request.release:
+                self._let_go()
 
     def _write(self, line: bytes) -> None:
         self._output.add(line)
         self._output.flush()
 
     def _driver(self, request: wire.Request) -> wire.DriverSaid:
-        if self._open and self._lost_touch():
+        if self._open and (self._lost_touch() or self._may_find_more()):
             self._close_unless_busy()
         if not self._open:
+            self._bound = kernel.bound_devices()
             self._library.open()
             self._open = True
+            self._opened_at = time.monotonic()
             self._epoch = self._epoch._replace(initialised=self._epoch.initialised + 1)
         try:
             count = self._library.count()
@@ -135,9 +160,31 @@ class Rounds:
         hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
         return hopeless or any(code in UNINITIALIZED for code in codes)
 
+    def _may_find_more(self) -> bool:
+        """Whether a GPU was bound or unbound since NVML was initialised, or it is time to look for a lost one."""
+        if kernel.bound_devices() != self._bound:
+            return True
+        codes = {gpu.reader.refused_with for gpu in self._gpus[: self._epoch.gpus]}
+        return bool(codes & (GONE | LOST_TOUCH)) and time.monotonic() - self._opened_at >= LOOK_AGAIN_SECONDS
+
+    def _let_go(self) -> None:
+        """Hold nothing of the driver's, unless the next request is there already."""
+        give_up = time.monotonic() + LET_GO_SECONDS
+        while self._idle.qsize() < self._sweepers and time.monotonic() < give_up:
+            if not self._requests.empty():
+                return
+            time.sleep(PATIENCE_SECONDS)
+        self._close_unless_busy()
+        if self._open or kernel.holds_devices():
+            self._exit_process(0)
+
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang too: then another process is what helps."""
-        if not any(gpu.busy for gpu in self._gpus):
+        if self._open and not any(gpu.busy for gpu in self._gpus):
+            if not self._listener.stop():
+                self._exit_process(0)
+            for gpu in self._gpus:
+                gpu.reader.close()
             self._library.close()
             self._open = False
 
@@ -181,7 +228,8 @@ class Rounds:
         try:
             sweeper = self._idle.get_nowait()
         except Empty:
-            sweeper = _Sweeper(self._output, self._idle)
+            sweeper = _Sweeper(self._output, self._listener, self._idle)
+            self._sweepers += 1
         sweep.engaged += 1
         sweeper.begin.put(sweep)
 

@@ -6,6 +6,7 @@ every layout, size and version with pynvml's.
 
 from ctypes import (
     POINTER,
+    Array,
     Structure,
     Union,
     c_char,
@@ -151,13 +152,55 @@ class FieldValue(Structure):
     value: Value
 
 
+class GpmSupport(Structure):
+    """nvmlGpmSupport_t."""
+
+    _fields_ = (("version", c_uint), ("isSupportedDevice", c_uint))
+    isSupportedDevice: int  # noqa: N815
+
+
+class GpmMetricInfo(Structure):
+    """What stands unnamed in nvmlGpmMetric_t."""
+
+    _fields_ = (("shortName", c_char_p), ("longName", c_char_p), ("unit", c_char_p))
+
+
+class GpmMetric(Structure):
+    """nvmlGpmMetric_t."""
+
+    _fields_ = (("metricId", c_uint), ("nvmlReturn", c_uint), ("value", c_double), ("metricInfo", GpmMetricInfo))
+    metricId: int  # noqa: N815
+    nvmlReturn: int  # noqa: N815
+    value: float
+
+
+class GpmMetricsGet(Structure):
+    """nvmlGpmMetricsGet_t. Later headers have longer arrays of metrics, of which only so many as are told count."""
+
+    _fields_ = (
+        ("version", c_uint),
+        ("numMetrics", c_uint),
+        ("sample1", c_void_p),
+        ("sample2", c_void_p),
+        ("metrics", GpmMetric * 477),
+    )
+    version: int
+    numMetrics: int  # noqa: N815
+    sample1: int
+    sample2: int
+    metrics: Array[GpmMetric]
+
+
 VALUE_FIELDS = tuple(name for name, _ in Value._fields_)
 """By nvmlValueType_t."""
 MEMORY_V2 = 0x0200_0028
 TEMPERATURE_V1 = 0x0100_000C
+GPM_V1 = 1
+"""Of both of GPM's structures, which do not have their size in it."""
 
 _UINT = POINTER(c_uint)
 _DEVICE_TO_UINT = (c_void_p, _UINT)
+_DEVICE_TO_ULONGLONG = (c_void_p, POINTER(c_ulonglong))
 _TEXT = (c_char_p, c_uint)
 
 PROTOTYPES: dict[str, tuple[type, ...]] = {
@@ -189,7 +232,23 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "nvmlDeviceGetTemperature": (c_void_p, c_uint, _UINT),
     "nvmlDeviceGetPowerUsage": _DEVICE_TO_UINT,
     "nvmlDeviceGetEnforcedPowerLimit": _DEVICE_TO_UINT,
-    "nvmlDeviceGetTotalEnergyConsumption": (c_void_p, POINTER(c_ulonglong)),
+    "nvmlDeviceGetTotalEnergyConsumption": _DEVICE_TO_ULONGLONG,
     "nvmlDeviceGetFieldValues": (c_void_p, c_int, POINTER(FieldValue)),
+    "nvmlDeviceGetClockInfo": (c_void_p, c_uint, _UINT),
+    "nvmlDeviceGetCurrentClocksEventReasons": _DEVICE_TO_ULONGLONG,
+    "nvmlDeviceGetSupportedClocksEventReasons": _DEVICE_TO_ULONGLONG,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": _DEVICE_TO_ULONGLONG,
+    "nvmlDeviceGetSupportedClocksThrottleReasons": _DEVICE_TO_ULONGLONG,
+    "nvmlDeviceGetPerformanceState": _DEVICE_TO_UINT,
+    "nvmlDeviceGetNumFans": _DEVICE_TO_UINT,
+    "nvmlDeviceGetFanSpeed_v2": (c_void_p, c_uint, _UINT),
+    "nvmlDeviceGetFanSpeed": _DEVICE_TO_UINT,
+    "nvmlDeviceGetMemoryErrorCounter": (c_void_p, c_uint, c_uint, c_uint, POINTER(c_ulonglong)),
+    "nvmlGpmQueryDeviceSupport": (c_void_p, POINTER(GpmSupport)),
+    "nvmlGpmSampleAlloc": (POINTER(c_void_p),),
+    "nvmlGpmSampleFree": (c_void_p,),
+    "nvmlGpmSampleGet": (c_void_p, c_void_p),
+    "nvmlGpmMigSampleGet": (c_void_p, c_uint, c_void_p),
+    "nvmlGpmMetricsGet": (POINTER(GpmMetricsGet),),
 }
 """The arguments' types by function; each returns an nvmlReturn_t."""

@@ -5,14 +5,15 @@
     worker → parent  {"read": n, "driver": {"driver_version", "cuda_version", "nvml_version", "count", "busy"}}
                      {"read": n, "gpu": {a GpuReading; fields that have their default are left out}}
                      {"read": n, "error": {"code": NVML's, "reason": word, "detail": sentence}}
-                     {"xid": [uuid, code, GPU instance, compute instance, at]}
+                     {"xid": [uuid, code, GPU instance, compute instance, at, times]}
                      {"listening": [[uuid, since, until], …]}
 
 A read is answered by one error, or by the driver and then each GPU as soon as it is ready, except those in `skip` and
 those still `busy` with an earlier read. GPUs in `last` are read after the others, one by one. Unknown keys are ignored.
-`groups` are those groups of families whose calls are made besides the basic ones. An XID event is told as it comes;
-before each driver's line stands what was listened to, every event of that time told before. Both are of no read; their
-times are of the monotonic clock, which all processes of a machine share.
+`groups` are those groups of families whose calls are made besides the basic ones. An XID event is told as it comes,
+equal ones of a moment together. Before each driver's line stands what is listened to, every event of that time told
+before; so it does when listening to a GPU begins or ends. Both are of no read; their times are of the monotonic clock,
+which all processes of a machine share.
 """
 
 import json
@@ -63,13 +64,14 @@ class ErrorSaid(NamedTuple):
 
 
 class XidSaid(NamedTuple):
-    """An XID event, at a time of the monotonic clock."""
+    """An XID event, at a time of the monotonic clock; or several that are equal, the last of them then."""
 
     uuid: Uuid
     code: int
     gpu_instance_id: int | None
     compute_instance_id: int | None
     at: float
+    times: int = 1
 
 
 class Heard(NamedTuple):
@@ -81,7 +83,7 @@ class Heard(NamedTuple):
 
 
 class ListeningSaid(NamedTuple):
-    """The GPUs whose events are registered for now."""
+    """Of each GPU at most one."""
 
     heard: tuple[Heard, ...]
 
@@ -171,6 +173,10 @@ class Decoder:
     def decode(self, line: bytes) -> Answer:
         """A worker's line. Raises `ValueError` where it is none."""
         said = Fields(_parsed(line))
+        if said.has("xid"):
+            return _xid(said.value("xid"))
+        if said.has("listening"):
+            return ListeningSaid(fields.each(_heard)(said.value("listening")))
         read = said.integer("read")
         if said.has("gpu"):
             gpu = Fields(said.value("gpu"))
@@ -190,9 +196,12 @@ def _parsed(line: bytes) -> object:
 
 
 def _xid(value: object) -> XidSaid:
-    uuid, code, gpu_instance, compute_instance, at = fields.row(value, 5)[:5]
+    uuid, code, gpu_instance, compute_instance, at, times = fields.row(value, 6)[:6]
     instances = fields.optional_integer(gpu_instance), fields.optional_integer(compute_instance)
-    return XidSaid(Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(at))
+    said = XidSaid(Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(at), fields.integer(times))
+    if said.times < 1:
+        raise ValueError(f"an event that came {said.times} times")
+    return said
 
 
 def _heard(value: object) -> Heard:

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpumap.model import Complaint, GpuReading, Listening, NvmlReading, SourceError, Told, XidError
+from gpumap.model import Complaint, GpuReading, Listening, NvmlReading, SourceError, Told
 from gpumap.nvml_worker import wire
 from gpumap.nvml_worker.codes import word
+from gpumap.sources.nvml_patience import Patience
 from gpumap.sources.nvml_process import END_SECONDS, Worker
 from gpumap.sources.nvml_suspects import Suspects
+from gpumap.sources.nvml_xids import XidNews
 
-LONGEST_PATIENCE_SECONDS = 600.0
 MOST_CRASHES = 4
 """In one read; who has not been asked by then waits for the next one."""
 DRIVER = -1
@@ -63,23 +64,30 @@ class _Read:
 
 
 class NvmlSource:
-    """One read at a time. A read starts the worker where there is none, also after `close`."""
+    """One read at a time. A read starts the worker where there is none, also after `close`.
+
+    With `release` the worker lets go of the driver after each read, if need be by its end.
+    """
 
     def __init__(
-        self, command: Sequence[str], groups: Sequence[str] = (), *, replace_after_seconds: float = 30.0
+        self,
+        command: Sequence[str],
+        groups: Sequence[str] = (),
+        *,
+        release: bool = False,
+        replace_after_seconds: float = 30.0,
     ) -> None:
         self._command = tuple(command)
         self._groups = tuple(groups)
-        self._replace_after_seconds = replace_after_seconds
-        self._patience_seconds = replace_after_seconds
+        self._release = release
+        self._patience = Patience(replace_after_seconds, lets_rest=release)
         self._worker: Worker | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._reads = 0
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = Suspects()
         self._decoder = wire.Decoder()
-        self._xids: list[wire.XidSaid] = []
-        self._heard: tuple[wire.Heard, ...] = ()
+        self._xid_news = XidNews()
 
     async def start(self) -> None:
         """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
@@ -89,12 +97,14 @@ class NvmlSource:
     async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
         """Raises `SourceError` where no GPU can be told: with the library's word, or what became of the worker."""
         asked = asyncio.get_running_loop().time()
-        self._replace_if_stuck(asked)
+        if self._patience.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
+            self._end_worker()
         self._reads += 1
-        read = _Read(self._reads, asked, *self._suspects.plan())
+        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._patience.resting))
         try:
             async with asyncio.timeout_at(asked + timeout_seconds):
-                await self._ask(read, interval_seconds)
+                if DRIVER not in read.busy:
+                    await self._ask(read, interval_seconds)
         except TimeoutError:
             pass  # what has been answered stands
         if read.driver is None:
@@ -103,14 +113,16 @@ class NvmlSource:
             raise SourceError("deadline_exceeded", f"NVML has not answered for {waited:.1f} s")
         return self._told(read, read.driver)
 
-    async def close(self) -> None:
-        """Kill the worker, and wait a moment until it is gone."""
+    async def close(self) -> bool:
+        """Kill the worker, and wait a moment: whether it is gone, and holds nothing of the driver's."""
         self._end_worker()
+        left: set[asyncio.Task[None]] = set()
         if self._ending:
-            await asyncio.wait(self._ending, timeout=END_SECONDS)
+            _, left = await asyncio.wait(self._ending, timeout=END_SECONDS)
         for task in self._ending:
             task.cancel()  # it hangs in the driver, and nothing can be done about that
         await asyncio.gather(*self._ending, return_exceptions=True)
+        return not left
 
     # --- the worker ---
 
@@ -121,7 +133,9 @@ class NvmlSource:
             fresh = worker is None or worker.dead
             if worker is None or fresh:
                 worker = await self._start()
-            asked = wire.Request(read.number, interval_seconds, read.last, tuple(sorted(read.settled)), self._groups)
+            asked = wire.Request(
+                read.number, interval_seconds, read.last, tuple(sorted(read.settled)), self._groups, self._release
+            )
             worker.send(wire.encode_request(asked))
             heard = await self._listen(worker, read)
             if read.complete:
@@ -151,23 +165,24 @@ class NvmlSource:
         return self._worker
 
     def _end_worker(self) -> None:
-        self._heard = ()
         if self._worker is not None:
-            self._worker.end()
-            task = asyncio.create_task(self._worker.ended(), name="nvml-worker-ending")
+            self._worker.kill()
+            task = asyncio.create_task(self._bury(self._worker), name="nvml-worker-ending")
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             self._worker = None
 
-    def _replace_if_stuck(self, now: float) -> None:
-        """With doubling patience: a GPU that hangs in each new worker too is not helped by more of them."""
-        if not self._unanswered:
-            self._patience_seconds = self._replace_after_seconds
-        elif self._worker is not None:
-            since = max(self._worker.started, min(self._unanswered.values()))
-            if now - since >= self._patience_seconds:
-                self._end_worker()
-                self._patience_seconds = min(2 * self._patience_seconds, LONGEST_PATIENCE_SECONDS)
+    async def _bury(self, worker: Worker) -> None:
+        """Hear what it had still told of events, and wait until it is gone."""
+        try:
+            for line in await worker.last_lines():
+                with contextlib.suppress(ValueError):  # it may be why the worker was ended
+                    said = self._decoder.decode(line)
+                    if isinstance(said, wire.XidSaid | wire.ListeningSaid):
+                        self._xid_news.hear(said)
+        finally:
+            worker.end()
+        await worker.ended()
 
     async def _listen(self, worker: Worker, read: _Read) -> bool:
         """Until the read is complete or the worker has ended: whether it told of the driver."""
@@ -182,10 +197,8 @@ class NvmlSource:
             match answer:
                 case None:
                     break
-                case wire.XidSaid():
-                    self._xids.append(answer)
-                case wire.ListeningSaid():
-                    self._heard = answer.heard
+                case wire.XidSaid() | wire.ListeningSaid():
+                    self._xid_news.hear(answer)
                 case _:
                     heard |= self._take(answer, read)
         return heard
@@ -222,11 +235,13 @@ class NvmlSource:
         complaints = [Complaint("worker_crashed", obituary) for obituary in read.obituaries]
         complaints += [complaint for _, complaint in pairs if complaint is not None]
         complaints += _refusals(gpus)
-        xids = tuple(XidError(*said[:4], now - said.at) for said in self._xids)
-        self._xids.clear()
-        listening = tuple(Listening(uuid, now - since, now - until) for uuid, since, until in self._heard)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version
-        return Told(NvmlReading(*versions, gpus, xids, listening), tuple(dict.fromkeys(complaints)))
+        xids, listening = self._xid_news.tell(now)
+        if self._release and "health" in self._groups:
+            # Nobody listens; that there was something to listen to makes it blind time.
+            listening += tuple(Listening(gpu.uuid, 0.0, 0.0) for gpu in gpus if gpu.uuid and not gpu.fault)
+        reading = NvmlReading(*versions, gpus, xids, listening)
+        return Told(reading, tuple(dict.fromkeys(complaints)))
 
     def _gpu(self, index: int, read: _Read, now: float) -> tuple[GpuReading, Complaint | None]:
         gpu = read.gpus.get(index)

@@ -1,6 +1,7 @@
 """The service's end of the pipe: starts a worker, writes to it, reads its lines, and ends it. Knows nothing of GPUs."""
 
 import asyncio
+import contextlib
 import signal
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from gpumap.nvml_worker.wire import MAX_LINE_BYTES
 LAST_WORDS_BYTES = 4096
 OBITUARY_SECONDS = 0.5
 END_SECONDS = 1.0
+LAST_LINES_SECONDS = 0.3
+"""So long it is read what a worker had written before it was killed."""
 
 
 class Worker:
@@ -59,6 +62,22 @@ class Worker:
             pass
         said = self._last_words.decode(errors="replace").strip().splitlines()
         return f"the worker {self._manner()}" + (f": {said[-1][:400]}" if said else "")
+
+    def kill(self) -> None:
+        """`end` is still to be called."""
+        with contextlib.suppress(ProcessLookupError):
+            self._transport.kill()
+
+    async def last_lines(self) -> list[bytes]:
+        """After `kill`: what it had still said, as far as it comes within a moment."""
+        lines: list[bytes] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LINES_SECONDS):
+                with contextlib.suppress(ValueError, RuntimeError):  # the latter: who waits for a line now gets them
+                    while (line := await self.line()) is not None:
+                        lines.append(line)
+                await self._process.wait()  # else `end` may take its exit status away from asyncio, which complains
+        return lines
 
     def end(self) -> None:
         """Kill it, and let go of its pipes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumap.look.doctor import Check
+from gpumap.look.checks import Check
 from gpumap.look.tables.layout import Shape
 from gpumap.terminal import cells, contained, wrapped
 

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { BY, sorted } from "./model.js";
 import { cell, containerName, deviceName, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
+import { activity, ills, sensors } from "./health.js";
 import { isHeld, isUsed, unsettled } from "./totals.js";
 import { bytes, count, duration, FAULTS, known, moment, name, percent, printable, prose, share } from "./words.js";
 
@@ -63,6 +64,7 @@ function partitioned(gpu, context) {
       ],
       ...sensors(gpu),
     ]),
+    ills(gpu, context.map),
   );
 }
 
@@ -109,6 +111,7 @@ function card(device, context) {
         ".",
       ),
     !gpu && h("p", { class: "why" }, "Only the kubelet names this device; NVML does not."),
+    part ? null : ills(gpu, context.map),
     device.memory ? memory(device, context) : null,
     device.bare
       ? h("p", { class: "why" }, "No MIG instance was made on it: nothing of it can be assigned.")
@@ -134,7 +137,8 @@ function memory(device, context) {
         ["used", [bytes(used), h("span", { class: "of" }, ` / ${bytes(total)}`)]],
         reserved && ["reserved", bytes(reserved)],
         !device.mig_profile && ["GPU", known(gpu?.utilization_ratio, percent, "The GPU does not tell its utilisation")],
-        ...(device.mig_profile ? [] : sensors(gpu, true)),
+        activity(device),
+        ...(device.mig_profile ? [] : sensors(gpu)),
         held ? ["held by", count(held, "container")] : !isHeld(device) && ["", vacancy(device, context)],
       ]),
       h(
@@ -163,21 +167,6 @@ function vacancy(device, context) {
   if (holders === "no") return "";
   if (isUsed(device)) return holders === "yes" ? "not held, but in use" : "no holder known, in use";
   return holders === "yes" ? "free" : "no holder known";
-}
-
-function sensors(gpu) {
-  if (!gpu) return [];
-  const temperature = gpu.temperatures_celsius?.gpu ?? null;
-  return [
-    temperature !== null && ["temp", `${Math.round(temperature)} °C`],
-    gpu.power_watts !== null && [
-      "power",
-      [
-        `${Math.round(gpu.power_watts)} W`,
-        gpu.power_limit_watts ? h("span", { class: "of" }, ` / ${Math.round(gpu.power_limit_watts)}`) : null,
-      ],
-    ],
-  ];
 }
 
 const facts = (pairs) =>
@@ -237,6 +226,8 @@ function table(device, context) {
 function containerRow(row, device, context) {
   const why = context.why(device, row);
   const { user } = row;
+  const charges = context.charges(device, row);
+  const charged = (shown) => (charges ? h("span", { title: charges }, shown) : shown);
   return h(
     "tr",
     { key: row.key, class: `is-${row.owner}` },
@@ -259,7 +250,7 @@ function containerRow(row, device, context) {
             : known(null, null, why.held)
         : h("span", { title: slotsTitle(row) }, row.slots.join("+") || "0"),
     ),
-    cell("GPUs", true, row.owner === "unassigned" ? "0" : known(row.gpus, share, why.gpus)),
+    cell("GPUs", true, charged(row.owner === "unassigned" ? "0" : known(row.gpus, share, why.gpus))),
     cell("Granted", true, row.owner === "unassigned" ? "0" : known(row.granted, bytes, why.granted)),
     cell(
       "Used",

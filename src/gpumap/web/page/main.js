@@ -6,6 +6,7 @@ import { Curves } from "./curves.js";
 import { devicesOf, filtered, filteredProcesses, processesOf } from "./model.js";
 import { devicesView, COLUMNS as DEVICE_COLUMNS } from "./devices.js";
 import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
+import { charges } from "./health.js";
 import { driverLine, health, notices, overview } from "./summary.js";
 import { reasons } from "./reasons.js";
 import { count, duration, moment, printable } from "./words.js";
@@ -76,6 +77,7 @@ function draw() {
     map,
     state,
     why: reasons(map),
+    charges: charges(map),
     curves: new Curves(feed.history, map.timestamp),
     allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holders.length > 0),
   };

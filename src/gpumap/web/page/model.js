@@ -5,7 +5,7 @@ const TINTS = 6;
 const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a container of that name is a user
 
 const text = (value) => value ?? "";
-const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
+export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
 
 /**
  * The devices of a document with their GPU and rows, in the order of the GPUs. A `parent` is a partitioned GPU that is

@@ -1,6 +1,7 @@
 // What stands above and below the devices: the overview, what is wrong with its remedy, and the sources.
 
 import { h } from "./dom.js";
+import { wish } from "./health.js";
 import { containerName } from "./parts.js";
 import { downGpus, totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, duration, FAULTS, known, name, printable, prose } from "./words.js";
@@ -86,6 +87,10 @@ export function notices(map, devices) {
         gpu.uuid && `#${gpu.uuid}`,
       ),
     );
+  }
+  for (const gpu of map.gpus.filter((one) => one.up && wish(one))) {
+    const text = `It answers; recovery action: ${wish(gpu)}.`;
+    found.push(notice(`ill ${gpu.uuid}`, "bad", `GPU ${gpu.index} is ill`, text, gpu.recovery_action.remedy, `#${gpu.uuid}`));
   }
   if (map.capabilities.pid_visibility === false && map.sources.find((one) => one.source === "procfs")?.up) {
     found.push(

@@ -90,6 +90,15 @@ export const FAULTS = {
   unknown: "gives an error that NVML does not explain",
 };
 
+/** Why clocks are lower than work would have them. */
+export const SLOWED = {
+  sw_power_cap: "its power limit",
+  hw_slowdown: "the hardware",
+  sw_thermal_slowdown: "heat",
+  hw_thermal_slowdown: "heat (hardware)",
+  hw_power_brake_slowdown: "a power brake",
+};
+
 export const CAPABILITIES = {
   pid_visibility: "processes of other containers",
   device_checkpoint: "the kubelet's device checkpoint",

@@ -1,0 +1,128 @@
+"""How a simulated card is: clocks and why they are lowered, memory errors, fans, bytes over its links. Pure.
+
+By its model: only Hopper and later have GPM, cards in a server no fans, and cards on PCIe alone no NVLink.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from gpumap.demo.counters import Counters
+from gpumap.demo.load import CAPPED_SHARE_OF_POWER, is_capped, is_idle, power_watts
+from gpumap.demo.play import GpuSpec
+from gpumap.model import Activity, GpuReading
+
+_HOPPER = re.compile(r"\bG?[HB][12345]\d\d\b")
+"""H100, H200, GH200, B200, GB300, …: Hopper and Blackwell."""
+_NVLINKED = re.compile(r"SXM|HBM3|NVL|\bG[HB]\d00\b|\bB\d00\b")
+_OWN_FANS = re.compile(r"GeForce|RTX|TITAN|Quadro")
+
+MHZ = 1_000_000.0
+IDLE_MHZ = 345.0
+CLOCK_STEP_MHZ = 15.0
+CAPPED_MHZ = 2000.0
+"""How fast the clocks fall with the share of the limit that the power takes, above CAPPED_SHARE_OF_POWER."""
+
+
+class Clocks(NamedTuple):
+    """The highest of a model, in MHz."""
+
+    sm: float
+    memory: float
+    video: float
+
+
+HOPPER = Clocks(1980.0, 2619.0, 1545.0)  # as nvidia-smi has them of an H100 SXM
+AMPERE = Clocks(1410.0, 1593.0, 1290.0)  # … of an A100 SXM4 80GB; here of every older model
+
+CLOCK_EVENTS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
+CLOCK_EVENT_SECONDS = (
+    "sw_power_cap",
+    "thermal",
+    "sync_boost",
+    "board_limit",
+    "low_utilization",
+    "reliability",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
+
+
+def is_hopper(model: str) -> bool:
+    """Whether a card has GPM: Hopper, or later."""
+    return _HOPPER.search(model) is not None
+
+
+def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counters, seconds: float) -> GpuReading:
+    """What is told for the group of families `health`."""
+    capped, idle = is_capped(gpu, load), is_idle(load)
+    has_process = bool(reading.processes) or any(instance.processes for instance in reading.instances)
+    events = {"gpu_idle": idle, "sw_power_cap": capped}
+    lasted = {"low_utilization": counted.idle_seconds, "sw_power_cap": counted.capped_seconds}
+    has_fans = _OWN_FANS.search(gpu.model) is not None
+    reading = reading._replace(
+        clocks_hertz=_clocks(gpu, load),
+        clock_events=tuple((reason, events.get(reason, False)) for reason in CLOCK_EVENTS),
+        clock_event_seconds=tuple((reason, round(lasted.get(reason, 0.0), 3)) for reason in CLOCK_EVENT_SECONDS),
+        performance_state=0 if has_process else 8,
+        fan_ratios=(("0", round(0.3 + 0.5 * load, 2)),) if has_fans else (),
+        recovery_action="none",
+    )
+    return reading if has_fans else _with_memory_errors(reading, gpu, seconds)
+
+
+def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
+    top = HOPPER if is_hopper(gpu.model) else AMPERE
+    over = max(0.0, power_watts(gpu, load) / gpu.power_limit_watts - CAPPED_SHARE_OF_POWER)
+    lowered = CLOCK_STEP_MHZ * round(over * CAPPED_MHZ / CLOCK_STEP_MHZ)
+    sm, video = (IDLE_MHZ, IDLE_MHZ) if is_idle(load) else (top.sm - lowered, top.video)
+    return ("graphics", sm * MHZ), ("sm", sm * MHZ), ("memory", top.memory * MHZ), ("video", video * MHZ)
+
+
+def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
+    """Cards in a server have ECC, and spare rows for what it cannot mend."""
+    wear = gpu.wear
+    grown = 0 if wear.corrected_every_seconds is None else int(max(seconds, 0.0) / wear.corrected_every_seconds)
+    return reading._replace(
+        ecc_errors=(
+            ("corrected", "sram", 0),
+            ("corrected", "dram", wear.corrected + grown),
+            ("uncorrected", "sram", 0),
+            ("uncorrected", "dram", wear.uncorrected),
+        ),
+        remapped_rows=(("correctable", wear.remapped[0]), ("uncorrectable", wear.remapped[1])),
+        row_remap_pending=wear.remap_pending,
+        row_remap_failure=wear.remap_failure,
+    )
+
+
+def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReading:
+    """What is told for the group of families `links`."""
+    over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if _NVLINKED.search(gpu.model) else None  # NVML counts KiB
+    return reading._replace(
+        pcie_transmit_bytes=int(counted.pcie_transmit_bytes),
+        pcie_receive_bytes=int(counted.pcie_receive_bytes),
+        nvlink_transmit_bytes=over_nvlink,
+        nvlink_receive_bytes=over_nvlink,
+    )
+
+
+def activity(load: float, memory_load: float) -> Activity:
+    """What GPM measures of a device, whole or MIG, that computes so much."""
+    return Activity(
+        sm_ratio=round(0.88 * load, 4),
+        sm_occupancy_ratio=round(0.46 * load, 4),
+        tensor_ratio=round(0.52 * load, 4),
+        dram_ratio=round(0.9 * min(memory_load, 1.0), 4),
+    )

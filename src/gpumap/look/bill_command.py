@@ -1,0 +1,246 @@
+"""`gpumap bill`: its flags, and how a bill is made of what a server answers. Nothing is printed before it is whole."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpumap.command_line import Parser, add_command, one_of
+from gpumap.errors import FatalError, UsageError
+from gpumap.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpumap.look.bill import Bill, Gains
+    from gpumap.look.pod_labels import Labelling, Pod
+    from gpumap.look.prometheus import Prometheus
+    from gpumap.look.window import Window
+
+    Commands = argparse._SubParsersAction[Parser]
+
+_FORMS = ("table", "csv", "json")
+_WAYS = ("namespace", "pod", "label")
+_MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
+_MATCH = re.compile(rf"\s*{_MATCHER}(\s*,\s*{_MATCHER})*\s*,?\s*", re.ASCII)
+_PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
+_SERVER = "--prometheus http://prom:9090"
+_MORE = """\
+Asks Prometheus, Thanos, Mimir or VictoriaMetrics for gpumap's group `accounting`. Restarts, pods
+that left, and times in which nobody scraped are reckoned, not estimated (docs/bill.md).
+
+TIME is a date (midnight, UTC), a time with its zone (2026-11-01T08:00:00Z, …T09:00:00+01:00),
+Unix seconds, a duration ago (30d), or now."""
+
+
+class Request(NamedTuple):
+    """What is asked of a server."""
+
+    by: str
+    match: str
+    labelling: Labelling | None
+    price: Fraction | None
+    window: Window
+
+
+def add_bill(commands: Commands) -> None:
+    bill = add_command(
+        commands,
+        "bill",
+        _bill,
+        says="charge namespaces, pods or teams for the GPU-hours that they held",
+        more=_MORE,
+        usage="--prometheus URL --from TIME [flags]",
+        examples=[
+            ("a month by namespace", f"gpumap bill {_SERVER} --from 2026-10-01 --to 2026-11-01"),
+            ("by pod, with a price", f"gpumap bill {_SERVER} --from 30d --by pod --price-per-gpu-hour 2.5"),
+            (
+                "by team, for a spreadsheet",
+                f"gpumap bill {_SERVER} --from 30d --by label --label team -o csv > bill.csv",
+            ),
+            ("one of several clusters", f"gpumap bill {_SERVER} --from 7d --match 'cluster=\"a\"'"),
+            (
+                "a tenant of Mimir's",
+                "gpumap bill --prometheus http://mimir/prometheus --header 'X-Scope-OrgID: ml' --from 7d",
+            ),
+        ],
+    )
+    what = bill.add_argument_group("what is charged")
+    what.add_argument("--from", dest="start", metavar="TIME", required=True, help="where the bill begins")
+    what.add_argument("--to", dest="end", metavar="TIME", default="now", help="where it ends (default: now)")
+    what.add_argument(
+        "--by",
+        metavar="WAY",
+        type=one_of(*_WAYS),
+        choices=_WAYS,
+        default=_WAYS[0],
+        help=f"{', '.join(_WAYS)} (default: {_WAYS[0]}); label needs kube-state-metrics' kube_pod_labels",
+    )
+    what.add_argument("--label", metavar="NAME", help="with --by label: the pods' label, such as team")
+    what.add_argument("--price-per-gpu-hour", metavar="X", help="adds the cost of what was held, in X's currency")
+    output = bill.add_argument_group("output")
+    help_ = f"form: {', '.join(_FORMS)} (default: {_FORMS[0]})"
+    output.add_argument(
+        "-o", "--output", metavar="FORM", type=one_of(*_FORMS), choices=_FORMS, default=_FORMS[0], help=help_
+    )
+    output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
+    where = bill.add_argument_group("where from")
+    where.add_argument(
+        "--prometheus", metavar="URL", required=True, help="the server, with the path before /api/v1 if it has one"
+    )
+    where.add_argument(
+        "--header", metavar="TEXT", action="append", default=[], help="'Name: value' for each request; repeatable"
+    )
+    where.add_argument("--token-file", metavar="FILE", help="a bearer token to send")
+    where.add_argument("--match", metavar="MATCH", default="", help="only series with these labels, as in PromQL")
+    where.add_argument(
+        "--label-match", metavar="MATCH", help="the same for kube_pod_labels (default: what --match says)"
+    )
+    where.add_argument("--resolution", metavar="DURATION", default="1m", help="the steps asked for (default: 1m)")
+    where.add_argument("--timeout", metavar="DURATION", default="1m", help="for each request (default: 1m)")
+
+
+# --- carrying it out --------------------------------------------------------------------------------------------------
+
+
+def _bill(given: argparse.Namespace) -> int:
+    from gpumap.look import show
+    from gpumap.look.prometheus import address_of, headers_of
+    from gpumap.stopping import until_stopped
+
+    request = _request(given)
+    address_of(given.prometheus)
+    headers = headers_of(given.header) | _token(given)
+    timeout_seconds = _duration("--timeout", given.timeout)
+    show.take_any_text()
+    made: list[Bill] = []
+
+    async def make() -> int:
+        from gpumap.look.prometheus import connect
+
+        async with connect(given.prometheus, headers, timeout_seconds) as server:
+            gains, values = await _ask(server, request)
+            made.append(bill_of(server.url, request, gains, values))
+        return 0
+
+    asyncio.run(until_stopped(make()))
+    if not made:
+        raise FatalError("stopped before the bill was whole")
+    print(end=_text(made[0], given), flush=True)
+    return 0
+
+
+def _request(given: argparse.Namespace) -> Request:
+    from gpumap.look.pod_labels import Labelling, read_label
+    from gpumap.look.window import window_of
+
+    if (given.by == "label") != (given.label is not None):
+        raise UsageError(
+            "--by label: needs --label NAME" if given.label is None else "--label: is of use with --by label"
+        )
+    match = _matchers("--match", given.match)
+    label_match = match if given.label_match is None else _matchers("--label-match", given.label_match)
+    if given.label_match is not None and given.label is None:
+        raise UsageError("--label-match: is of use with --by label")
+    price = given.price_per_gpu_hour
+    if price is not None and not _PRICE.fullmatch(price):
+        raise UsageError(f"--price-per-gpu-hour {price}: is not a price such as 2 or 2.75")
+    return Request(
+        by=given.by,
+        match=match,
+        labelling=Labelling(read_label(given.label), label_match) if given.label is not None else None,
+        price=None if price is None else Fraction(price),
+        window=window_of(given.start, given.end, given.resolution, time.time()),
+    )
+
+
+def _matchers(flag: str, text: str) -> str:
+    bare = text.strip()
+    bare = bare[1:-1] if bare.startswith("{") and bare.endswith("}") else bare
+    if bare.strip() and not _MATCH.fullmatch(bare):
+        raise UsageError(f'{flag} {text}: is not of the form \'cluster="a"\' or \'cluster="a",region=~"eu-.*"\'')
+    return bare.strip().rstrip(",").strip()
+
+
+def _token(given: argparse.Namespace) -> dict[str, str]:
+    if given.token_file is None:
+        return {}
+    if any(one.lower().startswith("authorization:") for one in given.header):
+        raise UsageError("--token-file: cannot be sent together with --header 'Authorization: …'")
+    try:
+        with open(given.token_file, encoding="utf-8") as file:
+            token = file.read().strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise UsageError(f"--token-file {given.token_file}: {reason}") from error
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise UsageError(f"--token-file {given.token_file}: does not hold a token")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _duration(flag: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error
+
+
+async def _ask(server: Prometheus, request: Request) -> tuple[Gains, Mapping[Pod, str]]:
+    from gpumap.look.accounts import account
+    from gpumap.look.bill import pods_of
+    from gpumap.look.pod_labels import label_values
+
+    gains = await account(server, request.match, request.window)
+    if request.labelling is None:
+        return gains, {}
+    return gains, await label_values(server, request.labelling, pods_of(gains), request.window)
+
+
+def bill_of(server: str, request: Request, gains: Gains, values: Mapping[Pod, str]) -> Bill:
+    """The bill that a server's answers make."""
+    from gpumap.look import bill as bills
+    from gpumap.look.window import written
+
+    def group(key: tuple[str, ...]) -> tuple[str | None, ...]:
+        match request.by:
+            case "pod":
+                return key[:2]
+            case "label":
+                return (values.get((key[0], key[1])),)
+        return key[:1]
+
+    lines = bills.lines_of(gains, group)
+    return bills.Bill(
+        server=server,
+        start=written(request.window.start),
+        end=written(request.window.end),
+        step_seconds=request.window.step_seconds,
+        by=request.by,
+        label=request.labelling.label if request.labelling else None,
+        price=request.price,
+        lines=lines,
+        total=bills.total_of(line.amounts for line in lines),
+        unattributed_energy=bills.energy_of_nobody(gains),
+        gap_seconds=bills.gap_seconds(gains),
+        doubted_seconds=bills.doubted_seconds(gains),
+    )
+
+
+def _text(bill: Bill, given: argparse.Namespace) -> str:
+    import json
+
+    from gpumap.look.show import screen_of_stdout
+    from gpumap.look.tables.bill import bill_csv, bill_table, bill_values
+    from gpumap.look.tables.layout import Shape
+    from gpumap.terminal import unsteering
+
+    match given.output:
+        case "csv":
+            return bill_csv(bill, headers=not given.no_headers)
+        case "json":
+            return unsteering(json.dumps(bill_values(bill), indent=2, ensure_ascii=False)) + "\n"
+    return bill_table(bill, Shape(headers=not given.no_headers, screen=screen_of_stdout()))

@@ -1,0 +1,275 @@
+"""What a GPU says of its health, and of its links: clocks and why they are low, fans, ECC errors, repairs, bytes.
+
+All of it is asked of the card, also where it is partitioned.
+"""
+
+from ctypes import byref, c_uint, c_ulonglong
+from typing import NamedTuple
+
+from gpumap.nvml_worker import field_values as fi
+from gpumap.nvml_worker.asking import Asking
+from gpumap.nvml_worker.field_values import Values
+from gpumap.nvml_worker.library import Handle, Library
+
+CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
+"""nvml.h, nvmlClockType_t."""
+CLOCK_EVENTS = (
+    ("gpu_idle", 0x1),
+    ("applications_clocks_setting", 0x2),
+    ("sw_power_cap", 0x4),
+    ("hw_slowdown", 0x8),
+    ("sync_boost", 0x10),
+    ("sw_thermal_slowdown", 0x20),
+    ("hw_thermal_slowdown", 0x40),
+    ("hw_power_brake_slowdown", 0x80),
+    ("display_clock_setting", 0x100),
+    ("board_limit", 0x200),
+    ("reliability", 0x400),
+)
+"""nvml.h, nvmlClocksEventReason*, and the two more of nvmlClocksThrottleReason*."""
+CLOCK_EVENT_FIELDS = (
+    ("sw_power_cap", 74),
+    ("thermal", 75),
+    ("sync_boost", 76),
+    ("board_limit", 77),
+    ("low_utilization", 78),
+    ("reliability", 79),
+    ("total_app_clocks", 80),
+    ("total_base_clocks", 81),
+    ("sw_thermal_slowdown", 269),
+    ("hw_thermal_slowdown", 270),
+    ("hw_power_brake_slowdown", 271),
+)
+"""nvml.h, NVML_FI_DEV_PERF_POLICY_* and NVML_FI_DEV_CLOCKS_EVENT_REASON_*, in nanoseconds."""
+ECC_TYPES = ("corrected", "uncorrected")
+ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")
+"""By nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
+RECOVERY_ACTIONS = (
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
+"""By nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
+
+_REMAPPED = (("correctable", fi.REMAPPED_CORRECTABLE), ("uncorrectable", fi.REMAPPED_UNCORRECTABLE))
+_RETIRED = (("single_bit_ecc", fi.RETIRED_SINGLE_BIT), ("double_bit_ecc", fi.RETIRED_DOUBLE_BIT))
+_FIELDS: dict[str, tuple[int, ...]] = {
+    "health": (
+        *(field for _, field in (*CLOCK_EVENT_FIELDS, *_REMAPPED, *_RETIRED)),
+        fi.REMAP_PENDING,
+        fi.REMAP_FAILURE,
+        fi.RECOVERY_ACTION,
+    ),
+    "links": (fi.PCIE_TRANSMIT, fi.PCIE_RECEIVE, fi.NVLINK_TRANSMIT, fi.NVLINK_RECEIVE),
+}
+_AGGREGATE = 1  # nvml.h, NVML_AGGREGATE_ECC: unlike the volatile counts they outlive the driver's next load
+_UNKNOWN_STATE = 32  # nvml.h, NVML_PSTATE_UNKNOWN
+_ECC = tuple(
+    (kind, location, type_, place, f"ecc {kind} {location}")
+    for type_, kind in enumerate(ECC_TYPES)
+    for place, location in enumerate(ECC_LOCATIONS)
+)
+_CLOCKS_ON = tuple((domain, number, f"clock {domain}") for domain, number in CLOCKS)
+
+
+class Health(NamedTuple):
+    """The fields of a `GpuReading` of these names."""
+
+    clocks_hertz: tuple[tuple[str, float], ...] = ()
+    clock_events: tuple[tuple[str, bool], ...] = ()
+    clock_event_seconds: tuple[tuple[str, float], ...] = ()
+    performance_state: int | None = None
+    fan_ratios: tuple[tuple[str, float], ...] = ()
+    ecc_errors: tuple[tuple[str, str, int], ...] = ()
+    remapped_rows: tuple[tuple[str, int], ...] = ()
+    row_remap_pending: bool | None = None
+    row_remap_failure: bool | None = None
+    retired_pages: tuple[tuple[str, int], ...] = ()
+    recovery_action: str | None = None
+
+
+class Links(NamedTuple):
+    """The fields of a `GpuReading` of these names."""
+
+    pcie_transmit_bytes: int | None = None
+    pcie_receive_bytes: int | None = None
+    nvlink_transmit_bytes: int | None = None
+    nvlink_receive_bytes: int | None = None
+
+
+NO_HEALTH, NO_LINKS = Health(), Links()
+
+
+def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
+    """The field values that these groups take, and the memory's temperature, which is always told."""
+    return fi.MEMORY_TEMPERATURE, *(field for group in groups for field in _FIELDS.get(group, ()))
+
+
+def recovery_word(action: float) -> str:
+    number = int(action)
+    return RECOVERY_ACTIONS[number] if 0 <= number < len(RECOVERY_ACTIONS) else f"code_{number}"
+
+
+def read_links(said: Values) -> Links:
+    transmit, receive = said.get(fi.NVLINK_TRANSMIT), said.get(fi.NVLINK_RECEIVE)
+    return Links(
+        _whole(said.get(fi.PCIE_TRANSMIT)),
+        _whole(said.get(fi.PCIE_RECEIVE)),
+        None if transmit is None else int(transmit) << 10,
+        None if receive is None else int(receive) << 10,
+    )
+
+
+class HealthOfGpu:
+    """Of one handle. One thread at a time asks."""
+
+    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+        self._questions = _Questions(library)
+        self._asking = asking
+        self._gpu = gpu
+        self._known_events: tuple[tuple[str, int], ...] | None = None
+        self._events: dict[int, tuple[tuple[str, bool], ...]] = {}
+        self._fans: tuple[tuple[int, str], ...] | None = None
+        self._ecc = _ECC
+        self._forgotten = asking.forgotten
+
+    def read(self, said: Values) -> Health:
+        """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
+        pending, failure = said.get(fi.REMAP_PENDING), said.get(fi.REMAP_FAILURE)
+        action = said.get(fi.RECOVERY_ACTION)
+        return Health(
+            clocks_hertz=self._read_clocks(),
+            clock_events=self._read_clock_events(),
+            clock_event_seconds=tuple(
+                [(word, said[field] / 1e9) for word, field in CLOCK_EVENT_FIELDS if field in said]
+            ),
+            performance_state=self._read_performance_state(),
+            fan_ratios=self._read_fans(),
+            ecc_errors=self._read_ecc_errors(),
+            remapped_rows=tuple([(word, int(said[field])) for word, field in _REMAPPED if field in said]),
+            row_remap_pending=None if pending is None else bool(pending),
+            row_remap_failure=None if failure is None else bool(failure),
+            retired_pages=tuple([(word, int(said[field])) for word, field in _RETIRED if field in said]),
+            recovery_action=None if action is None else recovery_word(action),
+        )
+
+    def _read_clocks(self) -> tuple[tuple[str, float], ...]:
+        told: list[tuple[str, float]] = []
+        for domain, number, on in _CLOCKS_ON:
+            hertz = self._asking.ask(self._questions.clock_hertz, self._gpu, number, on=on)
+            if hertz is not None:
+                told.append((domain, hertz))
+        return tuple(told)
+
+    def _read_clock_events(self) -> tuple[tuple[str, bool], ...]:
+        ask, questions = self._asking.ask_newest, self._questions
+        now = ask((questions.clock_events, questions.clock_throttling), self._gpu)
+        if now is None:
+            return ()
+        if self._known_events is None:
+            mask = ask((questions.supported_clock_events, questions.supported_clock_throttling), self._gpu)
+            if mask is None and self._asking.refused_with:
+                return _events_of(now, CLOCK_EVENTS)  # asked again, or in the next reading known to be not supported
+            self._known_events = tuple([one for one in CLOCK_EVENTS if mask is None or mask & one[1]])
+        if now not in self._events:
+            self._events = {now: _events_of(now, self._known_events)}
+        return self._events[now]
+
+    def _read_performance_state(self) -> int | None:
+        state = self._asking.ask(self._questions.performance_state, self._gpu)
+        return None if state == _UNKNOWN_STATE else state
+
+    def _read_fans(self) -> tuple[tuple[str, float], ...]:
+        """Where no fan is told by its number, what drivers before 450 tell of one."""
+        ask, questions = self._asking.ask, self._questions
+        if self._fans is None:
+            count = ask(questions.fans, self._gpu)
+            if count is not None:
+                self._fans = tuple([(fan, f"fan {fan}") for fan in range(min(count, 64))])
+        told: list[tuple[str, float]] = []
+        for fan, on in self._fans or ():
+            ratio = ask(questions.fan_ratio, self._gpu, fan, on=on)
+            if ratio is not None:
+                told.append((str(fan), ratio))
+        if not told and (ratio := ask(questions.only_fan_ratio, self._gpu)) is not None:
+            told.append(("0", ratio))
+        return tuple(told)
+
+    def _read_ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
+        """Most cards count in a few of the places: the others are asked once."""
+        if self._forgotten != self._asking.forgotten:
+            self._forgotten, self._ecc = self._asking.forgotten, _ECC
+        question = self._questions.ecc_errors
+        told: list[tuple[str, str, int]] = []
+        new = False
+        for kind, location, type_, place, on in self._ecc:
+            count = self._asking.ask(question, self._gpu, type_, place, on=on)
+            if count is not None:
+                told.append((kind, location, count))
+            else:
+                new = True
+        if new:
+            self._ecc = tuple([row for row in self._ecc if self._asking.is_supported((question.__name__, row[-1]))])
+        return tuple(told)
+
+
+class _Questions:
+    """Single questions of a GPU, answered in plain values. Each raises `RefusedError`."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def clock_hertz(self, gpu: Handle, domain: int) -> float:
+        megahertz = c_uint()
+        self._library.ask("nvmlDeviceGetClockInfo", gpu, domain, byref(megahertz))
+        return megahertz.value * 1e6
+
+    def clock_events(self, gpu: Handle) -> int:
+        return self._bits("nvmlDeviceGetCurrentClocksEventReasons", gpu)
+
+    def clock_throttling(self, gpu: Handle) -> int:
+        """The name until driver 535; gone with CUDA 14."""
+        return self._bits("nvmlDeviceGetCurrentClocksThrottleReasons", gpu)
+
+    def supported_clock_events(self, gpu: Handle) -> int:
+        return self._bits("nvmlDeviceGetSupportedClocksEventReasons", gpu)
+
+    def supported_clock_throttling(self, gpu: Handle) -> int:
+        return self._bits("nvmlDeviceGetSupportedClocksThrottleReasons", gpu)
+
+    def performance_state(self, gpu: Handle) -> int:
+        return self._library.ask_number("nvmlDeviceGetPerformanceState", gpu)
+
+    def fans(self, gpu: Handle) -> int:
+        return self._library.ask_number("nvmlDeviceGetNumFans", gpu)
+
+    def fan_ratio(self, gpu: Handle, fan: int) -> float:
+        percent = c_uint()
+        self._library.ask("nvmlDeviceGetFanSpeed_v2", gpu, fan, byref(percent))
+        return percent.value / 100
+
+    def only_fan_ratio(self, gpu: Handle) -> float:
+        return self._library.ask_number("nvmlDeviceGetFanSpeed", gpu) / 100
+
+    def ecc_errors(self, gpu: Handle, type_: int, location: int) -> int:
+        count = c_ulonglong()
+        self._library.ask("nvmlDeviceGetMemoryErrorCounter", gpu, type_, _AGGREGATE, location, byref(count))
+        return count.value
+
+    def _bits(self, call: str, gpu: Handle) -> int:
+        bits = c_ulonglong()
+        self._library.ask(call, gpu, byref(bits))
+        return bits.value
+
+
+def _events_of(now: int, known: tuple[tuple[str, int], ...]) -> tuple[tuple[str, bool], ...]:
+    return tuple([(word, bool(now & bit)) for word, bit in known])
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)

@@ -1,0 +1,137 @@
+// What a GPU measures of itself, what is wrong with it and what that takes, and what containers were charged for. Of
+// what is well nothing is drawn.
+
+import { h } from "./dom.js";
+import { keyOf } from "./model.js";
+import { containerName } from "./parts.js";
+import { bytes, count, percent, printable, prose, SLOWED } from "./words.js";
+
+const CODES = 6; // of XID errors, a line each
+const HIT = 3; // containers that are named with a code
+
+const megahertz = (hertz) => `${Math.round(hertz / 1e6)} MHz`;
+
+/** Facts of a GPU that answers: its temperature, power and clock, and why it is slow, if it is. */
+export function sensors(gpu) {
+  if (!gpu) return [];
+  const temperature = gpu.temperatures_celsius?.gpu ?? null;
+  const clocks = gpu.clocks_hertz ?? {};
+  const clock = clocks.sm ?? clocks.graphics ?? null;
+  const slow = slowdowns(gpu);
+  return [
+    temperature !== null && ["temp", `${Math.round(temperature)} °C`],
+    gpu.power_watts !== null && [
+      "power",
+      [
+        `${Math.round(gpu.power_watts)} W`,
+        gpu.power_limit_watts ? h("span", { class: "of" }, ` / ${Math.round(gpu.power_limit_watts)}`) : null,
+      ],
+    ],
+    clock !== null && [
+      "clock",
+      h(
+        "span",
+        {
+          title: Object.entries(clocks)
+            .map(([domain, hertz]) => `${printable(domain)} ${megahertz(hertz)}`)
+            .join(", "),
+        },
+        megahertz(clock),
+      ),
+    ],
+    slow.length > 0 && ["slowed by", slow.join(", ")],
+  ];
+}
+
+/** Reasons that matter: idleness and what somebody has set slow nothing down that wants to be fast. */
+function slowdowns(gpu) {
+  const events = Object.entries(gpu.clock_events ?? {});
+  const active = events.filter(([reason, is]) => is && SLOWED[reason]).map(([reason]) => reason);
+  const named = active.filter((reason) => reason !== "hw_slowdown");
+  return (named.some((reason) => reason.startsWith("hw_")) ? named : active).map((reason) => SLOWED[reason]);
+}
+
+/** The fact of what GPM measured on a leaf, if it did. */
+export function activity(device) {
+  const measured = device.activity;
+  if (!measured) return null;
+  const parts = [
+    ["SM", measured.sm_ratio],
+    ["warps", measured.sm_occupancy_ratio],
+    ["tensor", measured.tensor_ratio],
+    ["DRAM", measured.dram_ratio],
+  ].filter(([, ratio]) => ratio !== null);
+  const shown = parts.map(([part, ratio]) => `${part} ${percent(ratio)}`).join(" · ");
+  return parts.length > 0 && ["active", h("span", { title: ACTIVITY }, shown)];
+}
+
+const SINCE = "As long as gpumap has listened";
+const ACTIVITY =
+  "Mean over the last interval: SMs that were busy; warps on them, of all that they hold; tensor cores that were busy; " +
+  "memory bandwidth that was used";
+
+/** What is wrong with a GPU, each with what to do; null where nothing is. */
+export function ills(gpu, map) {
+  const found = gpu ? [recovery(gpu), ...rows(gpu), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
+  return found.length ? h("ul", { class: "ills" }, found) : null;
+}
+
+const ill = (key, level, shown, remedy, title) =>
+  h("li", { key, class: level, title }, shown, remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
+
+/** What the driver asks for, to make a GPU whole again; null where it asks for nothing. */
+export const wish = (gpu) => {
+  const action = gpu.recovery_action?.action ?? "none";
+  return action === "none" ? null : printable(action);
+};
+
+const recovery = (gpu) =>
+  wish(gpu) && ill("recovery", "bad", `Recovery action: ${wish(gpu)}.`, gpu.recovery_action.remedy);
+
+const rows = (gpu) => [
+  gpu.row_remap_failure && ill("failure", "bad", prose(gpu.remedies.row_remap_failure)),
+  gpu.row_remap_pending && ill("pending", "warn", prose(gpu.remedies.row_remap_pending)),
+];
+
+function ecc(gpu) {
+  const lost = (gpu.ecc_errors ?? []).filter((one) => one.type === "uncorrected" && one.errors);
+  const all = lost.reduce((sum, one) => sum + one.errors, 0);
+  const where = lost.map((one) => `${printable(one.location)} ${one.errors}`).join(", ");
+  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life could not be corrected: ${where}.`);
+}
+
+/** A line a code: the containers that held or used the GPU, or a part of it, when it came. */
+function xids(gpu, map) {
+  const counts = gpu.xids?.counts ?? [];
+  const parts = new Set([gpu.uuid, ...map.devices.filter((one) => one.gpu_uuid === gpu.uuid).map((one) => one.uuid)]);
+  const hit = (map.container_xids ?? []).filter((one) => parts.has(one.uuid));
+  const lines = counts.slice(0, CODES).map(({ xid, errors }) => {
+    const names = new Map(hit.filter((one) => one.xid === xid).map((one) => [keyOf(one), one]));
+    const first = [...names.values()].slice(0, HIT);
+    const shown = first.map((one, at) => [at ? ", " : " while held or used by ", containerName(one)]);
+    const more = names.size > HIT ? ` and ${names.size - HIT} more` : "";
+    return ill(`xid ${xid}`, "warn", [`XID ${xid}`, errors > 1 ? `, ${errors} times,` : "", shown, more, "."], null, SINCE);
+  });
+  const more = counts.length - CODES;
+  if (more > 0) lines.push(ill("xids", "warn", `${count(more, "more code")} of XID errors: see api/v1/map.`));
+  return lines;
+}
+
+/** What a container on a device was charged for, in words: a title, or null. */
+export function charges(map) {
+  const accounts = new Map((map.accounts ?? []).map((one) => [`${one.uuid} ${keyOf(one)}`, one]));
+  return (device, row) => {
+    const account = accounts.get(`${device.uuid} ${row.key}`);
+    if (!account) return null;
+    const parts = [
+      told(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
+      told(account.sm_seconds, (seconds) => `${hours(seconds)} SM-hours`),
+      told(account.memory_byte_seconds, (value) => `${bytes(value / 3600)}-hours`),
+      told(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
+    ].filter(Boolean);
+    return parts.length ? `Since it was first seen: ${parts.join(", ")}` : null;
+  };
+}
+
+const told = (value, form) => (value === null || value === undefined ? null : form(value));
+const hours = (seconds) => (seconds / 3600).toFixed(seconds < 36000 ? 2 : 0);

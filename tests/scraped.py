@@ -1,0 +1,99 @@
+"""Samples that a real Prometheus is filled with: what it would have scraped from gpumap, to the last digit known."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+from tests.demo_process import fetch, running, wait_for
+from tests.tools import tool
+
+Labels = tuple[tuple[str, str], ...]
+Value = Callable[[int], Decimal | None]
+"""A counter's value at a moment; `None` where it is not scraped."""
+
+
+def labels(**given: str) -> Labels:
+    return tuple(sorted(given.items()))
+
+
+class Samples:
+    """Series by name and labels, each a list of (Unix seconds, value)."""
+
+    def __init__(self) -> None:
+        self.series: dict[tuple[str, Labels], list[tuple[int, Decimal]]] = {}
+
+    def scrape(self, name: str, of: Labels, times: Iterable[int], value: Value) -> None:
+        told = self.series.setdefault((name, of), [])
+        told += [(time, found) for time in times if (found := value(time)) is not None]
+
+    def increase(self, name: str, start: int, end: int, **of: str) -> Fraction:
+        """What the samples say that a counter went, reckoned from all of them; one that is first seen began at 0."""
+        merged: dict[int, Decimal] = {}
+        for (series, having), told in self.series.items():
+            if series == name and of.items() <= dict(having).items():
+                merged.update(told)
+        times = sorted(time for time in merged if time <= end)
+        before = [time for time in times if time <= start]
+        last = Fraction(merged[before[-1]]) if before else Fraction(0)
+        amount = Fraction(0)
+        for time in times[len(before) :]:
+            value = Fraction(merged[time])
+            amount += value - last if value >= last else value
+            last = value
+        return amount
+
+    def text(self) -> str:
+        """As OpenMetrics, for promtool."""
+        lines = []
+        for name in sorted({name for name, _ in self.series}):
+            lines.append(f"# TYPE {name.removesuffix('_total')} {'counter' if name.endswith('_total') else 'gauge'}")
+            for (series, of), told in self.series.items():
+                if series == name:
+                    shown = ",".join(f'{key}="{value}"' for key, value in of)
+                    lines += [f"{name}{{{shown}}} {value} {time}" for time, value in told]
+        return "\n".join([*lines, "# EOF", ""])
+
+
+def store(samples: Samples, folder: Path) -> Path:
+    """Make Prometheus's blocks of the samples."""
+    page, data = folder / "samples.txt", folder / "data"
+    page.write_text(samples.text())
+    command = ("tsdb", "create-blocks-from", "openmetrics", "--quiet", page, data)
+    done = subprocess.run([tool("promtool"), *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return data
+
+
+@contextlib.contextmanager
+def prometheus(data: Path, folder: Path, *flags: str) -> Iterator[str]:
+    """A Prometheus on these blocks, that scrapes nothing. Gives its URL."""
+    config, log = folder / "prometheus.yml", folder / "prometheus.log"
+    config.write_text("global: {}\n")
+    command: tuple[str | Path, ...] = (
+        tool("prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={data}",
+        "--storage.tsdb.retention.time=100y",
+        "--web.listen-address=127.0.0.1:0",
+        *flags,
+    )
+
+    def address() -> str | None:
+        match = re.search(r'msg="Listening on" address=(\S+)', log.read_text())
+        return match and f"http://{match[1]}"
+
+    def ready(url: str) -> str | None:
+        with contextlib.suppress(OSError):
+            return fetch(f"{url}/-/ready")[0]
+        return None
+
+    with running(command, log, folder) as process:
+        url = wait_for("address", address, process, log)
+        wait_for("answer", lambda: ready(url), process, log)
+        yield url

@@ -1,0 +1,339 @@
+"""What containers are charged for, by the example: time held, SM time, memory and energy; gaps, and what is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumap.join.accounting import AWAY_GPUS_MAX, LATE_SECONDS
+from gpumap.model import ContainerName, Uuid
+from gpumap.snapshot import ContainerAccount, GpuAccount, Snapshot
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+
+GPU = gpu_uuid(0)
+
+
+def holder(name: str = "a", uuid: str = GPU, resource: str = "nvidia.com/gpu") -> Pod:
+    """A pod whose only container, main, holds a device."""
+    return Pod("ml", name, {"main": {resource: [uuid]}})
+
+
+def one_gpu(*pods: Pod, millijoules: int | None = 1000) -> TestNode:
+    shared = [f"{GPU}::{n}" for n in range(4)]
+    return TestNode([Gpu(0, millijoules=millijoules)], list(pods), registered={"nvidia.com/gpu.shared": shared})
+
+
+def found(snapshot: Snapshot, name: ContainerName, uuid: Uuid = GPU) -> ContainerAccount | None:
+    return next((one for one in snapshot.accounts if (one.name, one.uuid) == (name, uuid)), None)
+
+
+def account(snapshot: Snapshot, name: ContainerName, uuid: Uuid = GPU) -> ContainerAccount:
+    one = found(snapshot, name, uuid)
+    assert one is not None
+    return one
+
+
+def gpu_account(snapshot: Snapshot, uuid: Uuid = GPU) -> GpuAccount:
+    return next(one for one in snapshot.gpu_accounts if one.uuid == uuid)
+
+
+def test_counters_begin_at_0() -> None:
+    """A container's counters stand at 0 when it is first seen: increase() sees all that comes."""
+    pod = holder()
+    snapshot = one_gpu(pod).collect()
+    assert account(snapshot, pod.full()) == ContainerAccount(pod.full(), GPU, 0.0, 0.0, 0.0, 0.0)
+    assert gpu_account(snapshot) == GpuAccount(GPU, 0.0, 0.0)
+
+
+def test_what_is_charged_in_real_time() -> None:
+    """Time held and memory as they were last read, SM time as it was measured, over the seconds that truly passed."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.processes.append(Process(100, GPU, pod, memory=GIB, sm=0.25))
+    node.collect()
+    node.processes[0].sm = 0.5
+    node.processes[0].memory = 3 * GIB
+    node.gpus[0].millijoules = 4000
+    charged = account(node.collect(7.5), pod.full())
+    assert charged == ContainerAccount(pod.full(), GPU, 7.5, 3.75, 7.5 * GIB, 3.0)
+    again = account(node.collect(2.0), pod.full())
+    assert again == ContainerAccount(pod.full(), GPU, 9.5, 4.75, 13.5 * GIB, 3.0)
+
+
+def test_energy_goes_by_sm_time_of_all_processes() -> None:
+    """Two containers on a GPU get its energy by their SM time; what a process of the host used is nobody's."""
+    a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
+    node = one_gpu(a, b)
+    node.processes += [Process(100, GPU, a, sm=0.75), Process(101, GPU, b, sm=0.25), Process(102, GPU, None, sm=0.5)]
+    node.collect()
+    node.gpus[0].millijoules = 1000 + 1001
+    snapshot = node.collect()
+    assert account(snapshot, a.full()).energy_joules == 0.5
+    assert account(snapshot, b.full()).energy_joules == 0.166
+    assert gpu_account(snapshot).energy_unattributed_joules == 0.335
+
+
+def test_sm_beyond_1_counts_whole_for_energy() -> None:
+    """A container whose processes add up to more than 1 has no more than 1 second a second, and its part of energy."""
+    a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
+    node = one_gpu(a, b)
+    node.processes += [Process(100 + n, GPU, a, sm=0.75) for n in range(2)]
+    node.processes.append(Process(110, GPU, b, sm=0.5))
+    node.collect()
+    node.gpus[0].millijoules = 5000
+    snapshot = node.collect(4.0)
+    assert account(snapshot, a.full()).sm_seconds == 4.0
+    assert [account(snapshot, pod.full()).energy_joules for pod in (a, b)] == [3.0, 1.0]
+
+
+def test_idle_energy_goes_to_holders_by_their_share() -> None:
+    """While nobody computes a holder of a quarter gets a quarter of the energy; the rest is nobody's."""
+    pod = holder("a", f"{GPU}::0", "nvidia.com/gpu.shared")
+    node = one_gpu(pod)
+    node.collect()
+    node.gpus[0].millijoules = 1401
+    snapshot = node.collect()
+    assert account(snapshot, pod.full()).energy_joules == 0.1
+    assert gpu_account(snapshot).energy_unattributed_joules == 0.301
+
+
+def test_unknown_sm_gets_no_energy() -> None:
+    """Where SM time is not known there is no counter of it, nor of energy; all of it is nobody's."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.gpus[0].tells_samples = False
+    node.collect()
+    node.gpus[0].millijoules = 3000
+    snapshot = node.collect()
+    charged = account(snapshot, pod.full())
+    assert (charged.sm_seconds, charged.energy_joules) == (None, None)
+    assert charged.allocated_gpu_seconds == 5.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 2.0
+
+
+def test_a_counter_stands_while_its_measure_is_lost() -> None:
+    """Without PID visibility what was charged stands, and nothing is added but the time held."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.processes.append(Process(100, GPU, pod, memory=GIB, sm=1.0))
+    node.collect()
+    before = account(node.collect(), pod.full())
+    node.visible = False
+    node.gpus[0].millijoules = 9000
+    node.collect()
+    after = account(node.collect(), pod.full())
+    assert (after.sm_seconds, after.energy_joules) == (before.sm_seconds, before.energy_joules)
+    assert after.memory_byte_seconds == 10.0 * GIB, "the memory as last read, for one stretch more"
+    assert after.allocated_gpu_seconds == 15.0
+
+
+def test_mig_devices_are_charged_for_time_and_memory() -> None:
+    """A MIG device has its share of the GPU's time; its energy is not told apart."""
+    leaf = mig_uuid(0, 1, 0)
+    pod = holder("a", leaf, "nvidia.com/mig-3g.40gb")
+    node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0)], [pod])
+    node.processes.append(Process(100, leaf, pod, memory=GIB))
+    node.collect()
+    node.gpus[0].millijoules = 500
+    snapshot = node.collect(7.0)
+    charged = account(snapshot, pod.full(), leaf)
+    assert charged == ContainerAccount(pod.full(), leaf, 7.0 * (3 / 7), None, 7.0 * GIB, None)
+    assert gpu_account(snapshot).energy_unattributed_joules == 0.5
+
+
+def test_a_partitioned_gpu_that_is_held_whole_is_charged() -> None:
+    """Who holds a partitioned GPU whole is charged for the GPU."""
+    pod = holder()
+    node = TestNode([Gpu(0, mig=[(1, 0, 7)])], [pod])
+    node.collect()
+    assert account(node.collect(), pod.full()).allocated_gpu_seconds == 5.0
+
+
+def test_a_gpu_without_an_energy_counter_has_no_energy() -> None:
+    """Neither its containers nor what is left over have a counter of joules."""
+    pod = holder()
+    node = one_gpu(pod, millijoules=None)
+    node.collect()
+    snapshot = node.collect()
+    assert account(snapshot, pod.full()).energy_joules is None
+    assert gpu_account(snapshot).energy_unattributed_joules is None
+
+
+@pytest.mark.parametrize("fault", ["lost", "hung"])
+def test_a_fault_is_a_gap(fault: str) -> None:
+    """From the last good reading of a GPU to the next nothing is charged; the gap grows while it lasts."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.processes.append(Process(100, GPU, pod, memory=GIB, sm=1.0))
+    node.collect()
+    before = account(node.collect(), pod.full())
+    node.gpus[0].fault = fault
+    assert gpu_account(node.collect(3.0)).gap_seconds == 3.0
+    assert gpu_account(node.collect(2.0)).gap_seconds == 5.0
+    node.gpus[0].fault, node.gpus[0].millijoules = None, 7000
+    snapshot = node.collect(1.0)
+    assert account(snapshot, pod.full()) == before
+    assert gpu_account(snapshot) == GpuAccount(GPU, 6.0, 6.0)
+    assert account(node.collect(), pod.full()).allocated_gpu_seconds == 10.0
+
+
+def test_a_driver_that_is_down_is_a_gap() -> None:
+    """While NVML does not answer the gap of each GPU that it had goes on."""
+    node = one_gpu(holder())
+    node.collect()
+    node.down = {"nvml"}
+    node.collect()
+    assert gpu_account(node.collect()).gap_seconds == 10.0
+
+
+def test_sleep_is_a_gap() -> None:
+    """The time for which the machine was suspended, and what passed around it, is not charged."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.asleep += 3600.0
+    snapshot = node.collect(2.0)
+    assert account(snapshot, pod.full()).allocated_gpu_seconds == 0.0
+    assert gpu_account(snapshot).gap_seconds == 3602.0
+
+
+def test_a_long_silence_is_a_gap() -> None:
+    """Two readings that are farther apart than --stale-after, and a little, say too little of the time between."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    assert account(node.collect(RULES.stale_after_seconds), pod.full()).allocated_gpu_seconds == 60.0
+    snapshot = node.collect(RULES.stale_after_seconds + LATE_SECONDS + 0.5)
+    assert account(snapshot, pod.full()).allocated_gpu_seconds == 60.0
+    assert gpu_account(snapshot).gap_seconds == 65.5
+
+
+def test_energy_of_a_driver_that_was_loaded_anew() -> None:
+    """A counter that went back counts from 0, as Prometheus's increase() has it."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.gpus[0].millijoules = 300
+    assert account(node.collect(), pod.full()).energy_joules == 0.3
+
+
+def test_energy_that_was_not_told_for_a_while_is_nobodys() -> None:
+    """Nobody knows by whose SM time to share out what was used while the counter was not told."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.gpus[0].millijoules = None
+    node.collect()
+    node.gpus[0].millijoules = 5000
+    snapshot = node.collect()
+    assert account(snapshot, pod.full()).energy_joules == 0.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 4.0
+
+
+def test_counters_stand_for_five_minutes_after_the_container() -> None:
+    """The last increase of a container that is gone can still be scraped; then its counters go."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.pods.clear()
+    assert account(node.collect(), pod.full()).allocated_gpu_seconds == 5.0, "it held the GPU until this reading"
+    for _ in range(5):
+        assert account(node.collect(55.0), pod.full()).allocated_gpu_seconds == 5.0
+    assert found(node.collect(55.0), pod.full()) is None
+
+
+@pytest.mark.parametrize("source", ["kubelet", "nvml"])
+def test_nothing_expires_while_nobody_can_tell_who_is_gone(source: str) -> None:
+    """Counters of a container stand for as long as the kubelet's List or NVML is missing."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.down = {source}
+    for _ in range(12):
+        snapshot = node.collect(55.0)
+    assert account(snapshot, pod.full()).allocated_gpu_seconds is not None
+
+
+def test_a_successor_goes_on_from_the_sum() -> None:
+    """A pod of the same name, whatever its UID, has the series, and so the sum; time without either is not charged."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.pods.clear()
+    node.collect()
+    node.collect()
+    pod.generation += 1
+    node.pods.append(pod)
+    assert account(node.collect(), pod.full()).allocated_gpu_seconds == 5.0
+    assert account(node.collect(), pod.full()).allocated_gpu_seconds == 10.0
+
+
+def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
+    """A GPU that NVML has no more is not told of; back again, its energy of between is nobody's, its absence no gap."""
+    node = one_gpu()
+    gpu = node.gpus[0]
+    node.collect()
+    node.gpus.clear()
+    assert node.collect().gpu_accounts == ()
+    node.gpus.append(gpu)
+    gpu.millijoules = 4000
+    assert gpu_account(node.collect()) == GpuAccount(GPU, 3.0, 0.0)
+
+
+def test_gpus_that_were_taken_away_are_not_remembered_without_end() -> None:
+    """A node whose GPUs are others each time does not grow."""
+    node = one_gpu()
+    for index in range(AWAY_GPUS_MAX + 10):
+        node.gpus = [Gpu(index)]
+        node.collect()
+    assert len(node.memory.ledger.away) == AWAY_GPUS_MAX
+
+
+def test_a_device_that_nvml_never_told_is_charged_to_nobody() -> None:
+    """While NVML has not answered yet, a uuid of the kubelet's is a holder's, and has no counters."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.down = {"nvml"}
+    snapshot = node.collect()
+    assert snapshot.containers
+    assert snapshot.accounts == ()
+
+
+def test_who_comes_back_has_no_energy_of_the_time_before() -> None:
+    """A container that was not there at the last collection gets nothing of what was used since, though it computes."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.processes.append(Process(100, GPU, pod, sm=1.0))
+    node.collect()
+    node.pods, node.processes = [], []
+    node.collect()
+    node.pods, node.processes = [pod], [Process(101, GPU, pod, sm=1.0)]
+    node.gpus[0].millijoules = 6000
+    snapshot = node.collect()
+    assert account(snapshot, pod.full()).energy_joules == 0.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 5.0
+
+
+def test_the_example_of_the_documentation() -> None:
+    """docs/accounting.md's table: A holds three quarters of a GPU, B one; then nobody computes."""
+    quarters = [f"{GPU}::{n}" for n in range(4)]
+    a = Pod("ml", "a", {"main": {"nvidia.com/gpu.shared": quarters[:3]}})
+    b = Pod("ml", "b", {"main": {"nvidia.com/gpu.shared": quarters[3:]}})
+    node = one_gpu(a, b, millijoules=0)
+    node.processes += [Process(100, GPU, a, sm=0.6), Process(101, GPU, b, sm=0.2), Process(102, GPU, None, sm=0.2)]
+    node.collect()
+    node.gpus[0].millijoules = 3_000_000
+    snapshot = node.collect(10.0)
+    charged = [account(snapshot, pod.full()) for pod in (a, b)]
+    assert [one.allocated_gpu_seconds for one in charged] == [7.5, 2.5]
+    assert [one.sm_seconds for one in charged] == [6.0, 2.0]
+    assert [one.energy_joules for one in charged] == pytest.approx([1800.0, 600.0], abs=0.001)
+    assert gpu_account(snapshot).energy_unattributed_joules == pytest.approx(600.0, abs=0.002)
+    for process in node.processes:
+        process.sm = 0.0
+    node.gpus[0].millijoules = 3_700_000
+    idle = node.collect(10.0)
+    more = [
+        (account(idle, pod.full()).energy_joules or 0) - (old.energy_joules or 0)
+        for pod, old in zip((a, b), charged, strict=True)
+    ]
+    assert more == pytest.approx([525.0, 175.0])

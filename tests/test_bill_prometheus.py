@@ -1,0 +1,461 @@
+"""`gpumap bill` asks a real Prometheus whose samples are known: it says what they say, to the last digit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpumap.look.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED
+from tests.scraped import Samples, Value, labels, prometheus, store
+from tests.test_cli import gpumap, one_line
+
+MINUTE, HOUR = 60, 3600
+START = int(datetime(2024, 3, 4, 20, tzinfo=UTC).timestamp())
+END = START + 8 * HOUR  # over midnight, where Prometheus's blocks end
+EVERY = 30
+FIRST, LAST = START - 3 * HOUR, END + HOUR
+RATES = {
+    HELD.name: Decimal(1),
+    USED.name: Decimal("0.437"),
+    ENERGY.name: Decimal("311.7"),
+    MEMORY.name: Decimal(3 << 30),
+}
+KEPT = 300
+CHANCES = 120
+
+
+def life(born: int, died: int = LAST, share: str = "1") -> dict[str, Value]:
+    """The counters of a container: they run while it lives, and stand for five minutes more."""
+
+    def running(rate: Decimal) -> Value:
+        return lambda time: rate * (min(time, died) - born) if born < time <= died + KEPT else None
+
+    return {name: running(rate * Decimal(share)) for name, rate in RATES.items()}
+
+
+class Play:
+    """What happened, as samples."""
+
+    def __init__(self) -> None:
+        self.samples = Samples()
+        self.cards = 0
+
+    def card(self) -> str:
+        self.cards += 1
+        return f"GPU-{self.cards:08}"
+
+    def scrape(
+        self,
+        namespace: str,
+        counters: dict[str, Value],
+        *,
+        uuid: str,
+        pod: str = "",
+        first: int = FIRST,
+        last: int = LAST,
+        offset: int = 7,
+        instance: str = "10.0.0.1:9401",
+        job: str = "gpumap",
+        cluster: str = "a",
+    ) -> None:
+        """Scrape the counters of the namespace's pod from `first` to `last`."""
+        named = labels(namespace=namespace, pod=pod or f"{namespace}-0", container="main", uuid=uuid)
+        of = tuple(sorted((*named, *labels(instance=instance, job=job, cluster=cluster))))
+        for name, value in counters.items():
+            self.samples.scrape(name, of, range(first + offset, last, EVERY), value)
+
+
+def without(counters: dict[str, Value], *names: str) -> dict[str, Value]:
+    return {name: value for name, value in counters.items() if name not in names}
+
+
+def whole_lives(play: Play) -> None:
+    """Pods that begin and end in, before and after the window."""
+    play.scrape("steady", life(FIRST), uuid=play.card())
+    play.scrape("inside", life(START + 100 * MINUTE + 11, START + 171 * MINUTE + 3), uuid=play.card())
+    play.scrape("brief", life(START + 77 * MINUTE + 5, START + 77 * MINUTE + 21), uuid=play.card())
+    play.scrape("leaves", life(FIRST + 17, START + 33 * MINUTE + 1), uuid=play.card())
+    play.scrape("arrives", life(END - 33 * MINUTE - 1), uuid=play.card())
+    play.scrape("quarter", life(FIRST + 3, share="0.25"), uuid=play.card())
+    play.scrape("departed", life(FIRST, START - 2 * MINUTE), uuid=play.card())
+    play.scrape("early", life(FIRST, START - HOUR), uuid=play.card())
+
+
+def restarts(play: Play) -> None:
+    """gpumap begins anew, with its counters or without, under its old address or another; two scrapers see it."""
+    uuid, again = play.card(), START + 2 * HOUR + 17
+    play.scrape("reset", life(FIRST), uuid=uuid, last=again)
+    for number, (begun, ended) in enumerate([(again, again + 3 * HOUR + 41), (again + 3 * HOUR + 41, LAST)]):
+        play.scrape("reset", life(begun + number), uuid=uuid, first=begun, last=ended, offset=20)
+    uuid = play.card()
+    play.scrape("moved", life(FIRST), uuid=uuid, last=START + HOUR)
+    play.scrape("moved", life(FIRST), uuid=uuid, first=START + HOUR + 13, instance="10.0.0.9:9401")
+    uuid = play.card()
+    play.scrape("moved-anew", life(FIRST), uuid=uuid, last=START + HOUR)
+    play.scrape("moved-anew", life(START + HOUR), uuid=uuid, first=START + HOUR, offset=19, instance="10.0.0.9:9401")
+    uuid, again = play.card(), START + 3 * HOUR + 10
+    for job, offset in (("one", 2), ("other", 17)):
+        play.scrape("twice", life(FIRST), uuid=uuid, last=again, offset=offset, job=job)
+        play.scrape("twice", life(again), uuid=uuid, first=again, offset=offset, job=job)
+    uuid, name = play.card(), "again"
+    play.scrape(name, life(START + HOUR, START + 2 * HOUR), uuid=uuid)
+    play.scrape(name, life(START + 4 * HOUR, START + 4 * HOUR + 50 * MINUTE), uuid=uuid)
+
+
+def gaps(play: Play) -> None:
+    """Nobody scrapes for a while: in the middle, around the window's ends, when a pod comes, and before it all."""
+    for name, gone, back in (
+        ("gap", START + 2 * HOUR, START + 2 * HOUR + 40 * MINUTE),
+        ("gap-before", START - 20 * MINUTE, START + 10 * MINUTE),
+        ("gap-after", END - 10 * MINUTE, END + 20 * MINUTE),
+        ("gap-around", START - 20 * MINUTE, END + 20 * MINUTE),
+    ):
+        uuid = play.card()
+        play.scrape(name, life(FIRST), uuid=uuid, last=gone)
+        play.scrape(name, life(FIRST), uuid=uuid, first=back)
+    play.scrape("unseen", life(FIRST - 10 * HOUR), uuid=play.card(), first=START + 3 * HOUR)
+    uuid, gone, back = play.card(), START + 5 * HOUR, START + 5 * HOUR + 30 * MINUTE
+    for first, last in ((FIRST, gone), (back, LAST)):
+        of = labels(uuid=uuid, instance="10.0.0.1:9401", job="gpumap", cluster="a")
+        play.samples.scrape(GAP.name, of, range(first + 7, last, EVERY), lambda time: Decimal(0))
+    play.scrape("born-unseen", life(gone + 5 * MINUTE), uuid=uuid, first=back)
+
+
+def incomplete(play: Play) -> None:
+    """Containers of which not all is known, and what nobody is charged for."""
+    play.scrape("mig", without(life(FIRST), USED.name, ENERGY.name), uuid="MIG-00000001")
+    play.scrape("squatter", without(life(FIRST), HELD.name), uuid=play.card())
+    of = labels(uuid=play.card(), instance="10.0.0.1:9401", job="gpumap", cluster="a")
+    times = range(FIRST + 7, LAST, EVERY)
+    play.samples.scrape(GAP.name, of, times, lambda time: Decimal("0.25") * min(max(time - START, 0), 2 * HOUR))
+    play.samples.scrape(UNATTRIBUTED.name, of, times, lambda time: Decimal("61.3") * (time - FIRST))
+
+
+def other_cluster(play: Play) -> None:
+    """A second cluster, whose scraper did not honour gpumap's labels."""
+    for name, pod in (("inside", "inside-0"), ("north", "north-0")):
+        target = labels(namespace="monitoring", pod="gpumap-x7", container="gpumap", job="gpumap", cluster="b")
+        born, died = (FIRST, LAST) if name == "north" else (START + HOUR + 4, START + 2 * HOUR + 4)
+        given = labels(exported_namespace=name, exported_pod=pod, exported_container="main", uuid=play.card())
+        of = tuple(sorted((*target, *given)))
+        for counter, value in life(born, died).items():
+            play.samples.scrape(counter, of, range(FIRST + 7, LAST, EVERY), value)
+
+
+def any_lives(play: Play) -> None:
+    """Containers of the namespace `chance`: lives, restarts of gpumap, new addresses, and gaps, by chance."""
+    chance = random.Random(6)
+    for number in range(CHANCES):
+        uuid, pod = play.card(), f"chance-{number}"
+        born = chance.randrange(FIRST, END - 10 * MINUTE)
+        died = min(born + chance.randrange(1, 6 * HOUR), LAST)
+        cuts = sorted(
+            chance.sample(range(born, died + KEPT, 4 * MINUTE), min(chance.randrange(4), (died - born) // 600))
+        )
+        begun, address, share = born, 0, chance.choice(["1", "0.5", "0.125"])
+        for first, last in itertools.pairwise([born, *cuts, died + KEPT + EVERY]):
+            happens = chance.choice(["reset", "gap", "move", "reset and move", "gap and reset"])
+            if first != born:
+                begun = first if "reset" in happens and first < died else begun
+                address += "move" in happens
+                first += chance.randrange(2 * HOUR) if "gap" in happens else 0
+            play.scrape(
+                "chance",
+                life(begun, max(died, begun), share),
+                uuid=uuid,
+                pod=pod,
+                first=first,
+                last=last,
+                offset=chance.randrange(EVERY),
+                instance=f"10.0.0.{address}:9401",
+            )
+
+
+TEAMS = {"steady": "blue", "inside": "blue", "reset": "red", "gap": "red", "twice": "red"}
+
+
+def teams(play: Play) -> None:
+    """kube-state-metrics tells a team of some pods; one is moved to another team, one is in both clusters."""
+    times = range(FIRST + 3, LAST, EVERY)
+
+    def told(name: str, team: str | None, first: int = FIRST, last: int = LAST, cluster: str = "a") -> None:
+        of = labels(namespace=name, pod=f"{name}-0", uid="x", job="ksm", cluster=cluster)
+        of = of if team is None else tuple(sorted((*of, ("label_example_com_team_name", team))))
+        play.samples.scrape("kube_pod_labels", of, times, lambda time: Decimal(1) if first <= time < last else None)
+
+    for name, team in TEAMS.items():
+        told(name, team)
+    told("moved", "red", last=START + 6 * HOUR)
+    told("moved", "green", first=START + 6 * HOUR)
+    told("quarter", None)
+    told("inside", "white", cluster="b")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A server, and the samples in it."""
+
+    url: str
+    samples: Samples
+    data: Path
+
+    def increase(self, counter: str, name: str) -> Fraction:
+        """What all samples of a namespace in cluster a say that a counter went in the window."""
+        return self.samples.increase(counter, START, END, namespace=name, cluster="a")
+
+
+@pytest.fixture(name="known", scope="module")
+def run_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    play = Play()
+    for happen in (whole_lives, restarts, gaps, incomplete, any_lives, other_cluster, teams):
+        happen(play)
+    data = store(play.samples, folder)
+    with prometheus(data, folder) as url:
+        yield Known(url, play.samples, data)
+
+
+def ask(url: str, *arguments: str, start: int = START, end: int = END, match: str = 'cluster="a"') -> Any:
+    """The bill as JSON, the server's address and the window left out."""
+    where = ("--prometheus", url, "--from", str(start), "--to", str(end), "--match", match)
+    done = gpumap("bill", *where, "-o", "json", *arguments)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return {name: value for name, value in json.loads(done.stdout).items() if name != "server"}
+
+
+def rows(found: Any) -> dict[str, dict[str, Any]]:
+    return {row["namespace"]: row for row in found["rows"]}
+
+
+EXACT = (
+    *("steady", "inside", "brief", "leaves", "arrives", "quarter"),
+    *("reset", "moved", "moved-anew", "again"),
+    *("gap", "gap-before", "gap-after", "born-unseen"),
+)
+
+
+@pytest.fixture(name="bill", scope="module", params=["1m", "4m", "15s"])
+def ask_bill(known: Known, request: pytest.FixtureRequest) -> Any:
+    """Cluster a's bill, in steps that are longer and shorter than from one scrape to the next."""
+    return ask(known.url, "--resolution", request.param)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_it_says_what_the_samples_say(known: Known, bill: Any, name: str) -> None:
+    """Pods that come, go and stay, restarts, moves and gaps: each digit is what all samples together say."""
+    row = rows(bill)[name]
+    assert row["held_gpu_hours"] == float(known.increase(HELD.name, name) / HOUR)
+    assert row["used_gpu_hours"] == float(known.increase(USED.name, name) / HOUR)
+    assert row["energy_joules"] == float(known.increase(ENERGY.name, name))
+    assert row["memory_gib_hours"] == float(known.increase(MEMORY.name, name) / HOUR / (1 << 30))
+
+
+@pytest.mark.parametrize(("start", "end"), [(START, END), (START + 37 * MINUTE, END - 53 * MINUTE)])
+def test_it_says_what_the_samples_say_whatever_happens(known: Known, start: int, end: int) -> None:
+    """Lives by chance, each to the last digit."""
+    found = ask(known.url, "--by", "pod", start=start, end=end)
+    told = {row["pod"]: (row["held_gpu_hours"], row["energy_joules"]) for row in found["rows"]}
+    of_pods: dict[str, tuple[float, float]] = {}
+    for number in range(CHANCES):
+        of = {"namespace": "chance", "pod": f"chance-{number}", "cluster": "a"}
+        held = known.samples.increase(HELD.name, start, end, **of)
+        if held:
+            joules = known.samples.increase(ENERGY.name, start, end, **of)
+            of_pods[of["pod"]] = float(held / HOUR), float(joules)
+    assert {pod: row for pod, row in told.items() if pod.startswith("chance-")} == of_pods
+    assert len(of_pods) > CHANCES / 2
+
+
+def test_a_pod_inside_is_charged_its_life(bill: Any) -> None:
+    """Said without the samples: it lived 4252 seconds, and its counters stood long enough to be scraped at the end."""
+    row = rows(bill)["inside"]
+    assert row["held_gpu_hours"] == 4252 / HOUR
+    assert row["energy_joules"] == float(4252 * Fraction("311.7"))
+    assert row["idle_ratio"] == float(1 - Fraction("0.437"))
+
+
+def test_a_pod_that_came_shortly_before(known: Known) -> None:
+    """It is charged from the window's beginning on."""
+    found = rows(ask(known.url, start=START + 2 * HOUR, match='cluster="a",namespace="inside"'))
+    scraped = 20 * MINUTE - 11 - 23
+    assert found["inside"]["held_gpu_hours"] == (4252 - scraped) / HOUR
+
+
+def test_two_scrapers_of_one_gpumap_are_one(bill: Any) -> None:
+    """Their samples are of different moments, also where gpumap begins anew between: nothing is counted twice."""
+    until_it_ended, since = 3 * HOUR + 2 + 13, 17 + 599 * EVERY
+    assert rows(bill)["twice"]["held_gpu_hours"] == (until_it_ended + since) / HOUR
+
+
+def test_what_nobody_saw_is_not_charged(bill: Any) -> None:
+    """A counter of hours that is first seen in the window: from then on it is charged, and the hours are told."""
+    held, not_charged = rows(bill)["unseen"]["held_gpu_hours"] * HOUR, bill["not_charged_gpu_hours"] * HOUR
+    assert held + not_charged == pytest.approx(21 * HOUR - 23, rel=1e-14), "its value at the end"
+    assert 5 * HOUR - 4 * MINUTE - EVERY < held < 5 * HOUR
+
+
+def test_pods_that_were_gone_before_are_not_on_the_bill(bill: Any) -> None:
+    """Nor is one whose counters still stand when the window begins, nor one that nobody saw from end to end of it."""
+    assert not {"departed", "early", "gap-around"} & set(rows(bill))
+
+
+def test_what_is_not_known_is_absent(bill: Any) -> None:
+    """MIG tells no use: it is in no idle share. Who was assigned nothing uses, and holds nothing."""
+    mig, squatter = rows(bill)["mig"], rows(bill)["squatter"]
+    assert (mig["used_gpu_hours"], mig["idle_ratio"], mig["energy_joules"]) == (None, None, None)
+    assert mig["held_gpu_hours"] == mig["held_use_unknown_gpu_hours"] == 8
+    assert (squatter["held_gpu_hours"], squatter["idle_ratio"]) == (None, None)
+    assert bill["totals"]["held_use_unknown_gpu_hours"] == 8
+    assert bill["used_without_share_gpu_hours"] == squatter["used_gpu_hours"]
+
+
+def test_what_nobody_is_charged_stands_below(bill: Any) -> None:
+    """The energy that is no container's, and the time that could not be measured."""
+    assert bill["unattributed"]["energy_joules"] == float(8 * HOUR * Fraction("61.3"))
+    assert bill["gap_gpu_hours"] == 0.5
+
+
+def test_totals_are_the_sum(bill: Any) -> None:
+    """Of every column."""
+    for column in ("held_gpu_hours", "used_gpu_hours", "energy_joules", "memory_gib_hours"):
+        told = [row[column] for row in bill["rows"] if row[column] is not None]
+        assert bill["totals"][column] == pytest.approx(sum(told), rel=1e-14)
+
+
+@pytest.mark.parametrize("middle", [START + 4 * HOUR, START + 2 * HOUR + 20 * MINUTE, START + HOUR])
+def test_bills_of_two_halves_are_the_bill_of_the_whole(known: Known, middle: int) -> None:
+    """Wherever it is cut, also in the midst of a gap: each second is charged once."""
+    whole, one, other = (
+        rows(ask(known.url, start=start, end=end)) for start, end in ((START, END), (START, middle), (middle, END))
+    )
+    assert set(whole) == set(one) | set(other)
+    for name, row in whole.items():
+        for column in ("held_gpu_hours", "used_gpu_hours", "energy_joules", "memory_gib_hours"):
+            parts = [half[name][column] or 0 for half in (one, other) if name in half]
+            assert sum(parts) == pytest.approx(row[column] or 0, rel=1e-14), (name, column)
+
+
+@pytest.mark.parametrize("samples", [6000, 30_000])
+def test_a_server_that_does_little_at_a_time_says_the_same(known: Known, tmp_path: Path, samples: int) -> None:
+    """Where a day is too many samples for it, parts of the day are asked for, and add up to the same digits."""
+    with prometheus(known.data, tmp_path, f"--query.max-samples={samples}") as url:
+        assert ask(url) == ask(known.url)
+
+
+def test_a_server_that_does_too_little_fails_in_one_line(known: Known, tmp_path: Path) -> None:
+    """It says what the server said, and prints no part of a bill."""
+    with prometheus(known.data, tmp_path, "--query.max-samples=10") as url:
+        done = gpumap("bill", "--prometheus", url, "--from", str(START), "--to", str(END))
+        assert one_line(done, 1).startswith(f"{url} answered 422 Unprocessable Entity: query processing would load too")
+
+
+def test_labels_that_the_scraper_renamed_are_found(known: Known) -> None:
+    """Scraped without honorLabels, pods are `exported_pod`: they are charged, and not gpumap's own pod."""
+    found = rows(ask(known.url, match='cluster="b"'))
+    assert {name: row["held_gpu_hours"] for name, row in found.items()} == {"inside": 1, "north": 8}
+
+
+def test_several_clusters_add_up(known: Known) -> None:
+    """Without --match each pod of each cluster is on the bill; both namespaces of one name are one line."""
+    found = rows(ask(known.url, match=""))
+    assert found["inside"]["held_gpu_hours"] == 4252 / HOUR + 1
+    assert found["north"]["held_gpu_hours"] == 8
+
+
+# --- by label ---------------------------------------------------------------------------------------------------------
+
+BY_TEAM = ("--by", "label", "--label", "example.com/teamName")
+
+
+def test_by_label(known: Known) -> None:
+    """A line for each team; pods without one are not dropped, so that the total is that of the namespaces."""
+    found, by_namespace = ask(known.url, *BY_TEAM), ask(known.url)
+    held = {row["label_value"]: row["held_gpu_hours"] for row in found["rows"]}
+    of = {name: row["held_gpu_hours"] or 0 for name, row in rows(by_namespace).items()}
+    assert list(held) == ["blue", "green", "red", None]
+    assert held["blue"] == pytest.approx(of["steady"] + of["inside"], rel=1e-15)
+    assert held["green"] == of["moved"], "the last value that a pod had counts"
+    assert held["red"] == pytest.approx(of["reset"] + of["gap"] + of["twice"], rel=1e-15)
+    assert found["totals"] == by_namespace["totals"]
+
+
+def failure(known: Known, *arguments: str) -> str:
+    done = gpumap("bill", "--prometheus", known.url, "--from", str(START), "--to", str(END), *arguments)
+    return one_line(done, 1).removeprefix(f"{known.url} ")
+
+
+def test_a_label_of_no_pod(known: Known) -> None:
+    """kube-state-metrics tells only the labels that it was started with."""
+    says = failure(known, "--match", 'cluster="a"', "--by", "label", "--label", "owner")
+    assert says == (
+        "has kube_pod_labels, but label owner (label_owner) of no pod in this bill: "
+        "start kube-state-metrics with --metric-labels-allowlist=pods=[owner]"
+    )
+
+
+def test_no_kube_state_metrics(known: Known) -> None:
+    """It is missing altogether."""
+    says = failure(known, *BY_TEAM, "--match", 'cluster="a"', "--label-match", 'cluster="z"')
+    assert says.startswith('has no kube_pod_labels that matches cluster="z" in this time: --by label needs kube-state-')
+
+
+def test_a_pod_of_two_teams_at_once(known: Known) -> None:
+    """Pods of one name in two clusters cannot be told apart by kube_pod_labels: --match chooses a cluster."""
+    says = failure(known, *BY_TEAM)
+    assert says.startswith("tells two values of label example.com/teamName for pod inside/inside-0 at the same time (")
+    assert "--match 'cluster=" in says
+
+
+# --- how it is shown --------------------------------------------------------------------------------------------------
+
+
+def show(known: Known, *arguments: str) -> str:
+    where = ("--prometheus", known.url, "--from", str(START), "--to", str(END), "--match", 'cluster="a"')
+    done = gpumap("bill", *where, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_table(known: Known) -> None:
+    """Lines by name, their total, and what they do not hold."""
+    lines = show(known, "--price-per-gpu-hour", "2.5").splitlines()
+    assert lines[0].split() == ["NAMESPACE", "GPU-HOURS", "HELD", "USED", "IDLE", "KWH", "COST"]
+    shown = {line.split()[0]: line.split()[1:] for line in lines[1:] if line}
+    assert shown["steady"] == ["8.00", "3.50", "56%", "2.49", "20.00"]
+    assert shown["mig"] == ["8.00", "-", "-", "-", "20.00"]
+    assert shown["squatter"][0] == "-"
+    below = lines[lines.index("") + 1 :]
+    assert below[0].startswith("From 2024-03-04T20:00:00Z to 2024-03-05T04:00:00Z, by http://127.0.0.1:")
+    assert below[1:] == [
+        "Of the GPU-hours held, 8.00 are on devices whose use is not known (MIG has no SM time): USED and IDLE are "
+        "without them.",
+        "3.50 GPU-hours were used by containers that held no share of a GPU, or one that is not known: they are in "
+        "USED, not in HELD and IDLE.",
+        "0.49 kWh were charged to nobody.",
+        "0.50 hours of GPUs could not be measured, and were charged to nobody.",
+        "16.01 GPU-hours had been counted before this server saw their counters first; when, nobody knows: they are "
+        "not charged.",
+    ]
+
+
+def test_csv(known: Known) -> None:
+    """What a spreadsheet reads: the same numbers as JSON has, and no line that would be summed up twice."""
+    arguments = ("--by", "pod", "--price-per-gpu-hour", "2.75")
+    text = show(known, *arguments, "-o", "csv")
+    told = list(csv.DictReader(io.StringIO(text, newline="")))
+    for row, values in zip(told, json.loads(show(known, *arguments, "-o", "json"))["rows"], strict=True):
+        assert (row["from"], row["to"]) == ("2024-03-04T20:00:00Z", "2024-03-05T04:00:00Z")
+        for name, value in values.items():
+            assert row[name] == ("" if value is None else value if isinstance(value, str) else repr(value))

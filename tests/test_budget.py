@@ -1,0 +1,85 @@
+"""How many series a node costs: the contract's budget of the default set, with all that a GPU of today tells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gpumap.families import Family
+from gpumap.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.metrics.allocation import CONTAINER_LABELS
+from gpumap.model import Source
+from gpumap.snapshot import Owner, OwnerUse, Snapshot
+from tests.snapshots import busy_node
+from tests.test_metrics import OF_GPUS
+
+MOST = {"container": 14, "leaf": 24, "gpu": 55, "agent": 60, "pod": 1}
+"""Written from the contract. XID errors by code are beyond it: they are as many as there are codes."""
+BY_CODE = ("gpumap_container_xid_errors_total", "gpumap_gpu_xid_errors_by_code_total")
+PROCESS_COLLECTOR_SERIES = 6
+"""process_* of prometheus_client, on every page."""
+
+
+def whole_node() -> Snapshot:
+    """Sixteen Hopper GPUs, every second one partitioned, shared by ten each, with one resource offered on each leaf."""
+    snapshot = busy_node()
+    leaves = tuple(
+        replace(
+            leaf,
+            allocatable=leaf.allocatable[-1:],
+            owners=(*leaf.owners, OwnerUse(Owner.MPS_SERVER, 1 << 20, 1)) if leaf.memory else leaf.owners,
+        )
+        for leaf in snapshot.leaves
+    )
+    return replace(snapshot, leaves=leaves)
+
+
+def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """What a series is a series of."""
+    if family.labels[:4] == CONTAINER_LABELS:
+        return "container", labels[:4]
+    if family.name.startswith(OF_GPUS):
+        return "gpu", labels[:1]
+    if family.labels[:1] == ("uuid",):
+        return "leaf", labels[:1]
+    if family.labels[:2] == ("namespace", "pod"):
+        return "pod", (family.name, *labels)
+    return "agent", ()
+
+
+def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
+    """The series of each container on a leaf, each leaf, each GPU, each pod, and of the agent."""
+    counts: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in MOST}
+    for family in (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "2")):
+        for series in family.read(snapshot) if family.name not in BY_CODE else ():
+            kind, one = bearer(family, series.labels)
+            counts[kind][one] += 1
+    counts["agent"][()] += PROCESS_COLLECTOR_SERIES
+    return counts
+
+
+@pytest.mark.parametrize("kind", MOST)
+def test_the_number_of_series_is_within_the_budget(kind: str) -> None:
+    """On a large and busy node that tells everything the default set keeps to the contract's budget."""
+    counts = count_series(whole_node())[kind]
+    assert max(counts.values()) <= MOST[kind], counts.most_common(1)
+
+
+def test_all_that_there_is_was_counted() -> None:
+    """Each container on a leaf, each leaf and each GPU of the node has series, and nothing else does."""
+    snapshot = whole_node()
+    counts = count_series(snapshot)
+    assert len(counts["container"]) == len(snapshot.containers)
+    assert len(counts["leaf"]) == len(snapshot.leaves)
+    assert len(counts["gpu"]) == len(snapshot.gpus)
+
+
+def test_a_source_that_fails_in_many_ways_costs_the_agent_little() -> None:
+    """The agent's own series keep to the budget while each source has failed in three ways since the start."""
+    snapshot = whole_node()
+    reasons = {"hung": 1, "decode": 2, "deadline_exceeded": 3}
+    sources = tuple(replace(health, errors=reasons) for health in snapshot.sources)
+    assert len(sources) == len(Source)
+    assert count_series(replace(snapshot, sources=sources))["agent"][()] <= MOST["agent"]

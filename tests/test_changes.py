@@ -1,0 +1,89 @@
+"""The log says what changed of a GPU's health, once, and who was hit by an XID error."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gpumap.changes import log_changes
+from gpumap.model import NvmlReading, Observations, Observed, XidError
+from gpumap.snapshot import Gpu, Snapshot
+from tests.nodes import Gpu as MadeGpu
+from tests.nodes import Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.snapshots import busy_node, empty_node, gpu
+
+Logged = Callable[..., list[str]]
+
+
+@pytest.fixture(name="logged")
+def make_logged(caplog: pytest.LogCaptureFixture) -> Logged:
+    """The lines that come of a node with one GPU changing."""
+    quiet = TestNode(down={"kubelet", "nvml", "procfs", "pod_identity"}).observe()
+
+    def logged(before: Gpu, after: Gpu) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            node = empty_node()
+            snapshots = [replace(node, gpus=(one,)) for one in (before, after)]
+            log_changes(logging.getLogger("test"), snapshots[0], snapshots[1], quiet)
+        return caplog.messages
+
+    return logged
+
+
+def test_a_recovery_action_comes_and_goes(logged: Logged) -> None:
+    """It is said when the driver begins to ask for it, for another one, and for nothing any more; never twice."""
+    well = gpu(0)
+    ill, worse = replace(well, recovery_action="gpu_reset"), replace(well, recovery_action="node_reboot")
+    where = f"uuid={well.uuid} index=0"
+    assert logged(well, ill) == [f"gpu needs recovery {where} action=gpu_reset"]
+    assert logged(ill, worse) == [f"gpu needs recovery {where} action=node_reboot"]
+    assert logged(worse, worse) == []
+    assert logged(ill, well) == [f"gpu needs no recovery any more {where}"]
+    assert logged(replace(well, recovery_action=None), well) == []
+
+
+def test_rows_of_memory(logged: Logged) -> None:
+    """Rows that begin to wait for a reset are said, and one that could not be replaced."""
+    well = gpu(0)
+    assert well.reading is not None
+    ill = replace(well, reading=well.reading._replace(row_remap_pending=True))
+    failed = replace(well, reading=well.reading._replace(row_remap_pending=True, row_remap_failure=True))
+    assert logged(well, ill) == [f"gpu memory row remap pending uuid={well.uuid} index=0"]
+    assert logged(ill, failed) == [f"gpu memory row remap failure uuid={well.uuid} index=0"]
+    assert logged(failed, failed) == []
+    assert logged(failed, well) == []
+
+
+def with_xids(observations: Observations, *events: XidError) -> Observations:
+    assert isinstance(observations.nvml, Observed)
+    reading: NvmlReading = replace(observations.nvml.value, xids=events)
+    return replace(observations, nvml=replace(observations.nvml, value=reading))
+
+
+def test_xid_errors_are_logged_with_whom_they_hit(caplog: pytest.LogCaptureFixture) -> None:
+    """Each code of a collection is a line; a container that was hit earlier is not named again."""
+    leaf = mig_uuid(0, 1, 0)
+    pod = Pod("ml", "job", {"main": {"nvidia.com/mig-1g.10gb": [str(leaf)]}})
+    node = TestNode([MadeGpu(0, mig=[(1, 0, 1)])], [pod], [Process(10, leaf, pod)])
+    snapshot = node.collect()
+    hit = busy_node(1).container_xids[0]._replace(name=pod.full(), uuid=leaf, code=31, errors=1)
+    after = replace(snapshot, container_xids=(hit, hit._replace(code=79)))
+    before = replace(snapshot, container_xids=(hit,))
+    event = XidError(gpu_uuid(0), 31, None, None, 0.5)
+    observations = with_xids(node.observe(), event, event, event._replace(code=79))
+
+    def lines(earlier: Snapshot, later: Snapshot) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            log_changes(logging.getLogger("test"), earlier, later, observations)
+        return caplog.messages
+
+    assert lines(before, after) == [
+        f"xid gpu={gpu_uuid(0)} code=31 errors=2 containers=''",
+        f"xid gpu={gpu_uuid(0)} code=79 errors=1 containers='ml/job/main'",
+    ]
+    assert lines(snapshot, before)[0] == f"xid gpu={gpu_uuid(0)} code=31 errors=2 containers='ml/job/main'"

@@ -1,0 +1,382 @@
+"""What happens to GPUs and to their driver while gpumap runs: lost, reset, bound, unbound, unloaded, replaced."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.join.inventory import take
+from gpumap.join.lost_driver import LostDriverMemory, find_lost_driver
+from gpumap.metrics import GROUPS
+from gpumap.model import Complaint, Failed, GpuReading, Moment, NvmlReading, Observed, Uuid
+from gpumap.sources.nvml import NvmlSource, worker_command
+from tests import standin
+from tests.agent import PATIENCE_SECONDS, Page, serve
+from tests.impatient import Service
+from tests.node import GIB, Node, gpu_uuid
+from tests.processes import PlainProcesses
+from tests.standin import FUNCTIONS, Code, Driver, Gpu
+from tests.worker import Start, Worker, starting
+
+A, B, C = (Uuid(f"GPU-00000000-0000-0000-0000-00000000000{letter}") for letter in "abc")
+CARD, OTHER = gpu_uuid(1), gpu_uuid(2)
+USED = "gpumap_container_gpu_memory_used_bytes"
+
+
+@pytest.fixture(name="start")
+def make_start(tmp_path: Path, library: Path) -> Iterator[Start]:
+    with starting(tmp_path / "state", library.parent.parent) as start:
+        yield start
+
+
+@pytest.fixture(name="node")
+async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
+    node = Node(directory, library, PlainProcesses(directory / "proc"))
+    async with node.kubelet:
+        node.processes.start("/system.slice/sshd.service")
+        yield node
+
+
+def measured(page: Page, uuid: str) -> set[str]:
+    """Families of the page that say what a device does just now; what was counted until now stays."""
+    words = ("memory_used", "utilization", "power_watts", "temperature", "clock", "container_gpu")
+    return {
+        name
+        for name, rows in page.samples.items()
+        if any(word in name for word in words) and not name.endswith("_total")
+        if any(dict(row).get("uuid") == uuid for row in rows)
+    }
+
+
+# --- one GPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (Code.GPU_IS_LOST, "lost"),
+        (28, "lost"),
+        (Code.RESET_REQUIRED, "reset_required"),
+        (8, "insufficient_power"),
+        (11, "irq_issue"),
+        (Code.NO_PERMISSION, "no_permission"),
+        (Code.UNKNOWN, "unknown"),
+    ],
+)
+async def test_a_gpu_at_fault_costs_itself_and_is_back_by_itself(node: Node, code: int, reason: str) -> None:
+    """It is down for a reason, allocated, and not measured; the others are fresh; then it answers again."""
+    holder, neighbour = node.admit("holder", main=[CARD]), node.admit("neighbour", main=[OTHER])
+    node.run(holder.cgroup("main"), 1, 11 * GIB)
+    node.run(neighbour.cgroup("main"), 2, 5 * GIB)
+    async with serve(node) as agent:
+        before = await agent.until(
+            lambda page: page.value(USED, pod="holder") == 11 * GIB and page.value(USED, pod="neighbour") == 5 * GIB,
+            "they are not measured",
+        )
+        assert measured(before, CARD)
+        worker = list(agent.children())
+        node.driver.fail = {("*", 1): code}
+        node.driver.gpus[2].memory_used_bytes = 7 * GIB
+        node.tell_driver()
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 0, "the fault is not told")
+        assert page.by("gpumap_gpu_fault_info", "reason", uuid=CARD) == {reason: 1}
+        assert measured(page, CARD) == set()
+        assert page.value("gpumap_allocation_info", pod="holder") == 1
+        assert page.value("gpumap_gpu_up", uuid=OTHER) == 1
+        assert page.value("gpumap_device_memory_used_bytes", uuid=OTHER) == 7 * GIB
+        assert page.value(USED, pod="neighbour") == 5 * GIB
+        node.driver.fail = {}
+        node.tell_driver()
+        page = await agent.until(lambda page: page.value(USED, pod="holder") == 11 * GIB, "it is not back")
+        assert page.value("gpumap_gpu_up", uuid=CARD) == 1
+        assert page.by("gpumap_gpu_fault_info", "reason", uuid=CARD) == {}
+        assert page.container_series() == before.container_series()
+        assert list(agent.children()) == worker
+
+
+def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> None:
+    """NVML is initialised anew once in so long, so that one that was reset behind our back answers; and not while all
+    are well."""
+    calls = tmp_path / "calls"
+    worker = start(changed={"rounds.LOOK_AGAIN_SECONDS": 0.5}, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    begun = time.monotonic()
+    while time.monotonic() < begun + 0.6:
+        worker.read(driver)
+    assert not calls.exists(), "NVML was shut down for no reason"
+    driver.fail["*", 0] = Code.GPU_IS_LOST
+    begun = time.monotonic()
+    while (seconds := time.monotonic() - begun) < 1.2:
+        gpus = worker.read(driver).gpus
+        assert [gpus[index].fault for index in (0, 1)] == ["lost", None]
+        assert gpus[0].uuid == A
+    assert 1 <= standin.read_calls(calls)["nvmlShutdown"] <= 1 + seconds / 0.5
+
+
+def test_nobody_is_looked_for_while_another_gpu_hangs(start: Start, tmp_path: Path) -> None:
+    """A shutdown may wait for ever for a call that hangs."""
+    calls = tmp_path / "calls"
+    worker = start(changed={"rounds.LOOK_AGAIN_SECONDS": 0.0}, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], fail={("*", 0): Code.RESET_REQUIRED})
+    driver.delay["nvmlDeviceGetMemoryInfo_v2", 1] = float("inf")
+    for _ in range(3):
+        gpus = worker.read(driver, hung=1).gpus
+        assert [gpus[index].fault for index in (0, 2)] == ["reset_required", None]
+    assert not calls.exists()
+
+
+MAY_HANG = FUNCTIONS & {
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMemoryErrorCounter",
+    "nvmlDeviceRegisterEvents",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmSampleGet",
+}
+
+
+@pytest.mark.parametrize("call", sorted(MAY_HANG))
+async def test_a_call_that_hangs_costs_its_gpu_alone(tmp_path: Path, library: Path, call: str) -> None:
+    """Whichever group it is of; and the GPU is back when the hang is over."""
+    state = tmp_path / "state"
+    source = NvmlSource(["env", f"GPUMAP_STANDIN_STATE={state}", *worker_command(str(library))], tuple(GROUPS))
+    cards = [Gpu(uuid, ecc={(0, 0, 2): 0}, clocks_megahertz={"sm": 1410}, gpm=standin.Gpm()) for uuid in (A, B, C)]
+    driver = Driver(gpus=cards, delay={(call, 1): float("inf")})
+    driver.write(state)
+    try:
+        for _ in range(3):
+            told = await source.read(1.0, 1.0)
+        assert [gpu.fault for gpu in told.value.gpus] == [None, "hung", None]
+        driver.delay.clear()
+        driver.write(state)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while any(gpu.fault for gpu in told.value.gpus):
+            assert time.monotonic() < deadline, told
+            told = await source.read(1.0, 1.0)
+    finally:
+        await source.close()
+
+
+# --- GPUs and drivers that come and go --------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path) -> None:
+    """NVML may count only what was there when it was initialised: that is done anew as soon as the kernel's driver has
+    other devices. By that one that shall be unbound is let go of."""
+    calls, bound = tmp_path / "calls", tmp_path / "bound"
+    bound.mkdir()
+    for name in ("bind", "module", "0000:3b:00.0"):
+        (bound / name).touch()
+    worker = start(changed={"kernel.BOUND": str(bound)}, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A)])
+    for _ in range(3):
+        worker.read(driver)
+    assert not calls.exists()
+    (bound / "0000:3c:00.0").touch()
+    driver.gpus.append(Gpu(B))
+    assert sorted(reading.uuid or "" for reading in worker.read(driver).gpus.values()) == [A, B]
+    worker.read()
+    assert standin.read_calls(calls)["nvmlShutdown"] == 1
+    (bound / "0000:3b:00.0").unlink()
+    driver.gpus.pop(0)
+    assert [reading.uuid for reading in worker.read(driver).gpus.values()] == [B]
+    worker.read()
+    assert standin.read_calls(calls)["nvmlShutdown"] == 2
+
+
+async def test_gpus_come_and_go_under_the_agent(node: Node) -> None:
+    """What is gone has no series, what is new has them at once; pods stay with their GPU, whatever its index is now."""
+    holder = node.admit("holder", main=[OTHER])
+    node.run(holder.cgroup("main"), 2, 5 * GIB)
+    async with serve(node) as agent:
+        await agent.until(lambda page: page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB, "it is not measured")
+        unbound = node.driver.gpus.pop(1)
+        node.tell_driver()
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) is None, "it is still there")
+        assert measured(page, CARD) == set()
+        assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
+        node.driver.gpus = [unbound, *node.driver.gpus]
+        node.tell_driver()
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it is not back")
+        assert page.value(USED, pod="holder", uuid=OTHER) == 5 * GIB
+
+
+async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> None:
+    """While it is away: allocation stays, nothing measured is served, and the source says why. It may come back with
+    other GPUs in another order: each pod is on its own, and nothing was restarted."""
+    holder, neighbour = node.admit("holder", main=[CARD]), node.admit("neighbour", main=[OTHER])
+    node.run(holder.cgroup("main"), 1, 11 * GIB)
+    node.run(neighbour.cgroup("main"), 2, 5 * GIB)
+
+    def stand(page: Page) -> bool:
+        found = page.value(USED, pod="holder", uuid=CARD), page.value(USED, pod="neighbour", uuid=OTHER)
+        return found == (11 * GIB, 5 * GIB)
+
+    async with serve(node) as agent:
+        await agent.until(stand, "they are not measured")
+        worker = list(agent.children())
+        node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
+        node.driver.init_code = Code.DRIVER_NOT_LOADED
+        node.tell_driver()
+        page = await agent.until(lambda page: not page.up("nvml"), "it is not told")
+        assert measured(page, CARD) == measured(page, OTHER) == set()
+        page = await agent.later()
+        assert page.value("gpumap_source_errors_total", source="nvml", reason="driver_not_loaded")
+        assert measured(page, CARD) == measured(page, OTHER) == set()
+        assert page.value("gpumap_allocation_info", pod="holder") == 1
+        node.driver.fail, node.driver.init_code = {}, 0
+        node.driver.gpus = [node.driver.gpus[2], Gpu(gpu_uuid(7)), node.driver.gpus[1]]
+        node.tell_driver()
+        page = await agent.until(stand, "they are not back")
+        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(7)) == 1
+        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(0)) is None
+        assert list(agent.children()) == worker
+
+
+def test_who_answers_is_never_taken_for_one_that_is_lost() -> None:
+    """After a driver's return an index may be another GPU's. A lost one is told under the name that its index had; if
+    the GPU of that name answers elsewhere, it is that, and the lost one has no name."""
+    before = take(NvmlReading("", "", "", (GpuReading(0, uuid=A), GpuReading(1, uuid=B))), 1.0, (), 0)
+    after = NvmlReading("", "", "", (GpuReading(0, uuid=A, fault="lost"), GpuReading(1, uuid=A)))
+    inventory = take(after, 2.0, before.known, before.count)
+    assert [(gpu.uuid, gpu.index, gpu.fault) for gpu in inventory.gpus] == [(A, 1, None)]
+    assert [(gpu.index, gpu.fault) for gpu in inventory.nameless] == [(0, "lost")]
+
+
+def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: Path) -> None:
+    """Through losses, resets, unloads and other counts the worker has the same descriptors and threads, and each
+    initialisation its shutdown, each sample and event set its end."""
+    calls = tmp_path / "calls"
+    worker = start(changed={"rounds.LOOK_AGAIN_SECONDS": 0.0}, groups=tuple(GROUPS), GPUMAP_STANDIN_CALLS=str(calls))
+    cards = [Gpu(uuid, gpm=standin.Gpm()) for uuid in (A, B, C)]
+    seen, turns = [], 10
+    for turn in range(turns):
+        worker.read(Driver(gpus=cards))
+        worker.read(Driver(gpus=cards, fail={("*", turn % 3): Code.GPU_IS_LOST}))
+        worker.read(Driver(gpus=cards[:2], fail={("*", 0): Code.RESET_REQUIRED}))
+        worker.refusal(Driver(init_code=Code.DRIVER_NOT_LOADED))  # of the look for the GPU that needs a reset
+        worker.refusal()
+        worker.read(Driver(gpus=cards[::-1]))
+        worker.refusal(Driver(fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))  # which makes it shut down
+        seen.append((descriptors(worker), threads(worker)))
+    assert len(set(seen[2:])) == 1, f"(descriptors, threads): {seen}"
+    counted = standin.read_calls(calls)
+    refused = 2 * turns
+    assert counted["nvmlInitWithFlags"] == counted["nvmlShutdown"] + refused
+    for begin, end in (("nvmlGpmSampleAlloc", "nvmlGpmSampleFree"), ("nvmlEventSetCreate", "nvmlEventSetFree")):
+        assert counted[begin] == counted[end] > 0
+
+
+def descriptors(worker: Worker) -> int:
+    return len(os.listdir(f"/proc/{worker.process.pid}/fd"))
+
+
+def threads(worker: Worker) -> int:
+    return len(os.listdir(f"/proc/{worker.process.pid}/task"))
+
+
+# --- a driver that is lost for good -----------------------------------------------------------------------------------
+
+
+MISMATCH, UNKNOWN = "driver_version_mismatch", "unknown"
+ANSWERED = Observed(NvmlReading("550.54.15", "12.4", "12.550.54.15", ()), Moment(0.0, 0.0), 0.1)
+
+
+def lost_after(*said: str, interval: float = 10.0) -> list[bool]:
+    """Whether NVML is lost at each collection, in which it says these: nothing where it answers, else why not."""
+    memory, told = LostDriverMemory(), []
+    for number, reason in enumerate(said):
+        at = Moment(number * interval, 1e9 + number * interval)
+        answer = Failed(at, 0.1, (Complaint(reason, "nvmlInitWithFlags said so"),)) if reason else ANSWERED
+        memory, lost = find_lost_driver(memory, answer, at, 30.0)
+        told.append("restarting to get" in lost)
+    return told
+
+
+@pytest.mark.parametrize("reason", [MISMATCH, UNKNOWN])
+def test_a_driver_is_lost_by_and_by(reason: str) -> None:
+    """It must stay so for 30 s and three collections; then it is told, from then on, until NVML answers."""
+    assert lost_after("", *[reason] * 5, "", reason) == [False, False, False, False, True, True, False, False]
+    assert lost_after("", *[reason] * 4, interval=40.0) == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [MISMATCH] * 20,
+        [UNKNOWN] * 20,
+        ["", *["driver_not_loaded"] * 20],
+        ["", *["library_not_found"] * 20],
+        ["", *["deadline_exceeded"] * 20],
+        ["", *[MISMATCH, "", MISMATCH, MISMATCH] * 5],
+        ["", *[MISMATCH, UNKNOWN] * 10],
+        ["", *[MISMATCH, "driver_not_loaded"] * 10],
+    ],
+    ids=lambda said: " ".join(dict.fromkeys(word or "answers" for word in said)),
+)
+def test_what_a_restart_would_not_help_is_not_lost(said: list[str]) -> None:
+    """Not where NVML has never answered, nor for what passes, or is wrong with the node itself."""
+    assert not any(lost_after(*said))
+
+
+@given(st.lists(st.sampled_from(["", MISMATCH, UNKNOWN, "driver_not_loaded"]), max_size=20))
+def test_one_restart_never_leads_to_the_next(said: list[str]) -> None:
+    """Who ends, starts anew and sees the same for ever, runs for ever; and nobody ends for whom NVML never answered."""
+    for number, lost in enumerate(lost_after(*said)):
+        assert not lost or "" in said[:number]
+        assert not lost or not any(lost_after(*[said[number]] * 12))
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (Code.LIB_RM_VERSION_MISMATCH, "the driver was changed, and the library that this container was given does"),
+        (Code.UNKNOWN, "NVML, which had answered, fails for an unknown reason: this container may have lost its"),
+    ],
+)
+async def test_the_service_ends_where_the_driver_is_lost(node: Node, code: Code, why: str) -> None:
+    """One line, and exit code 1: the kubelet makes a container that has the new library, or the device nodes."""
+    async with Service(node) as agent:
+        node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
+        node.driver.init_code = code
+        node.tell_driver()
+        exit_code, log = await agent.ended()
+    assert exit_code == 1
+    last = log.splitlines()[-1]
+    assert last.startswith(f"gpumap: {why}")
+    assert f"nvmlInitWithFlags said {int(code)} " in last
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("code", [Code.LIB_RM_VERSION_MISMATCH, Code.UNKNOWN, Code.DRIVER_NOT_LOADED])
+async def test_a_driver_that_never_answered_ends_no_service(node: Node, code: Code) -> None:
+    """A restart would not help: the pod must not crash again and again on such a node."""
+    node.driver.init_code = code
+    node.tell_driver()
+    async with Service(node) as agent:
+        assert await agent.lasts(2.0)
+
+
+async def test_a_new_library_is_loaded_where_it_is_mounted(node: Node) -> None:
+    """The worker's next process finds the new one in place of the old: nobody ends, and all is back."""
+    async with serve(node) as agent:
+        await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it does not answer")
+        (before,) = agent.children()
+        node.driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNINITIALIZED
+        node.driver.init_code = Code.LIB_RM_VERSION_MISMATCH
+        node.tell_driver()
+        await agent.until(
+            lambda page: bool(page.value("gpumap_source_errors_total", source="nvml", reason=MISMATCH)),
+            "the mismatch is not told",
+        )
+        node.driver.fail, node.driver.init_code, node.driver.version = {}, 0, "560.28.03"
+        node.tell_driver()
+        page = await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=CARD) == 1, "it is not back")
+        assert page.by("gpumap_driver_info", "driver_version") == {"560.28.03": 1}
+        assert list(agent.children()) != [before]

@@ -1,0 +1,248 @@
+"""GPM in the NVML worker, over the compiled stand-in: how busy a device's parts were from one reading to the next."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpumap.model import Activity, GpuReading
+from tests import standin
+from tests.standin import Code, Driver, Gpm, Gpu, MigInstance, Placement
+from tests.worker import Start, Worker, starting
+
+A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
+MIG_A, MIG_B, MIG_C = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for letter in "abc")
+GPM = ("gpm",)
+FUNCTIONS = sorted(name for name in standin.FUNCTIONS if name.startswith("nvmlGpm"))
+NOTHING = Activity(None, None, None, None)
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.fixture
+def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path / "state", libraries) as start:
+        yield start
+
+
+def read_after(worker: Worker, driver: Driver, seconds: float = 0.11) -> GpuReading:
+    """A reading whose samples are far enough apart from those of the one before."""
+    time.sleep(seconds)
+    return worker.read_one(driver)
+
+
+def count_calls(worker: Worker, driver: Driver, calls: Path) -> Counter[str]:
+    """The calls so far: a worker that cannot count the GPUs shuts NVML down, and then they are written."""
+    worker.refusal(Driver(gpus=driver.gpus, fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))
+    return standin.read_calls(calls)
+
+
+def activities(reading: GpuReading) -> list[Activity | None]:
+    return [instance.activity for instance in reading.instances]
+
+
+# --- whole GPUs -------------------------------------------------------------------------------------------------------
+
+
+def test_activity_is_that_between_two_readings(start: Start) -> None:
+    """The first reading has no sample to compare with, and tells none; each later one tells ratios."""
+    gpu = Gpu(A, gpm=Gpm(sm=50.0, occupancy=25.0, tensor=12.5, dram=100.0))
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[gpu])
+    assert worker.read_one(driver).activity is None
+    assert read_after(worker, driver).activity == Activity(0.5, 0.25, 0.125, 1.0)
+    gpu.gpm = Gpm()
+    assert read_after(worker, driver).activity == Activity(0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("said", [None, float("nan"), float("inf"), -0.5, 1e9, Code.NO_DATA, Code.NOT_SUPPORTED])
+def test_a_metric_that_is_no_share_is_absent(start: Start, said: float | Code | None) -> None:
+    """What the driver does not tell, or what is no percentage, costs that metric, without complaint."""
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=said, occupancy=10.0, tensor=100.4, dram=said))])
+    worker.read_one(driver)
+    reading = read_after(worker, driver)
+    assert reading.activity == Activity(None, 0.1, 1.0, None)
+    assert reading.refusals == ()
+
+
+def test_a_metric_that_is_refused_is_told_as_such(start: Start) -> None:
+    """The others are told."""
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0, dram=Code.UNKNOWN))])
+    worker.read_one(driver)
+    reading = read_after(worker, driver)
+    assert reading.activity == Activity(0.1, 0.0, 0.0, None)
+    assert reading.refusals == (("nvmlGpmMetricsGet(10)", Code.UNKNOWN),)
+
+
+def test_readings_in_quick_succession_tell_what_was_measured(start: Start) -> None:
+    """Samples less than 100 ms apart cannot be compared: the last interval's activity stands, until they can."""
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
+    worker.read_one(driver)
+    assert read_after(worker, driver).activity is not None
+    for _ in range(20):
+        reading = worker.read_one(driver)
+        assert (reading.activity, reading.refusals) == (Activity(0.1, 0.0, 0.0, 0.0), ())
+
+
+def test_a_gpu_without_gpm_is_asked_once(start: Start, tmp_path: Path) -> None:
+    """One that says that it is not supported takes no sample."""
+    calls = tmp_path / "calls"
+    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A)])
+    for _ in range(3):
+        reading = worker.read_one(driver)
+        assert (reading.activity, reading.refusals) == (None, ())
+    counted = count_calls(worker, driver, calls)
+    assert {call: count for call, count in counted.items() if "Gpm" in call} == {"nvmlGpmQueryDeviceSupport": 1}
+
+
+@pytest.mark.parametrize("missing", [name for name in FUNCTIONS if name != "nvmlGpmSampleFree"])
+def test_a_driver_without_gpm_tells_the_rest(start: Start, missing: str) -> None:
+    """Whichever function its library lacks: no activity of what would need it, without complaint."""
+    worker = start((missing,), groups=GPM)
+    instance = MigInstance(MIG_A, gpm=Gpm(sm=20.0))
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0)), Gpu(B, gpm=Gpm(), instances=[instance])])
+    worker.read(driver)
+    time.sleep(0.11)
+    gpus = worker.read(driver).gpus
+    assert (gpus[0].activity is None) == (missing != "nvmlGpmMigSampleGet")
+    assert (activities(gpus[1]) == [None]) == (missing != "nvmlGpmSampleGet")
+    assert [(gpu.refusals, gpu.power_watts) for gpu in gpus.values()] == [((), 60.0)] * 2
+
+
+def test_a_sample_that_is_refused_for_once_costs_one_reading(start: Start) -> None:
+    """The refusal is told; the next reading compares with the sample from before."""
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
+    worker.read_one(driver)
+    driver.fail["nvmlGpmSampleGet", 0] = Code.UNKNOWN
+    reading = read_after(worker, driver)
+    assert (reading.activity, reading.refusals) == (None, (("nvmlGpmSampleGet", Code.UNKNOWN),))
+    driver.fail.clear()
+    assert worker.read_one(driver).activity == Activity(0.1, 0.0, 0.0, 0.0)
+
+
+def test_a_sample_that_hangs_costs_its_gpu_alone(start: Start) -> None:
+    """The other GPU is read meanwhile, and in the readings after."""
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm()), Gpu(B, gpm=Gpm(sm=30.0))])
+    driver.delay["nvmlGpmSampleGet", 0] = float("inf")
+    assert worker.read(driver, hung=1).gpus.keys() == {1}
+    time.sleep(0.11)
+    assert worker.read(hung=1).gpus[1].activity == Activity(0.3, 0.0, 0.0, 0.0)
+
+
+# --- MIG devices ------------------------------------------------------------------------------------------------------
+
+
+def test_a_mig_device_tells_that_of_its_gpu_instance(start: Start) -> None:
+    """Each from its own samples; none where several compute instances share what is measured."""
+    instances = [
+        MigInstance(MIG_A, gi=1, gpm=Gpm(sm=10.0)),
+        MigInstance(MIG_B, gi=2, ci=0, gpm=Gpm(sm=20.0)),
+        None,
+        MigInstance(MIG_C, gi=2, ci=1, gpm=Gpm(sm=20.0)),
+    ]
+    worker = start(groups=GPM)
+    gpu = Gpu(A, gpm=Gpm(sm=90.0), instances=instances)
+    driver = Driver(gpus=[gpu])
+    assert activities(worker.read_one(driver)) == [None, None, None]
+    for _ in range(2):
+        reading = read_after(worker, driver)
+        assert activities(reading) == [Activity(0.1, 0.0, 0.0, 0.0), None, None]
+        assert (reading.activity, reading.refusals) == (None, ())
+    gpu.instances[3] = None  # then the other has the GPU instance for itself
+    read_after(worker, driver)
+    read_after(worker, driver)
+    assert activities(read_after(worker, driver)) == [Activity(0.1, 0.0, 0.0, 0.0), Activity(0.2, 0.0, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    "successor",
+    [
+        MigInstance(MIG_A, name="NVIDIA H100 80GB HBM3 MIG 2g.20gb", gpm=Gpm(sm=70.0)),
+        MigInstance(MIG_A, placement=Placement(start=4), gpm=Gpm(sm=70.0)),
+        MigInstance(MIG_B, gpm=Gpm(sm=70.0)),
+    ],
+)
+def test_samples_of_two_mig_devices_are_not_compared(start: Start, successor: MigInstance) -> None:
+    """One that takes another's place, of its id or even its uuid, begins anew."""
+    gpu = Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, placement=Placement(), gpm=Gpm(sm=10.0))])
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[gpu])
+    worker.read_one(driver)
+    assert activities(read_after(worker, driver)) == [Activity(0.1, 0.0, 0.0, 0.0)]
+    gpu.instances = [successor]
+    assert activities(read_after(worker, driver)) == [None]
+    assert activities(read_after(worker, driver)) == [Activity(0.7, 0.0, 0.0, 0.0)]
+
+
+def test_a_sample_of_a_device_that_goes_is_no_ones(start: Start) -> None:
+    """Where a GPU is partitioned anew between a sample and the next question, nothing of it is told or kept."""
+    before = Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, gpm=Gpm(sm=10.0))])
+    after = Driver(gpus=[Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_B, gpm=Gpm(sm=20.0))])])
+    worker = start(groups=GPM)
+    worker.read_one(Driver(gpus=[before]))
+    time.sleep(0.11)
+    worker.read_one(Driver(gpus=[before], then=(("nvmlGpmMigSampleGet", 0), after)))
+    assert activities(read_after(worker, after)) == [None]
+    reading = read_after(worker, after)
+    assert (activities(reading), reading.refusals) == ([Activity(0.2, 0.0, 0.0, 0.0)], ())
+
+
+def test_a_mig_device_that_is_kept_back_is_no_fault(start: Start) -> None:
+    """Who may not look at others' instances is told no activity, once."""
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(), instances=[MigInstance(MIG_A, gpm=Gpm())])])
+    driver.fail["nvmlGpmMigSampleGet", 0] = Code.NO_PERMISSION
+    for _ in range(2):
+        reading = worker.read_one(driver)
+        assert (activities(reading), reading.refusals) == ([None], ())
+
+
+# --- samples are memory -----------------------------------------------------------------------------------------------
+
+
+def test_every_sample_is_freed(start: Start, tmp_path: Path) -> None:
+    """At each shutdown there were as many frees as allocations: after MIG changes, losses, and without the group."""
+    calls = tmp_path / "calls"
+    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    gpu = Gpu(A, gpm=Gpm(), mig_mode=False)
+    driver = Driver(gpus=[gpu, Gpu(B, gpm=Gpm())])
+    allocated = 0
+    for _ in range(2):
+        for instances in ([], [MigInstance(MIG_A, gi=1, gpm=Gpm()), MigInstance(MIG_B, gi=2, gpm=Gpm())], [], None):
+            gpu.instances = [*instances] if instances is not None else [MigInstance(MIG_B, gi=3, gpm=Gpm())]
+            gpu.mig_mode = bool(gpu.instances)
+            worker.read(driver)
+            read_after(worker, driver)
+        driver.fail["nvmlDeviceGetPowerUsage", 0] = Code.GPU_IS_LOST
+        assert worker.read(driver).gpus[0].fault == "lost"
+        driver.fail.clear()
+        worker.read(driver)
+        counted = count_calls(worker, driver, calls)
+        assert counted["nvmlGpmSampleAlloc"] == counted["nvmlGpmSampleFree"] > allocated
+        allocated = counted["nvmlGpmSampleAlloc"]
+
+
+def test_without_the_group_nothing_is_kept(start: Start, tmp_path: Path) -> None:
+    """In the reading that does not ask for it the samples go; asked again, it begins anew."""
+    calls = tmp_path / "calls"
+    worker = start(groups=GPM, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0))])
+    worker.read_one(driver)
+    worker.groups = ()
+    assert read_after(worker, driver).activity is None
+    worker.groups = GPM
+    assert read_after(worker, driver).activity is None
+    assert read_after(worker, driver).activity == Activity(0.1, 0.0, 0.0, 0.0)
+    counted = count_calls(worker, driver, calls)
+    assert (counted["nvmlGpmSampleAlloc"], counted["nvmlGpmSampleFree"], counted["nvmlGpmSampleGet"]) == (3, 3, 3)

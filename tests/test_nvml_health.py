@@ -1,0 +1,388 @@
+"""What the NVML worker tells of a GPU's health and links, over the compiled stand-in."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpumap.nvml_worker import health
+from tests import standin
+from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
+from tests.worker import Start, Worker, starting
+
+A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
+MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
+ALL_LINKS = 0xFFFFFFFF
+FIELDS = "nvmlDeviceGetFieldValues"
+EVENTS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons")
+THROTTLING = ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetSupportedClocksThrottleReasons")
+CALLS_OF_HEALTH = {
+    "nvmlDeviceGetClockInfo",
+    *EVENTS,
+    "nvmlDeviceGetPerformanceState",
+    "nvmlDeviceGetNumFans",
+    "nvmlDeviceGetFanSpeed_v2",
+    "nvmlDeviceGetMemoryErrorCounter",
+}
+CALLS_OF_CODEC = {"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization"}
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.fixture
+def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path / "state", libraries) as start:
+        yield start
+
+
+def healthy_gpu(uuid: str = A) -> Gpu:
+    """A GPU that tells all of it."""
+    return Gpu(
+        uuid,
+        mig_mode=False,
+        clocks_megahertz={"graphics": 1410, "sm": 1411, "memory": 1593, "video": 1275},
+        clock_events=0x44,
+        clock_events_supported=0xE5,
+        performance_state=0,
+        fan_percents=[30, 105],
+        ecc={(0, 1, 2): 7, (1, 1, 7): 1 << 40, (0, 0, 2): 5},
+        fields={
+            74: ("ulonglong", 1_500_000_000),
+            270: ("ulonglong", 250_000_000),
+            142: ("uint", 3),
+            143: ("uint", 1),
+            144: ("uint", 1),
+            145: ("uint", 0),
+            29: ("ulonglong", 2),
+            30: ("ulonglong", 0),
+            230: ("uint", 4),
+            197: ("ulonglong", (1 << 60) + 1),
+            198: ("ulonglong", 20),
+            (138, ALL_LINKS): ("ulonglong", 3),
+            (139, ALL_LINKS): ("ulonglong", 4),
+            (138, 0): ("ulonglong", 99),
+        },
+    )
+
+
+def count_calls(worker: Worker, driver: Driver, calls: Path) -> Counter[str]:
+    """The calls since the last time: a worker that cannot count the GPUs shuts NVML down, and then they are written."""
+    worker.refusal(Driver(gpus=driver.gpus, fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))
+    counted = standin.read_calls(calls)
+    calls.unlink()
+    return counted
+
+
+# --- the groups -------------------------------------------------------------------------------------------------------
+
+
+def test_health_is_told_in_base_units(start: Start) -> None:
+    """Hertz, seconds and ratios; counts as the driver has them; words for what are numbers in nvml.h."""
+    reading = start(groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
+    assert reading.clocks_hertz == (("graphics", 1.41e9), ("sm", 1.411e9), ("memory", 1.593e9), ("video", 1.275e9))
+    assert reading.clock_events == (
+        ("gpu_idle", False),
+        ("sw_power_cap", True),
+        ("sw_thermal_slowdown", False),
+        ("hw_thermal_slowdown", True),
+        ("hw_power_brake_slowdown", False),
+    )
+    assert reading.clock_event_seconds == (("sw_power_cap", 1.5), ("hw_thermal_slowdown", 0.25))
+    assert (reading.performance_state, reading.fan_ratios) == (0, (("0", 0.3), ("1", 1.05)))
+    assert reading.ecc_errors == (("corrected", "dram", 7), ("uncorrected", "sram", 1 << 40))
+    assert reading.remapped_rows == (("correctable", 3), ("uncorrectable", 1))
+    assert (reading.row_remap_pending, reading.row_remap_failure) == (True, False)
+    assert reading.retired_pages == (("single_bit_ecc", 2), ("double_bit_ecc", 0))
+    assert reading.recovery_action == "drain_and_reset"
+    assert (reading.pcie_transmit_bytes, reading.nvlink_transmit_bytes, reading.refusals) == (None, None, ())
+
+
+def test_links_are_told_in_bytes(start: Start) -> None:
+    """PCIe's as they are, to the last byte, NVLink's of KiB, summed over all links."""
+    reading = start(groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
+    assert (reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == ((1 << 60) + 1, 20)
+    assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, 4 << 10)
+    assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ((), None, ())
+
+
+def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Path) -> None:
+    """Each group's calls are made in the readings that ask for it, also when the groups change; fields share one."""
+    calls = tmp_path / "calls"
+    worker = start(GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[healthy_gpu()])
+    optional = CALLS_OF_HEALTH | CALLS_OF_CODEC
+    for groups, expected in (
+        ((), set()),
+        (("links",), set()),
+        (("codec",), CALLS_OF_CODEC),
+        (("health", "links", "allocation"), CALLS_OF_HEALTH),
+        ((), set()),
+    ):
+        worker.groups = groups
+        worker.read(driver)
+        counted = count_calls(worker, driver, calls)
+        assert optional & counted.keys() == expected
+        assert counted[FIELDS] == 1
+        assert not any(call.startswith("nvmlGpm") or "PcieThroughput" in call for call in counted)
+
+
+def test_groups_may_change_from_one_reading_to_the_next(start: Start) -> None:
+    """What was told is absent when its group is no longer asked for, and there again with it."""
+    worker = start()
+    driver = Driver(gpus=[healthy_gpu()])
+    told = []
+    for groups in ((), ("health",), ("links",), ("health", "links"), ()):
+        worker.groups = groups
+        reading = worker.read_one(driver)
+        told.append((reading.recovery_action is not None, reading.pcie_receive_bytes is not None))
+        assert reading.temperatures_celsius == (("gpu", 40.0), ("memory", 45.0))
+    assert told == [(False, False), (True, False), (False, True), (True, True), (False, False)]
+
+
+def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
+    """The card is asked for it, partitioned or not."""
+    gpu = healthy_gpu()
+    worker = start(groups=("health", "links"))
+    whole = worker.read_one(Driver(gpus=[gpu]))
+    gpu.instances, gpu.mig_mode = [MigInstance(MIG_A)], True
+    card = worker.read_one(Driver(gpus=[gpu]))
+    assert card.partitioned
+    names = (*health.Health._fields, *health.Links._fields)
+    assert [getattr(card, name) for name in names] == [getattr(whole, name) for name in names]
+
+
+# --- field values -----------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_field_costs_itself(start: Start) -> None:
+    """A field that fails is absent and told with its code, and asked again; the others are told."""
+    gpu = healthy_gpu()
+    gpu.fields[144] = ("error", Code.UNKNOWN)
+    worker = start(groups=("health", "links"))
+    for _ in range(2):
+        reading = worker.read_one(Driver(gpus=[gpu]))
+        assert (reading.row_remap_pending, reading.row_remap_failure) == (None, False)
+        assert reading.refusals == ((f"{FIELDS}(144)", Code.UNKNOWN),)
+    gpu.fields[144] = ("uint", 1)
+    assert worker.read_one(Driver(gpus=[gpu])).row_remap_pending is True
+
+
+@pytest.mark.parametrize("said", [None, ("error", Code.INVALID_ARGUMENT), ("error", Code.ARGUMENT_VERSION_MISMATCH)])
+def test_a_field_that_is_not_supported_is_not_asked_again(start: Start, said: FieldValue | None) -> None:
+    """Not until NVML is initialised anew, or MIG is switched; drivers that do not know it say so in their way."""
+    gpu = healthy_gpu()
+    gpu.fields[230] = said
+    worker = start(groups=("health",))
+    reading = worker.read_one(Driver(gpus=[gpu]))
+    assert (reading.recovery_action, reading.refusals, reading.remapped_rows[0]) == (None, (), ("correctable", 3))
+    gpu.fields[230] = ("uint", 9)
+    assert worker.read_one(Driver(gpus=[gpu])).recovery_action is None
+    gpu.mig_mode = True
+    assert worker.read_one(Driver(gpus=[gpu])).recovery_action == "code_9"
+
+
+def test_a_gpu_without_any_field_is_asked_once(start: Start, tmp_path: Path) -> None:
+    """Where every field is not supported, the call is not made any more."""
+    calls = tmp_path / "calls"
+    worker = start(groups=("health", "links"), GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, memory_temperature_celsius=None), healthy_gpu(B)])
+    for _ in range(3):
+        worker.read(driver)
+    assert count_calls(worker, driver, calls)[FIELDS] == 1 + 3
+
+
+def test_a_driver_without_field_values_tells_the_rest(start: Start) -> None:
+    """Its library lacks the function: what only fields tell is absent, without complaint."""
+    worker = start((FIELDS,), groups=("health", "links"))
+    for _ in range(2):
+        reading = worker.read_one(Driver(gpus=[healthy_gpu()]))
+        assert reading.temperatures_celsius == (("gpu", 40.0),)
+        assert (reading.recovery_action, reading.pcie_receive_bytes, reading.remapped_rows) == (None, None, ())
+        assert (reading.performance_state, reading.refusals) == (0, ())
+
+
+@pytest.mark.parametrize(("code", "fault"), [(Code.GPU_IS_LOST, "lost"), (Code.UNINITIALIZED, "unknown")])
+def test_a_field_can_tell_that_the_gpu_is_gone(start: Start, code: Code, fault: str) -> None:
+    """As any call can."""
+    gpu = healthy_gpu()
+    gpu.fields[142] = ("error", code)
+    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).fault == fault
+
+
+@pytest.mark.parametrize("kind", ["uint", "sint", "ushort"])
+def test_traffic_in_narrow_counters_is_not_told(start: Start, kind: str) -> None:
+    """A count of bytes that wraps several times in an interval looks like one that does not."""
+    gpu = healthy_gpu()
+    gpu.fields |= {197: (kind, 10), (139, ALL_LINKS): (kind, 10)}  # type: ignore[dict-item]
+    reading = start(groups=("links",)).read_one(Driver(gpus=[gpu]))
+    assert (reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == (None, 20)
+    assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, None)
+    assert reading.refusals == ()
+
+
+numbers = st.integers(0, (1 << 16) - 1)
+said_fields = st.none() | st.one_of(
+    st.tuples(st.sampled_from(["uint", "ulong", "ulonglong", "slonglong", "sint", "ushort"]), numbers),
+    st.tuples(st.just("double"), st.sampled_from([0.0, 7.5, float("nan"), float("inf"), float("-inf")])),
+    st.tuples(st.just("error"), st.sampled_from([2, 3, 4, 6, 13, 21, 25, 26, 999])),
+)
+FIELD_IDS = (82, 29, 30, 142, 143, 144, 145, 230, *(field for _, field in health.CLOCK_EVENT_FIELDS))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(said=st.fixed_dictionaries(dict.fromkeys(FIELD_IDS, said_fields)), again=st.booleans())
+def test_each_field_stands_for_itself(
+    hypothetical: tuple[Worker, Iterator[int]], said: dict[int | tuple[int, int], FieldValue | None], again: bool
+) -> None:
+    """Whatever each field says, of whatever type: what is a number is told, what is refused is not, and no other."""
+    worker, places = hypothetical
+    gpu = Gpu(A, memory_temperature_celsius=None, fields=said)
+    driver = Driver(gpus=[gpu, Gpu(B)][: next(places)])  # another count of GPUs: what is not supported is asked again
+    for _ in range(1 + again):
+        reading = worker.read_one(driver)
+        told = {field for field, value in said.items() if value and value[0] != "error" and abs(value[1]) < 1e9}
+        assert dict(reading.clock_event_seconds).keys() == {w for w, f in health.CLOCK_EVENT_FIELDS if f in told}
+        assert len(reading.remapped_rows) == len({142, 143} & told)
+        assert len(reading.retired_pages) == len({29, 30} & told)
+        assert [reading.row_remap_pending is None, reading.row_remap_failure is None] == [
+            144 not in told,
+            145 not in told,
+        ]
+        assert ("memory" in dict(reading.temperatures_celsius), reading.recovery_action is not None) == (
+            82 in told,
+            230 in told,
+        )
+        refused = {f for f, v in said.items() if v and v[0] == "error" and v[1] in (4, 999)}
+        assert {call for call, _ in reading.refusals} == {f"{FIELDS}({field})" for field in refused}
+
+
+@pytest.fixture(name="hypothetical")
+def start_for_hypothesis(start: Start) -> tuple[Worker, Iterator[int]]:
+    """Start one worker for all examples, and how many GPUs each has."""
+    return start(groups=("health",)), iter([1, 2] * 1000)
+
+
+# --- clocks, fans, ECC ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("without", [(), EVENTS, THROTTLING, EVENTS[1:] + THROTTLING[1:]])
+def test_clock_events_are_told_under_either_name(start: Start, tmp_path: Path, without: tuple[str, ...]) -> None:
+    """The functions were renamed with driver 535. Where none tells which reasons there are, all that are known are."""
+    calls = tmp_path / "calls"
+    worker = start(without, groups=("health",), GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[healthy_gpu()])
+    for _ in range(3):
+        events = worker.read_one(driver).clock_events
+        assert [word for word, active in events if active] == ["sw_power_cap", "hw_thermal_slowdown"]
+        assert len(events) == (11 if set(EVENTS[1:] + THROTTLING[1:]) <= set(without) else 5)
+    driver.gpus[0].clock_events = 0x1
+    assert worker.read_one(driver).clock_events[0] == ("gpu_idle", True)
+    counted = count_calls(worker, driver, calls)
+    assert sum(counted[call] for call in (EVENTS[0], THROTTLING[0])) == 4
+    assert sum(counted[call] for call in (EVENTS[1], THROTTLING[1])) <= 1
+
+
+def test_reasons_that_are_refused_for_once_are_asked_again(start: Start) -> None:
+    """Until the driver says which reasons there are, all that are known are told."""
+    driver = Driver(gpus=[healthy_gpu()], fail={(EVENTS[1], 0): Code.UNKNOWN})
+    worker = start(groups=("health",))
+    assert len(worker.read_one(driver).clock_events) == 11
+    driver.fail.clear()
+    assert len(worker.read_one(driver).clock_events) == 5
+
+
+def test_an_unknown_performance_state_is_absent(start: Start) -> None:
+    """NVML's number for it is no state."""
+    gpu = healthy_gpu()
+    gpu.performance_state = 32
+    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).performance_state is None
+
+
+@pytest.mark.parametrize(
+    ("without", "expected"),
+    [
+        ((), (("0", 0.3), ("1", 1.05))),
+        (("nvmlDeviceGetNumFans",), (("0", 0.3),)),
+        (("nvmlDeviceGetFanSpeed_v2",), (("0", 0.3),)),
+        (("nvmlDeviceGetNumFans", "nvmlDeviceGetFanSpeed_v2", "nvmlDeviceGetFanSpeed"), ()),
+    ],
+)
+def test_fans_are_told_by_number_or_the_one(
+    start: Start, without: tuple[str, ...], expected: tuple[tuple[str, float], ...]
+) -> None:
+    """Drivers that do not tell fans apart tell one."""
+    reading = start(without, groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
+    assert (reading.fan_ratios, reading.refusals) == (expected, ())
+
+
+def test_a_fan_that_is_refused_costs_itself(start: Start) -> None:
+    """The other fans are told under their numbers."""
+    gpu = healthy_gpu()
+    gpu.fan_percents = [None, 40, 50]
+    assert start(groups=("health",)).read_one(Driver(gpus=[gpu])).fan_ratios == (("1", 0.4), ("2", 0.5))
+
+
+@pytest.mark.parametrize("ecc", [{}, {(0, 1, 2): 7, (1, 1, 2): 0}])
+def test_places_without_ecc_are_asked_once(start: Start, tmp_path: Path, ecc: dict[tuple[int, int, int], int]) -> None:
+    """A card without ECC costs its first asking; of the others those places are asked that count."""
+    calls = tmp_path / "calls"
+    worker = start(groups=("health",), GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, ecc=ecc)])
+    for _ in range(2):
+        for _ in range(3):
+            assert len(worker.read_one(driver).ecc_errors) == len(ecc)
+        assert count_calls(worker, driver, calls)["nvmlDeviceGetMemoryErrorCounter"] == 16 + 2 * len(ecc)
+
+
+def test_a_refused_counter_costs_itself(start: Start) -> None:
+    """It is absent and told, and asked again in the next reading."""
+    driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetMemoryErrorCounter", 0): Code.UNKNOWN})
+    worker = start(groups=("health",))
+    reading = worker.read_one(driver)
+    assert (reading.ecc_errors, reading.refusals) == ((), (("nvmlDeviceGetMemoryErrorCounter", Code.UNKNOWN),))
+    assert reading.performance_state == 0
+    driver.fail.clear()
+    assert len(worker.read_one(driver).ecc_errors) == 2
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetPowerUsage"])
+def test_a_gpu_that_waits_for_a_reset_tells_what_helps(start: Start, call: str) -> None:
+    """The recovery action is told with the fault, as long as the driver tells it."""
+    gpu = healthy_gpu()
+    gpu.fields[230] = ("uint", 1)
+    driver = Driver(gpus=[gpu], fail={(call, 0): Code.RESET_REQUIRED})
+    worker = start(groups=("health",))
+    reading = worker.read_one(driver)
+    with_handle = call != "nvmlDeviceGetHandleByIndex_v2"
+    assert (reading.fault, reading.recovery_action) == ("reset_required", "gpu_reset" if with_handle else None)
+    gpu.fields[230] = ("double", float("nan"))
+    assert worker.read_one(driver).recovery_action is None
+    worker.groups = ()
+    assert worker.read_one(driver).recovery_action is None
+
+
+def test_a_lost_gpu_is_not_asked_what_helps(start: Start, tmp_path: Path) -> None:
+    """No call is made on a GPU after one said that it is lost: it might hang."""
+    calls = tmp_path / "calls"
+    driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetMinorNumber", 0): Code.GPU_IS_LOST})
+    worker = start(groups=("health", "links", "gpm"), GPUMAP_STANDIN_CALLS=str(calls))
+    for _ in range(2):
+        reading = worker.read_one(driver)
+        assert (reading.fault, reading.recovery_action) == ("lost", None)
+    assert count_calls(worker, driver, calls)[FIELDS] == 0
+
+
+def test_a_call_of_health_that_hangs_costs_its_gpu_alone(start: Start) -> None:
+    """The other GPU's reading is told meanwhile."""
+    driver = Driver(gpus=[healthy_gpu(), healthy_gpu(B)], delay={("nvmlDeviceGetMemoryErrorCounter", 0): float("inf")})
+    gpus = start(groups=("health",)).read(driver, hung=1).gpus
+    assert {index: len(gpu.ecc_errors) for index, gpu in gpus.items()} == {1: 2}

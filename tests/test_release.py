@@ -1,0 +1,490 @@
+"""Letting go of the driver: the worker between two reads, the service when it is told to, and what hangs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gpumap.collect import Collector
+from gpumap.join import Rules
+from gpumap.model import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.snapshot import Node as NodeName
+from gpumap.snapshot import Snapshot
+from gpumap.sources.nvml import DRIVER, NvmlSource
+from gpumap.sources.nvml_patience import LONGEST_SECONDS, Patience
+from tests import standin
+from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve, until
+from tests.demo_process import GPUMAP, environment
+from tests.node import Node, gpu_uuid
+from tests.processes import PlainProcesses
+from tests.standin import Driver, Gpu
+from tests.worker import Start, Worker, starting, worker_command
+
+A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
+
+
+@pytest.fixture(name="device")
+def make_device(tmp_path: Path) -> Path:
+    """What the driver's library has open while it is initialised."""
+    device = tmp_path / "dev" / "nvidia0"
+    device.parent.mkdir()
+    device.touch()
+    return device
+
+
+@pytest.fixture(name="start")
+def make_start(tmp_path: Path, library: Path) -> Iterator[Start]:
+    with starting(tmp_path / "state", library.parent.parent) as start:
+        yield start
+
+
+@pytest.fixture(name="node")
+async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
+    node = Node(directory, library, PlainProcesses(directory / "proc"))
+    async with node.kubelet:
+        node.processes.start("/system.slice/sshd.service")
+        yield node
+
+
+def opened(pid: int) -> list[str]:
+    """What a process has open."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(os.readlink(link))
+        except FileNotFoundError:
+            pass  # it was closed meanwhile
+    return found
+
+
+def wait(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+# --- the worker -------------------------------------------------------------------------------------------------------
+
+
+def holds(worker: Worker, device: Path) -> bool:
+    return str(device) in opened(worker.process.pid)
+
+
+def test_a_worker_that_is_not_told_to_keeps_the_driver(start: Start, device: Path) -> None:
+    """NVML stays initialised from one read to the next."""
+    worker = start(changed={"kernel.DEVICES": str(device.parent)})
+    worker.read(Driver(gpus=[Gpu(A)], holds=device))
+    worker.read()
+    assert holds(worker, device)
+
+
+def test_the_driver_is_let_go_of_after_each_read(start: Start, device: Path, tmp_path: Path) -> None:
+    """Between two reads the worker has none of the driver's devices open; each initialisation has its shutdown, and
+    the same process answers all the while, with the same descriptors."""
+    calls = tmp_path / "calls"
+    worker = start(changed={"kernel.DEVICES": str(device.parent)}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker.release = True
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device)
+    readings, descriptors = [], set()
+    for _ in range(4):
+        readings.append(worker.read(driver).gpus)
+        wait(lambda: not holds(worker, device), "the device stays open")
+        wait(lambda: calls.exists() and len(readings) == standin.read_calls(calls)["nvmlShutdown"], "it is not closed")
+        descriptors.add(len(opened(worker.process.pid)))
+    assert all(reading == readings[0] for reading in readings)
+    assert standin.read_calls(calls)["nvmlInitWithFlags"] == 4
+    assert len(descriptors) == 1
+    assert worker.process.poll() is None
+
+
+def test_a_library_that_leaves_a_device_open_costs_the_process(start: Start, device: Path) -> None:
+    """What nvmlShutdown did not close is closed by the end of the worker, once its answers are written."""
+    worker = start(changed={"kernel.DEVICES": str(device.parent)})
+    worker.release = True
+    answers = worker.read(Driver(gpus=[Gpu(A), Gpu(B)], leaks=device))
+    assert sorted(answers.gpus) == [0, 1]
+    assert worker.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_device_that_is_still_mapped_is_held(start: Start, device: Path) -> None:
+    """A mapping keeps a device busy without a descriptor: the library itself is one here."""
+    library = standin.build(device.parent.parent / "nvidia-libraries")
+    worker = start(library=library, changed={"kernel.DEVICES": str(library.parent)})
+    worker.release = True
+    worker.read(Driver(gpus=[Gpu(A)]))
+    assert worker.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_gpu_that_hangs_is_let_go_of_by_the_end_of_the_process(start: Start, device: Path) -> None:
+    """A shutdown would hang too: after a time the worker ends itself; the other GPUs' answers stand."""
+    changed = {"kernel.DEVICES": str(device.parent), "rounds.LET_GO_SECONDS": 0.3}
+    worker = start(changed=changed)
+    worker.release = True
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device, delay={("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")})
+    assert list(worker.read(driver, hung=1).gpus) == [1]
+    assert worker.process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_slow_gpu_is_waited_for(start: Start, device: Path) -> None:
+    """Without persistence mode GPUs take seconds: the worker shuts NVML down after the last answer, not before."""
+    worker = start(changed={"kernel.DEVICES": str(device.parent)})
+    worker.release = True
+    answers = worker.read(Driver(gpus=[Gpu(A), Gpu(B)], holds=device, delay={("nvmlDeviceGetMemoryInfo_v2", 0): 0.4}))
+    assert sorted(answers.gpus) == [0, 1]
+    wait(lambda: not holds(worker, device), "the device stays open")
+    assert worker.process.poll() is None
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="make_source")
+async def make_sources(tmp_path: Path, library: Path, device: Path) -> AsyncIterator[Callable[..., NvmlSource]]:
+    sources = []
+
+    def make(replace_after_seconds: float = 30.0) -> NvmlSource:
+        command = worker_command(library, {"kernel.DEVICES": str(device.parent)})
+        command = ["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *command]
+        sources.append(NvmlSource(command, release=True, replace_after_seconds=replace_after_seconds))
+        return sources[-1]
+
+    yield make
+    for source in sources:
+        assert await source.close()
+
+
+def faults(told: Told[NvmlReading]) -> list[str | None]:
+    return [gpu.fault for gpu in told.value.gpus]
+
+
+async def test_a_worker_that_ended_itself_is_replaced_without_a_word(
+    make_source: Callable[..., NvmlSource], tmp_path: Path, device: Path
+) -> None:
+    """Each read has a worker of its own where the library leaves devices open, and nobody complains."""
+    source = make_source()
+    Driver(gpus=[Gpu(A), Gpu(B)], leaks=device).write(tmp_path / "state")
+    for _ in range(4):
+        told = await source.read(1.0, PATIENCE_SECONDS)
+        assert told.complaints == ()
+        assert faults(told) == [None, None]
+
+
+async def test_who_hung_is_left_alone_while_the_driver_is_let_go_of(
+    make_source: Callable[..., NvmlSource], tmp_path: Path, device: Path
+) -> None:
+    """The worker that hangs is ended, the next ones read the others and let go; later the GPU is asked again."""
+    state = tmp_path / "state"
+    source = make_source(replace_after_seconds=0.5)
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device)
+    driver.delay = {("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")}
+    driver.write(state)
+    rested = False
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not rested:
+        assert time.monotonic() < deadline
+        begun = time.monotonic()
+        told = await source.read(1.0, 0.3)
+        assert faults(told)[0] == "hung"
+        rested = time.monotonic() - begun < 0.2 and faults(told)[1] is None and not held(device)
+    assert (told.value.gpus[0].stuck_seconds or 0.0) > 0.3
+    driver.delay = {}
+    driver.write(state)
+    while faults(told) != [None, None]:
+        assert time.monotonic() < deadline
+        told = await source.read(1.0, 0.3)
+        await asyncio.sleep(0.05)
+
+
+def held(device: Path) -> bool:
+    """Whether any process has it open."""
+    return any(_has_open(pid, str(device)) for pid in os.listdir("/proc") if pid.isdecimal())
+
+
+def _has_open(pid: str, path: str) -> bool:
+    try:
+        return path in opened(int(pid))
+    except OSError:
+        return False
+
+
+async def test_a_driver_that_hangs_is_left_alone_too(
+    make_source: Callable[..., NvmlSource], tmp_path: Path, device: Path
+) -> None:
+    """While NVML as a whole hangs there is a worker only now and then: processes that hang may not die."""
+    state = tmp_path / "state"
+    source = make_source(replace_after_seconds=0.3)
+    driver = Driver(gpus=[Gpu(A)], holds=device, delay={("nvmlInitWithFlags", "*"): float("inf")})
+    driver.write(state)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    quick = False
+    while not quick:
+        assert time.monotonic() < deadline
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match="NVML has not answered"):
+            await source.read(1.0, 0.2)
+        quick = time.monotonic() - begun < 0.1
+    driver.delay = {}
+    driver.write(state)
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            assert faults(await source.read(1.0, 0.2)) == [None]
+            break
+        except SourceError:
+            await asyncio.sleep(0.05)
+
+
+# --- patience ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> None:
+    """After 30 s, 60 s, … ten minutes, as long as anybody hangs; an answer of all of them begins anew."""
+    patience, started, ended = Patience(30.0), 0.0, []
+    for now in range(3000):
+        if patience.is_over(float(now), {0: 0.0}, started):
+            ended.append(now)
+            started = float(now)
+    waited = [later - earlier for earlier, later in itertools.pairwise([0, *ended])]
+    assert waited == [30, 60, 120, 240, 480, 600, 600, 600]
+    assert LONGEST_SECONDS == 600
+    assert patience.resting == frozenset()
+    assert not patience.is_over(3000.0, {}, started)
+    assert patience.is_over(3030.0, {0: 2000.0}, 3000.0)
+
+
+def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longer() -> None:
+    """30 s with the GPU, 30 s without, 30 s with it, a minute without, and so on; another one that hangs has its own
+    30 s."""
+    patience, started, unanswered = Patience(30.0, lets_rest=True), 0.0, {0: 0.0}
+    resting = []
+    for now in range(400):
+        if patience.is_over(float(now), unanswered, started):
+            started = float(now)
+        resting.append(bool(patience.resting))
+    changes = [now for now in range(1, 400) if resting[now] != resting[now - 1]]
+    assert changes == [30, 60, 90, 150, 180, 300, 330]
+    assert patience.resting == {0}
+    unanswered[1] = 400.0
+    assert not patience.is_over(429.0, unanswered, started)
+    assert patience.is_over(430.0, unanswered, started)
+    assert patience.resting == {0, 1}
+    assert not patience.is_over(431.0, {}, started)
+    assert patience.resting == frozenset(), "all have answered"
+
+
+def test_no_worker_is_no_reason_to_end_one() -> None:
+    """The driver as a whole may rest as a GPU may."""
+    patience = Patience(30.0, lets_rest=True)
+    assert not patience.is_over(100.0, {DRIVER: 0.0}, None)
+    assert patience.is_over(100.0, {DRIVER: 0.0}, 0.0)
+    assert patience.resting == {DRIVER}
+
+
+# --- the service ------------------------------------------------------------------------------------------------------
+
+
+def released(agent: Agent) -> list[str]:
+    return re.findall(r"driver released until=\S+", agent.log)
+
+
+async def signalled(agent: Agent, times: int = 1) -> None:
+    """Tell it to let go, and return when it has said so."""
+    os.kill(agent.pid, signal.SIGUSR1)
+
+    async def said() -> list[str]:
+        return released(agent)
+
+    await until(said, lambda lines: len(lines) >= times, "it does not let go")
+
+
+async def test_a_signal_lets_go_for_an_interval(node: Node) -> None:
+    """The worker is gone, the page serves what it has, and nothing collects before the interval is over; then all is
+    as before, with a new worker."""
+    async with serve(node, "--interval", "3s") as agent:
+        await agent.until(lambda page: page.up("nvml"), "it does not collect")
+        comm = await asyncio.to_thread(Path(f"/proc/{agent.pid}/comm").read_text)
+        assert comm == "gpumap\n", "pkill -x gpumap would not find it"
+        workers = agent.children()
+        assert len(workers) == 1
+        begun = time.monotonic()
+        await signalled(agent)
+        await gone(*workers)
+        node.admit("pushed", main=[gpu_uuid(1)])  # news, which has to wait
+        collections = (await agent.page()).collections
+        while time.monotonic() < begun + 2.0:
+            page = await agent.page()
+            assert page.collections == collections
+            assert page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 1
+            assert agent.children() == {}
+            await asyncio.sleep(0.1)
+        page = await agent.until(lambda page: page.collections > collections, "it does not collect again")
+        assert time.monotonic() >= begun + 3.0
+        assert page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 1
+        assert len(agent.children()) == 1
+        assert len(released(agent)) == 1
+
+
+class _SlowNvml:
+    """Its reads take until `gate` is set; it does not end."""
+
+    def __init__(self) -> None:
+        self.reads = self.closed = 0
+        self.gate = asyncio.Event()
+        self.snapshots: list[Snapshot] = []
+
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+        self.reads += 1
+        await self.gate.wait()
+        raise SourceError("driver_not_loaded", "this is a test")
+
+    async def close(self) -> bool:
+        self.closed += 1
+        return False
+
+
+class _NoKubelet:
+    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+        raise SourceError("unavailable", "this is a test")
+
+    async def wait_until_back(self) -> None:
+        """Return at once: a kubelet that is back is news."""
+
+
+class _NoProcfs:
+    is_real = True
+
+    def clock_ticks(self) -> int | None:
+        return None
+
+    def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]:
+        raise SourceError("unreadable", "this is a test")
+
+
+def _no_identity() -> Told[PodIdentity]:
+    raise SourceError("pod_logs_missing", "this is a test")
+
+
+async def test_a_release_during_a_collection_waits_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """What is being read is published first; and a worker that survives its end is said to hold on."""
+    nvml, rules = _SlowNvml(), Rules(NodeName("node", ""), lambda name: True, 60.0)
+    loop = Collector(nvml, _NoProcfs(), _no_identity, _NoKubelet(), rules, 3600.0, nvml.snapshots.append)
+    task = asyncio.create_task(loop.run())
+    try:
+        await _until(lambda: nvml.reads == 1)
+        loop.release()
+        await asyncio.sleep(0.1)
+        assert nvml.closed == 0
+        nvml.gate.set()
+        await _until(lambda: nvml.closed == 1)
+        assert len(nvml.snapshots) == 1
+        await asyncio.sleep(0.3)  # in which a kubelet that is back would be asked
+        assert nvml.reads == 1
+        assert "driver not released" in caplog.text
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        loop.close()
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async def ask() -> bool:
+        return holds()
+
+    await until(ask, bool, "it does not come to that")
+
+
+async def test_another_signal_begins_the_interval_again(node: Node) -> None:
+    """Who signals again in time keeps gpumap away from the driver for as long as it takes."""
+    async with serve(node, "--interval", "2s") as agent:
+        await agent.until(lambda page: page.up("nvml"), "it does not collect")
+        for times in range(1, 5):
+            await signalled(agent, times)
+            await asyncio.sleep(0.7)
+            assert agent.children() == {}
+        page = await agent.page()
+        await agent.until(lambda later: later.collections > page.collections, "it does not collect again")
+
+
+async def test_it_ends_while_it_has_let_go(node: Node) -> None:
+    """SIGTERM is obeyed at once, also then."""
+    async with serve(node, "--interval", "60s") as agent:
+        await agent.until(lambda page: page.up("nvml"), "it does not collect")
+        await signalled(agent)
+        assert await agent.stop() == 0
+
+
+async def test_the_worker_ignores_the_signal(node: Node) -> None:
+    """A signal to all processes that have gpumap in their command line is one for the service."""
+    async with serve(node) as agent:
+        await agent.until(lambda page: page.up("nvml"), "it does not collect")
+        (worker,) = agent.children()
+        os.kill(worker, signal.SIGUSR1)
+        await agent.later(3)
+        assert list(agent.children()) == [worker]
+
+
+async def test_the_flag_lets_go_after_each_collection(node: Node, device: Path) -> None:
+    """With --nvml-release nothing is open between two collections, and the worker stays the same."""
+    node.driver.holds = device
+    node.driver.gpus[0].gpm = standin.Gpm()
+    node.tell_driver()
+    async with serve(node, "--nvml-release", "--interval", "500ms") as agent:
+        await agent.until(lambda page: page.up("nvml"), "it does not collect")
+        (worker,) = agent.children()
+        for _ in range(3):
+            page = await agent.later(1)
+            assert page.value("gpumap_gpu_up", uuid=gpu_uuid(0)) == 1
+            await until(_held_by(worker, device), lambda is_held: not is_held, "the device stays open")
+        assert list(agent.children()) == [worker]
+        assert page.value("gpumap_source_errors_total", source="nvml", reason="worker_crashed") == 0
+        assert not page.capable("xid_events")
+        blind = page.value("gpumap_xid_blind_seconds_total", uuid=gpu_uuid(0))
+        assert blind is not None
+        later = await agent.later(1)
+        assert (later.value("gpumap_xid_blind_seconds_total", uuid=gpu_uuid(0)) or 0) > blind, "nobody listens"
+        assert not page.capable("gpm")
+
+
+def _held_by(pid: int, device: Path) -> Callable[[], Awaitable[bool]]:
+    async def ask() -> bool:
+        return str(device) in opened(pid)
+
+    return ask
+
+
+async def test_the_demo_lets_go_as_the_service_does() -> None:
+    """It is the same service over a simulated driver."""
+    async with run_agent("demo", "--interval", "1s") as agent:
+        await agent.until(lambda page: page.up("nvml"), "it does not collect")
+        await signalled(agent)
+
+
+def test_a_command_that_only_looks_is_not_ended_by_the_signal(node: Node) -> None:
+    """`map --watch` goes on."""
+    variables = environment(**standin.environment(node.library, node.state))
+    with ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [str(GPUMAP), "map", "--watch", "--interval", "200ms", *node.flags],
+                stdout=subprocess.PIPE,
+                env=variables,
+            )
+        )
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGUSR1)
+        for _ in range(20):
+            assert process.stdout.readline()
+        assert process.poll() is None

@@ -1,0 +1,457 @@
+"""--state-file: what outlives a restart, and what comes of a file that cannot be used, or a disk that does not work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpumap.collect import Collector, now
+from gpumap.errors import UsageError
+from gpumap.join import Memory
+from gpumap.join.ledger import GpuBook
+from gpumap.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
+from gpumap.model import ContainerName, Moment, SourceError, Told
+from gpumap.state import OLDEST_SECONDS, decode, encode
+from gpumap.state_file import BYTES_MAX, StateFile, replace_file
+from tests.agent import serve
+from tests.demo_process import GPUMAP, environment, fetch, wait_for
+from tests.node import GIB, Node
+from tests.node import gpu_uuid as card
+from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.processes import PlainProcesses
+from tests.test_settings import settle
+
+GPU = gpu_uuid(0)
+POD = Pod("ml", "a", {"main": {"nvidia.com/gpu": [GPU]}})
+HELD, ENERGY = "gpumap_container_allocated_gpu_seconds_total", "gpumap_container_energy_joules_total"
+UNATTRIBUTED, GAP = "gpumap_gpu_energy_unattributed_joules_total", "gpumap_accounting_gap_seconds_total"
+DEVICE_ENERGY = "gpumap_gpu_energy_joules_total"
+COUNTERS = re.compile(
+    r"gpumap_(container_(allocated_gpu|sm|gpu_memory_byte)_seconds|container_energy_joules"
+    r"|gpu_energy_unattributed_joules|accounting_gap_seconds|gpu_xid_errors|xid_blind_seconds)_total"
+)
+
+
+def lived() -> TestNode:
+    """A node with a container that was charged for a while."""
+    node = TestNode([Gpu(0, millijoules=1000)], [POD], [Process(100, GPU, POD, sm=0.1)])
+    node.collect()
+    node.gpus[0].millijoules = 4333
+    node.collect()
+    return node
+
+
+def written() -> dict[str, Any]:
+    document = json.loads(encode(lived().memory))
+    assert isinstance(document, dict)
+    return document
+
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+def test_counters_go_on_where_they_stood() -> None:
+    """What is read back is what was written, to the last digit; what is charged begins with the second collection."""
+    node = lived()
+    before = node.memory.ledger
+    node.memory = Memory(ledger=decode(encode(node.memory), node.now).ledger)
+    node.gpus[0].millijoules = 5333
+    snapshot = node.collect(3.0)
+    assert snapshot.accounts[0].allocated_gpu_seconds == before.charges[POD.full(), GPU].allocated_gpu_seconds == 5.0
+    assert snapshot.accounts[0].energy_joules == 3.333
+    assert snapshot.gpu_accounts[0].gap_seconds == 3.0
+    assert snapshot.gpu_accounts[0].energy_unattributed_joules == 1.0
+    assert node.collect(2.0).accounts[0].allocated_gpu_seconds == 7.0
+
+
+def test_downtime_is_a_gap() -> None:
+    """From the last saving to the first reading nobody was charged, also over a boot, after which clocks are others."""
+    node = lived()
+    text = encode(node.memory)
+    node.memory = Memory(ledger=decode(text, Moment(7.0, node.now.wall + 100.0, 0.0)).ledger)
+    node.clock = 7.0
+    node.gpus[0].millijoules = 50
+    snapshot = node.collect(1.0)
+    assert snapshot.gpu_accounts[0].gap_seconds == 101.0
+    assert snapshot.gpu_accounts[0].energy_unattributed_joules == 0.05, "the counter went back with the driver"
+
+
+def test_a_clock_that_was_set_back_makes_no_gap() -> None:
+    """A state of the future was saved just now."""
+    node = lived()
+    state = decode(encode(node.memory), Moment(7.0, node.now.wall - 3600.0, 0.0))
+    assert state.away_seconds == 0.0
+
+
+def test_xid_errors_outlive_a_restart() -> None:
+    """Errors are kept, what was not settled when it was saved is still open, and so is the time since."""
+    node = lived()
+    at = node.now.monotonic
+    name = ContainerName("ml", "a", "main")
+    known = XidMemory(
+        gpus={GPU: GpuXidMemory({79: 1, 43: 2}, 1.5, at - 4.0, True), gpu_uuid(1): GpuXidMemory({}, 0.0, None, False)},
+        containers={(name, GPU): ContainerXidMemory({79: 1}, 12.0)},
+    )
+    memory = Memory(ledger=node.memory.ledger, xids=known)
+    state = decode(encode(memory), Moment(50.0, node.now.wall + 20.0, 0.0))
+    assert state.xids.gpus[GPU] == GpuXidMemory({79: 1, 43: 2}, 1.5, 50.0 - 20.0 - 4.0, True)
+    assert state.xids.gpus[gpu_uuid(1)].settled_until is None
+    assert state.xids.containers[name, GPU].errors == {79: 1}
+
+
+def test_gpus_that_are_away_are_kept_apart() -> None:
+    """A GPU that was taken from the node is not shown after a restart either."""
+    node = lived()
+    node.gpus.clear()
+    node.collect()
+    state = decode(encode(node.memory), node.now)
+    assert state.ledger.gpus == {}
+    assert state.ledger.away[GPU] == GpuBook(0.0, 0, 4333)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "Expecting value"),
+        (b"\xff\xfe\x00", "decode"),
+        (b"[]", "laid out"),
+        (b"[" * 100_000, "nested"),
+        (b'{"version":2}', "version 2"),
+        (b'{"version":"1"}', "version is not"),
+        (b'{"version":1}', "saved_at"),
+        (b'{"version":1,"saved_at":' + b"9" * 5000 + b"}", "limit"),
+    ],
+)
+def test_a_text_that_is_none_of_ours(text: bytes, why: str) -> None:
+    """Whatever else stands in the file is told in a few words."""
+    with pytest.raises(ValueError, match=why):
+        decode(text, now())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("saved_at",), -1.0),
+        (("saved_at",), 1.0),
+        (("gpus",), {}),
+        (("gpus", 0), None),
+        (("gpus", 0, "uuid"), 7),
+        (("gpus", 0, "gap_seconds"), float("nan")),
+        (("gpus", 0, "gap_seconds"), float("inf")),
+        (("gpus", 0, "gap_seconds"), None),
+        (("gpus", 0, "counter_millijoules"), 0.5),
+        (("gpus", 0, "unattributed_millijoules"), 2**70),
+        (("containers", 0, "allocated_gpu_seconds"), -0.1),
+        (("containers", 0, "sm_seconds"), "1"),
+        (("containers", 0, "memory_byte_seconds"), 1e30),
+        (("containers", 0, "energy_millijoules"), True),
+        (("containers", 0, "pod"), None),
+        (("containers", 0, "gpu"), []),
+        (("gpu_xids", 0, "errors"), [[79]]),
+        (("gpu_xids", 0, "errors"), {"79": 1}),
+        (("gpu_xids", 0, "listened"), 1),
+    ],
+)
+def test_a_value_that_cannot_be(path: tuple[str | int, ...], value: object) -> None:
+    """One absurd value is reason enough to use none of them."""
+    document: Any = written()
+    document["gpu_xids"] = [{"uuid": GPU, "errors": [], "blind_seconds": 0.0, "open_seconds": None, "listened": True}]
+    assert decode(json.dumps(document).encode(), lived().now)
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(ValueError, match=r"\w"):
+        decode(json.dumps(document).encode(), lived().now)
+
+
+def test_a_state_of_another_age_is_not_used() -> None:
+    """A clock that was wrong by decades makes no gap of decades."""
+    node = lived()
+    with pytest.raises(ValueError, match="more than a year"):
+        decode(encode(node.memory), Moment(1.0, node.now.wall + OLDEST_SECONDS + 1.0))
+
+
+@given(st.data())
+def test_no_text_raises_anything_else(data: st.DataObject) -> None:
+    """A text that was cut off, or in which a byte is another, is read or refused, and nothing else."""
+    text = bytearray(encode(lived().memory))
+    del text[data.draw(st.integers(0, len(text))) :]
+    for _ in range(data.draw(st.integers(0, 3)) if text else 0):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ValueError):
+        decode(bytes(text), now())
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_file_of_its_owner_alone_replaced_at_once(tmp_path: Path) -> None:
+    """The file has mode 0600; a name that a killed gpumap left behind is in nobody's way; nothing else is left."""
+    path = tmp_path / "state.json"
+    (tmp_path / ".state.json.new").write_text("half of")
+    state, node = StateFile(path), lived()
+    await state.save(node.memory)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (await StateFile(path).load(node.now)).ledger.charges.keys() == node.memory.ledger.charges.keys()
+    with path.open("rb") as first:
+        node.collect()
+        await state.save(node.memory)
+        await state.close()
+        assert first.read() != path.read_bytes(), "replaced, not written into"
+    assert os.listdir(tmp_path) == ["state.json"]
+
+
+async def test_nothing_to_lose_is_not_written(tmp_path: Path) -> None:
+    """A node on which no GPU was seen has no file."""
+    state, node = StateFile(tmp_path / "state.json"), TestNode()
+    node.collect()
+    await state.save(node.memory)
+    await state.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_missing_file_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first start says so, as information."""
+    caplog.set_level(logging.INFO)
+    assert await StateFile(tmp_path / "state.json").load(now()) == Memory()
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "truncated", "huge", "pipe", "folder"])
+async def test_a_file_that_cannot_be_used_is_one_line(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counters start at 0, one warning names the file and why, and nothing is raised."""
+    path = tmp_path / "state.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        text = encode(lived().memory)
+        path.write_bytes({"corrupt": b"\0" * 99, "truncated": text[:-9], "huge": b" " * (BYTES_MAX + 1)}[kind])
+    assert await StateFile(path).load(now()) == Memory()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert str(path) in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+async def test_a_disk_that_fails_is_told_when_it_begins_and_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that is gone, and then full, costs one line; another comes when the file is written again."""
+    caplog.set_level(logging.INFO)
+    full = [False]
+
+    def write(path: Path, text: bytes) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace_file(path, text)
+
+    folder = tmp_path / "folder"
+    state, node = StateFile(folder / "state.json", replace_file=write), lived()
+    for _ in range(2):
+        await state.save(node.memory)
+    folder.mkdir()
+    full[0] = True
+    await state.save(node.memory)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    full[0] = False
+    for _ in range(2):
+        await state.save(node.memory)
+    await state.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert os.listdir(folder) == ["state.json"]
+
+
+async def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A write that does not end is left behind at its deadline, and the next ones do not wait for it; when it has
+    ended the newest is written."""
+    caplog.set_level(logging.INFO)
+    goes_on, path = threading.Event(), tmp_path / "state.json"
+    writes: list[bytes] = []
+
+    def write(path: Path, text: bytes) -> None:
+        writes.append(text)
+        goes_on.wait()
+        replace_file(path, text)
+
+    state, node = StateFile(path, deadline_seconds=0.05, replace_file=write), lived()
+    for _ in range(3):
+        node.collect()
+        await state.save(node.memory)
+    assert len(writes) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    goes_on.set()
+    async with asyncio.timeout(20):
+        while not path.exists() or path.read_bytes() != encode(node.memory):
+            await state.save(node.memory)
+            await asyncio.sleep(0.01)
+    await state.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+class Down:
+    """NVML and a kubelet that do not answer."""
+
+    async def read(self, *_: float) -> Told[Any]:
+        raise SourceError("down", "in this test")
+
+    async def close(self) -> bool:
+        return True
+
+    async def wait_until_back(self) -> None:
+        await asyncio.Event().wait()
+
+
+class NoProcesses:
+    """/proc, which cannot be read, and pod identity neither."""
+
+    is_real = True
+
+    def clock_ticks(self) -> int | None:
+        return None
+
+    def read(self, *_: object) -> Told[Any]:
+        raise SourceError("down", "in this test")
+
+
+async def test_what_a_page_shows_has_been_saved() -> None:
+    """Each collection's memory is kept before its snapshot is published."""
+    happened: list[object] = []
+
+    async def keep(memory: Memory) -> None:
+        await asyncio.sleep(0)
+        happened.append(memory.ledger.at)
+
+    before = lived().memory
+    proc = NoProcesses()
+    loop = Collector(
+        Down(), proc, proc.read, Down(), RULES, 1.0, lambda snapshot: happened.append("page"), memory=before, keep=keep
+    )
+    snapshot = await loop.collect()
+    await loop.collect()
+    loop.close()
+    assert [snapshot.accounts[0].name] == [POD.full()], "it began with what it was given"
+    first, page, second, again = happened
+    assert isinstance(first, Moment)
+    assert isinstance(second, Moment)
+    assert (page, again) == ("page", "page")
+
+
+def test_where_the_file_is_to_be_is_checked_at_the_start(tmp_path: Path) -> None:
+    """A folder in its place, or none around it, is a mistake in the command line."""
+    assert settle("--state-file", str(tmp_path / "new")).state_file == tmp_path / "new"
+    assert settle().state_file is None
+    for wrong in (tmp_path, tmp_path / "missing" / "state.json"):
+        with pytest.raises(UsageError, match=r"^--state-file .*(is a directory|is in no folder)"):
+            settle("--state-file", str(wrong))
+
+
+# --- the whole of it --------------------------------------------------------------------------------------------------
+
+
+async def test_a_service_goes_on_where_it_was(directory: Path, library: Path) -> None:
+    """Started again, `gpumap serve` goes on from its sums: what the GPU used meanwhile is nobody's, the time is a gap.
+    When the folder goes away under it, it serves on, and says so once."""
+    machine, folder, uuid = Node(directory, library, PlainProcesses(directory / "proc")), directory / "kept", card(1)
+    folder.mkdir()
+    flags = ("--state-file", str(folder / "state.json"))
+    gpu = machine.driver.gpus[1]
+    async with machine.kubelet:
+        machine.run(machine.admit("a", main=[uuid]).cgroup("main"), 1, GIB, 50)
+        async with serve(machine, *flags) as agent:
+            await agent.until(lambda page: (page.value(HELD, pod="a") or 0) > 0.3, "the time held is not charged")
+            gpu.energy_millijoules = 1_005_000
+            machine.tell_driver()
+            page = await agent.until(lambda page: page.value(DEVICE_ENERGY, uuid=uuid) == 1005, "no energy")
+            assert (page.value(ENERGY, pod="a"), page.value(UNATTRIBUTED, uuid=uuid)) == (5.0, 0.0)
+        gpu.energy_millijoules = 1_012_000
+        machine.tell_driver()
+        async with serve(machine, *flags) as agent:
+            again = await agent.until(lambda page: page.collections >= 1, "no page")
+            assert (again.value(HELD, pod="a") or 0) >= (page.value(HELD, pod="a") or 0) > 0.3
+            assert (again.value(ENERGY, pod="a"), again.value(UNATTRIBUTED, uuid=uuid)) == (5.0, 7.0)
+            assert (again.value(GAP, uuid=uuid) or 0) > 0
+            shutil.rmtree(folder)
+            later = await agent.later(4)
+            assert (later.value(HELD, pod="a") or 0) > (again.value(HELD, pod="a") or 0)
+            assert agent.log.count("state file cannot be written") == 1
+
+
+@contextlib.contextmanager
+def running(folder: Path, number: int) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+    """The demo with a state file until it is killed. Gives its URL once it serves."""
+    log = folder / f"log{number}"
+    flags = ("--listen", "127.0.0.1:0", "--interval", "100ms", "--state-file", str(folder / "state"))
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(GPUMAP), "demo", *flags], env=environment(TMPDIR=str(folder)), stdout=output, stderr=subprocess.STDOUT
+        )
+
+    def address() -> str | None:
+        match = re.search(r"serving address=(\S+)", log.read_text())
+        return match and f"http://{match[1]}"
+
+    try:
+        yield process, wait_for("address", address, process, log), log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def counters(url: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """gpumap's own counters that shall never go back; none before the first collection."""
+    try:
+        page = fetch(f"{url}/metrics")[0]
+    except OSError:
+        return {}
+    families = text_string_to_metric_families(page)
+    samples = [sample for family in families for sample in family.samples]
+    return {(one.name, frozenset(one.labels.items())): one.value for one in samples if COUNTERS.fullmatch(one.name)}
+
+
+def test_no_counter_goes_back_when_gpumap_is_killed(directory: Path) -> None:
+    """Killed at any moment, gpumap goes on from what it has shown, or more; the time between is in the gap."""
+    chance = random.Random(6)
+    seen: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for number in range(5):
+        with running(directory, number) as (process, url, log):
+            wait_for("page", lambda url=url: "yes" if counters(url) else None, process, log)  # type: ignore[misc]
+            until = time.monotonic() + chance.uniform(0.3, 0.8)
+            while time.monotonic() < until:
+                page = counters(url)
+                for series, value in page.items():
+                    assert value >= seen.get(series, 0.0), f"{series} went back"
+                assert page.keys() >= seen.keys(), "what stood is kept for minutes"
+                seen |= page
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        assert "Traceback" not in log.read_text()
+    gaps = [value for (name, _), value in seen.items() if name == GAP]
+    assert gaps
+    assert min(gaps) > 0
+    charged = [value for (name, _), value in seen.items() if name == HELD]
+    assert max(charged) > 1.0, "five lives of a third of a second and more"

@@ -1,0 +1,124 @@
+"""What the NVML source hears of XID events from workers that die, hang or fail: small children that do one of these."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gpumap.model import NvmlReading, SourceError, Uuid
+from gpumap.sources.nvml import NvmlSource
+
+A = Uuid("GPU-a")
+PATIENCE_SECONDS = 10.0
+
+CHILD = """
+import json, os, sys, time
+
+def say(**said):
+    os.write(1, json.dumps(said).encode() + b"\\n")
+
+def answer(read):
+    say(read=read, driver=dict(driver_version="", cuda_version="", nvml_version="", count=1, busy=[]))
+    say(read=read, gpu={"index": 0, "uuid": "GPU-a"})
+
+def hear(code):
+    now = time.monotonic()
+    say(xid=["GPU-a", code, None, None, now, 1])
+    say(listening=[["GPU-a", STARTED, now]])
+
+STARTED = time.monotonic()
+reads = (json.loads(line)["read"] for line in sys.stdin)
+again = os.path.exists(sys.argv[1])  # the second worker
+open(sys.argv[1], "a").close()
+"""
+
+Start = Callable[..., NvmlSource]
+
+
+@pytest.fixture
+async def start(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Start]:
+    """Makes sources whose child runs the given lines, and closes them."""
+    sources: list[NvmlSource] = []
+
+    def make(program: str, **options: Any) -> NvmlSource:
+        flag = tmp_path_factory.mktemp("child") / "started"
+        sources.append(NvmlSource([sys.executable, "-S", "-c", CHILD + program, str(flag)], ("health",), **options))
+        return sources[-1]
+
+    yield make
+    for source in sources:
+        await source.close()
+
+
+async def read(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS) -> NvmlReading:
+    return (await source.read(1.0, timeout_seconds)).value
+
+
+async def heard(source: NvmlSource, code: int) -> NvmlReading:
+    """The reading that tells of this event, which is one of the next."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                reading = await read(source, 0.3)
+            except SourceError:
+                continue
+            if [one.code for one in reading.xids] == [code]:
+                return reading
+            assert reading.xids == ()
+
+
+async def test_what_was_said_between_two_reads_is_told_by_the_second(start: Start) -> None:
+    """With its age and the stretch in which somebody listened; the third tells nothing of it."""
+    source = start("for read in reads:\n    answer(read)\n    if read == 1: hear(31)")
+    assert (await read(source)).xids == ()
+    reading = await heard(source, 31)
+    assert reading.xids[0][:4] == (A, 31, None, None)
+    assert [one.uuid for one in reading.listening] == [A]
+    assert 0.0 < reading.listening[0].until_seconds <= reading.xids[0].age_seconds + 1e-9
+    assert reading.listening[0].since_seconds > reading.listening[0].until_seconds
+    later = await read(source)
+    assert later.xids == ()
+    assert later.listening == ()
+
+
+async def test_the_last_words_of_a_worker_that_died_are_heard(start: Start) -> None:
+    """It died between two reads, of which the second has another worker."""
+    source = start("for read in reads:\n    answer(read)\n    if not again: hear(79); sys.exit(1)")
+    await read(source)
+    assert [one.uuid for one in (await heard(source, 79)).listening] == [A]
+
+
+async def test_the_last_words_of_a_worker_that_is_killed_are_heard(start: Start) -> None:
+    """It hung in a call after it had told an event, and was replaced."""
+    program = "for read in reads:\n    if not again:\n        hear(119)\n        time.sleep(600)\n    answer(read)"
+    source = start(program, replace_after_seconds=0.2)
+    await heard(source, 119)
+
+
+async def test_what_was_said_before_a_failure_is_told_after_it(start: Start) -> None:
+    """NVML had to be initialised anew, and could not at first."""
+    failure = 'hear(13); say(read=read, error={"code": 999, "reason": "unknown", "detail": ""})'
+    source = start(f"for read in reads:\n    if read == 1: {failure}\n    else: answer(read)")
+    with pytest.raises(SourceError):
+        await read(source)
+    await heard(source, 13)
+
+
+async def test_nonsense_takes_no_event_away(start: Start) -> None:
+    """A worker that is ended for what it said has its events told by the next one's reading."""
+    source = start("for read in reads:\n    if not again: hear(45); say(nonsense=1); time.sleep(600)\n    answer(read)")
+    with pytest.raises(SourceError, match="protocol"):
+        await read(source)
+    await heard(source, 45)
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.5])
+async def test_a_count_that_is_none_is_nonsense(start: Start, times: float) -> None:
+    """A counter can never go back, whatever a worker says."""
+    source = start(f'for read in reads:\n    say(xid=["GPU-a", 31, None, None, 0.0, {times}])\n    answer(read)')
+    with pytest.raises(SourceError, match="protocol"):
+        await read(source)

@@ -1,0 +1,322 @@
+"""XID events as the NVML worker tells them, over the compiled stand-in."""
+
+import ctypes
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from gpumap.model import Uuid
+from gpumap.nvml_worker import events, wire
+from tests import standin
+from tests.standin import Code, Driver, Gpu, Xid
+from tests.worker import PATIENCE_SECONDS, Start, Worker, starting
+
+A, B, C = (Uuid(f"GPU-00000000-0000-0000-0000-00000000000{letter}") for letter in "abc")
+WAIT = "nvmlEventSetWait_v2"
+REGISTER = "nvmlDeviceRegisterEvents"
+SOON = {"listener.LISTEN_SECONDS": 0.02}
+SELDOM = {"listener.LISTEN_SECONDS": 600.0}
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.fixture
+def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path / "state", libraries) as start:
+        yield start
+
+
+def listener(start: Start, driver: Driver, **options: object) -> Worker:
+    """A worker that has read once, and listens to what it can."""
+    worker = start(groups=("health",), **{"changed": SOON, **options})
+    worker.read(driver)
+    return worker
+
+
+def fire(worker: Worker, driver: Driver, *xids: Xid) -> None:
+    driver.xids += xids
+    driver.write(worker.state)
+
+
+def next_xid(worker: Worker) -> wire.XidSaid:
+    """The next event, told between reads."""
+    while not isinstance(said := worker.answer(), wire.XidSaid):
+        assert isinstance(said, wire.ListeningSaid), said
+    return said
+
+
+def told(worker: Worker) -> list[wire.XidSaid]:
+    return [said for said in worker.unasked if isinstance(said, wire.XidSaid)]
+
+
+def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uuid, wire.Heard]:
+    """What a new read says of who is listened to, the newest of each GPU."""
+    worker.unasked.clear()
+    worker.read(driver, hung=hung)
+    return {heard.uuid: heard for heard in stretches(worker)}
+
+
+def stretches(worker: Worker) -> list[wire.Heard]:
+    return [heard for said in worker.unasked if isinstance(said, wire.ListeningSaid) for heard in said.heard]
+
+
+def until(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
+# --- an event ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_told_at_once_and_once(start: Start) -> None:
+    """Between two reads, with its GPU, its code and its moment; no read tells it again."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker = listener(start, driver)
+    before = time.monotonic()
+    fire(worker, driver, Xid(1, 31))
+    said = next_xid(worker)
+    assert said[:4] == (B, 31, None, None)
+    assert before <= said.at <= time.monotonic()
+    assert said.times == 1
+    read(worker)
+    assert told(worker) == []
+
+
+def test_an_event_of_a_mig_device_has_its_ids(start: Start) -> None:
+    """The GPU instance and the compute instance, where the driver does not keep them back."""
+    driver = Driver(gpus=[Gpu(A)])
+    worker = listener(start, driver)
+    fire(worker, driver, Xid(0, 13, gi=2, ci=0))
+    assert next_xid(worker)[:4] == (A, 13, 2, 0)
+
+
+def test_a_read_tells_first_what_came_before_it(start: Start) -> None:
+    """The thread that listens is woken: an event stands before the driver's line of the next read."""
+    driver = Driver(gpus=[Gpu(A)])
+    worker = listener(start, driver, changed=SELDOM)
+    fire(worker, driver, Xid(0, 79))
+    asked = time.monotonic()
+    heard = read(worker)[A]
+    assert [said[:2] for said in told(worker)] == [(A, 79)]
+    assert heard.since < asked <= heard.until
+
+
+def test_events_from_before_are_not_told(start: Start) -> None:
+    """Who begins to listen hears what comes from then on, and says since when that is."""
+    driver = Driver(gpus=[Gpu(A)], xids=[Xid(0, 13)])
+    worker = start(groups=("health",), changed=SOON)
+    before = time.monotonic()
+    heard = read(worker, driver)
+    assert told(worker) == []
+    assert before < heard[A].since < time.monotonic()
+    fire(worker, driver, Xid(0, 31))
+    assert next_xid(worker).code == 31
+
+
+def test_equal_events_of_a_moment_are_one_line(start: Start) -> None:
+    """A flood of thousands takes a line for each kind of event, and none of them is lost."""
+    driver = Driver(gpus=[Gpu(A)])
+    worker = listener(start, driver, changed=SELDOM)
+    fire(worker, driver, *[Xid(0, 13 if number % 3 else 31) for number in range(3000)])
+    counts: Counter[int] = Counter()
+    lines = 0
+    while counts.total() < 3000:
+        read(worker)
+        counts.update({said.code: said.times for said in told(worker)})
+        lines += len(told(worker))
+    assert counts == {13: 2000, 31: 1000}
+    assert lines <= 20
+
+
+# --- who is listened to -----------------------------------------------------------------------------------------------
+
+
+def test_nobody_listens_unless_health_is_asked_for(start: Start) -> None:
+    """Without the group there is no event set, and nothing is said of events."""
+    driver = Driver(gpus=[Gpu(A)])
+    worker = start(changed=SOON)
+    worker.read(driver)
+    fire(worker, driver, Xid(0, 13))
+    worker.read()
+    assert worker.unasked == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "without"),
+    [(Gpu(A, event_types=None), ()), (Gpu(A, event_types=1), ()), (Gpu(A), (REGISTER,)), (Gpu(A), (WAIT,))],
+)
+def test_what_tells_no_events_is_not_listened_to(start: Start, gpu: Gpu, without: tuple[str, ...]) -> None:
+    """A GPU without XID events, or a library without the calls, costs nothing but that."""
+    worker = start(groups=("health",), changed=SOON, without=without)
+    answers = worker.read(Driver(gpus=[gpu]))
+    assert answers.gpus[0].fault is None
+    assert answers.gpus[0].refusals == ()
+    worker.read()
+    assert WAIT in without or read(worker) == {}
+
+
+def test_who_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
+    """Until NVML is initialised anew, which may be another driver."""
+    path = tmp_path / "calls"
+    worker = start(groups=("health",), changed=SOON, GPUMAP_STANDIN_CALLS=str(path))
+    driver = Driver(gpus=[Gpu(A, event_types=None)])
+    for _ in range(3):
+        worker.read(driver)
+    driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}
+    worker.refusal(driver)
+    driver.fail = {}
+    driver.gpus = [Gpu(A)]
+    worker.read(driver)
+    assert A in read(worker)
+    assert standin.read_calls(path)["nvmlDeviceGetSupportedEventTypes"] == 1
+
+
+def test_a_registration_that_fails_is_tried_again(start: Start) -> None:
+    """At each read, and it is told why until it succeeds."""
+    worker = start(groups=("health",), changed=SOON)
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={(REGISTER, 0): Code.UNKNOWN})
+    assert worker.read(driver).gpus[0].refusals == ((REGISTER, Code.UNKNOWN),)
+    assert list(read(worker)) == [B]
+    driver.fail = {}
+    assert worker.read(driver).gpus[0].refusals == ()
+    assert sorted(read(worker)) == [A, B]
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_hangs_is_heard_as_the_others_are(start: Start) -> None:
+    """Its events are often why; a read that has not come back keeps nobody from listening."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker = listener(start, driver)
+    driver.delay = {("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")}
+    worker.read(driver, hung=1)
+    fire(worker, driver, Xid(0, 119), Xid(1, 13))
+    assert {next_xid(worker)[:2], next_xid(worker)[:2]} == {(A, 119), (B, 13)}
+
+
+def test_a_registration_that_hangs_costs_its_gpu_alone(start: Start) -> None:
+    """The others are read, registered and heard meanwhile; and it too, once the driver comes back."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], delay={(REGISTER, 1): float("inf")})
+    worker = start(groups=("health",), changed=SOON)
+    assert sorted(worker.read(driver, hung=1).gpus) == [0, 2]
+    fire(worker, driver, Xid(2, 13))
+    assert next_xid(worker)[:2] == (C, 13)
+    driver.delay = {}
+    driver.write(worker.state)
+    late = worker.answer()
+    while isinstance(late, wire.ListeningSaid):
+        late = worker.answer()
+    assert isinstance(late, wire.GpuSaid)
+    assert late.gpu.index == 1
+    assert sorted(read(worker)) == [A, B, C]
+
+
+def test_a_wait_that_hangs_costs_its_gpu_alone(start: Start) -> None:
+    """Another thread goes on with the others' events, and what can no longer be proven of the one is not claimed."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker = listener(start, driver, changed={**SOON, "listener.HUNG_SECONDS": 0.1})
+    driver.delay = {(WAIT, 0): float("inf")}
+    hung_since = time.monotonic()
+    driver.write(worker.state)
+    until(lambda: read(worker)[B].until > hung_since + 0.2, "nobody listens to the other GPU")
+    assert read(worker)[A].until < hung_since + 0.1
+    fire(worker, driver, Xid(0, 79), Xid(1, 13))
+    assert next_xid(worker)[:2] == (B, 13)
+    driver.delay = {}
+    driver.write(worker.state)
+    assert next_xid(worker)[:2] == (A, 79)
+
+
+def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path) -> None:
+    """Its event set answers with an error at once: it is not asked again; the others are heard as before."""
+    path = tmp_path / "calls"
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker = listener(start, driver, changed=SELDOM, GPUMAP_STANDIN_CALLS=str(path))
+    driver.fail = {("*", 0): Code.GPU_IS_LOST}
+    lost_at = time.monotonic()
+    for _ in range(5):
+        heard = read(worker, driver)
+    assert list(heard) == [B]
+    fire(worker, driver, Xid(1, 13))
+    read(worker)
+    assert [said[:2] for said in told(worker)] == [(B, 13)]
+    assert all(one.until < lost_at + PATIENCE_SECONDS for one in heard.values())
+    driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}
+    worker.refusal(driver)
+    assert standin.read_calls(path)[WAIT] < 40
+
+
+def test_a_gpu_that_is_back_is_registered_anew(start: Start) -> None:
+    """The driver may have forgotten who listened; the time between is in no stretch."""
+    driver = Driver(gpus=[Gpu(A)])
+    worker = listener(start, driver)
+    driver.fail = {("*", 0): Code.GPU_IS_LOST}
+    read(worker, driver)
+    assert read(worker) == {}
+    back_at = time.monotonic()
+    driver.fail = {}
+    worker.read(driver)
+    again = read(worker)[A]
+    assert again.since > back_at
+    fire(worker, driver, Xid(0, 48))
+    assert next_xid(worker)[:2] == (A, 48)
+
+
+def test_event_sets_are_freed_before_nvml_is_shut_down(start: Start, tmp_path: Path) -> None:
+    """At each initialisation as many as were made, and the last of what they heard is told."""
+    path = tmp_path / "calls"
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker = listener(start, driver, changed=SELDOM, GPUMAP_STANDIN_CALLS=str(path))
+    for number in range(3):
+        fire(worker, driver, Xid(0, 13))
+        driver.fail = {("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}
+        before = time.monotonic()
+        worker.unasked.clear()
+        worker.refusal(driver)
+        assert [said[:2] for said in told(worker)] == [(A, 13)]
+        ends = {heard.uuid: heard.until for heard in stretches(worker)}
+        assert min(ends[A], ends[B]) >= before
+        said = standin.read_calls(path)
+        assert said["nvmlEventSetCreate"] == said["nvmlEventSetFree"] == 2 * (number + 1)
+        driver.fail = {}
+        worker.read(driver)
+
+
+def test_who_listens_has_no_file_or_memory_of_its_own(start: Start) -> None:
+    """Twenty more registrations leave as many file descriptors and threads as before."""
+    driver = Driver(gpus=[Gpu(A)])
+    worker = listener(start, driver)
+    sizes = []
+    for _ in range(2):
+        for _ in range(20):
+            worker.refusal(Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))
+            worker.read(driver)
+        proc = Path(f"/proc/{worker.process.pid}")
+        sizes.append((len(os.listdir(proc / "fd")), len(os.listdir(proc / "task"))))
+    assert sizes[0] == sizes[1]
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def test_the_event_structure_is_nvidias() -> None:
+    """Its layout and the type's number are pynvml's; each prototype is of a function that there is."""
+    ours, nvidias = events.EventData, pynvml.c_nvmlEventData_t
+    assert ctypes.sizeof(ours) == ctypes.sizeof(nvidias) == 32
+    for (name, *_), (nvidias_name, *_) in zip(ours._fields_, nvidias._fields_, strict=True):
+        assert name == nvidias_name
+        assert getattr(ours, name).offset == getattr(nvidias, name).offset
+        assert getattr(ours, name).size == getattr(nvidias, name).size
+    assert pynvml.nvmlEventTypeXidCriticalError == events.XID
+    assert set(events.PROTOTYPES) <= standin.FUNCTIONS

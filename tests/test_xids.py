@@ -1,0 +1,437 @@
+"""XID errors reduced: how many, how long nobody listened, and which containers were there. And what a source keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumap.join import step
+from gpumap.join.inventory import KnownGpu, take
+from gpumap.join.xids import KEPT_SECONDS, OPEN_SECONDS, XidMemory, count_xids
+from gpumap.model import (
+    Complaint,
+    ContainerName,
+    Failed,
+    GpuReading,
+    Listening,
+    MigInstance,
+    Moment,
+    NvmlReading,
+    Observed,
+    Uuid,
+    XidError,
+)
+from gpumap.nvml_worker.wire import Heard, ListeningSaid, XidSaid
+from gpumap.snapshot import ContainerOnDevice, ContainerXids, GpuXids
+from gpumap.sources.nvml_xids import MOST_EVENTS, XidNews
+from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import Gpu as NodeGpu
+
+A, B = Uuid("GPU-a"), Uuid("GPU-b")
+WHOLE_A = GpuReading(0, uuid=A)
+WHOLE_B = GpuReading(1, uuid=B)
+MIG_1, MIG_2, MIG_3 = Uuid("MIG-1"), Uuid("MIG-2"), Uuid("MIG-3")
+PARTITIONED_A = GpuReading(
+    0,
+    uuid=A,
+    partitioned=True,
+    instances=(
+        MigInstance(MIG_1, 1, 0, "1g", 1, None, ()),
+        MigInstance(MIG_2, 2, 0, "2g", 1, None, ()),
+        MigInstance(MIG_3, 2, 1, "2g", 1, None, ()),
+    ),
+)
+TRAIN, SERVE = ContainerName("ml", "train", "main"), ContainerName("ml", "serve", "main")
+
+
+class Node:
+    """Collections one after the other; times are of the monotonic clock, and a collection takes no time."""
+
+    def __init__(self) -> None:
+        self.memory = XidMemory()
+        self.known: tuple[KnownGpu, ...] = ()
+        self.count = 0
+        self.gpus: tuple[GpuXids, ...] = ()
+        self.containers: tuple[ContainerXids, ...] = ()
+
+    def collect(
+        self,
+        at: float,
+        heard: Iterable[tuple[Uuid, float, float]] = (),
+        events: Iterable[XidError] = (),
+        gpus: tuple[GpuReading, ...] = (WHOLE_A,),
+        on: Iterable[tuple[ContainerName, Uuid]] = (),
+        *,
+        list_current: bool = True,
+        finished: float | None = None,
+    ) -> Node:
+        """A reading, with stretches and events at absolute times (an `XidError`'s age is one, until it is here)."""
+        ages = tuple(one._replace(age_seconds=at - one.age_seconds) for one in events)
+        listening = tuple(Listening(uuid, at - since, at - until) for uuid, since, until in heard)
+        reading = NvmlReading("", "", "", gpus, ages, listening)
+        return self._step(Observed(reading, Moment(at, 0.0), 0.0), on, list_current, finished)
+
+    def fail(
+        self,
+        at: float,
+        reason: str = "driver_not_loaded",
+        on: Iterable[tuple[ContainerName, Uuid]] = (),
+        *,
+        list_current: bool = True,
+    ) -> Node:
+        return self._step(Failed(Moment(at, 0.0), 0.0, (Complaint(reason, ""),)), on, list_current, None)
+
+    def _step(
+        self,
+        nvml: Observed[NvmlReading] | Failed,
+        on: Iterable[tuple[ContainerName, Uuid]],
+        list_current: bool,
+        finished: float | None,
+    ) -> Node:
+        reading = nvml.value if isinstance(nvml, Observed) else None
+        inventory = take(reading, 0.0, self.known, self.count)
+        self.known, self.count = inventory.known, inventory.count
+        rows = tuple(ContainerOnDevice(name, uuid) for name, uuid in on)
+        self.memory, self.gpus, self.containers = count_xids(
+            self.memory,
+            nvml,
+            inventory,
+            rows,
+            list_current=list_current,
+            finished=nvml.at.monotonic if finished is None else finished,
+        )
+        return self
+
+    @property
+    def blind(self) -> float:
+        assert len(self.gpus) == 1
+        return self.gpus[0].blind_seconds
+
+
+def xid(at: float, code: int = 31, uuid: Uuid = A, gi: int | None = None, ci: int | None = None) -> XidError:
+    return XidError(uuid, code, gi, ci, at)
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_listened_to_has_none_before_the_first() -> None:
+    """The counter stands at 0 from the beginning, so that the first event is an increase."""
+    assert Node().collect(10.0, [(A, 9.5, 9.9)]).gpus == (GpuXids(A, (), 0.0),)
+
+
+def test_events_are_counted_by_code() -> None:
+    """Over all collections, each as often as it came."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1), xid(9.2, 79)])
+    node.collect(20.0, [(A, 9.0, 20.0)], [xid(15.0)._replace(times=3)])
+    assert node.gpus == (GpuXids(A, ((31, 4), (79, 1)), 0.0),)
+
+
+def test_a_gpu_that_nobody_can_listen_to_is_not_told() -> None:
+    """Neither its errors nor its blind time: an unsupported GPU has no series."""
+    assert Node().collect(10.0).collect(20.0).gpus == ()
+
+
+def test_each_gpu_has_its_own_events_and_its_own_blind_time() -> None:
+    """Sorted by uuid, as everything in a snapshot."""
+    both = (WHOLE_A, WHOLE_B)
+    node = Node().collect(10.0, [(A, 9.0, 10.0), (B, 9.0, 10.0)], gpus=both)
+    node.collect(20.0, [(B, 9.0, 20.0)], [xid(15.0, uuid=B)], gpus=both)
+    assert node.gpus == (GpuXids(A, (), 10.0), GpuXids(B, ((31, 1),), 0.0))
+
+
+def test_a_gpu_that_is_gone_and_comes_back_goes_on() -> None:
+    """While it is not on the node nobody can listen to it, and nobody is blind."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)])
+    assert node.collect(20.0, gpus=()).gpus == ()
+    node.collect(90.0, gpus=())
+    assert node.collect(100.0, [(A, 99.0, 100.0)]).gpus == (GpuXids(A, ((31, 1),), 0.0),)
+
+
+def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> None:
+    """What was remembered before goes on when it answers: the time between was blind."""
+    node = Node()
+    node.memory = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)]).memory
+    node.fail(20.0).collect(30.0, gpus=(GpuReading(0, fault="lost"),))
+    assert node.gpus == ()
+    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, ((31, 1),), 30.0),)
+
+
+# --- blind time -------------------------------------------------------------------------------------------------------
+
+
+def test_time_between_two_registrations_is_blind() -> None:
+    """From the last proof of the one to the beginning of the other."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)])
+    assert node.collect(20.0, [(A, 9.0, 14.0), (A, 14.5, 20.0)]).blind == pytest.approx(0.5)
+    assert node.collect(30.0, [(A, 26.0, 30.0)]).blind == pytest.approx(6.5)
+
+
+def test_time_from_the_first_reading_to_the_registration_is_blind() -> None:
+    """It begins to count when gpumap first sees the GPU, also where listening begins much later."""
+    node = Node().collect(10.0).collect(20.0)
+    assert node.collect(30.0, [(A, 25.0, 30.0)]).blind == pytest.approx(15.0)
+
+
+def test_blind_time_grows_while_nvml_is_down() -> None:
+    """With each collection, up to the one before, not only when somebody listens again; no second counts twice."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)])
+    assert [node.fail(at).blind for at in (20.0, 30.0, 40.0)] == [0.0, 10.0, 20.0]
+    assert node.collect(50.0, [(A, 45.0, 50.0)]).blind == pytest.approx(35.0)
+
+
+def test_what_was_heard_until_nvml_went_down_is_not_blind() -> None:
+    """The end of a stretch is told with the next reading, when some reads have failed."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)])
+    node.fail(20.0)
+    assert node.collect(30.0, [(A, 9.0, 19.5), (A, 30.0, 30.0)]).blind == pytest.approx(10.5)
+
+
+def test_a_read_that_is_late_may_have_been_listened_through() -> None:
+    """Its time stays open: a stretch that was listened to is never counted as blind."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)])
+    assert node.fail(20.0, "deadline_exceeded").blind == 0.0
+    assert node.collect(30.0, [(A, 9.0, 29.9)]).blind == 0.0
+
+
+def test_open_time_does_not_stay_open_for_ever() -> None:
+    """Where a worker hangs for long, or never proves to have listened, the blind time shows."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)])
+    assert node.fail(10.0 + OPEN_SECONDS, "deadline_exceeded").blind == 0.0
+    assert node.fail(11.0 + OPEN_SECONDS, "deadline_exceeded").blind == pytest.approx(1.0 + OPEN_SECONDS)
+    stuck = Node().collect(10.0, [(A, 9.0, 10.0)]).collect(11.0 + OPEN_SECONDS, [(A, 9.0, 10.0)])
+    assert stuck.blind == pytest.approx(1.0 + OPEN_SECONDS)
+
+
+def test_memory_of_another_boot_counts_from_now() -> None:
+    """Sums go on; the time between is not known, and the clock of then says nothing."""
+    before = Node().collect(1e6, [(A, 9.0, 1e6 - 5)], [xid(1e6 - 7)]).collect(1e6 + 100).memory
+    node = Node()
+    node.memory = XidMemory({uuid: gpu._replace(settled_until=None) for uuid, gpu in before.gpus.items()})
+    assert node.collect(10.0, [(A, 9.0, 10.0)]).gpus == (GpuXids(A, ((31, 1),), 105.0),)
+
+
+class Session(NamedTuple):
+    """A worker's life: it listens for a while after a pause, and reads are told at the ends of the parts."""
+
+    deaf_seconds: float
+    parts: list[float]
+    lags: list[float]
+    fails: list[str | None]
+
+
+SECONDS = st.floats(0.01, 20.0)
+REASONS = st.sampled_from([None, None, None, "deadline_exceeded", "worker_crashed", "driver_not_loaded"])
+SESSIONS = st.lists(
+    st.builds(
+        Session,
+        SECONDS,
+        st.lists(SECONDS, min_size=1, max_size=4),
+        st.lists(st.floats(0.0, 30.0), min_size=4, max_size=4),
+        st.lists(REASONS, min_size=4, max_size=4),
+    ),
+    max_size=6,
+)
+
+
+@given(SESSIONS)
+def test_blind_time_is_never_less_than_what_nobody_heard(sessions: list[Session]) -> None:
+    """It never goes back, is at most all the time since the GPU was first seen, and at least what no stretch covers.
+
+    So it is whatever fails in between, and however far the proofs lag behind.
+    """
+    node, now = Node().collect(100.0), 100.0
+    first_seen, covered, blind = now, [(now, now)], 0.0
+    for session in sessions:
+        now = since = now + session.deaf_seconds
+        proven = since
+        for seconds, lag, reason in zip(session.parts, session.lags, session.fails, strict=False):
+            now += seconds
+            if reason is not None:
+                node.fail(now, reason)
+            else:
+                proven = max(proven, now - lag)
+                node.collect(now, [(A, since, proven)])
+                covered.append((since, proven))
+            told = node.gpus[0].blind_seconds if node.gpus else 0.0
+            assert blind <= told <= now - first_seen + 1e-6
+            blind = told
+    node.fail(now)
+    node.fail(now)
+    unheard = now - first_seen - measure(covered)
+    total = node.memory.gpus[A].blind_seconds
+    assert unheard - 1e-6 <= total <= now - first_seen + 1e-6
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.booleans()), min_size=1, max_size=12))
+def test_blind_time_is_exactly_what_nobody_heard(registrations: list[tuple[float, float, bool]]) -> None:
+    """Where each stretch is proven up to the read that tells of it, and ends are told: to the second."""
+    node, now = Node().collect(100.0), 100.0
+    deaf = 0.0
+    for pause, seconds, told_down in registrations:
+        if told_down:
+            node.fail(now + pause / 2)
+        deaf += pause
+        since = now + pause
+        now = since + seconds
+        assert node.collect(now, [(A, since, now)]).blind == pytest.approx(deaf)
+
+
+def measure(stretches: list[tuple[float, float]]) -> float:
+    total, end = 0.0, float("-inf")
+    for since, until in sorted(stretches):
+        total += max(0.0, until - max(since, end))
+        end = max(end, until)
+    return total
+
+
+# --- containers -------------------------------------------------------------------------------------------------------
+
+
+def test_who_was_there_before_the_event_is_credited() -> None:
+    """By the collection before: who came since is not, and who has left since is."""
+    node = Node().collect(10.0, on=[(TRAIN, A)])
+    node.collect(20.0, events=[xid(15.0)], on=[(SERVE, A)])
+    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    node.collect(30.0, events=[xid(25.0, 79)._replace(times=2)], on=[(SERVE, A)])
+    assert list(node.containers) == [ContainerXids(SERVE, A, 79, 2), ContainerXids(TRAIN, A, 31, 1)]
+
+
+def test_an_event_of_the_first_collection_is_of_who_is_there() -> None:
+    """There is no collection before it that could tell."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)], on=[(TRAIN, A)])
+    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+
+
+def test_an_event_that_is_told_late_is_of_who_was_there_then() -> None:
+    """Also where two collections have been since, or many that failed."""
+    node = Node().collect(10.0, on=[(TRAIN, A)]).collect(11.0, on=[(SERVE, A)]).collect(12.0, on=[(SERVE, A)])
+    node.collect(13.0, events=[xid(10.5)], on=[(SERVE, A)])
+    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+    for at in range(20, 100):
+        node.fail(float(at), "deadline_exceeded")
+    node.collect(100.0, events=[xid(14.0, 79)])
+    assert ContainerXids(SERVE, A, 79, 1) in node.containers
+
+
+def test_each_container_of_a_shared_device_is_credited_once() -> None:
+    """Whoever held or used the device may have broken it."""
+    node = Node().collect(10.0, on=[(TRAIN, A), (SERVE, A), (TRAIN, B)], gpus=(WHOLE_A, WHOLE_B))
+    node.collect(20.0, events=[xid(15.0)], gpus=(WHOLE_A, WHOLE_B))
+    assert node.containers == (ContainerXids(SERVE, A, 31, 1), ContainerXids(TRAIN, A, 31, 1))
+
+
+@pytest.mark.parametrize(
+    ("gi", "ci", "credited"),
+    [
+        (None, None, [A, MIG_1, MIG_2, MIG_3]),
+        (1, None, [A, MIG_1]),
+        (2, None, [A, MIG_2, MIG_3]),
+        (2, 1, [A, MIG_3]),
+        (5, 0, [A]),
+    ],
+)
+def test_an_event_of_a_mig_device_is_of_who_is_on_it(gi: int | None, ci: int | None, credited: list[Uuid]) -> None:
+    """Without ids it may be of any; who has the whole partitioned GPU has each of its devices."""
+    on = [(TRAIN, uuid) for uuid in (A, MIG_1, MIG_2, MIG_3)]
+    node = Node().collect(10.0, on=on, gpus=(PARTITIONED_A,))
+    node.collect(20.0, events=[xid(15.0, gi=gi, ci=ci)], gpus=(PARTITIONED_A,))
+    assert [one.uuid for one in node.containers] == credited
+
+
+def test_a_lost_gpu_is_of_who_was_on_it() -> None:
+    """The event that says so comes before the collection that finds it gone, and its processes."""
+    node = Node().collect(10.0, on=[(TRAIN, A)])
+    node.collect(20.0, events=[xid(15.0, 79)], gpus=(GpuReading(0, fault="lost"),))
+    assert node.containers == (ContainerXids(TRAIN, A, 79, 1),)
+
+
+def test_errors_are_kept_for_a_while_after_the_container() -> None:
+    """Five minutes after it was last seen; a successor under the same name goes on from the sum."""
+    node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, events=[xid(15.0)])
+    assert node.collect(20.0 + KEPT_SECONDS - 1).containers == (ContainerXids(TRAIN, A, 31, 1),)
+    back = 20.0 + KEPT_SECONDS - 0.5
+    node.collect(back, on=[(TRAIN, A)]).collect(back + 10, events=[xid(back + 5)], on=[(TRAIN, A)])
+    assert node.containers == (ContainerXids(TRAIN, A, 31, 2),)
+    assert node.collect(back + 11 + KEPT_SECONDS).containers == ()
+
+
+def test_nothing_expires_while_nobody_tells() -> None:
+    """Without a List or without NVML a missing row says nothing; the while begins when both are there again."""
+    node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, events=[xid(15.0)])
+    node.fail(1000.0)
+    node.collect(2000.0, list_current=False)
+    assert node.collect(2000.0 + KEPT_SECONDS - 1).containers == (ContainerXids(TRAIN, A, 31, 1),)
+    assert node.collect(2001.0 + KEPT_SECONDS).containers == ()
+
+
+def test_who_was_last_seen_is_credited_while_nobody_tells() -> None:
+    """A kubelet that is away does not make the event nobody's."""
+    node = Node().collect(10.0, on=[(TRAIN, A)]).collect(20.0, list_current=False)
+    node.collect(30.0, events=[xid(25.0)], list_current=False)
+    assert node.containers == (ContainerXids(TRAIN, A, 31, 1),)
+
+
+def test_little_is_remembered_of_an_unchanging_node() -> None:
+    """Scenes that are alike are one, and old ones go."""
+    node = Node()
+    for at in range(10, 1000):
+        node.collect(float(at), on=[(TRAIN, A)])
+    assert len(node.memory.scenes) == 1
+    for at in range(1000, 2000):
+        node.collect(float(at), on=[(TRAIN, A)] if at % 2 else [(SERVE, A)])
+    assert len(node.memory.scenes) <= 8
+    for at in range(2000, 3000):
+        node.fail(float(at), on=[(ContainerName("ml", f"pod-{at}", "main"), A)])
+    assert len(node.memory.scenes) <= 64
+
+
+def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
+    """By (container, device), whether it was given the device or not; and whether anybody listens."""
+    holder = Pod("ml", "holder", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    squatter = Pod("ml", "squatter", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
+    processes = [Process(10, gpu_uuid(0), squatter), Process(11, gpu_uuid(0), None)]
+    node = TestNode([NodeGpu(0), NodeGpu(1)], [holder, squatter], processes)
+    assert ("xid_events", False) in node.collect().capabilities
+    node.clock += 5
+    observations = node.observe()
+    assert isinstance(observations.nvml, Observed)
+    events = (XidError(gpu_uuid(0), 79, None, None, 1.0),)
+    reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
+    _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
+    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0),)
+    who = [ContainerXids(pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
+    assert snapshot.container_xids == tuple(who)
+    assert ("xid_events", True) in snapshot.capabilities
+
+
+# --- what a source keeps ----------------------------------------------------------------------------------------------
+
+
+def test_a_source_keeps_what_was_said_until_it_is_told() -> None:
+    """Once, with ages; the newest end of each stretch."""
+    news = XidNews()
+    news.hear(XidSaid(A, 31, 1, 0, 10.0, 2))
+    news.hear(ListeningSaid((Heard(A, 5.0, 9.0),)))
+    news.hear(ListeningSaid((Heard(A, 5.0, 11.0), Heard(B, 6.0, 7.0))))
+    news.hear(ListeningSaid((Heard(A, 11.5, 12.0),)))
+    events, listening = news.tell(20.0)
+    assert events == (XidError(A, 31, 1, 0, 10.0, 2),)
+    assert listening == (Listening(A, 15.0, 9.0), Listening(B, 14.0, 13.0), Listening(A, 8.5, 8.0))
+    assert news.tell(21.0) == ((), ())
+
+
+def test_a_flood_is_kept_in_little_and_counted_in_full() -> None:
+    """Beyond a thousand events that nobody asked for yet, equal ones are told together."""
+    news = XidNews()
+    for number in range(5 * MOST_EVENTS):
+        news.hear(XidSaid(A, 13 + number % 3, None, None, float(number)))
+    events, _ = news.tell(1e5)
+    assert len(events) <= MOST_EVENTS
+    assert sum(event.times for event in events) == 5 * MOST_EVENTS
+    assert {event.code for event in events} == {13, 14, 15}
