@@ -147,6 +147,8 @@ class Gpu:
     total: int = 80 * GIB
     overhead: int = 100 << 20
     tells_samples: bool = True
+    sampled_seconds: float | None = None
+    utilization: float | None = None
     late_samples: tuple[ProcessSample, ...] = ()
     """Of processes that have left within the interval."""
     minor: int | None = None
@@ -297,6 +299,8 @@ class TestNode:
                 memory=self._memory(gpu, processes),
                 processes=processes,
                 samples=(*samples, *gpu.late_samples) if gpu.tells_samples else None,
+                sampled_seconds=gpu.sampled_seconds,
+                utilization_ratio=gpu.utilization,
             )
         instances = tuple(self._instance(gpu, gi, ci, slices) for gi, ci, slices in gpu.mig)
         everything = tuple(process for leaf in gpu.leaves for process in self._on(leaf))

@@ -28,9 +28,10 @@ class Samples:
     def __init__(self) -> None:
         self.series: dict[tuple[str, Labels], list[tuple[int, Decimal]]] = {}
 
-    def scrape(self, name: str, of: Labels, times: Iterable[int], value: Value) -> None:
+    def scrape(self, name: str, of: Labels, times: Iterable[int], value: Value, late: int = 0) -> None:
+        """At these times, by a clock that is so late."""
         told = self.series.setdefault((name, of), [])
-        told += [(time, found) for time in times if (found := value(time)) is not None]
+        told += [(time - late, found) for time in times if (found := value(time)) is not None]
 
     def increase(self, name: str, start: int, end: int, **of: str) -> Fraction:
         """What the samples say that a counter went, reckoned from all of them; one that is first seen began at 0."""

@@ -208,12 +208,40 @@ def test_a_long_silence_is_a_gap() -> None:
 
 
 def test_energy_of_a_driver_that_was_loaded_anew() -> None:
-    """A counter that went back counts from 0, as Prometheus's increase() has it."""
+    """A counter that went back counts from 0, as Prometheus's increase() has it; that first part of it is nobody's."""
     pod = holder()
     node = one_gpu(pod)
+    node.processes.append(Process(100, GPU, pod, sm=0.5))
     node.collect()
     node.gpus[0].millijoules = 300
-    assert account(node.collect(), pod.full()).energy_joules == 0.3
+    snapshot = node.collect()
+    assert account(snapshot, pod.full()).energy_joules == 0.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 0.3
+    node.gpus[0].millijoules = 800
+    assert account(node.collect(), pod.full()).energy_joules == 0.5
+
+
+def test_energy_of_mps_clients_is_not_their_idle_neighbours() -> None:
+    """While a process may compute whose time the driver does not tell, an idle holder pays nothing for it."""
+    a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
+    node = one_gpu(a, b)
+    node.processes += [Process(100, GPU, a, types="M+C"), Process(101, GPU, b)]
+    node.collect()
+    node.gpus[0].millijoules = 9000
+    snapshot = node.collect()
+    assert account(snapshot, b.full()).energy_joules == 0.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 8.0
+
+
+@pytest.mark.parametrize(("utilization", "joules"), [(None, 2.0), (0.0, 2.0), (0.25, 0.0)])
+def test_a_gpu_that_is_busy_is_not_idle(utilization: float | None, joules: float) -> None:
+    """Where the GPU says that it computes, and no sample says who, its energy is nobody's."""
+    pod = holder("a", f"{GPU}::0", "nvidia.com/gpu.shared")
+    node = one_gpu(pod)
+    node.gpus[0].utilization = utilization
+    node.collect()
+    node.gpus[0].millijoules = 9000
+    assert account(node.collect(), pod.full()).energy_joules == joules
 
 
 def test_energy_that_was_not_told_for_a_while_is_nobodys() -> None:
@@ -239,6 +267,60 @@ def test_counters_stand_for_five_minutes_after_the_container() -> None:
     for _ in range(5):
         assert account(node.collect(55.0), pod.full()).allocated_gpu_seconds == 5.0
     assert found(node.collect(55.0), pod.full()) is None
+
+
+def test_after_a_long_outage_who_is_gone_goes_at_once() -> None:
+    """The first complete collection after an outage of the kubelet drops whom nobody has seen for 5 minutes."""
+    gone, stays = holder("gone"), holder("stays")
+    node = one_gpu(gone, stays)
+    node.collect()
+    node.down = {"kubelet"}
+    for _ in range(12):
+        snapshot = node.collect(55.0)
+    assert {one.name for one in snapshot.accounts} == {gone.full(), stays.full()}
+    node.pods.remove(gone)
+    node.down = set()
+    assert [one.name for one in node.collect(55.0).accounts] == [stays.full()]
+
+
+def test_a_holder_that_the_list_has_no_more_expires_without_nvml() -> None:
+    """While NVML is down the List still tells who has let go of a GPU."""
+    pod = holder()
+    node = one_gpu(pod)
+    node.collect()
+    node.down = {"nvml"}
+    node.pods.clear()
+    for _ in range(5):
+        assert account(node.collect(55.0), pod.full())
+    assert found(node.collect(55.0), pod.full()) is None
+
+
+def test_who_only_uses_a_gpu_is_kept_for_an_hour_without_nvml() -> None:
+    """Its process cannot be seen then; after an hour its counters go all the same."""
+    pod = holder("a", f"{GPU}::0", "nvidia.com/gpu.shared")
+    other = Pod("ml", "b", {"main": {}})
+    node = one_gpu(pod)
+    node.pods.append(other)
+    node.processes.append(Process(100, GPU, other, sm=0.5))
+    node.collect()
+    node.down = {"nvml"}
+    for _ in range(59):
+        assert account(node.collect(60.0), other.full())
+    assert found(node.collect(60.0), other.full()) is None
+
+
+@pytest.mark.parametrize("source", ["kubelet", "nvml"])
+def test_a_node_whose_pods_come_and_go_does_not_grow(source: str) -> None:
+    """Without the kubelet, or NVML, for ever, the counters of those that nobody sees any more go after an hour."""
+    node = one_gpu()
+    node.collect()
+    node.down = {source}
+    for number in range(300):
+        pod = holder(f"job-{number}")
+        node.given.clear()
+        node.pods, node.processes = [pod], [Process(100 + number, GPU, pod, sm=0.5)]
+        node.collect(60.0)
+    assert len(node.memory.ledger.charges) <= 61
 
 
 @pytest.mark.parametrize("source", ["kubelet", "nvml"])

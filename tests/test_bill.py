@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,8 +18,10 @@ import pytest
 from aiohttp import web
 
 from gpumap.errors import UsageError
+from gpumap.join.usage import KEPT_SECONDS
 from gpumap.look.bill import Amounts, Bill, Line, lines_of, total_of
 from gpumap.look.counting import (
+    ABSENT_SECONDS,
     ENERGY,
     GAP,
     HELD,
@@ -33,16 +37,19 @@ from gpumap.look.counting import (
     Kind,
     changes,
 )
+from gpumap.look.holes import holes, joined
 from gpumap.look.pod_labels import metric_label
 from gpumap.look.reckoning import Gain, Told, UnsteadyError, gains
 from gpumap.look.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.look.tables.layout import Shape
 from gpumap.look.window import parse_time, window_of
+from gpumap.metrics.accounting import ACCOUNTING
 from tests.demo_process import GPUMAP, environment
 from tests.test_cli import gpumap, gpumap_in_loop, one_line
 
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC).timestamp()
 TRAINER: Key = ("ml", "trainer", "main", "GPU-1")
+TRAINER_LABELS = ("namespace", "pod", "container", "uuid")
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -90,7 +97,7 @@ def test_windows_that_are_none(start: str, end: str, says: str) -> None:
 def test_a_window_has_whole_steps() -> None:
     """Moments between are rounded down, both of them: bills of windows that touch add up."""
     assert window_of("2026-11-01T00:00:59Z", "now", "1m", NOW)[:2] == (1793491200, int(NOW) - 90)
-    for resolution in ("0s", "1500ms", "11m", "often"):
+    for resolution in ("0s", "59s", "60500ms", "11m", "often"):
         with pytest.raises(UsageError, match=f"--resolution {resolution}: "):
             window_of("1d", "now", resolution, NOW)
 
@@ -103,11 +110,26 @@ def test_the_question() -> None:
     found = changes(USED, Asked('cluster="a"', 60))
     series = 'last_over_time(gpumap_container_sm_seconds_total{cluster="a"}[60s])'
     assert f"max by (namespace, pod, container, uuid) ({series})" in found
-    assert found.count(" offset 60s") == 4
+    assert found.count(" offset 60s") == 5
     assert found.count("label_replace") == 5
-    assert not {"rate(", "increase(", ":", "@"} & set(found.replace("(", "( ").split())
+    functions = set(re.findall(r"([a-z_]+)\(", found))
+    assert functions == {"label_replace", "last_over_time", "max_over_time", "min_over_time"}
+    assert not re.search(r"\[[^]]*:|@", found)
     renamed = changes(USED, Asked("", 60, exported=True))
-    assert renamed.count('"pod", "$1", "exported_pod", "(.+)"') == 10
+    assert renamed.count('"pod", "$1", "exported_pod", "(.+)"') == renamed.count("_over_time")
+
+
+def test_the_names_are_those_that_gpumap_gives() -> None:
+    """Each counter is a family of the group accounting, with the labels by which it is asked for."""
+    families = {family.name: family.labels for family in ACCOUNTING}
+    assert {one.name: set(one.keys) for one in (*OF_CONTAINERS, *OF_GPUS)} == {
+        name: set(labels) & {*TRAINER_LABELS} for name, labels in families.items()
+    }
+
+
+def test_counters_stand_for_as_long_as_is_believed() -> None:
+    """What gpumap keeps is what a bill takes for the time in which a counter can have gone unseen."""
+    assert ABSENT_SECONDS == KEPT_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -184,6 +206,8 @@ def test_other_counters_are_believed_as_the_clocks_beside_them() -> None:
     steady = told(first=100, last=700)
     assert gain(ENERGY, told(event(5, Kind.FELL, 5000), first=4000, last=4900), HELD=steady).amount == 900
     anew = told(event(5, Kind.FELL, 400), first=100, last=50)
+    both = told(event(4, Kind.PEAK, 5000), event(5, Kind.PEAK, 5000), first=4000, last=900)
+    assert gain(ENERGY, both, HELD=anew).amount == 1900, "it began anew once, as the clock did"
     assert gain(ENERGY, told(event(6, Kind.FELL, 5000), first=4000, last=900), HELD=anew).amount == 1900
 
 
@@ -201,6 +225,26 @@ def test_what_is_born_while_nobody_scrapes_is_believed() -> None:
         {("GPU-9",): zero, ("GPU-8",): zero}, {("GPU-9",): zero, ("GPU-8",): zero}, {}, {("GPU-9",): (gone, back)}
     )
     assert gain(HELD, late, GAP=some_seen).amount == 0
+
+
+def test_holes() -> None:
+    """When no GPU is seen; holes of windows that touch are one, and one that is no longer than a scrape is none."""
+
+    def gaps(*of_gpus: tuple[bool, list[Event]]) -> Told:
+        names: list[Key] = [(f"GPU-{number}",) for number in range(len(of_gpus))]
+        first = {name: Fraction(0) for name, (seen, _) in zip(names, of_gpus, strict=True) if seen}
+        return Told(first, {}, {}, {name: tuple(found) for name, (_, found) in zip(names, of_gpus, strict=True)})
+
+    went, came = event(5, Kind.WENT, 0), event(30, Kind.CAME, 0)
+    assert holes(gaps(), 100) == [(0, 100)]
+    assert holes(gaps((False, [came])), 100) == [(0, 29)]
+    assert holes(gaps((True, [went])), 100) == [(4, 100)]
+    assert holes(gaps((True, [went, came])), 100) == [(4, 29)]
+    assert holes(gaps((True, [went, came]), (True, [])), 100) == []
+    assert holes(gaps((True, [went]), (False, [event(20, Kind.CAME, 0)])), 100) == [(4, 19)]
+    long = (Event(120, Kind.WENT, Fraction(0), 60), Event(240, Kind.CAME, Fraction(0), 60))
+    assert holes(gaps((True, [*long])), 300) == [(60, 180)]
+    assert joined([(0, 60), (300, 700), (700, 1200), (2000, 2600)]) == ((300, 1200), (2000, 2600))
 
 
 @pytest.mark.parametrize(
@@ -274,6 +318,9 @@ def test_csv_of_it() -> None:
         "x?y",
         "(none)",
     ]
+    odd = tuple(Line((name,), Amounts(held=Fraction(0))) for name in ("(none)", None))
+    shown = bill_table(replace(a_bill(), by="label", label="team", lines=odd), Shape()).splitlines()
+    assert [line.split()[0] for line in shown[1:3]] == ['"(none)"', "(none)"]
 
 
 def test_values_of_it() -> None:
@@ -312,7 +359,7 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
         ((*SERVER, "--header", "secret"), '--header: is not of the form "Name: value"'),
         ((*SERVER, "--header", "A: 1", "--header", "a: 2"), "--header: a is given twice"),
         ((*SERVER, "--token-file", "/no/such"), "--token-file /no/such: No such file or directory"),
-        ((*SERVER, "--resolution", "1h"), "--resolution 1h: must be whole seconds, at most 10m"),
+        ((*SERVER, "--resolution", "1h"), "--resolution 1h: must be whole seconds, from 1m to 10m"),
         ((*SERVER, "--timeout", "0s"), "--timeout 0s: must be longer than zero"),
         ((*SERVER, "-o", "yaml"), '-o/--output: "yaml" is not table, csv or json'),
     ],
@@ -468,6 +515,48 @@ async def test_answers_that_are_not_what_was_asked(served: Answer, says: str) ->
     """No number is made of them."""
     async with serving(served) as url:
         assert (await bill(url)).startswith(says)
+
+
+async def test_more_than_time_has_passed_is_no_bill() -> None:
+    """A container holds a device for no longer than the window is, whatever made its counters say so."""
+    served = api(vector([START, "0"]))
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        time = (await request.post()).get("time")
+        if time is None:
+            return await served(request)
+        seconds = 3 * (int(str(time)) - START)
+        data = {"resultType": "vector", "result": vector([int(str(time)), str(seconds)])}
+        return web.json_response({"status": "success", "data": data})
+
+    async with serving(answer) as url:
+        assert await bill(url) == (
+            "has it that container c of pod ml/p held GPU-1 for longer than this time: do two agents serve one "
+            "node, or do the clocks of those who scrape it differ?"
+        )
+
+
+async def test_who_waits_is_told_what_for() -> None:
+    """On a terminal, once; never in a file or a pipe."""
+    reader, terminal = os.openpty()
+
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with serving(hang) as url:
+        process = await asyncio.create_subprocess_exec(
+            *(GPUMAP, "bill", "--prometheus", url, "--from", "1d"), env=environment(), stderr=terminal
+        )
+        os.close(terminal)
+        try:
+            async with asyncio.timeout(20):
+                said = await asyncio.to_thread(os.read, reader, 1000)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+            os.close(reader)
+    assert said.decode().strip() == f"gpumap: asking {url}: a day of many GPUs takes seconds, a month minutes"
 
 
 async def test_what_is_sent() -> None:

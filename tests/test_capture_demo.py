@@ -188,6 +188,18 @@ def test_a_frames_xid_events_are_told_once(directory: Path) -> None:
     assert list(player.unasked()) == []
 
 
+def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
+    """With `release` the GPUs that were listened to are so for no time, and no activity is told."""
+    path = directory / "nvml.json"
+    path.write_bytes(contents.reading_text(XIDS))
+    player = Player(path, lambda: 1000.0)
+    asked = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
+    heard, driver, gpu = told_by(player, asked)
+    assert heard == wire.ListeningSaid((wire.Heard(GPU, 1000.0, 1000.0),))
+    assert (isinstance(driver, wire.DriverSaid), gpu) == (True, wire.GpuSaid(1, HEALTHY._replace(activity=None)))
+    assert list(player.unasked()) == []
+
+
 async def test_the_program_tells_a_frames_events_between_two_reads(directory: Path) -> None:
     """A frame that no read falls into is not lost."""
     path = directory / "nvml.json"

@@ -113,6 +113,28 @@ def test_nobody_listens_where_nobody_asks_for_it() -> None:
     assert driver.patience_seconds == 20.0
 
 
+def test_who_lets_go_of_the_driver_hears_nothing_and_has_no_activity() -> None:
+    """With `release` no event is told, GPUs are listened to for no time, and GPM has no two samples."""
+    now = 10.0
+    driver = Driver(parse_scenario(XIDS), lambda: now, lambda: now)
+    asked = wire.Request(1, 5.0, groups=("health", "links", "gpm"), release=True)
+    assert len(list(driver.read(LISTENING))) == 2, "somebody listened before"
+    deaf, _, first, second = map(wire.decode, driver.read(asked))
+    assert isinstance(deaf, wire.ListeningSaid)
+    assert [(one.since, one.until) for one in deaf.heard] == [(10.0, 10.0)] * 2
+    assert isinstance(first, wire.GpuSaid)
+    assert isinstance(second, wire.GpuSaid)
+    assert (first.gpu.activity, *(mig.activity for mig in second.gpu.instances)) == (None, None, None)
+    assert first.gpu.clocks_hertz
+    assert first.gpu.pcie_receive_bytes is not None
+    now = 30.0
+    assert (list(driver.unasked()), driver.patience_seconds) == ([], None)
+    later, *rest = map(wire.decode, driver.read(asked))
+    assert isinstance(later, wire.ListeningSaid)
+    assert [(one.since, one.until) for one in later.heard] == [(30.0, 30.0)] * 2
+    assert len(rest) == 3
+
+
 async def test_the_program_tells_an_event_between_two_reads(tmp_path: Path) -> None:
     """Nobody has to ask: the line is written when the event comes."""
     path = tmp_path / "scenario.yaml"

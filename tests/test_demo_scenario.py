@@ -7,10 +7,11 @@ import pytest
 
 from gpumap.demo.foreign import ANSWER_KEYS, CLAIM_KEYS, NOTES_KEYS
 from gpumap.demo.hardware import GPU_KEYS
-from gpumap.demo.ills import ECC_KEYS, FAULTS, RECOVERIES, ROW_KEYS
+from gpumap.demo.ills import ECC_KEYS, FAULTS, ROW_KEYS
 from gpumap.demo.pods import CONTAINER_KEYS, POD_KEYS, PROCESS_KEYS
 from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
 from gpumap.model import ClaimDevice, PluginAnswer
+from gpumap.readings import RECOVERY_ACTIONS
 
 GPUS = """
 gpus:
@@ -64,6 +65,11 @@ MISTAKES = [
         "gpus: [{model: A, memory: 80GiB, faults: [{kind: dead, until: 1m}]}]",
         "gpus[0].faults[0].kind: expected one of lost, hung, reset_required, insufficient_power, irq_issue, "
         'no_permission, unknown, found "dead"',
+    ),
+    (
+        "gpus: [{model: A, memory: 80GiB, faults: [{kind: lst}]}]",
+        "gpus[0].faults[0].kind: expected one of lost, hung, reset_required, insufficient_power, irq_issue, "
+        'no_permission, unknown, found "lst"',
     ),
     (
         "gpus: [{model: A, memory: 80GiB, faults: [{kind: lost, until: 1m, recovery: pray}]}]",
@@ -279,7 +285,7 @@ def test_the_documented_example_is_valid() -> None:
     keys = {*GPU_KEYS, *POD_KEYS, *CONTAINER_KEYS, *PROCESS_KEYS, *ANSWER_KEYS, *CLAIM_KEYS, *NOTES_KEYS}
     keys |= {"cgroup", "static_pods_for", "offers", "recovery", "at", "code", "instance", *ECC_KEYS, *ROW_KEYS}
     assert [key for key in keys if not re.search(rf"\b{key}\b", example)] == []
-    assert [word for word in (*FAULTS, *RECOVERIES) if word not in example] == []
+    assert [word for word in (*FAULTS, *RECOVERY_ACTIONS) if word not in example] == []
 
 
 def test_ids_are_spelled_out() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from gpumap.settings import resolve
 from gpumap.snapshot import ContainerXids, GpuXids, Snapshot
 from gpumap.terminal import Screen, cells
 from tests import standin
-from tests.agent import run_agent, serve
+from tests.agent import run_agent, serve, until
 from tests.node import GIB, Node, gpu_uuid
 from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
@@ -196,16 +198,43 @@ def test_gpu_that_needs_something() -> None:
     assert not [one for one in examine(document(fine), None) if one.check.startswith("gpu/")]
 
 
-@pytest.mark.parametrize(("pending", "failed", "state"), [(True, False, "degraded"), (True, True, "failed")])
-def test_rows_of_memory(pending: bool, failed: bool, state: str) -> None:
-    """Rows that wait for a reset are a line; one that could not be replaced is worse; each with what to do."""
+MEMORY_ILLS = {"row_remap_pending": "degraded", "row_remap_failure": "failed"}
+
+
+@pytest.mark.parametrize("ills", [["row_remap_pending"], ["row_remap_failure"], [*MEMORY_ILLS]])
+def test_rows_of_memory(ills: list[str]) -> None:
+    """Rows that wait for a reset are a line, one that could not be replaced is a worse one, each with what to do."""
     card = gpu(0)
     assert card.reading is not None
-    ill = replace(card, reading=card.reading._replace(row_remap_pending=pending, row_remap_failure=failed))
+    pending, failure = (one in ills for one in MEMORY_ILLS)
+    ill = replace(card, reading=card.reading._replace(row_remap_pending=pending, row_remap_failure=failure))
     found = by_name(examine(document(replace(busy_node(3), gpus=(ill,))), None))
-    check = found["gpu/0/row_remap"]
-    remedy = remedies.HEALTH["row_remap_failure" if failed else "row_remap_pending"]
-    assert (check.state, check.remedy) == (state, remedy.replace("<index>", "0"))
+    assert {name: check.state for name, check in found.items() if name.startswith("gpu/0/row")} == {
+        f"gpu/0/{one}": MEMORY_ILLS[one] for one in ills
+    }
+    for one in ills:
+        assert found[f"gpu/0/{one}"].remedy == remedies.HEALTH[one].replace("<index>", "0")
+
+
+def test_errors_that_could_not_be_corrected() -> None:
+    """They are a warning that counts them by where they were; corrected ones are nothing to see to."""
+    card = gpu(0)
+    assert card.reading is not None
+    errors = (
+        ("corrected", "dram", 7),
+        ("uncorrected", "dram", 9),
+        ("uncorrected", "sram", 1),
+        ("uncorrected", "cbu", 0),
+    )
+    ill = replace(card, reading=card.reading._replace(ecc_errors=errors))
+    found = examine(document(replace(busy_node(3), gpus=(ill,))), None)
+    check = by_name(found)["gpu/0/ecc_uncorrected"]
+    assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
+    assert check.why == "10 memory errors over its life could not be corrected: dram 9, sram 1"
+    assert works(found)
+    fine = replace(card, reading=card.reading._replace(ecc_errors=(errors[0], errors[-1])))
+    names = [one.check for one in examine(document(replace(busy_node(3), gpus=(fine,))), None)]
+    assert "gpu/0/ecc_uncorrected" not in names
 
 
 def test_xid_errors() -> None:
@@ -239,13 +268,36 @@ def test_what_a_driver_does_not_tell() -> None:
     assert (none["gpm"].state, none["xid_events"].state) == ("unknown", "unknown")
 
 
+@pytest.mark.parametrize(("group", "check"), [("gpm", "gpm"), ("health", "xid_events")])
+def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
+    """What --collect leaves out says so, and blames neither the driver nor the GPU."""
+    snapshot = busy_node(3)
+    mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
+    collect = [one for one in ("device", "gpm", "health") if one != group]
+    found = by_name(examine(document(mute, collect=collect), None))
+    left_out = Check(check, "not needed", False, "", f"--collect leaves out the group {group}")
+    assert found[check] == left_out
+    assert by_name(examine(document(empty_node(), collect=collect), None))[check] == left_out
+    assert "--collect" not in (by_name(examine(document(mute, collect=["gpm", "health"]), None))[check].why or "")
+
+
+def test_a_document_that_is_stale() -> None:
+    """What is required fails with the reason; of all else nothing is known, and nobody is blamed for it."""
+    why = "no collection for more than 5 s: the driver was let go of"
+    found = examine(document(empty_node(), stale=why), None)
+    assert [one.check for one in found] == [*OF_AN_AGENT, "unmatched_slots"]
+    assert [(one.state, one.why) for one in found if one.required] == [("failed", why)] * 2
+    assert {(one.state, one.remedy) for one in found if not one.required} == {("unknown", None)}
+    assert not works(found)
+
+
 def test_a_document_of_an_older_gpumap() -> None:
     """What its agent did not tell yet is not judged."""
     found = document(busy_node(3))
-    for field in ("accounts", "container_xids"):
+    for field in ("accounts", "container_xids", "collect", "stale"):
         del found[field]
     for one in found["gpus"]:
-        for field in ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "xids"):
+        for field in ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids"):
             del one[field]
     for one in found["devices"]:
         del one["activity"]
@@ -558,6 +610,28 @@ async def test_doctor_without_pid_visibility(node: Node) -> None:
     assert found["pid_visibility"]["state"] == "missing"
     assert "hostPID" in str(found["pid_visibility"]["remedy"])
     assert found["proc"]["state"] == "ok"
+
+
+async def test_doctor_of_an_agent_that_was_told_to_let_go(node: Node) -> None:
+    """While it collects nothing, as long as somebody signals, its data gets too old: doctor, map and readyz say why."""
+    async with serve(node, "--interval", "1s", "--stale-after", "1s") as agent:
+
+        async def asked() -> str:
+            os.kill(agent.pid, signal.SIGUSR1)  # each begins the time anew
+            return (await agent.get("/readyz")).text
+
+        why = "the driver was let go of by SIGUSR1"
+        said = await until(asked, lambda text: "no collection for" in text, "it stays ready")
+        assert why in said
+        os.kill(agent.pid, signal.SIGUSR1)
+        shown = json.loads((await agent.get("/api/v1/map")).text)
+    assert why in shown["stale"]
+    assert "gpm" in shown["collect"]
+    assert (shown["gpus"], shown["accounts"]) == ([], [])
+    assert [(one.check, one.state) for one in examine(shown, None) if one.required] == [
+        ("kubelet", "failed"),
+        ("nvml", "failed"),
+    ]
 
 
 async def test_doctor_of_a_corrupt_checkpoint(node: Node) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +18,7 @@ from gpumap.join.inventory import take
 from gpumap.join.lost_driver import LostDriverMemory, find_lost_driver
 from gpumap.metrics import GROUPS
 from gpumap.model import Complaint, Failed, GpuReading, Moment, NvmlReading, Observed, Uuid
+from gpumap.nvml_worker.look_again import LookAgain
 from gpumap.sources.nvml import NvmlSource, worker_command
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Page, serve
@@ -23,6 +27,7 @@ from tests.node import GIB, Node, gpu_uuid
 from tests.processes import PlainProcesses
 from tests.standin import FUNCTIONS, Code, Driver, Gpu
 from tests.worker import Start, Worker, starting
+from tests.worker import worker_command as changed_worker
 
 A, B, C = (Uuid(f"GPU-00000000-0000-0000-0000-00000000000{letter}") for letter in "abc")
 CARD, OTHER = gpu_uuid(1), gpu_uuid(2)
@@ -119,6 +124,27 @@ def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> 
     assert 1 <= standin.read_calls(calls)["nvmlShutdown"] <= 1 + seconds / 0.5
 
 
+def test_a_gpu_that_stays_lost_is_looked_for_more_and_more_seldom(start: Start, tmp_path: Path) -> None:
+    """Each look costs the GPUs that are well their GPM values, and a moment in which nobody listens."""
+    calls = tmp_path / "calls"
+    worker = start(changed={"rounds.LOOK_AGAIN_SECONDS": 0.05}, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A), Gpu(B)], fail={("*", 0): Code.GPU_IS_LOST})
+    begun = time.monotonic()
+    while (seconds := time.monotonic() - begun) < 1.0:
+        worker.read(driver)
+    assert 1 <= standin.read_calls(calls)["nvmlShutdown"] <= math.log2(seconds / 0.05 + 1)
+
+
+def test_looks_are_farther_and_farther_apart() -> None:
+    """After 1, 2, 4, … 64 minutes, and from the beginning when others are lost, or all were well."""
+    again = LookAgain(60.0)
+    looks = [minute for minute in range(400) if again.is_due(frozenset({0}), 60.0 * minute)]
+    apart = [later - earlier for earlier, later in itertools.pairwise([0, *looks])]
+    assert apart == [1, 2, 4, 8, 16, 32] + [64] * 5
+    for lost in (frozenset({0, 1}), frozenset({1}), frozenset[int](), frozenset({1})):
+        assert [again.is_due(lost, 30000.0 + seconds) for seconds in (0, 59, 60)] == [False, False, bool(lost)]
+
+
 def test_nobody_is_looked_for_while_another_gpu_hangs(start: Start, tmp_path: Path) -> None:
     """A shutdown may wait for ever for a call that hangs."""
     calls = tmp_path / "calls"
@@ -159,6 +185,34 @@ async def test_a_call_that_hangs_costs_its_gpu_alone(tmp_path: Path, library: Pa
         while any(gpu.fault for gpu in told.value.gpus):
             assert time.monotonic() < deadline, told
             told = await source.read(1.0, 1.0)
+    finally:
+        await source.close()
+
+
+@pytest.mark.parametrize("release", [False, True], ids=["kept", "released"])
+@pytest.mark.parametrize("call", ["nvmlEventSetFree", "nvmlGpmSampleFree", "nvmlShutdown"])
+async def test_a_hang_while_letting_go_costs_no_reading(
+    tmp_path: Path, library: Path, call: str, *, release: bool
+) -> None:
+    """The worker ends itself, another one answers in the same read, and nobody complains of it."""
+    state = tmp_path / "state"
+    changed = {"rounds.LOOK_AGAIN_SECONDS": 0.1, "rounds.CLOSE_SECONDS": 0.3}
+    command = ["env", f"GPUMAP_STANDIN_STATE={state}", *changed_worker(library, changed)]
+    source = NvmlSource(command, ("health", "gpm"), release=release)
+    driver = Driver(gpus=[Gpu(A), Gpu(B, gpm=standin.Gpm())], fail={("*", 0): Code.GPU_IS_LOST})
+    driver.delay[call, "*"] = float("inf")
+    driver.write(state)
+    workers: set[int] = set()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    never_called = release and call == "nvmlEventSetFree"  # who lets go after each read registers for nothing
+    try:
+        while len(workers) < (1 if never_called else 3):
+            assert time.monotonic() < deadline, "the worker does not end itself"
+            told = await source.read(1.0, PATIENCE_SECONDS)
+            workers |= set(children())
+            assert [gpu.fault for gpu in told.value.gpus] == ["lost", None]
+            assert {complaint.reason for complaint in told.complaints} == {"lost"}
+            await asyncio.sleep(0.05)
     finally:
         await source.close()
 
@@ -273,6 +327,11 @@ def test_nothing_leaks_while_the_driver_comes_and_goes(start: Start, tmp_path: P
         assert counted[begin] == counted[end] > 0
 
 
+def children() -> list[int]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+
+
 def descriptors(worker: Worker) -> int:
     return len(os.listdir(f"/proc/{worker.process.pid}/fd"))
 
@@ -304,6 +363,8 @@ def test_a_driver_is_lost_by_and_by(reason: str) -> None:
     """It must stay so for 30 s and three collections; then it is told, from then on, until NVML answers."""
     assert lost_after("", *[reason] * 5, "", reason) == [False, False, False, False, True, True, False, False]
     assert lost_after("", *[reason] * 4, interval=40.0) == [False, False, False, True, True]
+    late = "deadline_exceeded"
+    assert lost_after("", reason, late, reason, late, late, reason) == [False] * 6 + [True], "a late read says nothing"
 
 
 @pytest.mark.parametrize(
@@ -317,6 +378,7 @@ def test_a_driver_is_lost_by_and_by(reason: str) -> None:
         ["", *[MISMATCH, "", MISMATCH, MISMATCH] * 5],
         ["", *[MISMATCH, UNKNOWN] * 10],
         ["", *[MISMATCH, "driver_not_loaded"] * 10],
+        ["", *[MISMATCH, "deadline_exceeded", ""] * 10],
     ],
     ids=lambda said: " ".join(dict.fromkeys(word or "answers" for word in said)),
 )

@@ -27,9 +27,10 @@ UNATTRIBUTED = "gpumap_gpu_energy_unattributed_joules_total"
 CONTAINER = "gpumap_container_energy_joules_total"
 GAP = "gpumap_accounting_gap_seconds_total"
 ALLOCATED = "gpumap_container_allocated_gpu_seconds_total"
+SM = "gpumap_container_sm_seconds_total"
 CHARGED = (
     ALLOCATED,
-    "gpumap_container_sm_seconds_total",
+    SM,
     "gpumap_container_gpu_memory_byte_seconds_total",
     CONTAINER,
 )
@@ -113,6 +114,8 @@ def live_on(data: st.DataObject, node: TestNode, taken: list[Gpu]) -> float:
     node.visible = data.draw(st.sampled_from([True] * 20 + [False]))
     node.asleep += data.draw(st.sampled_from([0.0] * 20 + [0.5, 4000.0]))
     for gpu in node.gpus:
+        gpu.sampled_seconds = data.draw(st.sampled_from([None] * 4 + [0.0, 0.0, 5.0, 1.2]))
+        gpu.utilization = data.draw(st.sampled_from([None, 0.0, 0.5]))
         gpu.fault = data.draw(st.sampled_from([None] * 24 + ["lost", "hung"]))
         if gpu.millijoules is not None:
             gpu.millijoules += data.draw(st.sampled_from([1_000_003, 4_321, 7, 1, 0]))
@@ -238,6 +241,11 @@ def check_time(
         gpu = gpu_of.get(uuid, uuid)
         if name in CHARGED and gpu not in charged:
             assert more == 0, "charged in a gap"
+        if name == SM:
+            total = scraper.total[SM, labels]
+            assert float(total) <= truths[gpu].elapsed - truths[gpu].gap + 1e-6, (
+                "more than a second of SM time a second"
+            )
         if name == ALLOCATED and gpu in charged:
             share = held.get((ContainerName(words["namespace"], words["pod"], words["container"]), uuid)) or 0.0
             assert abs(float(more) - share * charged[gpu]) < 1e-6

@@ -16,7 +16,6 @@ A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_A, MIG_B, MIG_C = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for letter in "abc")
 GPM = ("gpm",)
 FUNCTIONS = sorted(name for name in standin.FUNCTIONS if name.startswith("nvmlGpm"))
-NOTHING = Activity(None, None, None, None)
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +29,9 @@ def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def read_after(worker: Worker, driver: Driver, seconds: float = 0.11) -> GpuReading:
+def read_after(worker: Worker, driver: Driver) -> GpuReading:
     """A reading whose samples are far enough apart from those of the one before."""
-    time.sleep(seconds)
+    time.sleep(0.11)
     return worker.read_one(driver)
 
 

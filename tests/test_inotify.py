@@ -56,10 +56,10 @@ async def is_silent(watcher: Watcher, directory: Path) -> bool:
     return False
 
 
-def put(path: Path, text: str = "") -> None:
+def put(path: Path) -> None:
     """Write a file as the kubelet does: under another name, then renamed."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
+    temporary.touch()
     temporary.rename(path)
 
 

@@ -55,9 +55,9 @@ def closed(schema: Any) -> Any:
 VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA_OBJECT))
 
 
-def check(snapshot: Snapshot) -> Document:
+def check(snapshot: Snapshot, stale: str = "") -> Document:
     """A snapshot's document as a client gets it; fails unless the schema says just that."""
-    found: Document = json.loads(json.dumps(document(snapshot, interval_seconds=5.0)))
+    found: Document = json.loads(json.dumps(document(snapshot, 5.0, ("device", "health"), stale)))
     VALIDATOR.validate(found)
     return found
 
@@ -133,7 +133,8 @@ def test_every_field_is_filled_somewhere() -> None:
     """The schema names no field that gpumap never fills."""
     pod = Pod("ml", "job", {"main": {}})
     node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod)], down={"kubelet"})
-    told = {path for snapshot in (busy_node(), empty_node(), node.collect()) for path in leaves_of(check(snapshot))}
+    found = [check(busy_node()), check(empty_node(), "no collection"), check(node.collect())]
+    told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
 
 
@@ -218,6 +219,14 @@ def test_the_interval_is_told_where_there_is_one() -> None:
     assert document(busy_node(), 2.5)["interval_seconds"] == 2.5
     VALIDATOR.validate(json.loads(json.dumps(document(busy_node()))))
     assert document(busy_node())["interval_seconds"] is None
+
+
+def test_what_is_asked_for_and_why_nothing_is_told() -> None:
+    """The groups of --collect stand in their order; `stale` is a sentence, and null where the data is current."""
+    found = check(busy_node())
+    assert (found["collect"], found["stale"]) == (["device", "health"], None)
+    assert check(empty_node(), "no collection")["stale"] == "no collection"
+    assert document(busy_node())["collect"] is None
 
 
 def test_known_reasons_have_a_remedy() -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.nvml_worker import health
+from gpumap.readings import Health, Links
 from tests import standin
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
 from tests.worker import Start, Worker, starting
@@ -153,7 +154,7 @@ def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
     gpu.instances, gpu.mig_mode = [MigInstance(MIG_A)], True
     card = worker.read_one(Driver(gpus=[gpu]))
     assert card.partitioned
-    names = (*health.Health._fields, *health.Links._fields)
+    names = (*Health._fields, *Links._fields)
     assert [getattr(card, name) for name in names] == [getattr(whole, name) for name in names]
 
 

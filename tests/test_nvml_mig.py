@@ -90,6 +90,26 @@ def test_mig_changes_are_seen_in_the_next_reading(start: Start) -> None:
     assert (reading.partitioned, reading.instances, reading.utilization_ratio) == (False, (), 0.0)
 
 
+def test_a_partitioned_gpu_without_instances_is_not_asked_again_what_its_card_does_not_tell(
+    start: Start, tmp_path: Path
+) -> None:
+    """As often as one that is not partitioned; and an instance that is made later is there at once."""
+    calls = []
+    for mig_mode in (None, True):
+        path = tmp_path / f"calls {mig_mode}"
+        worker = start(groups=("health", "links", "gpm"), GPUMAP_STANDIN_CALLS=str(path))
+        gpu = Gpu(A, mig_mode=mig_mode, fan_percents=None)
+        driver = Driver(gpus=[gpu])
+        for _ in range(10):
+            worker.read(driver)
+        worker.refusal(Driver(gpus=[gpu], fail={("nvmlDeviceGetCount_v2", "*"): Code.UNKNOWN}))
+        calls.append(standin.read_calls(path))
+    for call in ("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetClockInfo", "nvmlDeviceGetNumFans"):
+        assert 0 < calls[1][call] <= 2 * calls[0][call]
+    gpu.instances = [standin.MigInstance(MIG_A)]
+    assert [instance.uuid for instance in worker.read_one(driver).instances] == [MIG_A]
+
+
 def test_what_only_a_partitioned_gpu_refuses_is_asked_again(start: Start) -> None:
     """A call that was not supported while MIG was on is tried again as soon as it is off."""
     worker = start()

@@ -223,12 +223,18 @@ def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Star
     now = time.time_ns() // 1000
     gpu = Gpu(A, samples=[Sample(9, 90, timestamp_us=now - 60_000_000), Sample(10, 50, timestamp_us=now - 400_000)])
     driver = Driver(gpus=[gpu])
-    for _ in range(2):  # the second one is asked at once, while the driver has sampled nothing more
-        assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
-    time.sleep(max(now / 1e6 + 0.9 - time.time(), 0.0))  # past the 1.2 s that are asked for at least
-    assert worker.read_one(driver).samples == ()
+    began = time.monotonic()
+    for sampled in (1.2, 0.0):  # the second one is asked at once, while the driver has sampled nothing more
+        reading = worker.read_one(driver)
+        assert [sample.pid for sample in reading.samples or ()] == [10]
+        assert reading.sampled_seconds == sampled
+    read = time.monotonic()
+    time.sleep(max(read + 1.0 - time.monotonic(), 0.0))  # its interval
     gpu.samples = [Sample(10, 50, timestamp_us=now - 400_000), Sample(11, 20, timestamp_us=now - 399_999)]
-    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
+    reading = worker.read_one(driver)
+    assert [sample.pid for sample in reading.samples or ()] == [11]
+    assert reading.sampled_seconds is not None
+    assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
 
 
 def test_samples_survive_a_clock_that_was_set_back(start: Start) -> None:
@@ -497,6 +503,7 @@ readings = st.builds(
     instances=st.lists(instances, max_size=2).map(tuple),
     processes=st.none() | processes.map(tuple),
     samples=st.none() | st.just((ProcessSample(1, 0.5, 0.25, 0.0, 1.0),)) | st.just(()),
+    sampled_seconds=st.none() | st.floats(0, 1e9),
     utilization_ratio=ratio,
     temperatures_celsius=st.just((("gpu", 40.5),)) | st.just(()),
     stuck_seconds=st.floats(0, 1e9),

@@ -392,9 +392,12 @@ async def test_an_agent_that_collects_no_more(site: Site, browser: Browser) -> N
         await expect(one.page.locator("#lost")).to_contain_text("Old data")
         await expect(one.page.locator("body")).to_have_class("stale")
         await expect(one.page.locator(".device")).to_have_count(1)
+        site.pages.why_late = lambda: "somebody asked for it"
         site.ahead_seconds = STALE_AFTER_SECONDS
         await expect(one.page.locator(".device")).to_have_count(0)
         await expect(one.page.locator("#notices")).to_contain_text("too old to be shown")
+        await expect(one.page.locator("#notices")).to_contain_text("60 s: somebody asked for it.")
+        await expect(one.page.locator("#notices")).not_to_contain_text("NVML counts no GPU")
 
 
 async def test_when_data_is_old_is_told_by_the_agents_interval(site: Site, browser: Browser) -> None:
@@ -524,7 +527,8 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
         assert failure.startswith("A row of the GPU's memory could not be replaced:")
         assert pending.startswith("Rows of the GPU's memory wait to be replaced")
         assert "nvidia-smi --gpu-reset -i 0" in pending
-        assert errors == "3 memory errors over its life could not be corrected: dram 2, sram 1."
+        assert errors.startswith("3 memory errors over its life could not be corrected: dram 2, sram 1.")
+        assert "field diagnostic" in errors
         assert await one.width_over() <= 0
 
 

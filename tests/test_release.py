@@ -17,7 +17,7 @@ import pytest
 
 from gpumap.collect import Collector
 from gpumap.join import Rules
-from gpumap.model import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.model import KubeletAnswer, Listening, NvmlReading, PodIdentity, ProcTable, SourceError, Told, Uuid
 from gpumap.snapshot import Node as NodeName
 from gpumap.snapshot import Snapshot
 from gpumap.sources.nvml import DRIVER, NvmlSource
@@ -30,7 +30,7 @@ from tests.processes import PlainProcesses
 from tests.standin import Driver, Gpu
 from tests.worker import Start, Worker, starting, worker_command
 
-A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
+A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 
 
 @pytest.fixture(name="device")
@@ -98,11 +98,12 @@ def test_the_driver_is_let_go_of_after_each_read(start: Start, device: Path, tmp
     driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device)
     readings, descriptors = [], set()
     for _ in range(4):
-        readings.append(worker.read(driver).gpus)
+        readings.append(dict(sorted(worker.read(driver).gpus.items())))
         wait(lambda: not holds(worker, device), "the device stays open")
         wait(lambda: calls.exists() and len(readings) == standin.read_calls(calls)["nvmlShutdown"], "it is not closed")
         descriptors.add(len(opened(worker.process.pid)))
-    assert all(reading == readings[0] for reading in readings)
+    told = [[gpu._replace(sampled_seconds=None) for gpu in gpus.values()] for gpus in readings]
+    assert all(gpus == told[0] for gpus in told)
     assert standin.read_calls(calls)["nvmlInitWithFlags"] == 4
     assert len(descriptors) == 1
     assert worker.process.poll() is None
@@ -178,6 +179,20 @@ async def test_a_worker_that_ended_itself_is_replaced_without_a_word(
         told = await source.read(1.0, PATIENCE_SECONDS)
         assert told.complaints == ()
         assert faults(told) == [None, None]
+
+
+async def test_who_tells_no_xid_events_has_no_blind_time(tmp_path: Path, library: Path) -> None:
+    """Where nobody listens it is told of whom there is something to hear: nothing of the others is missed."""
+    Driver(gpus=[Gpu(A, event_types=None), Gpu(B), Gpu(C, event_types=1)]).write(tmp_path / "state")
+    command = ["env", f"GPUMAP_STANDIN_STATE={tmp_path / 'state'}", *worker_command(library)]
+    source = NvmlSource(command, ("health",), release=True)
+    try:
+        for _ in range(2):
+            told = await source.read(1.0, PATIENCE_SECONDS)
+            assert told.value.listening == (Listening(Uuid(B), 0.0, 0.0),)
+            assert told.complaints == ()
+    finally:
+        await source.close()
 
 
 async def test_who_hung_is_left_alone_while_the_driver_is_let_go_of(

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -17,6 +18,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,10 @@ from gpumap.errors import UsageError
 from gpumap.join import Memory
 from gpumap.join.ledger import GpuBook
 from gpumap.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
-from gpumap.model import ContainerName, Moment, SourceError, Told
-from gpumap.state import OLDEST_SECONDS, decode, encode
-from gpumap.state_file import BYTES_MAX, StateFile, replace_file
+from gpumap.model import ContainerName, Moment, SourceError, Told, Uuid
+from gpumap.snapshot import Snapshot
+from gpumap.state import AWAY_SECONDS_MAX, decode, encode
+from gpumap.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
 from tests.agent import serve
 from tests.demo_process import GPUMAP, environment, fetch, wait_for
 from tests.node import GIB, Node
@@ -96,11 +99,38 @@ def test_downtime_is_a_gap() -> None:
     assert snapshot.gpu_accounts[0].energy_unattributed_joules == 0.05, "the counter went back with the driver"
 
 
-def test_a_clock_that_was_set_back_makes_no_gap() -> None:
-    """A state of the future was saved just now."""
+def test_within_one_boot_the_time_away_is_exact() -> None:
+    """Whatever was done to the wall clock; also while the machine sleeps."""
     node = lived()
-    state = decode(encode(node.memory), Moment(7.0, node.now.wall - 3600.0, 0.0))
-    assert state.away_seconds == 0.0
+    text, at = encode(node.memory, "boot-1"), node.now
+    for wall in (at.wall - 3600.0, at.wall + 1e9, 0.0):
+        assert decode(text, Moment(at.monotonic + 100.0, wall, at.asleep + 500.0), "boot-1").away_seconds == 600.0
+
+
+@pytest.mark.parametrize("boot_id", [None, "boot-2"])
+@pytest.mark.parametrize(
+    ("later", "away"), [(100.0, 100.0), (-3600.0, 0.0), (AWAY_SECONDS_MAX + 1.0, 0.0), (1e9, 0.0), (-1.6e9, 0.0)]
+)
+def test_over_a_boot_the_wall_clock_tells_the_time_away(boot_id: str | None, later: float, away: float) -> None:
+    """Where it was set back, or is far off, the time is not known, and is no gap: counters go on all the same."""
+    node = lived()
+    state = decode(encode(node.memory, "boot-1"), Moment(7.0, node.now.wall + later, 0.0), boot_id)
+    assert state.away_seconds == away
+    assert state.ledger.charges.keys() == node.memory.ledger.charges.keys()
+
+
+def test_who_is_not_seen_expires_over_restarts() -> None:
+    """How long nobody has seen a container is kept; the time while gpumap was away does not count."""
+    node = lived()
+    node.down = {"kubelet"}
+    node.pods, node.processes = [], []
+    for _ in range(12):
+        node.collect(55.0)
+        state = decode(encode(node.memory), Moment(node.clock, node.now.wall + 86400.0, 0.0))
+        node.memory = Memory(ledger=state.ledger, gpus=node.memory.gpus)
+    assert node.collect(10.0).accounts, "List and all are missing"
+    node.down = set()
+    assert not node.collect(10.0).accounts
 
 
 def test_xid_errors_outlive_a_restart() -> None:
@@ -110,13 +140,13 @@ def test_xid_errors_outlive_a_restart() -> None:
     name = ContainerName("ml", "a", "main")
     known = XidMemory(
         gpus={GPU: GpuXidMemory({79: 1, 43: 2}, 1.5, at - 4.0, True), gpu_uuid(1): GpuXidMemory({}, 0.0, None, False)},
-        containers={(name, GPU): ContainerXidMemory({79: 1}, 12.0)},
+        containers={(name, GPU): ContainerXidMemory({79: 1}, 12.0, at - 3.0)},
     )
     memory = Memory(ledger=node.memory.ledger, xids=known)
     state = decode(encode(memory), Moment(50.0, node.now.wall + 20.0, 0.0))
     assert state.xids.gpus[GPU] == GpuXidMemory({79: 1, 43: 2}, 1.5, 50.0 - 20.0 - 4.0, True)
     assert state.xids.gpus[gpu_uuid(1)].settled_until is None
-    assert state.xids.containers[name, GPU].errors == {79: 1}
+    assert state.xids.containers[name, GPU] == ContainerXidMemory({79: 1}, 50.0 + 300.0, 50.0 - 3.0)
 
 
 def test_gpus_that_are_away_are_kept_apart() -> None:
@@ -140,6 +170,10 @@ def test_gpus_that_are_away_are_kept_apart() -> None:
         (b'{"version":"1"}', "version is not"),
         (b'{"version":1}', "saved_at"),
         (b'{"version":1,"saved_at":' + b"9" * 5000 + b"}", "limit"),
+        (b'{"version":1,"saved_at":-1.0,"boot_seconds":1.0}', "saved_at is not"),
+        (b'{"version":1,"saved_at":1.0,"boot_seconds":"x"}', "boot_seconds is not"),
+        (b'{"version":1,"saved_at":1.0,"boot_seconds":1.0,"boot_id":null,"gpus":{}}', "gpus is not a list"),
+        (b'{"version":1,"saved_at":1.0,"boot_seconds":1.0,"boot_id":null,"gpus":[null]}', "laid out"),
     ],
 )
 def test_a_text_that_is_none_of_ours(text: bytes, why: str) -> None:
@@ -151,13 +185,7 @@ def test_a_text_that_is_none_of_ours(text: bytes, why: str) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("saved_at",), -1.0),
-        (("saved_at",), 1.0),
-        (("gpus",), {}),
-        (("gpus", 0), None),
         (("gpus", 0, "uuid"), 7),
-        (("gpus", 0, "gap_seconds"), float("nan")),
-        (("gpus", 0, "gap_seconds"), float("inf")),
         (("gpus", 0, "gap_seconds"), None),
         (("gpus", 0, "counter_millijoules"), 0.5),
         (("gpus", 0, "unattributed_millijoules"), 2**70),
@@ -169,27 +197,61 @@ def test_a_text_that_is_none_of_ours(text: bytes, why: str) -> None:
         (("containers", 0, "gpu"), []),
         (("gpu_xids", 0, "errors"), [[79]]),
         (("gpu_xids", 0, "errors"), {"79": 1}),
+        (("containers", 0, "unseen_seconds"), -1.0),
         (("gpu_xids", 0, "listened"), 1),
+        (("gpu_xids", 0, "errors"), [[2**64, 1]]),
     ],
 )
-def test_a_value_that_cannot_be(path: tuple[str | int, ...], value: object) -> None:
-    """One absurd value is reason enough to use none of them."""
+def test_a_value_that_cannot_be(path: tuple[str, int, str], value: object) -> None:
+    """An absurd value costs its row, and no other."""
     document: Any = written()
     document["gpu_xids"] = [{"uuid": GPU, "errors": [], "blind_seconds": 0.0, "open_seconds": None, "listened": True}]
-    assert decode(json.dumps(document).encode(), lived().now)
-    place = document
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    with pytest.raises(ValueError, match=r"\w"):
+    well = decode(json.dumps(document).encode(), lived().now)
+    assert well.left_out == 0
+    section, number, name = path
+    document[section][number][name] = value
+    ill = decode(json.dumps(document).encode(), lived().now)
+    assert ill.left_out == 1
+    rows = {"gpus": ill.ledger.gpus, "containers": ill.ledger.charges, "gpu_xids": ill.xids.gpus}
+    assert {one for one, found in rows.items() if not found} == {section}
+
+
+def test_numbers_that_json_has_not_are_refused() -> None:
+    """Who wrote NaN was not gpumap."""
+    document = written()
+    document["gpus"][0]["gap_seconds"] = float("nan")
+    with pytest.raises(ValueError, match="NaN"):
         decode(json.dumps(document).encode(), lived().now)
 
 
-def test_a_state_of_another_age_is_not_used() -> None:
-    """A clock that was wrong by decades makes no gap of decades."""
+_ODD = st.sampled_from([0, 1, 2**63, 2**64 - 1, 2**64, 2**90, -1])
+_ODD_NUMBERS = st.sampled_from([0.0, 1.5, 1e24, 1e25, -1.0, math.inf, math.nan])
+
+
+@given(_ODD, _ODD, _ODD_NUMBERS, _ODD, _ODD)
+def test_what_is_written_can_be_read_back(counter: int, energy: int, seconds: float, code: int, errors: int) -> None:
+    """Whatever a driver told, each row is read back as it was, or was not written; the others are."""
     node = lived()
-    with pytest.raises(ValueError, match="more than a year"):
-        decode(encode(node.memory), Moment(1.0, node.now.wall + OLDEST_SECONDS + 1.0))
+    ledger = node.memory.ledger
+    key = POD.full(), GPU
+    odd = ledger.charges[key]._replace(energy_millijoules=energy, sm_seconds=seconds)
+    other = Uuid("GPU-odd")
+    ledger = replace(
+        ledger,
+        gpus={**ledger.gpus, other: GpuBook(seconds, energy, counter)},
+        charges={**ledger.charges, (POD.full(), other): odd},
+    )
+    xids = XidMemory({GPU: GpuXidMemory({code: errors}, seconds, None, True), other: GpuXidMemory({}, 0.0, None, True)})
+    state = decode(encode(Memory(ledger=ledger, xids=xids)), node.now)
+    assert state.left_out == 0
+    assert state.ledger.charges[key] == ledger.charges[key]._replace(
+        present=False, allocated_gpus=None, memory_bytes=None
+    )
+    assert state.ledger.gpus.get(other) in (None, ledger.gpus[other])
+    assert state.xids.gpus.keys() >= {other}
+    if min(counter, energy) >= 0 and max(counter, energy) < 2**64 and 0 <= seconds <= 1e24:
+        assert state.ledger.gpus[other] == ledger.gpus[other]
+        assert state.ledger.charges[POD.full(), other].energy_millijoules == energy
 
 
 @given(st.data())
@@ -238,11 +300,89 @@ async def test_a_missing_file_is_no_trouble(tmp_path: Path, caplog: pytest.LogCa
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["refused", "slow"])
+async def test_a_file_that_is_not_read_is_set_aside(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that fails, or is slow, costs no counters for ever: the file is kept under another name, and told."""
+    path, node, goes_on = tmp_path / "state.json", lived(), threading.Event()
+    good = encode(node.memory)
+    path.write_bytes(good)
+    (tmp_path / "state.json.unread").write_text("an earlier one")
+
+    def read(path: Path) -> bytes:
+        if kind == "refused":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        goes_on.wait()
+        return b""
+
+    state = StateFile(path, read_file=read, load_seconds=1.0)
+    assert await state.load(node.now) == Memory()
+    goes_on.set()
+    assert str(tmp_path / "state.json.unread") in caplog.records[-1].getMessage()
+    node.collect()
+    async with asyncio.timeout(20):
+        while not path.exists():
+            await state.save(node.memory)
+            await asyncio.sleep(0.01)
+    await state.close()
+    assert files(tmp_path)["state.json.unread"] == good
+    assert decode(files(tmp_path)["state.json"], node.now).ledger.charges
+
+
+async def test_a_file_that_cannot_be_set_aside_is_not_written_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then nothing is written as long as this gpumap lives; one line says so."""
+    path, node = tmp_path / "state.json", lived()
+    path.write_bytes(b"whatever it is")
+    (tmp_path / "state.json.damaged" / "full").mkdir(parents=True)
+    state = StateFile(path)
+    assert await state.load(node.now) == Memory()
+    await state.save(node.memory)
+    await state.close()
+    assert path.read_bytes() == b"whatever it is"
+    (record,) = caplog.records
+    assert "nothing is written" in record.getMessage()
+
+
+async def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A text beyond the bound leaves the file as it was, and costs one line."""
+    path, node = tmp_path / "state.json", lived()
+    state = StateFile(path)
+    await state.save(node.memory)
+    good = path.read_bytes()
+    (key, charge), *_ = node.memory.ledger.charges.items()
+    many = {(key[0]._replace(pod="x" * 1_000_000 + str(n)), key[1]): charge for n in range(17)}
+    for _ in range(2):
+        await state.save(Memory(ledger=replace(node.memory.ledger, charges=many)))
+    await state.close()
+    assert path.read_bytes() == good
+    (record,) = caplog.records
+    assert "larger than 16 MiB" in record.getMessage()
+
+
+async def test_rows_that_are_left_out_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line says that counters go on, and how many do not."""
+    path, document = tmp_path / "state.json", written()
+    document["containers"][0]["sm_seconds"] = -1
+    path.write_text(json.dumps(document))
+    memory = await StateFile(path).load(now())
+    assert memory.ledger.gpus
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "rows_left_out=1" in record.getMessage()
+
+
 @pytest.mark.parametrize("kind", ["corrupt", "truncated", "huge", "pipe", "folder"])
 async def test_a_file_that_cannot_be_used_is_one_line(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Counters start at 0, one warning names the file and why, and nothing is raised."""
+    """Counters start at 0, one warning names the file, why, and what became of it; nothing is raised."""
     path = tmp_path / "state.json"
     if kind == "pipe":
         os.mkfifo(path)
@@ -256,6 +396,7 @@ async def test_a_file_that_cannot_be_used_is_one_line(
     assert record.levelname == "WARNING"
     assert str(path) in record.getMessage()
     assert "\n" not in record.getMessage()
+    assert os.listdir(tmp_path) == ["state.json.unread" if kind == "folder" else "state.json.damaged"]
 
 
 async def test_a_disk_that_fails_is_told_when_it_begins_and_when_it_ends(
@@ -306,7 +447,7 @@ async def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path, caplog: pyte
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     goes_on.set()
     async with asyncio.timeout(20):
-        while not path.exists() or path.read_bytes() != encode(node.memory):
+        while not path.exists() or path.read_bytes() != encode(node.memory, read_boot_id()):
             await state.save(node.memory)
             await asyncio.sleep(0.01)
     await state.close()
@@ -346,10 +487,13 @@ async def test_what_a_page_shows_has_been_saved() -> None:
         await asyncio.sleep(0)
         happened.append(memory.ledger.at)
 
-    before = lived().memory
-    proc = NoProcesses()
+    node, proc = lived(), NoProcesses()
+
+    def publish(_: Snapshot) -> None:
+        happened.append("page")
+
     loop = Collector(
-        Down(), proc, proc.read, Down(), RULES, 1.0, lambda snapshot: happened.append("page"), memory=before, keep=keep
+        Down(), proc, proc.read, Down(), RULES, 1.0, publish, lambda: node.now, memory=node.memory, keep=keep
     )
     snapshot = await loop.collect()
     await loop.collect()

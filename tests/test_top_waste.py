@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from gpumap.document import Document, document
 from gpumap.look.doctor import examine
 from gpumap.look.tables import Shape, doctor_table, map_table, top_table, top_values, waste_table, waste_values
-from gpumap.look.tables.document import key_of
+from gpumap.look.tables.document import key_of, sources_up
 from gpumap.look.tables.findings import findings
 from gpumap.snapshot import Snapshot
 from gpumap.terminal import Screen, unsteering
@@ -345,6 +345,19 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
     assert "idle" not in wasted(found)
     assert "GPU 1 is down (hung): nothing on it is judged." in waste_table(found, Shape())
     assert wasted(found)["squatter"] == ("squat",)
+
+
+def test_a_stale_document_is_no_node_without_devices() -> None:
+    """Where all there was is too old, each table says so; nothing is judged, and nothing adds up to 0."""
+    found = document(replace(busy().collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    for show in (map_table, top_table, waste_table):
+        text = show(found, Shape())
+        assert text.startswith("No current data.")
+        assert "no collection for a week" in text
+        assert "No devices" not in text
+    values = waste_values(found, Shape())
+    assert (values["unknown"], set(values["sums"].values())) == (["no collection for a week"], {None})
+    assert sources_up(found) == set()
 
 
 def test_waste_is_sorted() -> None:

@@ -33,6 +33,7 @@ from gpumap.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.web.pages import Pages
 from gpumap.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from tests.agent import until
+from tests.snapshots import busy_node
 
 STALE_AFTER_SECONDS = 60.0
 UUID = Uuid("GPU-00000000-0000-0000-0000-000000000001")
@@ -395,27 +396,51 @@ async def test_readiness(site: Site) -> None:
     for kubelet, nvml in ((990.0, None), (None, 990.0), (900.0, 990.0)):
         publish(kubelet, nvml)
         assert (await site.get("/readyz"))[0] == 200
-    site.seconds = 1000.0 + STALE_AFTER_SECONDS  # without any new snapshot
-    assert (await site.get("/readyz"))[0] == 503
+
+
+async def test_readiness_is_lost_without_new_snapshots(site: Site) -> None:
+    """Then sources that had answered are not blamed: it says for how long nothing was collected, and why if known."""
+    site.pages.why_late = lambda: "somebody asked for it"
+    site.seconds = STALE_AFTER_SECONDS
+    assert (await site.get("/readyz"))[0] == 200
+    site.seconds += 7.0
+    seconds = f"{STALE_AFTER_SECONDS + 7:.0f}"
+    status, _, text = await site.get("/readyz")
+    assert (status, text) == (503, f"not ready: no collection for {seconds} s: somebody asked for it\n")
+    site.pages.why_late = str
+    assert "collections are late, fail or do not end" in (await site.get("/readyz"))[2]
+    failed = SourceHealth(Source.KUBELET, up=False, reason="refused", detail="by kubelet")
+    well = SourceHealth(Source.NVML, up=True, last_success=Moment(0.0, 0.0))
+    site.pages.publish(replace(snapshot(), sources=(failed, well)))
+    assert (await site.get("/readyz"))[2].endswith("; kubelet: refused by kubelet\n")
 
 
 async def test_a_stale_snapshot_is_not_served(site: Site) -> None:
-    """Past --stale-after the page is 200 with what gpumap says of itself; the map keeps its form, and is empty."""
+    """Past --stale-after the page is 200 with what gpumap says of itself, without any counter of GPUs or containers;
+    the map keeps its form, is empty, and says why."""
+    site.pages.publish(replace(busy_node(2), at=Moment(0.0, 0.0)))
     site.seconds = STALE_AFTER_SECONDS
-    assert "gpumap_container_gpu_memory_used_bytes{" in (await site.get("/metrics"))[2]
+    current = (await site.get("/metrics"))[2]
+    for name in ("container_gpu_memory_used_bytes", "xid_blind_seconds_total", "accounting_gap_seconds_total"):
+        assert f"gpumap_{name}{{" in current
+    assert json.loads((await site.get("/api/v1/map"))[2])["stale"] is None
     site.seconds += 0.001
     for accept in ("*/*", PROMETHEUS_3):
         status, _, text = await site.get("/metrics", Accept=accept)
         assert status == 200
         names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
         assert not [
-            name for name in names if name.startswith(("gpumap_container", "gpumap_device", "gpumap_gpu", "pod_"))
+            name
+            for name in names
+            if name.startswith(("gpumap_container", "gpumap_device", "gpumap_gpu", "gpumap_acc", "gpumap_xid", "pod_"))
         ]
         assert {"gpumap_source_up", "gpumap_snapshot_timestamp_seconds", "gpumap_build_info"} <= names
         assert "process_cpu_seconds_total" in names
     document = json.loads((await site.get("/api/v1/map"))[2])
     assert (document["devices"], document["gpus"], document["unmatched"]) == ([], [], [])
+    assert (document["accounts"], document["container_xids"], document["device_health"]) == ([], [], None)
     assert document["sources"]
+    assert document["stale"].startswith(f"no collection for more than {STALE_AFTER_SECONDS:g} s: ")
     assert (await site.get("/metrics/nodes"))[0] == 200
     site.pages.publish(snapshot(site.seconds))
     assert "gpumap_container_gpu_memory_used_bytes{" in (await site.get("/metrics"))[2]

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from gpumap.model import Uuid
-from gpumap.nvml_worker import events, wire
+from gpumap.nvml_worker import events, structs, wire
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Xid
 from tests.worker import PATIENCE_SECONDS, Start, Worker, starting
@@ -238,6 +238,19 @@ def test_a_wait_that_hangs_costs_its_gpu_alone(start: Start) -> None:
     assert next_xid(worker)[:2] == (A, 79)
 
 
+def test_a_hung_wait_makes_no_event_of_another_gpu_late(start: Start) -> None:
+    """The read after it has the other GPU's events, as if nothing hung: one is of who was there then."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B)])
+    worker = listener(start, driver, changed={**SELDOM, "listener.HUNG_SECONDS": 0.8, "listener.PATIENCE_SECONDS": 0.4})
+    driver.delay = {(WAIT, 0): float("inf")}
+    read(worker, driver)  # waits for the round that hangs
+    time.sleep(0.5)  # by now it does
+    fire(worker, driver, Xid(1, 13))
+    fired = time.monotonic()
+    assert read(worker)[B].until > fired
+    assert [said[:2] for said in told(worker)] == [(B, 13)]
+
+
 def test_a_lost_gpu_does_not_keep_the_listener_busy(start: Start, tmp_path: Path) -> None:
     """Its event set answers with an error at once: it is not asked again; the others are heard as before."""
     path = tmp_path / "calls"
@@ -311,12 +324,11 @@ def test_who_listens_has_no_file_or_memory_of_its_own(start: Start) -> None:
 
 
 def test_the_event_structure_is_nvidias() -> None:
-    """Its layout and the type's number are pynvml's; each prototype is of a function that there is."""
-    ours, nvidias = events.EventData, pynvml.c_nvmlEventData_t
+    """Its layout and the type's number are pynvml's."""
+    ours, nvidias = structs.EventData, pynvml.c_nvmlEventData_t
     assert ctypes.sizeof(ours) == ctypes.sizeof(nvidias) == 32
     for (name, *_), (nvidias_name, *_) in zip(ours._fields_, nvidias._fields_, strict=True):
         assert name == nvidias_name
         assert getattr(ours, name).offset == getattr(nvidias, name).offset
         assert getattr(ours, name).size == getattr(nvidias, name).size
     assert pynvml.nvmlEventTypeXidCriticalError == events.XID
-    assert set(events.PROTOTYPES) <= standin.FUNCTIONS

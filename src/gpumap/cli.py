@@ -20,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # An exception may be lost in what Python does while it imports; nothing has begun yet that needs an end.
         interrupt = signal.signal(signal.SIGINT, _leave)
         signal.signal(signal.SIGTERM, _leave)
+        # `serve` lets go of the driver for it; by itself it would end a process, and `pkill` reaches all of gpumap's.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         from gpumap.commands import prepared
 
         run = prepared(sys.argv[1:] if arguments is None else arguments)

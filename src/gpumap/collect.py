@@ -126,6 +126,7 @@ class Collector:
         self._news = news or NoNews()
         self._push_said: tuple[bool, str] = False, ""
         self._release = asyncio.Event()
+        self._has_let_go = False
         self._proc_lane = Lane("gpumap-procfs")
         self._identity_lane = Lane("gpumap-identity")
         self._steps = Lane("gpumap-step")
@@ -172,6 +173,11 @@ class Collector:
         self._publish(snapshot)
         return snapshot
 
+    @property
+    def has_let_go(self) -> bool:
+        """Whether the driver was let go of, as somebody asked, and nothing is collected meanwhile."""
+        return self._has_let_go
+
     def release(self) -> None:
         """Let go of the driver as soon as no collection is under way, until an interval has passed."""
         self._release.set()
@@ -197,6 +203,7 @@ class Collector:
 
     async def _let_go(self) -> str:
         """Hold nothing of the driver's for an interval, whatever news there is; anew when told so again."""
+        self._has_let_go = True
         while self._release.is_set():
             self._release.clear()
             gone = await self._nvml.close()
@@ -207,6 +214,7 @@ class Collector:
                 log.warning("driver not released: the worker hangs in it, and does not die until=%s", until)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._release.wait(), self._interval_seconds)
+        self._has_let_go = False
         return "interval"
 
     async def _news_after(self, earliest: float) -> None:

@@ -5,7 +5,7 @@ Names and meanings are frozen with `VERSION`. What is not known is null, never 0
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpumap import remedies
@@ -31,10 +31,16 @@ OF_GPUS = ("process_utilization", "gpm", "xid_events")
 Document = dict[str, Any]
 
 
-def document(snapshot: Snapshot, interval_seconds: float | None = None) -> Document:
+def document(
+    snapshot: Snapshot,
+    interval_seconds: float | None = None,
+    collect: Sequence[str] | None = None,
+    stale: str = "",
+) -> Document:
     """Make the document: devices with their holders, users and owners; what is unmatched; the sources' health.
 
-    `interval_seconds` is the time between collections; `None` where they are not made again and again.
+    `interval_seconds` is the time between collections; `None` where they are not made again and again. `collect` are
+    the groups of families that are asked for. `stale` says why there is no data, where all there was is too old.
     """
     rows: dict[str, list[ContainerOnDevice]] = {}
     for row in snapshot.containers:
@@ -48,6 +54,8 @@ def document(snapshot: Snapshot, interval_seconds: float | None = None) -> Docum
         "version": VERSION,
         "timestamp": snapshot.at.wall,
         "interval_seconds": interval_seconds,
+        "collect": None if collect is None else list(collect),
+        "stale": stale or None,
         "node": {"name": snapshot.node.name, "internal_ip": snapshot.node.internal_ip or None},
         "driver": {
             "driver_version": driver.driver_version,

@@ -87,6 +87,7 @@ def _recovery(gpu: Gpu) -> GpuDocument | None:
 def _remedies(reading: GpuReading, xids: GpuXids | None) -> dict[str, str]:
     """What to do about what is wrong with a GPU besides its fault."""
     wrong = {
+        "ecc_uncorrected": any(errors for kind, _, errors in reading.ecc_errors if kind == "uncorrected"),
         "row_remap_pending": reading.row_remap_pending,
         "row_remap_failure": reading.row_remap_failure,
         "xid_errors": xids is not None and xids.counts,

@@ -11,6 +11,47 @@ from typing import NamedTuple, NewType
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
 
+RECOVERY_ACTIONS = (
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
+"""By nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
+CLOCK_EVENTS = (
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "display_clock_setting",
+    "board_limit",
+    "reliability",
+)
+"""Why clocks are lowered, by the number of the bit: nvml.h, nvmlClocksEventReason*, and the two more of
+nvmlClocksThrottleReason*."""
+CLOCK_EVENT_TIMES = (
+    "sw_power_cap",
+    "thermal",
+    "sync_boost",
+    "board_limit",
+    "low_utilization",
+    "reliability",
+    "total_app_clocks",
+    "total_base_clocks",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
+"""Reasons whose time the driver counts: nvml.h, NVML_FI_DEV_PERF_POLICY_* and NVML_FI_DEV_CLOCKS_EVENT_REASON_*."""
+
 
 class DeviceMemory(NamedTuple):
     """Bytes. `used` is without `reserved` where NVML's second version tells it, else as the driver gives it."""
@@ -87,6 +128,9 @@ class GpuReading(NamedTuple):
     instances: tuple[MigInstance, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
     samples: tuple[ProcessSample, ...] | None = None
+    sampled_seconds: float | None = None
+    """How much time `samples` cover that those of no reading before did; `None`: all since the one before. 0 in a
+    reading before its time: they overlap with those before, and are told once more by the next."""
     utilization_ratio: float | None = None
     memory_controller_ratio: float | None = None
     encoder_ratio: float | None = None
@@ -122,6 +166,31 @@ class GpuReading(NamedTuple):
     activity: Activity | None = None
     refusals: tuple[tuple[str, int], ...] = ()
     """Calls that failed other than by "not supported", with NVML's return code."""
+
+
+class Health(NamedTuple):
+    """The fields of a `GpuReading` of these names: what is asked for the group `health`."""
+
+    clocks_hertz: tuple[tuple[str, float], ...] = ()
+    clock_events: tuple[tuple[str, bool], ...] = ()
+    clock_event_seconds: tuple[tuple[str, float], ...] = ()
+    performance_state: int | None = None
+    fan_ratios: tuple[tuple[str, float], ...] = ()
+    ecc_errors: tuple[tuple[str, str, int], ...] = ()
+    remapped_rows: tuple[tuple[str, int], ...] = ()
+    row_remap_pending: bool | None = None
+    row_remap_failure: bool | None = None
+    retired_pages: tuple[tuple[str, int], ...] = ()
+    recovery_action: str | None = None
+
+
+class Links(NamedTuple):
+    """The fields of a `GpuReading` of these names: what is asked for the group `links`."""
+
+    pcie_transmit_bytes: int | None = None
+    pcie_receive_bytes: int | None = None
+    nvlink_transmit_bytes: int | None = None
+    nvlink_receive_bytes: int | None = None
 
 
 class XidError(NamedTuple):

@@ -144,7 +144,7 @@ CAPABILITIES: dict[str, str] = {
     "process_utilization": "No SM time by container: the driver keeps none on MIG devices, vGPU guests and WSL; "
     "memory is told all the same.",
     "gpm": "No activity of a device's SMs, tensor cores and memory: the driver measures it on Hopper and later, not in "
-    "most vGPU guests; it may be left out with `--collect`.",
+    "most vGPU guests; `--collect` may leave it out, and `--nvml-release` does.",
     "push": "New pods are seen at the next interval, not at once. Unless `--no-push` is meant: mount the kubelet's "
     "directory `device-plugins` (`privileges.checkpoint=true`). The log says what else may be in the way.",
     "xid_events": "No XID errors are counted: NVML does not answer, this driver or GPU tells none (WSL, vGPU guests), "
@@ -153,6 +153,8 @@ CAPABILITIES: dict[str, str] = {
 """By capability that is 0."""
 
 HEALTH: dict[str, str] = {
+    "ecc_uncorrected": "Counted over the GPU's life; what they hit was lost then. Where the number grows, run NVIDIA's "
+    "field diagnostic.",
     "row_remap_pending": "Rows of the GPU's memory wait to be replaced by spare ones: drain the node when it suits, "
     f"{_LET_GO}, and reset the GPU: `nvidia-smi --gpu-reset -i <index>`.",
     "row_remap_failure": "A row of the GPU's memory could not be replaced: run NVIDIA's field diagnostic; the GPU is "

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
+LET_GO = "the driver was let go of by SIGUSR1; the next collection is an interval after the signal"
 
 log = logging.getLogger("gpumap")
 
@@ -146,6 +147,7 @@ async def serve(
         settings.stale_after_seconds,
         time.monotonic,
         settings.interval_seconds,
+        settings.groups,
     )
     try:
         await _until(
@@ -173,6 +175,7 @@ async def _collect(
             blind.set()
 
     async with collector(settings, driver_command, publish, restart_after_seconds=restart_after_seconds) as loop:
+        pages.why_late = lambda: LET_GO if loop.has_let_go else ""
         release_by_signal(loop.release)
         await _until(blind, loop.run())
     raise FatalError(why)

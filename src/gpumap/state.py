@@ -1,35 +1,40 @@
 """What outlives a restart, as JSON: the counters of accounting and of XID errors.
 
-What is read back is not trusted: whatever is not as it was written raises ValueError, and nothing of it is used.
+What is read back is not trusted. A text that is not laid out as it was written raises ValueError, and nothing of it is
+used; a row that has a value that cannot be is left out alone, and is not written either.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn, TypeVar
 
 from gpumap.join import Memory
-from gpumap.join.ledger import Charge, GpuBook, Key, Ledger
+from gpumap.join.ledger import Charge, GpuBook, Key, Ledger, elapsed
 from gpumap.join.usage import KEPT_SECONDS
 from gpumap.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.model import ContainerName, Moment, Uuid
 
 T = TypeVar("T")
+K = TypeVar("K")
 VERSION = 1
-OLDEST_SECONDS = 366 * 86400.0
-"""Longer than a node is away. What is older was written by a clock that was wrong, and would make a gap of decades."""
+AWAY_SECONDS_MAX = 31 * 86400.0
+"""Longer than a node is away. More is not believed of wall clocks, of which either may have been wrong."""
 _NUMBER_MAX = 1e24
 """A terabyte for a thousand years is 3e22 byte-seconds."""
-_COUNT_MAX = 2**63
+_COUNT_MAX = 2**64 - 1
+"""NVML's own counters have no more."""
 
 
 class State(NamedTuple):
-    """What was saved, set on this machine's clock. `away_seconds` is how long ago."""
+    """What was saved, set on this machine's clock. `away_seconds` is how long ago, `left_out` how many rows have a
+    value that cannot be."""
 
     ledger: Ledger
     xids: XidMemory
     away_seconds: float
+    left_out: int
 
 
 def worth_saving(memory: Memory) -> bool:
@@ -37,22 +42,29 @@ def worth_saving(memory: Memory) -> bool:
     return memory.ledger.at is not None and bool(memory.ledger.gpus or memory.ledger.charges or memory.ledger.away)
 
 
-def encode(memory: Memory) -> bytes:
-    """Write down what `decode` reads. `memory` is that of a collection."""
+def encode(memory: Memory, boot_id: str | None = None) -> bytes:
+    """Write down what `decode` reads. `memory` is that of a collection, `boot_id` the machine's if it tells one."""
     ledger, xids = memory.ledger, memory.xids
     at = ledger.at or Moment(0.0, 0.0)
     document = {
         "version": VERSION,
-        "saved_at": at.wall,
-        "gpus": [_book_object(uuid, book) for uuid, book in ledger.gpus.items()],
-        "away_gpus": [_book_object(uuid, book) for uuid, book in ledger.away.items()],
-        "containers": [_charge_object(key, charge) for key, charge in ledger.charges.items()],
-        "gpu_xids": [_gpu_xids_object(uuid, gpu, at.monotonic) for uuid, gpu in xids.gpus.items()],
-        "container_xids": [
-            {**_key_object(key), "errors": sorted(one.errors.items())} for key, one in xids.containers.items()
-        ],
+        "saved_at": max(at.wall, 0.0),
+        "boot_id": boot_id,
+        "boot_seconds": elapsed(at),
+        "gpus": _sound((_book_object(*item) for item in ledger.gpus.items()), _book),
+        "away_gpus": _sound((_book_object(*item) for item in ledger.away.items()), _book),
+        "containers": _sound((_charge_object(*item, at.monotonic) for item in ledger.charges.items()), _charge),
+        "gpu_xids": _sound((_gpu_xids_object(*item, at.monotonic) for item in xids.gpus.items()), _gpu_xids),
+        "container_xids": _sound(
+            (_container_xids_object(*item, at.monotonic) for item in xids.containers.items()), _container_xids
+        ),
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _sound(rows: Iterable[Mapping[str, object]], read: Callable[[_Row, _Clock], object]) -> list[Mapping[str, object]]:
+    """Those that can be read back: one odd value costs no other row."""
+    return [row for row in rows if _read_row(_Row(row), read, _Clock(0.0, 0.0)) is not None]
 
 
 def _book_object(uuid: Uuid, book: GpuBook) -> Mapping[str, object]:
@@ -64,7 +76,7 @@ def _book_object(uuid: Uuid, book: GpuBook) -> Mapping[str, object]:
     }
 
 
-def _charge_object(key: Key, charge: Charge) -> Mapping[str, object]:
+def _charge_object(key: Key, charge: Charge, now: float) -> Mapping[str, object]:
     return {
         **_key_object(key),
         "gpu": charge.gpu,
@@ -72,6 +84,7 @@ def _charge_object(key: Key, charge: Charge) -> Mapping[str, object]:
         "sm_seconds": charge.sm_seconds,
         "memory_byte_seconds": charge.memory_byte_seconds,
         "energy_millijoules": charge.energy_millijoules,
+        "unseen_seconds": max(now - charge.seen_at, 0.0),
     }
 
 
@@ -79,11 +92,19 @@ def _gpu_xids_object(uuid: Uuid, gpu: GpuXidMemory, now: float) -> Mapping[str, 
     settled = gpu.settled_until
     return {
         "uuid": uuid,
-        "errors": sorted(gpu.errors.items()),
+        "errors": _pairs(gpu.errors),
         "blind_seconds": gpu.blind_seconds,
         "open_seconds": None if settled is None else max(now - settled, 0.0),
         "listened": gpu.listened,
     }
+
+
+def _container_xids_object(key: Key, one: ContainerXidMemory, now: float) -> Mapping[str, object]:
+    return {**_key_object(key), "errors": _pairs(one.errors), "unseen_seconds": max(now - one.seen_at, 0.0)}
+
+
+def _pairs(errors: Mapping[int, int]) -> list[list[int]]:
+    return [[code, count] for code, count in sorted(errors.items())]
 
 
 def _key_object(key: Key) -> Mapping[str, object]:
@@ -94,7 +115,7 @@ def _key_object(key: Key) -> Mapping[str, object]:
 # --- reading back -----------------------------------------------------------------------------------------------------
 
 
-def decode(text: bytes, now: Moment) -> State:
+def decode(text: bytes, now: Moment, boot_id: str | None = None) -> State:
     """Read what was saved, so that counting goes on at `now`: the time since is gap, and nobody listened in it.
 
     Raises ValueError.
@@ -106,54 +127,91 @@ def decode(text: bytes, now: Moment) -> State:
     version = document.take("version", _count)
     if version != VERSION:
         raise ValueError(f"it is of version {version}, not {VERSION}")
-    saved_at = document.take("saved_at", _number)
-    away = max(now.wall - saved_at, 0.0)
-    if away > OLDEST_SECONDS:
-        raise ValueError("by its time it is more than a year old")
-    stopped = now.monotonic - away
-    kept_until = now.monotonic + KEPT_SECONDS
-    gpus, away_gpus = (
-        {row.take("uuid", _uuid): _book(row) for row in document.rows(name)} for name in ("gpus", "away_gpus")
-    )
-    charges = {_key(row): _charge(row, kept_until) for row in document.rows("containers")}
-    gpu_xids = {row.take("uuid", _uuid): _gpu_xids(row, stopped) for row in document.rows("gpu_xids")}
-    container_xids = {
-        _key(row): ContainerXidMemory(row.take("errors", _errors), kept_until)
-        for row in document.rows("container_xids")
-    }
+    away = _seconds_away(document, now, boot_id)
+    clock = _Clock(now.monotonic, now.monotonic - away)
+    gpus, bad_gpus = _read(document, "gpus", _book, clock)
+    away_gpus, bad_away = _read(document, "away_gpus", _book, clock)
+    charges, bad_charges = _read(document, "containers", _charge, clock)
+    gpu_xids, bad_gpu_xids = _read(document, "gpu_xids", _gpu_xids, clock)
+    container_xids, bad_container_xids = _read(document, "container_xids", _container_xids, clock)
     return State(
-        Ledger(at=Moment(stopped, saved_at, now.asleep), charges=charges, gpus=gpus, away=away_gpus),
+        Ledger(at=Moment(clock.stopped, now.wall - away, now.asleep), charges=charges, gpus=gpus, away=away_gpus),
         XidMemory(gpus=gpu_xids, containers=container_xids),
         away,
+        bad_gpus + bad_away + bad_charges + bad_gpu_xids + bad_container_xids,
     )
 
 
-def _book(row: _Row) -> GpuBook:
-    return GpuBook(
+def _seconds_away(document: _Row, now: Moment, boot_id: str | None) -> float:
+    """In the same boot, exact, whatever was done to the wall clock. Else by the wall clock, if that can be."""
+    saved_at, uptime = document.take("saved_at", _number), document.take("boot_seconds", _number)
+    same_boot = boot_id is not None and document.optional("boot_id", _text) == boot_id
+    if same_boot and elapsed(now) >= uptime:
+        return elapsed(now) - uptime
+    away = now.wall - saved_at
+    return away if 0.0 <= away <= AWAY_SECONDS_MAX else 0.0
+
+
+class _Clock(NamedTuple):
+    """Monotonic: now, and when counting stopped."""
+
+    now: float
+    stopped: float
+
+
+def _read(
+    document: _Row, name: str, read: Callable[[_Row, _Clock], tuple[K, T]], clock: _Clock
+) -> tuple[dict[K, T], int]:
+    """A list's rows by what they are of, and how many had to be left out."""
+    rows = document.rows(name)
+    found = [one for row in rows if (one := _read_row(row, read, clock)) is not None]
+    return dict(found), len(rows) - len(found)
+
+
+def _read_row(row: _Row, read: Callable[[_Row, _Clock], T], clock: _Clock) -> T | None:
+    try:
+        return read(row, clock)
+    except ValueError:
+        return None
+
+
+def _book(row: _Row, _: _Clock) -> tuple[Uuid, GpuBook]:
+    return row.take("uuid", _uuid), GpuBook(
         gap_seconds=row.take("gap_seconds", _number),
         unattributed_millijoules=row.optional("unattributed_millijoules", _count),
         counter_millijoules=row.optional("counter_millijoules", _count),
     )
 
 
-def _charge(row: _Row, kept_until: float) -> Charge:
-    return Charge(
+def _charge(row: _Row, clock: _Clock) -> tuple[Key, Charge]:
+    return _key(row), Charge(
         gpu=row.take("gpu", _uuid),
         allocated_gpu_seconds=row.optional("allocated_gpu_seconds", _number),
         sm_seconds=row.optional("sm_seconds", _number),
         memory_byte_seconds=row.optional("memory_byte_seconds", _number),
         energy_millijoules=row.optional("energy_millijoules", _count),
-        kept_until=kept_until,
+        seen_at=_seen_at(row, clock),
     )
 
 
-def _gpu_xids(row: _Row, stopped: float) -> GpuXidMemory:
+def _seen_at(row: _Row, clock: _Clock) -> float:
+    """While gpumap was away nobody looked: that time does not make a container expire."""
+    return clock.now - row.take("unseen_seconds", _number)
+
+
+def _gpu_xids(row: _Row, clock: _Clock) -> tuple[Uuid, GpuXidMemory]:
     open_seconds = row.optional("open_seconds", _number)
-    return GpuXidMemory(
+    return row.take("uuid", _uuid), GpuXidMemory(
         errors=row.take("errors", _errors),
         blind_seconds=row.take("blind_seconds", _number),
-        settled_until=None if open_seconds is None else stopped - open_seconds,
+        settled_until=None if open_seconds is None else clock.stopped - open_seconds,
         listened=row.take("listened", _truth),
+    )
+
+
+def _container_xids(row: _Row, clock: _Clock) -> tuple[Key, ContainerXidMemory]:
+    return _key(row), ContainerXidMemory(
+        row.take("errors", _errors), kept_until=clock.now + KEPT_SECONDS, seen_at=_seen_at(row, clock)
     )
 
 
@@ -166,7 +224,7 @@ class _Row:
     """A JSON object, whose fields are read by what they must be."""
 
     def __init__(self, value: object) -> None:
-        if not isinstance(value, dict):
+        if not isinstance(value, Mapping):
             raise ValueError("it is not laid out as it should be")
         self._fields = value
 

@@ -1,6 +1,7 @@
 """The file of `--state-file`: read once, and replaced before each snapshot is published.
 
-No disk holds the page up: what cannot be written in time is left for later, and counters go on in memory.
+No disk holds the page up: what cannot be written in time is left for later, and counters go on in memory. A file that
+was there and could not be used is never written over: it is set aside before.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from pathlib import Path
 from gpumap.join import Memory
 from gpumap.lanes import Lane
 from gpumap.model import Moment
-from gpumap.state import State, decode, encode, worth_saving
+from gpumap.state import decode, encode, worth_saving
 
 BYTES_MAX = 16 << 20
 """16 GPUs with 128 containers each need 0.6 MiB."""
 DEADLINE_SECONDS = 1.0
+LOAD_SECONDS = 5.0
+"""A start may wait longer than a page: what is not read is lost to the counters."""
+UNREAD, DAMAGED = ".unread", ".damaged"
+"""Added to the name of a file that could not be read, or was, and is none of ours."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""random(4): another one after each boot; the same in containers. No disk keeps a reader of it waiting."""
 SYNC_SECONDS = 60.0
 """From one fsync to the next. What is in the page cache survives this process, however it is killed; what is lost when
 the machine crashes is the last minute, and the driver, which begins to count anew, is loaded with the machine. It has a
@@ -45,6 +52,21 @@ def replace_file(path: Path, text: bytes) -> None:
         raise
 
 
+_TOO_LARGE = f"it is larger than {BYTES_MAX >> 20} MiB"
+
+
+def read_file(path: Path) -> bytes:
+    """Its text. Raises OSError where it cannot be had, ValueError where it cannot be a state."""
+    # O_NONBLOCK: a pipe in its place does not keep us waiting for who writes to it.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a file")
+        text = file.read(BYTES_MAX + 1)
+    if len(text) > BYTES_MAX:
+        raise ValueError(_TOO_LARGE)
+    return text
+
+
 def _sync(path: Path) -> None:
     """Have the file, and its name in its folder, on the disk itself. What fails is tried again at the next time."""
     for place in (path, path.parent):
@@ -56,6 +78,14 @@ def _sync(path: Path) -> None:
                 os.close(opened)
 
 
+def read_boot_id() -> str | None:
+    """What tells this boot from others, where the system has it."""
+    try:
+        return BOOT_ID.read_text("ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
 class StateFile:
     """Keeps what outlives a restart. One call at a time; none of them raises for what a disk does."""
 
@@ -64,10 +94,16 @@ class StateFile:
         path: Path,
         deadline_seconds: float = DEADLINE_SECONDS,
         replace_file: Callable[[Path, bytes], None] = replace_file,
+        read_file: Callable[[Path], bytes] = read_file,
+        load_seconds: float = LOAD_SECONDS,
     ) -> None:
         self._path = path
         self._deadline_seconds = deadline_seconds
         self._replace_file = replace_file
+        self._read_file = read_file
+        self._load_seconds = load_seconds
+        self._boot_id = read_boot_id()
+        self._writes = True
         self._lane = Lane("gpumap-state")
         self._sync_lane = Lane("gpumap-state-sync")
         self._writing: asyncio.Task[None] | None = None
@@ -79,19 +115,46 @@ class StateFile:
     async def load(self, now: Moment) -> Memory:
         """The memory to start with. What cannot be used is told, and is as if there were none."""
         try:
-            state = await self._lane.run(lambda: _load(self._path, now), self._deadline_seconds)
+            state = await self._lane.run(
+                lambda: decode(self._read_file(self._path), now, self._boot_id), self._load_seconds
+            )
         except FileNotFoundError:
             log.info("counters start at 0: there is no state file yet path=%s", self._path)
             return Memory()
         except (OSError, ValueError) as error:
-            log.warning("counters start at 0: the state file is not used path=%s detail=%r", self._path, _why(error))
+            await self._set_aside(UNREAD if isinstance(error, OSError) else DAMAGED, _why(error))
             return Memory()
-        log.info("counters go on path=%s away_seconds=%.1f", self._path, state.away_seconds)
+        bad = f" rows_left_out={state.left_out}" if state.left_out else ""
+        log.log(
+            logging.WARNING if bad else logging.INFO,
+            "counters go on path=%s away_seconds=%.1f%s",
+            self._path,
+            state.away_seconds,
+            bad,
+        )
         return Memory(ledger=state.ledger, xids=state.xids)
+
+    async def _set_aside(self, suffix: str, why: str) -> None:
+        """Give the file another name, in place of an earlier one's; where that fails nothing is written in this life.
+
+        In a lane of its own: the one that reads may hang.
+        """
+        aside, lane = self._path.with_name(self._path.name + suffix), Lane("gpumap-state-aside")
+        outcome = f"set_aside={aside}"
+        try:
+            await lane.run(lambda: self._path.rename(aside), self._load_seconds)
+        except FileNotFoundError:
+            outcome = "set_aside=none"  # gone meanwhile: nothing can be written over
+        except OSError as error:
+            self._writes = False
+            outcome = f"and nothing is written, as it cannot be set aside: {_why(error)!r}"
+        finally:
+            lane.close()
+        log.warning("counters start at 0: the state file is not used path=%s detail=%r %s", self._path, why, outcome)
 
     async def save(self, memory: Memory) -> None:
         """Write it down, and return when it is written, or cannot be, or takes too long."""
-        if not worth_saving(memory):
+        if not self._writes or not worth_saving(memory):
             return
         self._newest = memory
         await self._write(memory)
@@ -114,14 +177,19 @@ class StateFile:
             if not self._writing.done():
                 return  # it hangs, as was told: its end, and not a second one, is waited for
             self._writing.exception()  # of an older state: the next one tells whether the disk works
-        write = self._replace_file
-        self._writing = asyncio.create_task(self._lane.run(lambda: write(self._path, encode(memory))))
+        self._writing = asyncio.create_task(self._lane.run(lambda: self._put(memory)))
         await self._wait_for(self._writing)
         if not self._writing.done():
             self._tell(f"no end within {self._deadline_seconds:g} s")
             return
         error, self._writing = self._writing.exception(), None
         self._tell(_why(error) if error is not None else "")
+
+    def _put(self, memory: Memory) -> None:
+        text = encode(memory, self._boot_id)
+        if len(text) > BYTES_MAX:
+            raise ValueError(_TOO_LARGE)  # it would not be read back
+        self._replace_file(self._path, text)
 
     def _begin_to_sync(self) -> None:
         if self._syncing is not None and not self._syncing.done():
@@ -144,16 +212,5 @@ class StateFile:
 
 def _why(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return "it cannot be read in time"
+        return "no end in time"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
-def _load(path: Path, now: Moment) -> State:
-    # O_NONBLOCK: a pipe in its place does not keep us waiting for who writes to it.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a file")
-        text = file.read(BYTES_MAX + 1)
-    if len(text) > BYTES_MAX:
-        raise ValueError(f"it is larger than {BYTES_MAX >> 20} MiB")
-    return decode(text, now)

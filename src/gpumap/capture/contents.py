@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from gpumap import remedies
 from gpumap.capture import answers
-from gpumap.model import Listening, NvmlReading, Uuid, XidError
+from gpumap.model import GpuReading, Listening, NvmlReading, Uuid, XidError
 from gpumap.nvml_worker import codes, fields, gpu_json, wire
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ def reading_text(said: NvmlReading | Down) -> bytes:
         return json.dumps({"error": {"code": 0, "reason": said.reason, "detail": said.detail}}).encode() + b"\n"
     versions = {name: getattr(said, name) for name in ("driver_version", "cuda_version", "nvml_version")}
     head = json.dumps(versions).removesuffix("}")
-    parts = [_rows_text("gpus", map(gpu_json.gpu_object, said.gpus))]
+    parts = [_rows_text("gpus", map(gpu_json.gpu_object, map(_plain, said.gpus)))]
     if said.xids:
         xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in said.xids)
         parts.append(_rows_text("xids", xids))
@@ -253,6 +253,12 @@ def reading_text(said: NvmlReading | Down) -> bytes:
         listening = ((uuid, round(since, 6), round(until, 6)) for uuid, since, until in said.listening)
         parts.append(_rows_text("listening", listening))
     return ",\n".join([head, *parts]).encode() + b"}\n"
+
+
+def _plain(gpu: GpuReading) -> GpuReading:
+    """As it is told of a GPU that has not changed. How long samples cover differs by microseconds, and only where they
+    cover nothing new is it something else than the time between two frames."""
+    return gpu if gpu.sampled_seconds == 0 else gpu._replace(sampled_seconds=None)
 
 
 def _rows_text(name: str, rows: Iterable[object]) -> str:

@@ -6,16 +6,15 @@ comes. Ends when stdin does.
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpumap.capture import contents
 from gpumap.demo import groups
+from gpumap.demo.answering import serve
 from gpumap.model import NvmlReading, Uuid
 from gpumap.nvml_worker import wire
 
@@ -34,21 +33,28 @@ class Player:
         self._since: dict[Uuid, float] = {}  # on our clock; a text that stays the same was said once
         self._listens = False
 
+    @property
+    def patience_seconds(self) -> float:
+        return POLL_SECONDS
+
     def read(self, asked: wire.Request) -> Iterator[bytes]:
         """The lines that answer a request: an error; or what was listened to, the driver, and then each GPU."""
-        self._listens = groups.LISTENS in asked.groups
+        self._listens = groups.LISTENS in asked.groups and not asked.release
         yield from self._new()
-        said = self._said
+        said, now = self._said, self._now()
         if isinstance(said, contents.Down):
             yield wire.encode_error(wire.ErrorSaid(asked.read, 0, said.reason, said.detail))
             return
         if self._listens:
             yield wire.encode_listening(wire.ListeningSaid(tuple(self._heard(said))))
+        elif groups.LISTENS in asked.groups:  # nobody listens to what there is, which is blind time
+            deaf = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(heard.uuid for heard in said.listening))
+            yield wire.encode_listening(wire.ListeningSaid(tuple(deaf)))
         versions = said.driver_version, said.cuda_version, said.nvml_version
         yield wire.encode_driver(wire.DriverSaid(asked.read, *versions, len(said.gpus)))
         for gpu in sorted(said.gpus, key=lambda gpu: gpu.index in asked.last):
             if gpu.index not in asked.skip:
-                yield wire.encode_gpu(asked.read, groups.only(gpu, asked.groups))
+                yield wire.encode_gpu(asked.read, groups.only(gpu, groups.told(asked.groups, release=asked.release)))
 
     def unasked(self) -> Iterator[bytes]:
         """The XID events of a frame that has come, if somebody listens."""
@@ -77,23 +83,7 @@ class Player:
 def main(path: Path) -> None:
     """Answer each line of stdin until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes our stdin
-    player, received = Player(path), b""
-    while True:
-        readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
-        if readable:
-            chunk = os.read(sys.stdin.fileno(), 65536)
-            if not chunk:
-                return
-            received += chunk
-        *lines, received = received.split(b"\n")
-        for line in lines:
-            _write(player.read(wire.decode_request(line)))
-        _write(player.unasked())
-
-
-def _write(lines: Iterable[bytes]) -> None:
-    sys.stdout.buffer.write(b"".join(lines))
-    sys.stdout.buffer.flush()
+    serve(Player(path))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from gpumap.demo.counters import Counters
 from gpumap.demo.load import CAPPED_SHARE_OF_POWER, is_capped, is_idle, power_watts
 from gpumap.demo.play import GpuSpec
 from gpumap.model import Activity, GpuReading
+from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS
 
 _HOPPER = re.compile(r"\bG?[HB][12345]\d\d\b")
 """H100, H200, GH200, B200, GB300, …: Hopper and Blackwell."""
@@ -36,27 +37,9 @@ class Clocks(NamedTuple):
 HOPPER = Clocks(1980.0, 2619.0, 1545.0)  # as nvidia-smi has them of an H100 SXM
 AMPERE = Clocks(1410.0, 1593.0, 1290.0)  # … of an A100 SXM4 80GB; here of every older model
 
-CLOCK_EVENTS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-)
-CLOCK_EVENT_SECONDS = (
-    "sw_power_cap",
-    "thermal",
-    "sync_boost",
-    "board_limit",
-    "low_utilization",
-    "reliability",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-)
+KNOWN_EVENTS = CLOCK_EVENTS[:8]
+"""Those that a simulated card knows."""
+COUNTED_TIMES = tuple(reason for reason in CLOCK_EVENT_TIMES if not reason.startswith("total_"))
 
 
 def is_hopper(model: str) -> bool:
@@ -73,8 +56,8 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
     has_fans = _OWN_FANS.search(gpu.model) is not None
     reading = reading._replace(
         clocks_hertz=_clocks(gpu, load),
-        clock_events=tuple((reason, events.get(reason, False)) for reason in CLOCK_EVENTS),
-        clock_event_seconds=tuple((reason, round(lasted.get(reason, 0.0), 3)) for reason in CLOCK_EVENT_SECONDS),
+        clock_events=tuple((reason, events.get(reason, False)) for reason in KNOWN_EVENTS),
+        clock_event_seconds=tuple((reason, round(lasted.get(reason, 0.0), 3)) for reason in COUNTED_TIMES),
         performance_state=0 if has_process else 8,
         fan_ratios=(("0", round(0.3 + 0.5 * load, 2)),) if has_fans else (),
         recovery_action="none",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import signal
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpumap.demo import groups
+from gpumap.demo.answering import serve
 from gpumap.demo.cast import process_lives
 from gpumap.demo.play import Scenario
 from gpumap.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
@@ -55,8 +55,8 @@ class Driver:
 
     def read(self, request: wire.Request) -> Iterator[bytes]:
         """What was listened to, the driver's line, then a line for each GPU that answers now."""
-        self._groups = request.groups
-        yield from self._heard()
+        self._groups = groups.told(request.groups, release=request.release)
+        yield from self._heard(release=request.release)
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
         said = wire.DriverSaid(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
@@ -76,17 +76,19 @@ class Driver:
             if gpu.index in self._pending and gpu.fault != "hung":
                 yield wire.encode_gpu(self._pending.pop(gpu.index), gpu)
 
-    def _heard(self) -> Iterator[bytes]:
-        """Every event until now, then for how long there was a listener."""
+    def _heard(self, *, release: bool) -> Iterator[bytes]:
+        """Every event until now, then for how long there was a listener: no time, where the driver is let go of."""
         if groups.LISTENS not in self._groups:
             self._listening_since = None
             return
-        if self._listening_since is None:
+        if release or self._listening_since is None:
             self._listening_since, self._listened_until = self._monotonic(), self._now()
-        until = self._monotonic()
+        until = self._listening_since if release else self._monotonic()
         yield from self._xids()
         heard = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
         yield wire.encode_listening(wire.ListeningSaid(tuple(heard)))
+        if release:
+            self._listening_since = None
 
     def _xids(self) -> Iterator[bytes]:
         if self._listening_since is None:
@@ -101,29 +103,6 @@ class Driver:
         seconds = self._now()
         readings = gpu_readings(self._scenario, process_lives(self._scenario, seconds), seconds)
         return tuple(groups.only(gpu, self._groups) for gpu in readings)
-
-
-def serve(driver: Driver) -> None:
-    """Answer each line of stdin until it ends."""
-    received = b""
-    while True:
-        readable, _, _ = select.select([sys.stdin], [], [], driver.patience_seconds)
-        if readable:
-            chunk = os.read(sys.stdin.fileno(), 65536)
-            if not chunk:
-                return
-            received += chunk
-        *lines, received = received.split(b"\n")
-        for answer in driver.unasked():
-            _write(answer)
-        for line in lines:
-            for answer in driver.read(wire.decode_request(line)):
-                _write(answer)
-
-
-def _write(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
 
 
 def main() -> int:

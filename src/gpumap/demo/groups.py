@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from gpumap.model import GpuReading, MigInstance
+from gpumap.readings import Health, Links
 
 LISTENS = "health"
 """The group for which XID events are listened to."""
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    "health": (
-        "clocks_hertz",
-        "clock_events",
-        "clock_event_seconds",
-        "performance_state",
-        "fan_ratios",
-        "ecc_errors",
-        "remapped_rows",
-        "row_remap_pending",
-        "row_remap_failure",
-        "retired_pages",
-        "recovery_action",
-    ),
-    "links": ("pcie_transmit_bytes", "pcie_receive_bytes", "nvlink_transmit_bytes", "nvlink_receive_bytes"),
-    "gpm": ("activity",),
-}
+FIELDS: Mapping[str, tuple[str, ...]] = {"health": Health._fields, "links": Links._fields, "gpm": ("activity",)}
 _BLANK = GpuReading(index=-1)
+
+
+def told(groups: Collection[str], *, release: bool) -> tuple[str, ...]:
+    """The groups of which something is told: GPM's values take two samples, and no end of NVML between them."""
+    return tuple(group for group in groups if not (release and group == "gpm"))
 
 
 def only(gpu: GpuReading, groups: Collection[str]) -> GpuReading:

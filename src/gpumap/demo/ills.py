@@ -6,18 +6,9 @@ from functools import partial
 
 from gpumap.demo.play import Fault, Wear, Xid
 from gpumap.demo.yaml_fields import Fields, ScenarioError, boolean, duration, instant, integer, one_of
+from gpumap.readings import RECOVERY_ACTIONS
 
 FAULTS = ("lost", "hung", "reset_required", "insufficient_power", "irq_issue", "no_permission", "unknown")
-RECOVERIES = (
-    "none",
-    "gpu_reset",
-    "node_reboot",
-    "drain_p2p",
-    "drain_and_reset",
-    "recover_imex_domain",
-    "bus_reset",
-    "system_reboot",
-)
 ECC_KEYS = ("corrected", "corrected_every", "uncorrected")
 ROW_KEYS = ("correctable", "uncorrectable", "pending", "failure")
 MOST_ERRORS = 2**31 - 1
@@ -51,11 +42,11 @@ def read_wear(fields: Fields) -> Wear:
 
 def _fault(value: object, place: str) -> Fault:
     fields = Fields(value, place, ("kind", "from", "until", "recovery"))
+    kind = fields.need("kind", one_of(*FAULTS))
     start, end = fields.maybe("from", instant, 0.0), fields.need("until", duration)
     if end <= start:
         raise ScenarioError(f"{place}: ends before it begins")
-    kind = fields.need("kind", one_of(*FAULTS))
-    return Fault(kind, start, end, fields.maybe("recovery", one_of(*RECOVERIES), None))
+    return Fault(kind, start, end, fields.maybe("recovery", one_of(*RECOVERY_ACTIONS), None))
 
 
 def _xid(value: object, place: str, instances: int) -> Xid:

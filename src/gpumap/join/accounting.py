@@ -22,6 +22,10 @@ SLEEP_SECONDS = 1.0
 LATE_SECONDS = 5.0
 """How much later than its time a reading may be in (collect.DEADLINE_SECONDS_MAX): --interval may be as long as
 --stale-after, and then each would be too late."""
+UNSEEN_SECONDS_MAX = 3600.0
+"""How long a container stays that nobody can see: an outage of the kubelet or of NVML may last for ever."""
+LAG_SECONDS = 1.0
+"""How much longer than another an answer of NVML may be on its way: such time is settled by the next samples."""
 AWAY_GPUS_MAX = 64
 """GPUs that were taken from the node, and may come back: as many are remembered."""
 
@@ -46,20 +50,28 @@ class _Energy(NamedTuple):
     reading: GpuReading | None
 
 
+class _Stretch(NamedTuple):
+    """Time that is charged, and what the samples at its end cover of it and of the time before
+    (`GpuReading.sampled_seconds`)."""
+
+    seconds: float
+    sampled_seconds: float | None
+
+
 def account(before: Ledger, sight: Sight, stale_after_seconds: float) -> Ledger:
     """Charge the time and energy since the last collection."""
     seconds = _stretch(before.at, sight.at, stale_after_seconds)
     passed = max(elapsed(sight.at) - elapsed(before.at), 0.0) if before.at else 0.0
     readings = {gpu.uuid: gpu.reading for gpu in sight.inventory.gpus}
     books: dict[Uuid, GpuBook] = {}
-    charged: dict[Uuid, float] = {}
+    charged: dict[Uuid, _Stretch] = {}
     energies: dict[Uuid, _Energy] = {}
     for uuid in _here(before, sight.inventory):
         book, reading = before.gpus.get(uuid), readings.get(uuid)
         if book is None:
             book = before.away.get(uuid, GpuBook())._replace(read=False, told=False)
         elif seconds is not None and book.read and reading is not None:
-            charged[uuid] = seconds
+            charged[uuid] = _Stretch(seconds, reading.sampled_seconds)
         else:
             book = book._replace(gap_seconds=book.gap_seconds + passed)
         books[uuid], energies[uuid] = _read_energy(book, reading, shared=uuid in charged)
@@ -101,9 +113,10 @@ def _read_energy(book: GpuBook, reading: GpuReading | None, *, shared: bool) -> 
     if reading is None or reading.energy_joules is None:
         return book._replace(read=reading is not None, told=False), _Energy(0, None)
     counter = round(reading.energy_joules * 1000)  # NVML counts millijoules: integers keep sums exact
-    used = 0
+    used, went_on = 0, False
     if book.counter_millijoules is not None:
-        # A counter that went back began anew with its driver, as Prometheus's increase() takes it.
+        # A counter that went back began anew, as Prometheus's increase() takes it. Since when, and whether it is one
+        # that the driver was loaded with, nobody knows: nobody is charged for it.
         went_on = counter >= book.counter_millijoules
         used = counter - book.counter_millijoules if went_on else counter
     after = book._replace(
@@ -112,7 +125,7 @@ def _read_energy(book: GpuBook, reading: GpuReading | None, *, shared: bool) -> 
         read=True,
         told=True,
     )
-    by_process = shared and book.told and not reading.partitioned and reading.samples is not None
+    by_process = shared and book.told and went_on and not reading.partitioned and reading.samples is not None
     return after, _Energy(used, reading if by_process else None)
 
 
@@ -135,6 +148,8 @@ def _share_out(charges: Mapping[Key, Charge], sight: Sight, energies: Mapping[Uu
         if energy is None or energy.reading is None or not energy.millijoules:
             continue
         total = sum(sample.sm_ratio for sample in energy.reading.samples or ())
+        if not total and not _is_idle(energy.reading):
+            continue
         left = energy.millijoules
         for key, sm, held in there:
             share = min(int(energy.millijoules * (sm / total if total else held)), left)
@@ -143,19 +158,26 @@ def _share_out(charges: Mapping[Key, Charge], sight: Sight, energies: Mapping[Uu
     return shares
 
 
+def _is_idle(reading: GpuReading) -> bool:
+    """Whether nobody computes, where no sample tells of anybody. The driver samples no client of an MPS server."""
+    if reading.utilization_ratio or reading.processes is None:
+        return False
+    sampled = {sample.pid for sample in reading.samples or ()}
+    return all("M" not in process.types or process.pid in sampled for process in reading.processes)
+
+
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
 def _charge_all(
     before: Mapping[Key, Charge],
     sight: Sight,
-    charged: Mapping[Uuid, float],
+    charged: Mapping[Uuid, _Stretch],
     shares: Mapping[Key, int],
     books: Mapping[Uuid, GpuBook],
 ) -> dict[Key, Charge]:
     """Charge every container that was there at the last collection, and note what those have that are here now."""
     after: dict[Key, Charge] = {}
-    kept_until = sight.at.monotonic + KEPT_SECONDS
     for row in sight.containers:
         key = row.name, row.uuid
         charge = before.get(key)
@@ -165,16 +187,18 @@ def _charge_all(
                 continue  # no GPU that NVML ever told: there is nothing to charge
             charge = Charge(gpu)
         charge = _charge(charge, charged.get(charge.gpu), sight.sm.get(key), shares.get(key, 0))
-        after[key] = _note(charge, row, sight.sm.get(key), books.get(charge.gpu), kept_until)
-    nothing_is_known_gone = not (sight.list_current and sight.inventory.up)
+        after[key] = _note(charge, row, sight.sm.get(key), books.get(charge.gpu), sight.at.monotonic)
+    known = {gpu.uuid for gpu in sight.inventory.known}
     for key, charge in before.items():
         if key in after:
             continue
         charge = _charge(charge, charged.get(charge.gpu), None, 0)
-        if nothing_is_known_gone:
-            charge = charge._replace(kept_until=kept_until)
-        if charge.kept_until > sight.at.monotonic:
-            after[key] = charge._replace(present=False, allocated_gpus=None, memory_bytes=None)
+        # Without NVML the List alone tells who holds a GPU that is known; who only uses one is not seen.
+        gone = sight.list_current and (
+            sight.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
+        )
+        if sight.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS_MAX):
+            after[key] = charge._replace(present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0)
     return after
 
 
@@ -183,29 +207,46 @@ def _gpu_of(uuid: Uuid, inventory: Inventory) -> Uuid | None:
     return gpu.uuid if gpu else None
 
 
-def _charge(charge: Charge, seconds: float | None, sm: float | None, millijoules: int) -> Charge:
+def _charge(charge: Charge, stretch: _Stretch | None, sm: float | None, millijoules: int) -> Charge:
     """Charge a stretch: shares and memory as they were when it began, SM and energy as they were measured over it."""
-    if not charge.present or seconds is None:
-        return charge
+    if not charge.present or stretch is None:
+        return charge._replace(unsettled_seconds=0.0) if charge.unsettled_seconds else charge
+    seconds = stretch.seconds
+    settled, unsettled = _settle(charge.unsettled_seconds + seconds, stretch.sampled_seconds)
     energy = charge.energy_millijoules
     return Charge(  # three times as fast as _replace
         charge.gpu,
         _add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
-        _add(charge.sm_seconds, min(sm, 1.0) if sm is not None else None, seconds),
+        _add(charge.sm_seconds, min(sm, 1.0) if sm is not None else None, settled),
         _add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
         energy + millijoules if energy is not None else None,
         charge.present,
         charge.allocated_gpus,
         charge.memory_bytes,
-        charge.kept_until,
+        charge.seen_at,
+        unsettled,
     )
+
+
+def _settle(seconds: float, sampled_seconds: float | None) -> tuple[float, float]:
+    """What samples settle of the time that is not settled yet, and what is left for the next.
+
+    Those of a reading before its time, which are told once more by the next one, settle nothing. Others settle what
+    they cover: the rest was never sampled, but for what is a matter of when their answer came.
+    """
+    if sampled_seconds is None:
+        return seconds, 0.0
+    if sampled_seconds <= 0:
+        return 0.0, seconds
+    settled = min(seconds, sampled_seconds)
+    return settled, min(seconds - settled, LAG_SECONDS)
 
 
 def _add(total: float | None, rate: float | None, seconds: float) -> float | None:
     return total if total is None or rate is None else total + rate * seconds
 
 
-def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuBook | None, kept_until: float) -> Charge:
+def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuBook | None, at: float) -> Charge:
     """Note what a container has now. A counter begins at 0 when its measure is first known, so that a scraper sees all
     of its increase."""
     memory_bytes = row.use.memory_bytes if row.use else None
@@ -219,7 +260,8 @@ def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuBoo
         True,
         row.allocated_gpus,
         memory_bytes,
-        kept_until,
+        at,
+        charge.unsettled_seconds,
     )
 
 

@@ -211,7 +211,7 @@ class _Judge:
             return _Verdict(Owner.UNKNOWN, name, unresolved=True)
         if self._holds(pod.pod_uid, name, leaf):
             owner = Owner.ASSIGNED
-        elif self._unsettled(pod.pod_uid, name) or self._untold(pod.pod_uid, name):
+        elif self._unsettled(pod.pod_uid, name) or self._untold(name):
             owner = Owner.UNKNOWN
         else:
             owner = self._accuse(pod, leaf, Owner.UNASSIGNED)
@@ -258,7 +258,7 @@ class _Judge:
             return True
         return any(other.pod_name == name.pod_name for other in allocation.unsettled)
 
-    def _untold(self, uid: PodUid, name: ContainerName) -> bool:
+    def _untold(self, name: ContainerName) -> bool:
         """Whether it may be an init container of which nobody tells what it was given.
 
         The List leaves those out, and ephemeral ones, which are given nothing. What plugins gave is in the checkpoint;

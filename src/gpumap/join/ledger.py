@@ -27,8 +27,10 @@ class Charge(NamedTuple):
     """Whether it was there at the last collection: else the stretch that begins then is not charged to it."""
     allocated_gpus: float | None = None
     memory_bytes: int | None = None
-    kept_until: float = 0.0
-    """Monotonic: forgotten then, if not seen again."""
+    seen_at: float = 0.0
+    """Monotonic: when it was last there."""
+    unsettled_seconds: float = 0.0
+    """Time that was charged, and of which no samples have told the SM time yet."""
 
 
 class GpuBook(NamedTuple):

@@ -20,6 +20,8 @@ _WHY = {
     "unknown": "NVML, which had answered, fails for an unknown reason: this container may have lost its device nodes, "
     "as after `systemctl daemon-reload`: restarting to get them back",
 }
+_SAYS_NOTHING = frozenset({"deadline_exceeded"})
+"""A read that was late in between is no other answer."""
 
 
 class LostDriverMemory(NamedTuple):
@@ -38,6 +40,8 @@ def find_lost_driver(
     if isinstance(nvml, Observed):
         return LostDriverMemory(has_answered=True), ""
     reason = nvml.complaints[-1].reason if nvml.complaints else ""
+    if reason in _SAYS_NOTHING:
+        return before, ""
     if not before.has_answered or reason not in _WHY:
         return LostDriverMemory(before.has_answered), ""
     if reason != before.reason:

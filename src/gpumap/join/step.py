@@ -11,12 +11,12 @@ from gpumap.join.evidence import aged
 from gpumap.join.health import record
 from gpumap.join.hidden import HiddenMemory, find_hidden, look_for_mig
 from gpumap.join.ledger import Key, Ledger, container_accounts, gpu_accounts
-from gpumap.join.lost_driver import LostDriverMemory, find_lost_driver
+from gpumap.join.lost_driver import find_lost_driver
 from gpumap.join.memory import Memory, UseMemory
 from gpumap.join.scene import Rules, Scene, may_accuse, set_scene
 from gpumap.join.told_health import told_health
 from gpumap.join.usage import Grounds, certainly_idle, remember
-from gpumap.join.xids import XidMemory, count_xids
+from gpumap.join.xids import count_xids
 from gpumap.model import (
     ContainerName,
     Failed,
@@ -32,7 +32,6 @@ from gpumap.snapshot import (
     PodInfo,
     ProcessUse,
     Snapshot,
-    SourceHealth,
 )
 
 
@@ -49,10 +48,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         list_current=scene.listing.current,
         finished=observations.finished.monotonic,
     )
-    collections = dict(memory.collections)
-    if observations.push:
-        collections.setdefault("push", 0)  # a counter begins at 0, else the first of them is in no increase
-    collections[observations.trigger] = collections.get(observations.trigger, 0) + 1
+    collections = _count_collection(memory.collections, observations)
     offered = ever_offered(memory.offered, scene.allocation, scene.inventory)
     health = record(memory.health, observations)
     hidden_memory, hidden = _find_hidden(scene, rules)
@@ -94,8 +90,27 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         xids=xids,
         container_xids=container_xids,
     )
-    remembered = _remember(scene, health, collections, offered, uses, hidden_memory, lost_memory, ledger, xid_memory)
+    remembered = replace(
+        _remember(scene),
+        health=health,
+        collections=collections,
+        offered=offered,
+        uses=uses,
+        hidden=hidden_memory,
+        lost_driver=lost_memory,
+        ledger=ledger,
+        xids=xid_memory,
+    )
     return remembered, snapshot
+
+
+def _count_collection(before: Mapping[str, int], observations: Observations) -> dict[str, int]:
+    """Collections by what started them."""
+    counts = dict(before)
+    if observations.push:
+        counts.setdefault("push", 0)  # a counter begins at 0, else the first of them is in no increase
+    counts[observations.trigger] = counts.get(observations.trigger, 0) + 1
+    return counts
 
 
 def _expiry(scene: Scene, stale_after_seconds: float) -> float | None:
@@ -207,23 +222,12 @@ def _capabilities(scene: Scene) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _remember(
-    scene: Scene,
-    health: tuple[SourceHealth, ...],
-    collections: Mapping[str, int],
-    offered: frozenset[tuple[Uuid, str]],
-    uses: Mapping[tuple[ContainerName, Uuid], UseMemory],
-    hidden: HiddenMemory,
-    lost_driver: LostDriverMemory,
-    ledger: Ledger,
-    xids: XidMemory,
-) -> Memory:
+def _remember(scene: Scene) -> Memory:
+    """What the next collection takes from this one's scene."""
     identity = scene.observations.pod_identity
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}
     awaited = [pod.pod_name for pod in scene.listing.awaited]
     return Memory(
-        health=health,
-        collections=collections,
         kubelet=scene.listing.answer,
         kubelet_back_at=scene.listing.back_at,
         kubelet_away=scene.listing.away,
@@ -234,20 +238,14 @@ def _remember(
         names=scene.attribution.names if scene.inventory.up else scene.memory.names,
         gpus=scene.inventory.known,
         gpu_count=scene.inventory.count,
-        offered=offered,
         suspicions=aged(
             scene.attribution.suspicions,
             scene.memory.suspicions,
             scene.attribution.evidence.settled,
             scene.observations.finished,
         ),
-        uses=uses,
         seen=scene.seen,
         missing=scene.attribution.missing,
-        hidden=hidden,
-        lost_driver=lost_driver,
-        ledger=ledger,
-        xids=xids,
         indices=scene.allocation.indices,
         table=scene.table,
         allocation=scene.allocation,

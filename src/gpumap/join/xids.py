@@ -11,18 +11,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.join.inventory import Inventory
+from gpumap.join.xid_scenes import Occupancy, Seen, credit, look, still_needed
 from gpumap.model import ContainerName, Failed, NvmlReading, Observed, Uuid, XidError
 from gpumap.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 
 KEPT_SECONDS = 300.0
 """How long a container's errors are told after it was last seen (contract §3, as its accounts are)."""
 OPEN_SECONDS = 60.0
-"""How long a second may stay open; longer than a worker that hangs is waited for (sources/nvml.py)."""
-TOLD_LATE_SECONDS = 5.0
-"""Longer than an event waits in a listener that does not hang."""
+"""How long a second may stay open beyond the time between two reads; longer than a worker that hangs is waited for
+(sources/nvml.py)."""
 JITTER_SECONDS = 0.001
 """Of one moment that two readings tell, each by its own age: no time between."""
-MOST_SCENES = 64
+UNSEEN_SECONDS = 3600.0
+"""So long they are told at the most, when nobody tells whether the container is still there."""
+MOST_GPUS_AWAY = 64
+"""GPUs that are not on the node, and are remembered all the same: they may come back."""
 _MAY_STILL_LISTEN = frozenset({"deadline_exceeded"})
 """Reasons why a read of NVML failed, and the worker may hear events all the same."""
 
@@ -47,38 +50,27 @@ class ContainerXidMemory(NamedTuple):
     """Events by XID code."""
     kept_until: float
     """Monotonic: forgotten then, if not seen again."""
-
-
-class Occupant(NamedTuple):
-    """A container that holds or uses a device, and the part of a GPU that this is; without ids all of it."""
-
-    name: ContainerName
-    uuid: Uuid
-    gpu: Uuid
-    gpu_instance_id: int | None
-    compute_instance_id: int | None
-
-
-class Scene(NamedTuple):
-    """Who was on the devices as from a collection that was finished `since` (monotonic) until the next scene."""
-
-    since: float
-    occupants: frozenset[Occupant]
+    seen_at: float
+    """Monotonic: when the container was last seen on the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class XidMemory:
     """What is remembered of XID errors from one collection to the next: plain numbers by uuid and name.
 
-    A state file has need of `gpus` and `containers`; `scenes` are of this process alone.
+    A state file has need of `gpus` and `containers`; the rest is of this process alone.
     """
 
     gpus: Mapping[Uuid, GpuXidMemory] = field(default_factory=dict)
     containers: Mapping[tuple[ContainerName, Uuid], ContainerXidMemory] = field(default_factory=dict)
-    scenes: tuple[Scene, ...] = ()
+    scenes: tuple[Occupancy, ...] = ()
     """Oldest first; those that an event may still be of."""
+    seen: Seen = field(default_factory=dict)
+    """Who was on the devices in the collection before, or may still have been."""
     read_at: float | None = None
     """Monotonic: when NVML was read, or not, in the collection before."""
+    apart_seconds: float = 0.0
+    """How far apart reads are: the last two, or if one fails the farthest since one did not."""
 
 
 def count_xids(
@@ -95,28 +87,36 @@ def count_xids(
     While the kubelet or NVML does not tell, nobody is known to have left.
     """
     events = _by_uuid(nvml.value.xids) if isinstance(nvml, Observed) else {}
-    gpus = dict(before.gpus)
+    apart = _apart(before, nvml)
     here = {gpu.uuid for gpu in inventory.known}
-    for uuid in {*gpus, *here, *events}:
-        remembered = gpus.get(uuid, _UNSEEN)
+    gpus: dict[Uuid, GpuXidMemory] = {}
+    for uuid in _all(before, {*here, *events}):
+        remembered = before.gpus.get(uuid, _UNSEEN)
         counted = remembered._replace(errors=_add(remembered.errors, events.get(uuid, ())))
         if uuid in here:
-            counted = _settle(counted, uuid, nvml, before.read_at)
+            counted = _settle(counted, uuid, nvml, before.read_at, OPEN_SECONDS + apart)
         elif inventory.up and not inventory.nameless:
             counted = counted._replace(settled_until=None)  # it is not on the node
         gpus[uuid] = counted
     complete = list_current and inventory.up
-    scene = _look(before.scenes, containers, inventory, complete=complete, finished=finished)
-    scenes = (*before.scenes, scene)
-    credited = _credit(events, nvml.at.monotonic, scenes)
-    kept = _keep(before.containers, credited, containers, complete=complete, finished=finished)
+    seen = look(before.seen, containers, inventory, complete=complete, finished=finished)
+    scenes = (*before.scenes, Occupancy(finished, frozenset(seen)))
+    credited = credit(events, nvml.at.monotonic, scenes)
+    kept = _keep(before.containers, credited, seen, complete=complete, finished=finished)
     # Lists also an event's GPU that was never listened to by what it now hears: nothing that was told is hidden.
     told = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
-    memory = XidMemory(gpus, kept, _still_needed(scenes, nvml), nvml.at.monotonic)
+    needed = still_needed(scenes, nvml.at.monotonic if isinstance(nvml, Observed) else None)
+    memory = XidMemory(gpus, kept, needed, seen, nvml.at.monotonic, apart)
     return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in told), tuple(_container_xids(kept))
 
 
 _UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
+
+
+def _all(before: XidMemory, here: set[Uuid]) -> list[Uuid]:
+    """Before these the GPUs that are remembered and not here, who left first first; not too many."""
+    away = [uuid for uuid in before.gpus if uuid not in here]
+    return away[-MOST_GPUS_AWAY:] + sorted(here)
 
 
 def _by_uuid(events: Iterable[XidError]) -> dict[Uuid, list[XidError]]:
@@ -136,7 +136,18 @@ def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, 
 # --- blind time -------------------------------------------------------------------------------------------------------
 
 
-def _settle(gpu: GpuXidMemory, uuid: Uuid, nvml: Observed[NvmlReading] | Failed, before: float | None) -> GpuXidMemory:
+def _apart(before: XidMemory, nvml: Observed[NvmlReading] | Failed) -> float:
+    since = 0.0 if before.read_at is None else nvml.at.monotonic - before.read_at
+    return since if isinstance(nvml, Observed) else max(since, before.apart_seconds)
+
+
+def _settle(
+    gpu: GpuXidMemory,
+    uuid: Uuid,
+    nvml: Observed[NvmlReading] | Failed,
+    before: float | None,
+    open_seconds: float,
+) -> GpuXidMemory:
     """Settle what can be: up to where it was listened, or up to now where nobody does.
 
     While reads fail, only up to the one before: what was heard until then is told by the next that does not.
@@ -146,7 +157,7 @@ def _settle(gpu: GpuXidMemory, uuid: Uuid, nvml: Observed[NvmlReading] | Failed,
     for since, until in stretches:
         gpu = _blind_until(since, gpu)
         gpu = gpu._replace(listened=True, settled_until=max(until, gpu.settled_until or until))
-    if gpu.settled_until is None or at - gpu.settled_until > OPEN_SECONDS:
+    if gpu.settled_until is None or at - gpu.settled_until > open_seconds:
         return _blind_until(at, gpu)
     if isinstance(nvml, Observed):
         return gpu if stretches else _blind_until(at, gpu)
@@ -177,89 +188,32 @@ def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def _look(
-    scenes: tuple[Scene, ...],
-    containers: tuple[ContainerOnDevice, ...],
-    inventory: Inventory,
-    *,
-    complete: bool,
-    finished: float,
-) -> Scene:
-    """Who is on the devices now; while not all is told, those of the scene before are too."""
-    occupants = frozenset(_occupants(containers, inventory))
-    if scenes and not complete:
-        occupants |= scenes[-1].occupants
-    return Scene(finished, occupants)
-
-
-def _occupants(containers: Iterable[ContainerOnDevice], inventory: Inventory) -> Iterator[Occupant]:
-    for row in containers:
-        leaf, gpu = inventory.leaves.get(row.uuid), inventory.gpu_of_leaf.get(row.uuid)
-        if leaf is not None and gpu is not None:
-            yield Occupant(row.name, row.uuid, gpu.uuid, leaf.gpu_instance_id, leaf.compute_instance_id)
-        else:  # a partitioned GPU, or one that only the kubelet names
-            yield Occupant(row.name, row.uuid, row.uuid, None, None)
-
-
-def _credit(
-    events: Mapping[Uuid, list[XidError]], read_at: float, scenes: tuple[Scene, ...]
-) -> dict[tuple[ContainerName, Uuid], list[XidError]]:
-    """The events for each container that was on the device at that moment."""
-    credited: dict[tuple[ContainerName, Uuid], list[XidError]] = {}
-    for event in (event for of_gpu in events.values() for event in of_gpu):
-        for one in _scene_at(read_at - event.age_seconds, scenes).occupants:
-            if _concerns(event, one):
-                credited.setdefault((one.name, one.uuid), []).append(event)
-    return credited
-
-
-def _scene_at(moment: float, scenes: tuple[Scene, ...]) -> Scene:
-    """That of the last collection which was finished by then; of those before gpumap's first one, the first."""
-    return next((scene for scene in reversed(scenes) if scene.since <= moment), scenes[0])
-
-
-def _concerns(event: XidError, one: Occupant) -> bool:
-    """An event without ids concerns all of the GPU, and a container that has all of it is concerned by each event."""
-    if event.uuid != one.gpu:
-        return False
-    pairs = (
-        (event.gpu_instance_id, one.gpu_instance_id),
-        (event.compute_instance_id, one.compute_instance_id),
-    )
-    return all(told is None or own is None or told == own for told, own in pairs)
-
-
 def _keep(
     before: Mapping[tuple[ContainerName, Uuid], ContainerXidMemory],
     credited: Mapping[tuple[ContainerName, Uuid], list[XidError]],
-    containers: tuple[ContainerOnDevice, ...],
+    seen: Seen,
     *,
     complete: bool,
     finished: float,
 ) -> dict[tuple[ContainerName, Uuid], ContainerXidMemory]:
-    rows = {(row.name, row.uuid) for row in containers}
+    """Those who are here, and those who are gone for a while: longer where nobody can tell that they are gone."""
     kept: dict[tuple[ContainerName, Uuid], ContainerXidMemory] = {}
+    if not before and not credited:
+        return kept
+    present = [one for one, at in seen.items() if at == finished]
+    here = {(one.name, uuid) for one in present for uuid in (one.uuid, one.gpu)}
     for key in {*before, *credited}:
-        remembered = before.get(key, ContainerXidMemory({}, 0.0))
-        if key in rows or key in credited or not complete:
-            errors = _add(remembered.errors, credited.get(key, ()))
-            kept[key] = ContainerXidMemory(errors, finished + KEPT_SECONDS)
-        elif remembered.kept_until > finished:
-            kept[key] = remembered
+        one = before.get(key, _NO_ERRORS)
+        if key in here or key in credited:
+            one = ContainerXidMemory(_add(one.errors, credited.get(key, ())), finished + KEPT_SECONDS, finished)
+        elif not complete:
+            one = one._replace(kept_until=min(finished + KEPT_SECONDS, one.seen_at + UNSEEN_SECONDS))
+        if one.kept_until > finished:
+            kept[key] = one
     return kept
 
 
-def _still_needed(scenes: tuple[Scene, ...], nvml: Observed[NvmlReading] | Failed) -> tuple[Scene, ...]:
-    """Leave out the scenes that no event can be of any more, and those that are as the one before them."""
-    distinct = [one for one, earlier in zip(scenes, (None, *scenes), strict=False) if not _same(one, earlier)]
-    if isinstance(nvml, Observed):
-        oldest = _scene_at(nvml.at.monotonic - TOLD_LATE_SECONDS, tuple(distinct))
-        distinct = distinct[distinct.index(oldest) :]
-    return tuple(distinct[-MOST_SCENES:])
-
-
-def _same(one: Scene, earlier: Scene | None) -> bool:
-    return earlier is not None and one.occupants == earlier.occupants
+_NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

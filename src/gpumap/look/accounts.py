@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpumap.errors import FatalError
 from gpumap.look.counting import (
+    GAP,
     HELD,
     OF_CONTAINERS,
     OF_GPUS,
@@ -31,8 +32,9 @@ from gpumap.look.counting import (
     selector,
     went,
 )
+from gpumap.look.holes import Hole, holes, joined
 from gpumap.look.prometheus import Prometheus, Row, TooMuchError
-from gpumap.look.reckoning import Gain, Told, UnsteadyError, added, gains, refined
+from gpumap.look.reckoning import Gain, Told, UnsteadyError, added, gains, overcharged, refined
 from gpumap.look.window import Window
 
 T = TypeVar("T")
@@ -49,7 +51,14 @@ _UUIDS_MAX = 200
 """So many are named in a question; with more of them, all are asked for."""
 
 
-async def account(server: Prometheus, match: str, window: Window) -> dict[Counter, dict[Key, Gain]]:
+class Accounts(NamedTuple):
+    """How far each counter went, and when nothing was seen; `None` where no GPU's counters say it."""
+
+    gains: dict[Counter, dict[Key, Gain]]
+    holes: tuple[Hole, ...] | None
+
+
+async def account(server: Prometheus, match: str, window: Window) -> Accounts:
     """How far each counter went. Raises FatalError, also where the server has nothing of gpumap's in the window."""
     # Scraped without honorLabels, the labels that gpumap gives are called exported_pod and so on.
     renamed = await server.series(selector(HELD.name, match, 'exported_pod!=""'), window.start, window.end)
@@ -58,11 +67,10 @@ async def account(server: Prometheus, match: str, window: Window) -> dict[Counte
     middle = window.end - (window.end - window.start) % (steps * window.step_seconds)
     parts = [(window._replace(end=middle), steps), (window._replace(start=middle), 1)]
     try:
-        found = [
-            gains(await _told_all(server, asked, part, steps), window.step_seconds)
-            for part, steps in parts
-            if part.start < part.end
+        told = [
+            (part, steps, await _told_all(server, asked, part, steps)) for part, steps in parts if part.start < part.end
         ]
+        found = [_believed(server, one, part, steps) for part, steps, one in told]
     except UnsteadyError:
         raise FatalError(
             f"{server.url} gave answers that do not fit together: samples were still coming in, or part of its "
@@ -74,7 +82,29 @@ async def account(server: Prometheus, match: str, window: Window) -> dict[Counte
             f"{server.url} has nothing of gpumap's group accounting in this time{matching}: is gpumap scraped by it, "
             "and does --match fit?"
         )
-    return added(found)
+    if not any(one[GAP].names() for _, _, one in told):
+        return Accounts(added(found), None)
+    size = window.step_seconds
+    unseen = (
+        (part.start + first * size, part.start + last * size)
+        for part, _, one in told
+        for first, last in holes(one[GAP], (part.end - part.start) // size)
+    )
+    return Accounts(added(found), joined(unseen))
+
+
+def _believed(
+    server: Prometheus, told: Mapping[Counter, Told], part: Window, steps: int
+) -> dict[Counter, dict[Key, Gain]]:
+    """How far each counter went in a part of the window. Raises FatalError where that is more than time has passed."""
+    found = gains(told, part.step_seconds)
+    if key := overcharged(told, found, (part.end - part.start) // part.step_seconds, part.step_seconds, steps):
+        namespace, pod, container, uuid = key
+        raise FatalError(
+            f"{server.url} has it that container {container} of pod {namespace}/{pod} held {uuid} for longer than this "
+            "time: do two agents serve one node, or do the clocks of those who scrape it differ?"
+        )
+    return found
 
 
 async def _told_all(server: Prometheus, asked: Asked, window: Window, steps: int) -> dict[Counter, Told]:
@@ -87,15 +117,25 @@ async def _told_all(server: Prometheus, asked: Asked, window: Window, steps: int
     end = (window.end - window.start) // window.step_seconds
     looked_into: dict[int, set[str]] = {}
     for one in told if steps > 1 else ():
-        for key, events in one.events.items():
-            for event in events:
-                if event.kind in (Kind.FELL, Kind.UNSURE):
-                    for number in {event.step, min(event.step + steps, end)}:
-                        looked_into.setdefault(number, set()).add(key[-1])
+        for key, event in _unsteady(one):
+            for number in {event.step, min(event.step + steps, end)}:
+                looked_into.setdefault(number, set()).add(key[-1])
     refinements = [
         _refined(server, asked, window, steps, looked_into, one, to) for one, to in zip(COUNTERS, told, strict=True)
     ]
     return dict(zip(COUNTERS, await _together(refinements), strict=True))
+
+
+def _unsteady(told: Told) -> Iterator[tuple[Key, Event]]:
+    """The events of long steps whose short ones must be looked at. What comes again may have begun anew while it was
+    away, and have overtaken its old value within the step: only a short one tells."""
+    for key, events in told.events.items():
+        seen = key in told.first or key in told.before
+        for event in events:
+            again = event.kind is Kind.CAME and seen
+            seen = seen or event.kind in (Kind.CAME, Kind.WENT)
+            if again or event.kind in (Kind.FELL, Kind.UNSURE):
+                yield key, event
 
 
 async def _refined(

@@ -46,7 +46,7 @@ async def from_node(settings: Settings, interval_seconds: float) -> Documents:
         await loop.collect()
         await asyncio.sleep(LOCAL_INTERVAL_SECONDS)
         while True:
-            yield document(await loop.collect())
+            yield document(await loop.collect(), collect=settings.groups)
             await asyncio.sleep(interval_seconds)
 
 

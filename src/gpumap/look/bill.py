@@ -17,7 +17,6 @@ Group = tuple[str | None, ...]
 """What a line is for, by the bill's columns; `None` is a pod without the label."""
 Gains = Mapping[Counter, Mapping[Key, Gain]]
 NAMESPACE, POD, LABEL = "namespace", "pod", "label"
-WAYS = (NAMESPACE, POD, LABEL)
 
 
 class Amounts(NamedTuple):
@@ -53,7 +52,8 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A window's bill. `start` and `end` are RFC 3339; `price` is for a GPU-hour held."""
+    """A window's bill. `start` and `end` are RFC 3339; `match` is matchers as in PromQL; `price` is for a GPU-hour
+    held. `warnings` say what may be missing."""
 
     server: str
     start: str
@@ -67,6 +67,7 @@ class Bill:
     unattributed_energy: Fraction | None
     gap_seconds: Fraction | None
     doubted_seconds: Fraction
+    match: str = ""
     warnings: tuple[str, ...] = ()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import sys
 import time
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,9 +15,11 @@ from gpumap.errors import FatalError, UsageError
 from gpumap.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from gpumap.look.bill import Bill, Gains
+    from gpumap.look.accounts import Accounts
+    from gpumap.look.bill import Bill
+    from gpumap.look.holes import Hole
     from gpumap.look.pod_labels import Labelling, Pod
     from gpumap.look.prometheus import Prometheus
     from gpumap.look.window import Window
@@ -34,7 +37,10 @@ Asks Prometheus, Thanos, Mimir or VictoriaMetrics for gpumap's group `accounting
 that left, and times in which nobody scraped are reckoned, not estimated (docs/bill.md).
 
 TIME is a date (midnight, UTC), a time with its zone (2026-11-01T08:00:00Z, …T09:00:00+01:00),
-Unix seconds, a duration ago (30d), or now."""
+Unix seconds, a duration ago (30d), or now, which is a minute ago."""
+_PATIENCE_SECONDS = 3
+"""Who waits for longer is told what for."""
+_HOLES_SHOWN = 5
 
 
 class Request(NamedTuple):
@@ -100,7 +106,9 @@ def add_bill(commands: Commands) -> None:
     where.add_argument(
         "--label-match", metavar="MATCH", help="the same for kube_pod_labels (default: what --match says)"
     )
-    where.add_argument("--resolution", metavar="DURATION", default="1m", help="the steps asked for (default: 1m)")
+    where.add_argument(
+        "--resolution", metavar="DURATION", default="1m", help="the steps asked for, 1m to 10m (default: 1m)"
+    )
     where.add_argument("--timeout", metavar="DURATION", default="1m", help="for each request (default: 1m)")
 
 
@@ -123,15 +131,26 @@ def _bill(given: argparse.Namespace) -> int:
         from gpumap.look.prometheus import connect
 
         async with connect(given.prometheus, headers, timeout_seconds) as server:
-            gains, values = await _ask(server, request)
-            made.append(bill_of(server.url, request, gains, values))
+            waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
+            try:
+                made.append(await _made(server, request))
+            finally:
+                waiting.cancel()
         return 0
 
     asyncio.run(until_stopped(make()))
     if not made:
         raise FatalError("stopped before the bill was whole")
     print(end=_text(made[0], given), flush=True)
+    if given.output == "csv":
+        for warning in made[0].warnings:
+            print(f"gpumap: {warning}", file=sys.stderr)
     return 0
+
+
+def _ask_for_patience(url: str) -> None:
+    if sys.stderr.isatty():
+        print(f"gpumap: asking {url}: a day of many GPUs takes seconds, a month minutes", file=sys.stderr, flush=True)
 
 
 def _request(given: argparse.Namespace) -> Request:
@@ -189,18 +208,19 @@ def _duration(flag: str, text: str) -> float:
         raise UsageError(f"{flag} {text}: {error}") from error
 
 
-async def _ask(server: Prometheus, request: Request) -> tuple[Gains, Mapping[Pod, str]]:
+async def _made(server: Prometheus, request: Request) -> Bill:
     from gpumap.look.accounts import account
     from gpumap.look.bill import pods_of
     from gpumap.look.pod_labels import label_values
 
-    gains = await account(server, request.match, request.window)
-    if request.labelling is None:
-        return gains, {}
-    return gains, await label_values(server, request.labelling, pods_of(gains), request.window)
+    found = await account(server, request.match, request.window)
+    values: Mapping[Pod, str] = {}
+    if request.labelling is not None:
+        values = await label_values(server, request.labelling, pods_of(found.gains), request.window)
+    return bill_of(server.url, request, found, values)
 
 
-def bill_of(server: str, request: Request, gains: Gains, values: Mapping[Pod, str]) -> Bill:
+def bill_of(server: str, request: Request, found: Accounts, values: Mapping[Pod, str]) -> Bill:
     """The bill that a server's answers make."""
     from gpumap.look import bill as bills
     from gpumap.look.window import written
@@ -213,6 +233,7 @@ def bill_of(server: str, request: Request, gains: Gains, values: Mapping[Pod, st
                 return (values.get((key[0], key[1])),)
         return key[:1]
 
+    gains = found.gains
     lines = bills.lines_of(gains, group)
     return bills.Bill(
         server=server,
@@ -227,7 +248,25 @@ def bill_of(server: str, request: Request, gains: Gains, values: Mapping[Pod, st
         unattributed_energy=bills.energy_of_nobody(gains),
         gap_seconds=bills.gap_seconds(gains),
         doubted_seconds=bills.doubted_seconds(gains),
+        match=request.match,
+        warnings=tuple(_warnings(request, found.holes)),
     )
+
+
+def _warnings(request: Request, holes: Sequence[Hole] | None) -> Iterator[str]:
+    """What of the window the server does not hold."""
+    from gpumap.look.window import written
+
+    if holes is None:
+        matching = f" that match {request.match}" if request.match else ""
+        yield f"There are no counters of GPUs{matching}: whether the server holds all of this time is not known."
+    for first, last in (holes or ())[:_HOLES_SHOWN]:
+        yield (
+            f"Nothing of gpumap's was seen from {written(first)} to {written(last)}: what began and ended in it is not "
+            "charged."
+        )
+    if (more := len(holes or ()) - _HOLES_SHOWN) > 0:
+        yield f"There are {more} more such times."
 
 
 def _text(bill: Bill, given: argparse.Namespace) -> str:

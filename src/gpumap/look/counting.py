@@ -13,7 +13,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 ABSENT_SECONDS = 300
-"""A counter that is first seen is believed to have been born so long before its step at most; see reckoning.py."""
+"""A counter that is first seen is believed to have been born so long before its step at most; see reckoning.py. As long
+as gpumap keeps the counters of what is gone, and as an agent and its successor are believed to have counted at once."""
 POD_KEYS = ("namespace", "pod", "container", "uuid")
 Key = tuple[str, ...]
 
@@ -99,18 +100,20 @@ def went(counter: Counter, asked: Asked) -> str:
 
 
 def changes(counter: Counter, asked: Asked) -> str:
-    """All events of a step. A counter that began anew in a step cannot have gone further than the step is long."""
+    """All events of a step. A counter that began anew in a step cannot have gone further than the step is long; it can
+    where its predecessor was still seen, and then it fell by more than a state file that is old can explain."""
     last, before = level(counter, asked), level(counter, asked, steps_ago=1)
     most = level(counter, asked, function="max_over_time")
     least = level(counter, asked, function="min_over_time", of_all="min")
     bound = counter.most_per_second * (asked.step_seconds + 1)
+    young = 2 * bound + counter.most_per_second * ABSENT_SECONDS
     return _named(
         {
             Kind.WENT: went(counter, asked),
-            Kind.PEAK: f"{most} > ({last} <= {bound})",
+            Kind.PEAK: f"({most} > ({last} <= {bound})) or ({most} > ({last} <= {young}) + {bound})",
             Kind.LEAST: f"{least} unless {before}",
             Kind.CAME: f"{last} unless {before}",
-            Kind.FELL: f"{before} > ({most} <= {2 * bound})",
+            Kind.FELL: f"({before} > ({most} <= {2 * bound})) or ({before} > ({most} <= {young}) + {bound})",
         }
     )
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from gpumap import remedies
-from gpumap.document import Document
+from gpumap.document import OF_GPUS, Document
 from gpumap.look.checks import Check
 from gpumap.look.gpu_checks import gpu_capabilities, gpu_checks
 from gpumap.model import Source
 from gpumap.units import counted
 
-REQUIRED = ("kubelet", "nvml")
+_OTHERS = ("device_checkpoint", "pod_logs", "push", "proc", "pid_visibility", *OF_GPUS, "unmatched_slots")
 _MISREAD = "gpumap may misread this driver: report it with `gpumap record --anonymize` and the driver's version."
 _NOT_THERE = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of what is not there at all; what fails in another way is there."""
@@ -64,6 +64,8 @@ class Facts:
 
 def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
     """Judge everything, in the order of the ladder. Without `facts` the document alone: a running agent's."""
+    if document.get("stale"):
+        return tuple(_stale(document["stale"]))
     return (
         _kubelet(document, facts),
         _nvml(document),
@@ -90,6 +92,14 @@ def as_values(document: Document, checks: tuple[Check, ...]) -> Document:
     node, timestamp = document.get("node"), document.get("timestamp")
     rows = [asdict(one) for one in checks]
     return {"version": 1, "timestamp": timestamp, "node": node, "ok": works(checks), "checks": rows}
+
+
+def _stale(why: str) -> Iterator[Check]:
+    """What is required has failed while nothing new is known; of all else the last word is too old."""
+    for name in ("kubelet", "nvml"):
+        yield Check(name, "failed", True, "", why)
+    for name in _OTHERS:
+        yield Check(name, "unknown", False, "", "what was last seen is too old")
 
 
 def _source(document: Document, name: str) -> Document:

@@ -25,7 +25,7 @@ def gpu_checks(document: Document) -> Iterator[Check]:
 
 
 def _illness(gpu: Document, seen: str, document: Document) -> Iterator[Check]:
-    """What the driver asks for, rows of memory, and XID errors. An older agent's document has none of these."""
+    """What the driver asks for, memory errors, and XID errors. An older agent's document has none of these."""
     name, known = f"gpu/{gpu['index']}", gpu.get("remedies") or {}
     recovery = gpu.get("recovery_action") or {}
     if recovery.get("action") not in (None, "none"):
@@ -33,10 +33,16 @@ def _illness(gpu: Document, seen: str, document: Document) -> Iterator[Check]:
         yield Check(f"{name}/recovery_action", "degraded", False, seen, why, recovery["remedy"])
     if gpu.get("row_remap_failure"):
         why, remedy = "a row of its memory could not be replaced", known.get("row_remap_failure")
-        yield Check(f"{name}/row_remap", "failed", False, seen, why, remedy)
-    elif gpu.get("row_remap_pending"):
+        yield Check(f"{name}/row_remap_failure", "failed", False, seen, why, remedy)
+    if gpu.get("row_remap_pending"):
         why, remedy = "rows of its memory wait to be replaced", known.get("row_remap_pending")
-        yield Check(f"{name}/row_remap", "degraded", False, seen, why, remedy)
+        yield Check(f"{name}/row_remap_pending", "degraded", False, seen, why, remedy)
+    lost = [one for one in gpu.get("ecc_errors", ()) if one["type"] == "uncorrected" and one["errors"]]
+    if lost:
+        where = ", ".join(f"{one['location']} {one['errors']}" for one in lost)
+        errors = counted(sum(one["errors"] for one in lost), "memory error")
+        why = f"{errors} over its life could not be corrected: {where}"
+        yield Check(f"{name}/ecc_uncorrected", "warning", False, seen, why, known.get("ecc_uncorrected"))
     counts = (gpu.get("xids") or {}).get("counts")
     if counts:
         why = "XID " + ", ".join(f"{one['xid']} ({one['errors']}×)" for one in counts)
@@ -57,11 +63,22 @@ def _hit(gpu: Document, document: Document) -> str:
 def gpu_capabilities(document: Document) -> Iterator[Check]:
     """What GPUs and their driver tell, or do not."""
     readable = [gpu for gpu in document["gpus"] if gpu["up"]]
-    for name, judge in (("process_utilization", _process_utilization), ("gpm", _gpm), ("xid_events", _xid_events)):
-        if document["capabilities"].get(name) or readable:
-            yield judge(document, readable)
+    if document["capabilities"].get("process_utilization") or readable:
+        yield _process_utilization(document, readable)
+    else:
+        yield _nothing_answers("process_utilization")
+    for name, group, judge in (("gpm", "gpm", _gpm), ("xid_events", "health", _xid_events)):
+        collect = document.get("collect")
+        if document["capabilities"].get(name):
+            yield judge(document)
+        elif collect is not None and group not in collect:
+            yield Check(name, "not needed", False, "", f"--collect leaves out the group {group}")
         else:
-            yield Check(name, "unknown", False, "", "no GPU answers")
+            yield judge(document) if readable else _nothing_answers(name)
+
+
+def _nothing_answers(name: str) -> Check:
+    return Check(name, "unknown", False, "", "no GPU answers")
 
 
 def _process_utilization(document: Document, readable: list[Document]) -> Check:
@@ -77,16 +94,16 @@ def _process_utilization(document: Document, readable: list[Document]) -> Check:
     return Check(name, "missing", False, "", "the driver keeps no SM time by process", _remedy(document, name))
 
 
-def _gpm(document: Document, readable: list[Document]) -> Check:
+def _gpm(document: Document) -> Check:
     """GPUs of before Hopper have none: that is nothing to mend, and a document does not tell how old a GPU is."""
     if document["capabilities"].get("gpm"):
         telling = sum(device.get("activity") is not None for device in document["devices"])
         return Check("gpm", "ok", False, f"activity of SMs, tensor cores and memory, on {counted(telling, 'device')}")
-    why = "no GPU here tells the activity of its engines: that takes Hopper or later"
+    why = "no GPU here tells the activity of its engines: that takes Hopper or later, and no --nvml-release"
     return Check("gpm", "not needed", False, "", why, _remedy(document, "gpm"))
 
 
-def _xid_events(document: Document, readable: list[Document]) -> Check:
+def _xid_events(document: Document) -> Check:
     if document["capabilities"].get("xid_events"):
         listened = sum(gpu.get("xids") is not None for gpu in document["gpus"])
         return Check("xid_events", "ok", False, f"listened for on {counted(listened, 'GPU')}")

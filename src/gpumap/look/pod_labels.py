@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -9,15 +10,17 @@ from typing import NamedTuple
 
 from gpumap.errors import FatalError, UsageError
 from gpumap.look.counting import selector
-from gpumap.look.prometheus import Prometheus, TooMuchError
+from gpumap.look.prometheus import Prometheus, Row, TooMuchError
 from gpumap.look.window import Window
 
 METRIC = "kube_pod_labels"
 EARLIER_SECONDS = 3600
 """A pod that ended so long before the window at most may still be counted in it."""
 AT_ONCE_SECONDS = 600
-"""A pod with two values within this has them side by side, and not one after the other."""
+"""A pod of which one value is told, another, and the first again, within this, has them side by side."""
+_GIVES_WAY_SECONDS = 120
 _PART_SECONDS = 86400
+_STEP_SECONDS = 60
 _NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _CAMEL = re.compile(r"([a-z0-9])([A-Z])")
 Pod = tuple[str, str]
@@ -65,41 +68,66 @@ async def label_values(
             continue
         for pod in found.keys() & set(pods):
             told = found[pod]
-            values[pod] = next(iter(told)) if len(told) == 1 else await _latest(server, asked, pod, first, last)
+            value = next(iter(told)) if len(told) == 1 else await _latest(server, asked, pod, first, last)
+            values |= {pod: value} if value else {}
         first = last
     if pods and not values:
         raise FatalError(await _missing(server, asked, window))
     return values
 
 
-async def _values(server: Prometheus, asked: Labelling, first: int, last: int, *more: str) -> dict[Pod, set[str]]:
-    """All values that the pods had after `first` and until `last`."""
-    series = selector(METRIC, asked.match, f'{asked.name}!=""', *more)
-    question = f"max by (namespace, pod, {asked.name}) (last_over_time({series}[{last - first}s]))"
+def _question(asked: Labelling, series: str) -> str:
+    return f"max by (namespace, pod, exported_namespace, exported_pod, {asked.name}) ({series})"
+
+
+def _pod(row: Row) -> Pod:
+    """Scraped without honorLabels, the labels that kube-state-metrics gives are called exported_pod and so on; pod is
+    then its own."""
+    exported = "exported_" if row.labels.get("exported_pod") else ""
+    return row.labels.get(f"{exported}namespace", ""), row.labels.get(f"{exported}pod", "")
+
+
+async def _values(server: Prometheus, asked: Labelling, first: int, last: int) -> dict[Pod, set[str]]:
+    """All values that the pods had after `first` and until `last`; "" where there was a pod without the label."""
+    question = _question(asked, f"last_over_time({selector(METRIC, asked.match)}[{last - first}s])")
     found: dict[Pod, set[str]] = {}
     for row in await server.instant(question, last):
-        pod = row.labels.get("namespace", ""), row.labels.get("pod", "")
-        found.setdefault(pod, set()).add(row.labels.get(asked.name, ""))
+        found.setdefault(_pod(row), set()).add(row.labels.get(asked.name, ""))
     return found
 
 
 async def _latest(server: Prometheus, asked: Labelling, pod: Pod, first: int, last: int) -> str:
-    """Which of a pod's values was the last. Raises FatalError where it has two side by side."""
-    matchers = [f"{name}={json.dumps(value)}" for name, value in zip(("namespace", "pod"), pod, strict=True)]
-    told: set[str] = set()
-    while last - first > AT_ONCE_SECONDS:
-        middle = (first + last) // 2
-        told = (await _values(server, asked, middle, last, *matchers)).get(pod, set())
-        if len(told) == 1:
-            return next(iter(told))
-        first, last = (middle, last) if told else (first, middle)
-    told = (await _values(server, asked, first, last, *matchers)).get(pod, told)
-    if len(told) == 1:
-        return next(iter(told))
-    raise FatalError(
-        f"{server.url} tells two values of label {asked.label} for pod {'/'.join(pod)} at the same time "
-        f"({', '.join(sorted(told))}): are there several clusters? choose one, such as --match 'cluster=\"a\"'"
+    """Which of a pod's values was the last, by the moments of its samples. Raises FatalError where it has two side by
+    side."""
+    namespace, name = map(json.dumps, pod)
+    series = " or ".join(
+        f"timestamp({selector(METRIC, asked.match, *matchers)})"
+        for matchers in (
+            (f"namespace={namespace}", f"pod={name}", 'exported_pod=""'),
+            (f"exported_namespace={namespace}", f"exported_pod={name}"),
+        )
     )
+    moments: dict[str, set[float]] = {}
+    begin = last - (last - first - 1) // _STEP_SECONDS * _STEP_SECONDS
+    for row in await server.range(_question(asked, series), begin, last, _STEP_SECONDS):
+        told = moments.setdefault(row.labels.get(asked.name, ""), set())
+        told.update(moment for moment in (float(value) for _, value in row.points) if moment > first)
+    order = sorted((max(told), value) for value, told in moments.items() if told)
+    for (ended, value), (_, other) in itertools.permutations(order, 2):
+        if _side_by_side(moments[value], ended, moments[other]):
+            raise FatalError(
+                f"{server.url} tells two values of label {asked.label} for pod {'/'.join(pod)} at the same time "
+                f"({', '.join(one or 'none' for one in sorted((value, other)))}): are there several clusters? choose "
+                "one, such as --match 'cluster=\"a\"'"
+            )
+    return next((value for _, value in reversed(order) if value), "")
+
+
+def _side_by_side(told: Collection[float], ended: float, others: Collection[float]) -> bool:
+    """Whether others were told between the last moments in which this was, and not only while one gave way to the
+    other, of which two who scrape may know at different moments."""
+    since = min(moment for moment in told if moment > ended - AT_ONCE_SECONDS)
+    return any(since < other < ended - _GIVES_WAY_SECONDS for other in others)
 
 
 async def _missing(server: Prometheus, asked: Labelling, window: Window) -> str:

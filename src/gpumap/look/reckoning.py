@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from gpumap.look.counting import ABSENT_SECONDS, GAP, Counter, Event, Key, Kind
+from gpumap.look.counting import ABSENT_SECONDS, GAP, HELD, Counter, Event, Key, Kind
 
 
 class UnsteadyError(Exception):
@@ -70,6 +70,20 @@ def added(parts: Iterable[Mapping[Counter, Mapping[Key, Gain]]]) -> dict[Counter
                 old = known.get(key, Gain(Fraction(0), Fraction(0), Verdict()))
                 known[key] = Gain(old.amount + gain.amount, old.doubted + gain.doubted, Verdict())
     return found
+
+
+def overcharged(
+    told: Mapping[Counter, Told], found: Mapping[Counter, Mapping[Key, Gain]], end: int, step_seconds: int, long: int
+) -> Key | None:
+    """A container that held one device for longer than there was time: since the window began, `end` steps ago, and the
+    `long` step of which its value there is; or since the container or a GPU was last seen before that."""
+    held = told[HELD]
+    for key, gain in found.get(HELD, {}).items():
+        before = () if key in held.first else (held.before.get(key), *told[GAP].before.values())
+        lead = max((2 * event.steps - event.step for event in before if event), default=0)
+        if gain.amount > (end + max(lead, long) + 1) * step_seconds + ABSENT_SECONDS:
+            return key
+    return None
 
 
 class Darkness:
@@ -231,9 +245,13 @@ class _Run:
         return self._peak is not None and self._peak.step == step
 
     def _began_anew(self, step: int) -> bool:
-        """Whether a fall is a new beginning. Where the container has clocks, they began anew beside it: else two
-        scrapers of one gpumap, a moment apart, might look like one that goes back."""
-        if self._clocks is not None and not self._clocks.anew & {step - 1, step, step + 1}:
-            return False
+        """Whether a fall is a new beginning. Where the container has clocks, they began anew in the same step, or in
+        one beside it in which this did not: else two scrapers of one gpumap, a moment apart, might look like one that
+        goes back."""
+        if self._clocks is not None and step not in self._clocks.anew:
+            beside = self._clocks.anew & {step - 1, step + 1}
+            own = {event.step for event in self._told.events[self._key] if event.kind in (Kind.PEAK, Kind.FELL)}
+            if not beside - own:
+                return False
         self._anew.add(step)
         return True

@@ -24,6 +24,7 @@ from gpumap.look.asking import Documents
 from gpumap.look.doctor import Facts, as_values, examine, works
 from gpumap.look.tables import Shape, doctor_table
 from gpumap.look.tables.amounts import age
+from gpumap.look.tables.document import sources_up
 from gpumap.terminal import PIPE, Screen, cells, printable, unsteering, wrapped
 
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -214,7 +215,7 @@ def _read(found: Document, view: View, screen: Screen) -> tuple[str, set[str]]:
     """The text to show, and which sources are up. Raises FatalError where the document is not what it says."""
     try:
         shape = replace(view.shape, screen=screen)
-        return _text(found, view, shape), {source["source"] for source in found["sources"] if source["up"]}
+        return _text(found, view, shape), sources_up(found)
     except _MALFORMED as error:
         raise _no_map() from error
 

@@ -11,6 +11,8 @@ from gpumap.units import parse_duration
 
 SETTLED_SECONDS = 60
 """What was measured later may still be on its way: `now`, and so long ago, mean this."""
+STEP_SECONDS_MIN = 60
+"""In shorter steps, clocks of two scrapers that differ by a scrape look like counters that go back."""
 STEP_SECONDS_MAX = 600
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -43,8 +45,9 @@ def _step(resolution: str) -> int:
         seconds = parse_duration(resolution)
     except ValueError as error:
         raise UsageError(f"--resolution {resolution}: {error}") from error
-    if seconds != int(seconds) or seconds > STEP_SECONDS_MAX:
-        raise UsageError(f"--resolution {resolution}: must be whole seconds, at most {STEP_SECONDS_MAX // 60}m")
+    if seconds != int(seconds) or not STEP_SECONDS_MIN <= seconds <= STEP_SECONDS_MAX:
+        least, most = STEP_SECONDS_MIN // 60, STEP_SECONDS_MAX // 60
+        raise UsageError(f"--resolution {resolution}: must be whole seconds, from {least}m to {most}m")
     return int(seconds)
 
 

@@ -39,6 +39,10 @@ class Asking:
         self._unsupported.clear()
         self.forgotten += 1
 
+    def forget_mig_devices(self) -> None:
+        """Ask them again also what they did not support; what the card does not, stands."""
+        self._unsupported = {key for key in self._unsupported if not key[1].startswith(("mig", "gpu instance"))}
+
     def withdraw(self, told: tuple[tuple[str, int], ...]) -> None:
         """Tell only what was refused when `refusals` was `told`: the rest was of a device that is no more."""
         self._refused = dict.fromkeys(told)

@@ -124,6 +124,7 @@ def read_gpu(gpu: Fields, known: KnownRows) -> GpuReading:
         instances=gpu.optional("instances", fields.each(_instance)) or (),
         processes=gpu.optional("processes", known.each("processes", _process)),
         samples=gpu.optional("samples", known.each("samples", _sample)),
+        sampled_seconds=gpu.optional("sampled_seconds", fields.number),
         utilization_ratio=gpu.optional("utilization_ratio", fields.number),
         memory_controller_ratio=gpu.optional("memory_controller_ratio", fields.number),
         encoder_ratio=gpu.optional("encoder_ratio", fields.number),

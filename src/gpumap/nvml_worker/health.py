@@ -4,58 +4,22 @@ All of it is asked of the card, also where it is partitioned.
 """
 
 from ctypes import byref, c_uint, c_ulonglong
-from typing import NamedTuple
 
 from gpumap.nvml_worker import field_values as fi
 from gpumap.nvml_worker.asking import Asking
 from gpumap.nvml_worker.field_values import Values
 from gpumap.nvml_worker.library import Handle, Library
+from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, RECOVERY_ACTIONS, Health, Links
 
 CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
 """nvml.h, nvmlClockType_t."""
-CLOCK_EVENTS = (
-    ("gpu_idle", 0x1),
-    ("applications_clocks_setting", 0x2),
-    ("sw_power_cap", 0x4),
-    ("hw_slowdown", 0x8),
-    ("sync_boost", 0x10),
-    ("sw_thermal_slowdown", 0x20),
-    ("hw_thermal_slowdown", 0x40),
-    ("hw_power_brake_slowdown", 0x80),
-    ("display_clock_setting", 0x100),
-    ("board_limit", 0x200),
-    ("reliability", 0x400),
-)
-"""nvml.h, nvmlClocksEventReason*, and the two more of nvmlClocksThrottleReason*."""
-CLOCK_EVENT_FIELDS = (
-    ("sw_power_cap", 74),
-    ("thermal", 75),
-    ("sync_boost", 76),
-    ("board_limit", 77),
-    ("low_utilization", 78),
-    ("reliability", 79),
-    ("total_app_clocks", 80),
-    ("total_base_clocks", 81),
-    ("sw_thermal_slowdown", 269),
-    ("hw_thermal_slowdown", 270),
-    ("hw_power_brake_slowdown", 271),
-)
-"""nvml.h, NVML_FI_DEV_PERF_POLICY_* and NVML_FI_DEV_CLOCKS_EVENT_REASON_*, in nanoseconds."""
+_EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
+"""Reasons and their bits."""
+CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, (74, 75, 76, 77, 78, 79, 80, 81, 269, 270, 271), strict=True))
+"""Reasons and the field values of their times, in nanoseconds."""
 ECC_TYPES = ("corrected", "uncorrected")
 ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")
 """By nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
-RECOVERY_ACTIONS = (
-    "none",
-    "gpu_reset",
-    "node_reboot",
-    "drain_p2p",
-    "drain_and_reset",
-    "recover_imex_domain",
-    "bus_reset",
-    "system_reboot",
-)
-"""By nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
-
 _REMAPPED = (("correctable", fi.REMAPPED_CORRECTABLE), ("uncorrectable", fi.REMAPPED_UNCORRECTABLE))
 _RETIRED = (("single_bit_ecc", fi.RETIRED_SINGLE_BIT), ("double_bit_ecc", fi.RETIRED_DOUBLE_BIT))
 _FIELDS: dict[str, tuple[int, ...]] = {
@@ -75,32 +39,6 @@ _ECC = tuple(
     for place, location in enumerate(ECC_LOCATIONS)
 )
 _CLOCKS_ON = tuple((domain, number, f"clock {domain}") for domain, number in CLOCKS)
-
-
-class Health(NamedTuple):
-    """The fields of a `GpuReading` of these names."""
-
-    clocks_hertz: tuple[tuple[str, float], ...] = ()
-    clock_events: tuple[tuple[str, bool], ...] = ()
-    clock_event_seconds: tuple[tuple[str, float], ...] = ()
-    performance_state: int | None = None
-    fan_ratios: tuple[tuple[str, float], ...] = ()
-    ecc_errors: tuple[tuple[str, str, int], ...] = ()
-    remapped_rows: tuple[tuple[str, int], ...] = ()
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    retired_pages: tuple[tuple[str, int], ...] = ()
-    recovery_action: str | None = None
-
-
-class Links(NamedTuple):
-    """The fields of a `GpuReading` of these names."""
-
-    pcie_transmit_bytes: int | None = None
-    pcie_receive_bytes: int | None = None
-    nvlink_transmit_bytes: int | None = None
-    nvlink_receive_bytes: int | None = None
-
 
 NO_HEALTH, NO_LINKS = Health(), Links()
 
@@ -174,8 +112,8 @@ class HealthOfGpu:
         if self._known_events is None:
             mask = ask((questions.supported_clock_events, questions.supported_clock_throttling), self._gpu)
             if mask is None and self._asking.refused_with:
-                return _events_of(now, CLOCK_EVENTS)  # asked again, or in the next reading known to be not supported
-            self._known_events = tuple([one for one in CLOCK_EVENTS if mask is None or mask & one[1]])
+                return _events_of(now, _EVENT_BITS)  # asked again, or in the next reading known to be not supported
+            self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
         if now not in self._events:
             self._events = {now: _events_of(now, self._known_events)}
         return self._events[now]

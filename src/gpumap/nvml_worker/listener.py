@@ -5,6 +5,7 @@ The thread takes out what has come every few seconds, and when a read begins, an
 keeps events until then, and NVML can be shut down at any moment. A set that was found empty proves that all was told.
 """
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -16,12 +17,13 @@ from gpumap.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.nvml_worker.output import Output
 from gpumap.readings import GpuReading, Uuid
 
-LISTEN_SECONDS = 4.0
-"""Waking up costs as much as reading a GPU, and who asks hears at each read anyway."""
+LISTEN_SECONDS = 10.0
+"""Between reads that are farther apart: each read hears first, and waking up costs as much as reading a GPU."""
 PATIENCE_SECONDS = 0.05
 """How long a read waits for news of this moment; what came later is told with the next one."""
-HUNG_SECONDS = 5.0
-"""A call that has not returned after so long is left to hang, and another thread listens to the other GPUs."""
+HUNG_SECONDS = 1.0
+"""A call that has not returned after so long is left to hang, and another thread listens to the other GPUs. Less than
+any interval: what has come for them is told by the next read, as if nothing hung."""
 MOST_EVENTS = 10_000
 """Of one GPU at a time: a flood must not keep the others from being heard."""
 
@@ -86,10 +88,22 @@ class Listener:
         with self._changing:
             if self._ears:
                 wanted = self._ask_for_a_round()
-                if not self._changing.wait_for(lambda: self._done >= wanted, PATIENCE_SECONDS):
-                    self._replace_if_hung()
+                if not self._wait_for(wanted) and self._replace_if_hung():
+                    self._wait_for(wanted)
             ears = [ear for ear in self._ears.values() if not ear.deaf]
         self._say(ears)
+
+    def leave(self, reading: GpuReading, handle: Handle | None) -> None:
+        """Do not listen to a GPU, and tell whether there is something to listen to: a stretch of no length says so.
+
+        May hang, as the reading itself may.
+        """
+        if reading.uuid is None or reading.fault is not None or handle is None:
+            return
+        with contextlib.suppress(RefusedError):
+            if self._events.tells_xids(handle):
+                now = time.monotonic()
+                self._output.add(wire.encode_listening(wire.ListeningSaid((wire.Heard(reading.uuid, now, now),))))
 
     def stop(self) -> bool:
         """Before NVML is shut down: let go of all GPUs. Whether that is done; a call that hangs is in the way."""
@@ -180,11 +194,17 @@ class Listener:
         self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
         self._thread.start()
 
-    def _replace_if_hung(self) -> None:
+    def _replace_if_hung(self) -> bool:
         since = self._in_call_since
-        if since is not None and time.monotonic() - since >= HUNG_SECONDS:
-            self._in_call_since = None
-            self._start()
+        if since is None or time.monotonic() - since < HUNG_SECONDS:
+            return False
+        self._in_call_since = None
+        self._start()
+        return True
+
+    def _wait_for(self, number: int) -> bool:
+        """Whether that round ends soon. `_changing` is held."""
+        return self._changing.wait_for(lambda: self._done >= number, PATIENCE_SECONDS)
 
     def _ask_for_a_round(self) -> int:
         """The number of one that begins after now."""

@@ -48,7 +48,7 @@ class MigDevices:
         parents = _ParentRows(self._asking, self._lists, self._gpu)
         changing = False
         for slot in range(slots):
-            handle = self._asking.ask(self._library.mig_handle, self._gpu, slot)
+            handle = self._asking.ask(self._library.mig_handle, self._gpu, slot, on="mig")
             if handle is None:
                 continue  # NOT_FOUND is a hole, after which more may follow
             refusals = self._asking.refusals
@@ -64,8 +64,10 @@ class MigDevices:
             if still or self._asking.refused_with in STALE:
                 self._asking.withdraw(refusals)
         uuids = [told.instance.uuid for told in found]
-        if changing or not uuids or uuids != self._before:
+        if changing or uuids != self._before:
             self._asking.forget()  # what a device in the midst of going did not support, the next one may
+        elif not uuids:
+            self._asking.forget_mig_devices()  # likewise
         if changing and activities:
             activities.free()  # a sample may be another's
         self._before = [*uuids]

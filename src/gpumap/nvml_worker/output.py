@@ -30,3 +30,9 @@ class Output:
                     left = left[os.write(self._pipe, left) :]
             except OSError:
                 os._exit(0)
+
+    def close(self) -> None:
+        """Write what was added, and close the pipe: nobody can write any more, and waits for ever."""
+        self.flush()
+        self._writing.acquire()
+        os.close(self._pipe)

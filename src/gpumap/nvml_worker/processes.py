@@ -2,17 +2,19 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from gpumap.nvml_worker.asking import Asking
 from gpumap.nvml_worker.library import Handle
-from gpumap.nvml_worker.lists import Lists, ProcessRow, RawList
+from gpumap.nvml_worker.lists import Lists, ProcessRow, RawList, SampleRow
 from gpumap.readings import GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
 """A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
+FULL_RATIO = 0.9
+"""Of an interval: what comes earlier is a reading before its time."""
 
 
 class Row(NamedTuple):
@@ -75,46 +77,79 @@ def merge(rows: Iterable[Row]) -> tuple[GpuProcess, ...]:
     )
 
 
+class Sampled(NamedTuple):
+    """A reading's `samples` and `sampled_seconds` (`GpuReading`)."""
+
+    samples: tuple[ProcessSample, ...] | None
+    seconds: float | None
+
+
 class Sampler:
-    """One GPU's process samples: those of the interval, or since the last asking where that is longer ago."""
+    """One GPU's process samples: a full reading's are those since the last full one, any other's of the interval.
 
-    def __init__(self) -> None:
-        self._last_seen_us = 0
-        self._heard = time.monotonic()
+    A reading is full if it is not much before its time, and the first one is. `clock` is monotonic, `wall_clock`
+    tells microseconds since 1970.
+    """
 
-    def read(
-        self, asking: Asking, lists: Lists, device: Handle, interval_seconds: float, busy: bool
-    ) -> tuple[ProcessSample, ...] | None:
-        """The mean of each process over them; `None` where the GPU keeps none."""
-        since = self._since(interval_seconds, busy)
-        rows = asking.ask(lists.samples, device, since)
-        if rows is None:
-            return None
-        if rows:
-            self._heard = time.monotonic()
-            self._last_seen_us = max([row[1] for row in rows])
-        sums: dict[int, list[int]] = {}
-        for pid, _, sm, controller, encoder, decoder in rows:
-            of_pid = sums.setdefault(pid, [0, 0, 0, 0, 0])
-            of_pid[0] += 1
-            of_pid[1] += sm
-            of_pid[2] += controller
-            of_pid[3] += encoder
-            of_pid[4] += decoder
-        return tuple([_mean(pid, *found) for pid, found in sorted(sums.items())])
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._full_at: float | None = None
+        self._newest_us = 0
+        """Of the driver's times, as the last full reading that had samples saw it, which was then:"""
+        self._newest_at = 0.0
+        self._heard = clock()
 
-    def _since(self, interval_seconds: float, busy: bool) -> int:
-        now = time.time_ns() // 1000
-        if not busy:
-            self._heard = time.monotonic()
-        elif time.monotonic() - self._heard > SILENCE_SECONDS:
-            return 0  # the driver's clock and ours have parted: ask for all that it has
-        of_interval = now - int(max(interval_seconds, SAMPLING_SECONDS) * 1e6)
-        if not 0 < self._last_seen_us <= now:  # the first time, or the wall clock was set back
-            return of_interval
+    def read(self, asking: Asking, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
+        """The mean of each process over them; no samples, which is not an empty list, where the GPU keeps none."""
+        now = self._clock()
+        window = max(interval_seconds, SAMPLING_SECONDS)
+        seconds = window if self._full_at is None else now - self._full_at
+        full = self._full_at is None or seconds >= interval_seconds * FULL_RATIO
         # A reading before its time, because the kubelet has allocated, is of the interval too: what has no sample since
         # the last reading would be told as idle.
-        return min(self._last_seen_us, of_interval)
+        since = self._since(now, max(seconds, SAMPLING_SECONDS) if full else window, busy=busy)
+        rows = asking.ask(lists.samples, device, since)
+        if rows:
+            self._heard = now
+        if full:
+            self._full_at = now
+            if rows:
+                self._newest_us, self._newest_at = max([row[1] for row in rows]), now
+        if rows is None:
+            return Sampled(None, None)
+        return Sampled(_means(rows), round(seconds, 3) if full else 0.0)
+
+    def _since(self, now: float, window: float, *, busy: bool) -> int:
+        wall = self._wall_clock()
+        if not busy:
+            self._heard = now
+        elif now - self._heard > SILENCE_SECONDS:
+            return 0  # the driver's clock and ours have parted: ask for all that it has
+        of_window = wall - int(window * 1e6)
+        since = self._newest_us
+        if self._full_at is not None:
+            # Full readings that had none since then have been told all but what was still on its way.
+            since += int(max(self._full_at - self._newest_at - SAMPLING_SECONDS, 0.0) * 1e6)
+        if not 0 < self._newest_us <= since <= wall:  # the first time, or the wall clock was set back
+            return of_window
+        return min(since, of_window)
+
+
+def _means(rows: Iterable[SampleRow]) -> tuple[ProcessSample, ...]:
+    sums: dict[int, list[int]] = {}
+    for pid, _, sm, controller, encoder, decoder in rows:
+        of_pid = sums.setdefault(pid, [0, 0, 0, 0, 0])
+        of_pid[0] += 1
+        of_pid[1] += sm
+        of_pid[2] += controller
+        of_pid[3] += encoder
+        of_pid[4] += decoder
+    return tuple([_mean(pid, *found) for pid, found in sorted(sums.items())])
 
 
 def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: int) -> ProcessSample:

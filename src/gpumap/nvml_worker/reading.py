@@ -163,7 +163,7 @@ class GpuReader:
 
     def _partitioned_gpu(self, device: _Device, identity: Identity, memory: DeviceMemory | None) -> GpuReading:
         """NVML tells no utilisation of it and no samples, and its processes are its MIG devices'."""
-        slots = self._asking.ask(self._library.max_mig_devices, device.handle)
+        slots = self._asking.ask(self._library.max_mig_devices, device.handle, on="mig")
         instances = device.mig_devices.read(slots or 0, memory, device.activities if "gpm" in self._groups else None)
         return GpuReading(
             self._index,
@@ -182,14 +182,15 @@ class GpuReader:
         ask, library, handle = self._asking.ask, self._library, device.handle
         processes = self._processes.read(self._asking, device.lists, handle)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
-        samples = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
+        sampled = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
         codec = "codec" in self._groups
         return GpuReading(
             self._index,
             **identity._asdict(),
             memory=memory,
             processes=processes,
-            samples=samples,
+            samples=sampled.samples,
+            sampled_seconds=sampled.seconds,
             utilization_ratio=busy,
             memory_controller_ratio=controller_busy,
             encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,

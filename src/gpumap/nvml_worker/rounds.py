@@ -13,8 +13,10 @@ from queue import Empty, SimpleQueue
 
 from gpumap.nvml_worker import kernel, wire
 from gpumap.nvml_worker.codes import DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND, GONE, LOST_TOUCH, UNINITIALIZED, word
+from gpumap.nvml_worker.letting_go import LettingGo
 from gpumap.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.nvml_worker.listener import Listener
+from gpumap.nvml_worker.look_again import LookAgain
 from gpumap.nvml_worker.output import Output
 from gpumap.nvml_worker.reading import Epoch, GpuReader
 
@@ -23,7 +25,9 @@ NEEDS_NEW_PROCESS = frozenset({DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND})
 PATIENCE_SECONDS = 0.01
 """No GPU being done for so long, one more thread is put to work."""
 LOOK_AGAIN_SECONDS = 60.0
-"""While a GPU is lost, NVML is initialised anew so often: one that was reset behind our back may be well by then."""
+"""So long after a GPU is lost NVML is initialised anew; more and more seldom while that does not help."""
+CLOSE_SECONDS = 1.5
+"""Letting go of NVML having taken so long, it hangs: the process ends, and another one has the healthy GPUs at once."""
 LET_GO_SECONDS = 30.0
 """A GPU that is not read after so long is not waited for: the driver is let go of by the end of the process. Without
 persistence mode each takes one to three seconds whenever NVML is initialised (NVIDIA, "Driver Persistence")."""
@@ -73,6 +77,8 @@ class _Sweeper:
                 reading = gpu.reader.read(sweep.epoch, sweep.request.interval_seconds, sweep.request.groups)
                 if _listens(sweep.request):
                     reading = self._listener.attend(reading, gpu.reader.handle)
+                elif "health" in sweep.request.groups:
+                    self._listener.leave(reading, gpu.reader.handle)
                 line = gpu.encode(sweep.request.read, reading)
                 gpu.busy = False  # before the answer: who reads it may count on this GPU
                 self._output.add(line)
@@ -99,7 +105,8 @@ class Rounds:
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._sweepers = 0
         self._open = False
-        self._opened_at = 0.0
+        self._letting_go = LettingGo(self._close)
+        self._look_again = LookAgain(LOOK_AGAIN_SECONDS)
         self._bound: frozenset[str] = frozenset()
         self._epoch = Epoch(0, 0)
 
@@ -117,7 +124,7 @@ class Rounds:
             except LibraryError as error:
                 self._write(wire.encode_error(wire.ErrorSaid(request.read, error.code, error.reason, str(error))))
                 if error.code in NEEDS_NEW_PROCESS:
-                    self._exit_process(0)
+                    self._end()
             else:
                 if _listens(request):
                     self._listener.tell()
@@ -137,7 +144,6 @@ class Rounds:
             self._bound = kernel.bound_devices()
             self._library.open()
             self._open = True
-            self._opened_at = time.monotonic()
             self._epoch = self._epoch._replace(initialised=self._epoch.initialised + 1)
         try:
             count = self._library.count()
@@ -164,8 +170,9 @@ class Rounds:
         """Whether a GPU was bound or unbound since NVML was initialised, or it is time to look for a lost one."""
         if kernel.bound_devices() != self._bound:
             return True
-        codes = {gpu.reader.refused_with for gpu in self._gpus[: self._epoch.gpus]}
-        return bool(codes & (GONE | LOST_TOUCH)) and time.monotonic() - self._opened_at >= LOOK_AGAIN_SECONDS
+        gpus = self._gpus[: self._epoch.gpus]
+        lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
+        return self._look_again.is_due(lost, time.monotonic())
 
     def _let_go(self) -> None:
         """Hold nothing of the driver's, unless the next request is there already."""
@@ -176,17 +183,27 @@ class Rounds:
             time.sleep(PATIENCE_SECONDS)
         self._close_unless_busy()
         if self._open or kernel.holds_devices():
-            self._exit_process(0)
+            self._end()
 
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang too: then another process is what helps."""
         if self._open and not any(gpu.busy for gpu in self._gpus):
-            if not self._listener.stop():
-                self._exit_process(0)
-            for gpu in self._gpus:
-                gpu.reader.close()
-            self._library.close()
+            if not self._letting_go.within(CLOSE_SECONDS):
+                self._end()
             self._open = False
+
+    def _close(self) -> bool:
+        if not self._listener.stop():
+            return False
+        for gpu in self._gpus:
+            gpu.reader.close()
+        self._library.close()
+        return True
+
+    def _end(self) -> None:
+        """Who reads our lines learns of it at once, even where a thread hangs in the kernel and outlives the end."""
+        self._output.close()
+        self._exit_process(0)
 
     def _or_unknown(self, ask: Callable[[], str]) -> str:
         try:

@@ -174,6 +174,22 @@ class GpmMetric(Structure):
     value: float
 
 
+class EventData(Structure):
+    """nvmlEventData_t."""
+
+    _fields_ = (
+        ("device", c_void_p),
+        ("eventType", c_ulonglong),
+        ("eventData", c_ulonglong),
+        ("gpuInstanceId", c_uint),
+        ("computeInstanceId", c_uint),
+    )
+    eventType: int  # noqa: N815
+    eventData: int  # noqa: N815
+    gpuInstanceId: int  # noqa: N815
+    computeInstanceId: int  # noqa: N815
+
+
 class GpmMetricsGet(Structure):
     """nvmlGpmMetricsGet_t. Later headers have longer arrays of metrics, of which only so many as are told count."""
 
@@ -250,5 +266,10 @@ PROTOTYPES: dict[str, tuple[type, ...]] = {
     "nvmlGpmSampleGet": (c_void_p, c_void_p),
     "nvmlGpmMigSampleGet": (c_void_p, c_uint, c_void_p),
     "nvmlGpmMetricsGet": (POINTER(GpmMetricsGet),),
+    "nvmlEventSetCreate": (POINTER(c_void_p),),
+    "nvmlEventSetFree": (c_void_p,),
+    "nvmlDeviceGetSupportedEventTypes": (c_void_p, POINTER(c_ulonglong)),
+    "nvmlDeviceRegisterEvents": (c_void_p, c_ulonglong, c_void_p),
+    "nvmlEventSetWait_v2": (c_void_p, POINTER(EventData), c_uint),
 }
 """The arguments' types by function; each returns an nvmlReturn_t."""

@@ -237,9 +237,8 @@ class NvmlSource:
         complaints += _refusals(gpus)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version
         xids, listening = self._xid_news.tell(now)
-        if self._release and "health" in self._groups:
-            # Nobody listens; that there was something to listen to makes it blind time.
-            listening += tuple(Listening(gpu.uuid, 0.0, 0.0) for gpu in gpus if gpu.uuid and not gpu.fault)
+        if self._release:  # nobody listens; that there is something to listen to makes it blind time
+            listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({one.uuid for one in listening}))
         reading = NvmlReading(*versions, gpus, xids, listening)
         return Told(reading, tuple(dict.fromkeys(complaints)))
 

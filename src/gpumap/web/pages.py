@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -29,17 +29,23 @@ _GZIP_LEVEL = 1
 _UTF8 = ("utf-8", "backslashreplace")
 
 
+LATE = "collections are late, fail or do not end: see gpumap's log"
+"""Where nothing else is known."""
+
+
 class _What(NamedTuple):
-    """What a page is made of. `curves` are the history's."""
+    """What a page is made of. `curves` are the history's. `stale`: why there is no data, a sentence."""
 
     snapshot: Snapshot
     curves: Curves | None
+    stale: str
 
 
 class Pages:
     """Keeps the newest snapshot and its pages. `families` are the main page's, `node_families` /metrics/nodes'.
 
-    `interval_seconds`, the time between snapshots, is told to readers of the map.
+    `interval_seconds`, the time between snapshots, and `collect`, the groups that are asked for, are told to readers of
+    the map. `why_late` tells why no newer snapshot comes; an empty text where nothing is known of it.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Pages:
         stale_after_seconds: float,
         monotonic: Callable[[], float],
         interval_seconds: float | None = None,
+        collect: Sequence[str] | None = None,
     ) -> None:
         everything = (*families, *self_families)
         self._pages = {
@@ -60,11 +67,13 @@ class Pages:
         self._stale_after_seconds = stale_after_seconds
         self._monotonic = monotonic
         self._interval_seconds = interval_seconds
+        self._collect = collect
+        self.why_late: Callable[[], str] = str
         self._process = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._process)
         self._lane = Lane("gpumap-pages")
         self._snapshot: Snapshot | None = None
-        self._stale = False
+        self._stale = ""
         self._made: dict[tuple[Form, bool], bytes] = {}
         self._history = History()
         self._process_name = secrets.token_hex(4)
@@ -72,16 +81,16 @@ class Pages:
 
     def publish(self, snapshot: Snapshot) -> None:
         """Take the newest snapshot. Pages of the one before are dropped."""
-        self._snapshot, self._stale, self._made = snapshot, False, {}
+        self._snapshot, self._stale, self._made = snapshot, "", {}
         self._versions += 1
         self._history.add(snapshot)
 
     def current(self) -> Snapshot | None:
         """Give the newest snapshot; too old a one without its data; `None` before the first."""
         snapshot = self._snapshot
-        too_old = snapshot is not None and self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
-        if snapshot is not None and too_old and not self._stale:
-            self._snapshot, self._stale, self._made = _without_data(snapshot), True, {}
+        if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
+            stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
+            self._snapshot, self._stale, self._made = _without_data(snapshot), stale, {}
             self._versions += 1
         return self._snapshot
 
@@ -97,7 +106,7 @@ class Pages:
         made, key = self._made, (form, gzipped)
         if key not in made:
             curves = self._history.curves() if form == "history" else None  # here, where nothing adds to it meanwhile
-            what = _What(snapshot, curves)
+            what = _What(snapshot, curves, self._stale)
             made[key] = await self._lane.run(lambda: made.get(key) or self._make(form, gzipped, what, made))
         return made[key]
 
@@ -111,12 +120,17 @@ class Pages:
         for health in asked:
             if health.last_success and now - health.last_success.monotonic <= self._stale_after_seconds:
                 return None
-        said = (f"{health.source.value}: {health.reason or 'no answer'} {health.detail}".strip() for health in asked)
+        said = [f"{one.source.value}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up]
+        if not said or self._is_too_old(snapshot):  # what they said then may be a reason, too
+            said.insert(0, f"no collection for {now - snapshot.at.monotonic:.0f} s: {self.why_late() or LATE}")
         return "; ".join(said)
 
     def close(self) -> None:
         """Let the rendering thread end."""
         self._lane.close()
+
+    def _is_too_old(self, snapshot: Snapshot) -> bool:
+        return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
 
     def _make(self, form: Form, gzipped: bool, what: _What, made: dict[tuple[Form, bool], bytes]) -> bytes:
         if gzipped:
@@ -126,7 +140,7 @@ class Pages:
         if what.curves is not None:
             return json.dumps(history_document(what.curves), ensure_ascii=False, separators=(",", ":")).encode(*_UTF8)
         if form == "map":
-            found = document(what.snapshot, self._interval_seconds)
+            found = document(what.snapshot, self._interval_seconds, self._collect, what.stale)
             return json.dumps(found, ensure_ascii=False).encode(*_UTF8)
         page = self._pages[form].render(what.snapshot)
         if form == "text":
@@ -148,4 +162,10 @@ def _without_data(snapshot: Snapshot) -> Snapshot:
         processes=(),
         unmatched=(),
         pods=(),
+        device_health=None,
+        accounts=(),
+        gpu_accounts=(),
+        xids=(),
+        container_xids=(),
+        hidden=(),
     )

@@ -13,7 +13,7 @@ from gpumap.terminal import printable
 
 VERSION = 1
 NO_LABEL = "(none)"
-"""No label has such a value."""
+"""Kubernetes lets no label have such a value; one that has it all the same is in quotes."""
 TOTAL = "TOTAL"
 _HOUR, _KWH, _GIB = 3600, 3_600_000, 1 << 30
 _AMOUNTS = (
@@ -28,7 +28,7 @@ def bill_table(bill: Bill, shape: Shape) -> str:
     titles = [name.upper() for name in bill.columns]
     columns = [
         *(Column(title, name=True) for title in titles),
-        *(Column("GPU-HOURS HELD"), Column("USED"), Column("IDLE"), Column("KWH")),
+        *(Column("GPU-HOURS HELD"), Column("GPU-HOURS USED"), Column("IDLE"), Column("KWH")),
         *([Column("COST")] if bill.price is not None else []),
     ]
     rows = [Row([*_names(line), *_cells(bill, line.amounts)]) for line in bill.lines]
@@ -46,7 +46,7 @@ def bill_csv(bill: Bill, *, headers: bool = True) -> str:
     for line in bill.lines:
         values: list[Fraction | None] = [*_values(line.amounts)]
         values += [bill.price, bill.cost(line.amounts)] if priced else []
-        names = (NO_LABEL if part is None else part for part in line.group)
+        names = map(_name, line.group)
         lines.append([bill.start, bill.end, *names, *("" if one is None else repr(float(one)) for one in values)])
     return "".join(",".join(map(_quoted, cells)) + "\r\n" for cells in lines)
 
@@ -60,6 +60,7 @@ def bill_values(bill: Bill) -> Document:
         "from": bill.start,
         "to": bill.end,
         "resolution_seconds": bill.step_seconds,
+        "match": bill.match,
         "by": bill.by,
         "label": bill.label,
         "price_per_gpu_hour": _float(bill.price),
@@ -82,17 +83,18 @@ def _parts(bill: Bill) -> tuple[str, ...]:
 
 
 def _foot(bill: Bill) -> Iterator[str]:
-    yield f"From {bill.start} to {bill.end}, by {bill.server}. Energy is an estimate."
+    matching = f", of series with {bill.match}" if bill.match else ""
+    yield f"From {bill.start} to {bill.end}, by {bill.server}{matching}. Energy is an estimate."
     total = bill.total
     if blind := total.held_blindly():
         yield (
             f"Of the GPU-hours held, {_hours(blind)} are on devices whose use is not known (MIG has no SM time): "
-            "USED and IDLE are without them."
+            "GPU-HOURS USED and IDLE are without them."
         )
     if total.used_without_share:
         yield (
             f"{_hours(total.used_without_share)} GPU-hours were used by containers that held no share of a GPU, or one "
-            "that is not known: they are in USED, not in HELD and IDLE."
+            "that is not known: they are in GPU-HOURS USED, not in HELD and IDLE."
         )
     if bill.unattributed_energy is not None:
         yield f"{_number(_in(bill.unattributed_energy, _KWH))} kWh were charged to nobody."
@@ -107,7 +109,13 @@ def _foot(bill: Bill) -> Iterator[str]:
 
 
 def _names(line: Line) -> list[str]:
-    return [NO_LABEL if part is None else part or UNKNOWN for part in line.group]
+    return [_name(part) or UNKNOWN for part in line.group]
+
+
+def _name(part: str | None) -> str:
+    if part is None:
+        return NO_LABEL
+    return f'"{part}"' if part == NO_LABEL else part
 
 
 def _cells(bill: Bill, amounts: Amounts) -> list[str]:

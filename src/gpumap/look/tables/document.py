@@ -78,8 +78,20 @@ def in_order(rows: Iterable[T], by: Sorter[T], *, largest_first: bool, reverse: 
     return [row for _, row in known] + unknown
 
 
+def sources_up(document: Document) -> set[str]:
+    """The sources that have answered; none, where what they said is too old."""
+    return {source["source"] for source in document["sources"] if source["up"] and not document.get("stale")}
+
+
+def no_devices(document: Document) -> str:
+    """What stands in the place of a table without a device."""
+    return "No current data." if document.get("stale") else "No devices."
+
+
 def troubles(document: Document) -> Iterator[str]:
     """What keeps the document from being whole, a sentence each."""
+    if document.get("stale"):
+        yield document["stale"]
     for gpu in document["gpus"]:
         if not gpu["up"]:
             yield f"GPU {gpu['index']} {gpu['uuid']} is down: {gpu['fault']}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpumap.document import Document
 from gpumap.look.tables.amounts import age, size
-from gpumap.look.tables.document import Key, device_name, invisible, key_of, others, sum_of
+from gpumap.look.tables.document import Key, device_name, invisible, key_of, others, sources_up, sum_of
 from gpumap.units import counted
 
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
@@ -64,7 +64,10 @@ def findings(document: Document, idle_after_seconds: float) -> list[Finding]:
 
 def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
     """What cannot be judged here, and why, a sentence each."""
-    up = {source["source"] for source in document["sources"] if source["up"]}
+    if document.get("stale"):
+        yield document["stale"]
+        return
+    up = sources_up(document)
     if "nvml" not in up:
         yield "NVML does not answer: nothing is known of any use."
     elif not document["capabilities"].get("pid_visibility"):
@@ -106,7 +109,7 @@ def _ungranted(document: Document) -> Iterator[str]:
 
 def sums(found: list[Finding], document: Document) -> dict[str, float | None]:
     """What adds up; `None` where nothing can be judged. GPUs whose share nobody knows are not in it."""
-    up = {source["source"] for source in document["sources"] if source["up"]}
+    up = sources_up(document)
     measured = "nvml" in up and bool(document["capabilities"].get("pid_visibility"))
     held = measured and ("kubelet" in up or any(device["holders"] for device in document["devices"]))
     accused = measured and up >= {"kubelet", "pod_identity"}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from gpumap.document import Document
 from gpumap.look.orders import MAP_ORDERS
 from gpumap.look.tables.amounts import UNKNOWN, number, percent, ratio, size
-from gpumap.look.tables.document import Key, device_name, in_order, key_of, others, troubles
+from gpumap.look.tables.document import Key, device_name, in_order, key_of, no_devices, others, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 
 """What containers below a device may be sorted by: the first is by name; numbers stand largest first."""
@@ -38,7 +38,7 @@ def map_table(document: Document, shape: Shape) -> str:
     """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
     partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
     rows = [row for device in document["devices"] for row in _device_rows(device, partitioned, shape)]
-    blocks = [aligned(_COLUMNS, rows, shape) if rows else "No devices.", unmatched_table(document, shape)]
+    blocks = [aligned(_COLUMNS, rows, shape) if rows else no_devices(document), unmatched_table(document, shape)]
     return joined([*blocks, notes(troubles(document), shape.screen, "red")])
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from gpumap.document import Document
 from gpumap.look.orders import TOP_ORDERS
 from gpumap.look.tables.amounts import UNKNOWN, age, number, percent, size
-from gpumap.look.tables.document import Key, device_name, in_order, key_of, others, troubles
+from gpumap.look.tables.document import Key, device_name, in_order, key_of, no_devices, others, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.look.tables.map import COLOURS
 
@@ -57,12 +57,14 @@ _BY_NAME: dict[str, Callable[[Use], str | float | None]] = {
 def top_table(document: Document, shape: Shape) -> str:
     """The rows, then what keeps them from being whole."""
     uses = _sorted(document, shape)
-    columns, row_of = (_PROCESS_COLUMNS, _process_row) if shape.processes else (_COLUMNS, _container_row)
-    rows = [row_of(use, document["timestamp"]) for use in uses]
     if not document["devices"]:
-        table = "No devices."
+        table = no_devices(document)
+    elif not uses:
+        table = "Nothing is in use."
+    elif shape.processes:
+        table = aligned(_PROCESS_COLUMNS, [_process_row(use) for use in uses], shape)
     else:
-        table = aligned(columns, rows, shape) if rows else "Nothing is in use."
+        table = aligned(_COLUMNS, [_container_row(use, document["timestamp"]) for use in uses], shape)
     return joined([table, notes(troubles(document), shape.screen, "red")])
 
 
@@ -225,7 +227,7 @@ def _container_row(use: Use, now: float) -> Row:
     )
 
 
-def _process_row(use: Use, now: float) -> Row:
+def _process_row(use: Use) -> Row:
     return Row(
         [
             use.device,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from gpumap.document import Document
 from gpumap.look.orders import WASTE_ORDERS
 from gpumap.look.tables.amounts import UNKNOWN, ratio, size
-from gpumap.look.tables.document import in_order
+from gpumap.look.tables.document import in_order, no_devices
 from gpumap.look.tables.findings import Finding, findings, sums, unknown
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.units import counted
@@ -74,7 +74,7 @@ def waste_table(document: Document, shape: Shape) -> str:
     if rows:
         table = aligned(_COLUMNS, rows, shape)
     elif not document["devices"]:
-        table = "No devices."
+        table = no_devices(document)
     elif _judged(found, document):
         table = "No waste was found."
     else:

@@ -97,7 +97,7 @@ function ecc(gpu) {
   const lost = (gpu.ecc_errors ?? []).filter((one) => one.type === "uncorrected" && one.errors);
   const all = lost.reduce((sum, one) => sum + one.errors, 0);
   const where = lost.map((one) => `${printable(one.location)} ${one.errors}`).join(", ");
-  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life could not be corrected: ${where}.`);
+  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life could not be corrected: ${where}.`, gpu.remedies.ecc_uncorrected);
 }
 
 /** A line a code: the containers that held or used the GPU, or a part of it, when it came. */

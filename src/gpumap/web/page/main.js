@@ -92,12 +92,16 @@ function draw() {
 
 /** A document without any data, because all there was is too old to be told. */
 function tooOld(map) {
+  const notice = (text) => h("div", { key: "old", class: "notice bad" }, h("h2", {}, "No current data"), h("p", {}, text));
+  const age = duration(feed.ageNow());
+  if (map.stale) return notice(`What was collected ${age} ago is too old to be shown: ${printable(map.stale)}.`);
   const nvml = map.sources.find((source) => source.source === "nvml");
   if (map.gpus.length || map.nameless_gpus.length || map.devices.length || (nvml?.up && !feed.isLate())) return null;
-  const text = feed.isLate()
-    ? `The agent answers, but its newest collection is ${duration(feed.ageNow())} old: too old to be shown.`
-    : "No source tells of any device now.";
-  return h("div", { key: "old", class: "notice bad" }, h("h2", {}, "No current data"), h("p", {}, text));
+  return notice(
+    feed.isLate()
+      ? `The agent answers, but its newest collection is ${age} old: too old to be shown.`
+      : "No source tells of any device now.",
+  );
 }
 
 function drawDevices(devices, context) {

@@ -1,0 +1,151 @@
+"""SM-seconds by the driver's samples: however often collections are pushed before their time, the sum is the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpumap.nvml_worker.asking import Asking
+from gpumap.nvml_worker.library import Handle
+from gpumap.nvml_worker.lists import Lists, SampleRow
+from gpumap.nvml_worker.processes import Sampler
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+
+GPU = gpu_uuid(0)
+POD = Pod("ml", "a", {"main": {"nvidia.com/gpu": [GPU]}})
+RATE = 6
+"""Samples a second."""
+EPOCH = 1_700_000_000
+PID = 7
+
+Load = Callable[[float], bool]
+
+
+class Driver(Lists):
+    """Tells a process's mean over its samples newer than asked for, in one row, and nothing where there are none."""
+
+    def __init__(self, busy: Load, *, rows_of_idleness: bool) -> None:
+        self.busy = busy
+        self.rows_of_idleness = rows_of_idleness
+        self.now = 0.0
+
+    def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
+        first = int((since_us / 1e6 - EPOCH) * RATE) + 1
+        times = [number / RATE for number in range(max(first, 0), int(self.now * RATE) + 1)]
+        busy = [self.busy(at) for at in times]
+        if not times or not (any(busy) or self.rows_of_idleness):
+            return []
+        return [(PID, int((EPOCH + times[-1]) * 1e6), round(100 * sum(busy) / len(busy)), 0, 0, 0)]
+
+
+@dataclass
+class World:
+    """A GPU with one container, read by real samplers; `collect` at any time."""
+
+    busy: Load
+    interval: float = 5.0
+    rows_of_idleness: bool = True
+    node: TestNode = field(
+        default_factory=lambda: TestNode([Gpu(0)], [POD], [Process(PID, GPU, POD)]), init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        self.driver = Driver(self.busy, rows_of_idleness=self.rows_of_idleness)
+        self.start_worker()
+
+    def start_worker(self) -> None:
+        self.sampler = Sampler(lambda: self.driver.now, lambda: int((EPOCH + self.driver.now) * 1e6))
+
+    def collect(self, at: float) -> None:
+        self.driver.now = at
+        sampled = self.sampler.read(Asking(), self.driver, Handle(0), self.interval, busy=True)
+        self.node.gpus[0].sampled_seconds = sampled.seconds
+        self.node.processes[0].sm = sampled.samples[0].sm_ratio if sampled.samples else 0.0
+        self.node.clock = at
+        self.node.collect(0.0)
+
+    def sm_seconds(self, times: Iterable[float]) -> float:
+        """What the container has been charged after collections at these times."""
+        for at in times:
+            self.collect(at)
+        return self.node.memory.ledger.charges[POD.full(), GPU].sm_seconds or 0.0
+
+
+def quarters(since: float, until: float) -> list[float]:
+    """Four pushes a second, as many as there can be."""
+    return [since + 0.25 * number for number in range(int((until - since) * 4) + 1)]
+
+
+def burst(since: float, until: float) -> Load:
+    return lambda at: since < at <= until
+
+
+@pytest.mark.parametrize(
+    ("busy", "times"),
+    [
+        (burst(1000, 1002), [1000, 1005, 1010, 1015]),
+        (burst(1000, 1002), [1000, 1002.5, 1007.5, 1012.5]),
+        (burst(998, 1000), [995, 1000, *quarters(1000.25, 1001), 1006, 1011]),
+        (burst(1003, 1005), [1000, 1005, *quarters(1005.25, 1009.75), 1015, 1020]),
+        (burst(1003, 1005), quarters(1000, 1020)),
+        (burst(1001, 1003), [1000, 1000.25, 1005.25, 1005.5, 1010.5]),
+    ],
+)
+def test_a_burst_is_charged_once(busy: Load, times: list[float]) -> None:
+    """Two seconds of work are two SM-seconds, whatever pushes lie in them, before, or behind them."""
+    assert World(busy).sm_seconds(times) == pytest.approx(2.0, abs=0.06)
+
+
+@pytest.mark.parametrize("interval", [0.5, 1.0, 5.0])
+def test_steady_work_is_charged_whole(interval: float) -> None:
+    """A second a second, also where an interval is shorter than what a driver's samples need."""
+    times = [1000 + interval * number for number in range(int(40 / interval) + 1)]
+    assert World(lambda _: True, interval).sm_seconds(times) == pytest.approx(40.0)
+
+
+def test_a_short_interval_is_right_in_the_sum() -> None:
+    """Where the samples of each reading overlap with those before, they count for the time since alone."""
+    times = [1000 + 0.5 * number for number in range(81)]
+    assert World(lambda at: at % 2 < 1, 0.5).sm_seconds(times) == pytest.approx(20.0, abs=0.6)
+
+
+def test_long_idleness_does_not_thin_what_comes_after() -> None:
+    """Where a driver has no rows of an idle GPU, the next are asked for since the last reading, not the last row."""
+    idle_for_a_while = [1000.0 + 5 * number for number in range(20)]
+    world = World(lambda at: at <= 1000 or 1050 < at <= 1052, rows_of_idleness=False)
+    assert world.sm_seconds(idle_for_a_while) == pytest.approx(2.0, abs=0.6)
+
+
+def test_a_new_worker_tells_nothing_of_the_time_before_it() -> None:
+    """The samples of its first reading are the interval's, and are not taken for all of the time since the last."""
+    world = World(burst(1042, 1047))
+    world.sm_seconds([1000, 1005])
+    world.start_worker()
+    assert world.sm_seconds([1047, 1052]) == pytest.approx(5.0, abs=0.1)
+
+
+def test_answers_that_come_late_lose_nothing() -> None:
+    """What the service's clock and the worker's tell apart is settled by the next samples."""
+    world = World(lambda _: True)
+    late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
+    for number, seconds in enumerate(late):
+        world.driver.now = 1000.0 + 5 * number
+        sampled = world.sampler.read(Asking(), world.driver, Handle(0), 5.0, busy=True)
+        world.node.gpus[0].sampled_seconds = sampled.seconds
+        world.node.processes[0].sm = 1.0
+        world.node.clock = world.driver.now + seconds
+        world.node.collect(0.0)
+    charged = world.node.memory.ledger.charges[POD.full(), GPU].sm_seconds
+    assert charged == pytest.approx(35.0, abs=0.01)
+
+
+def test_a_gap_settles_nothing() -> None:
+    """Samples that reach back over a gap, and over pushes before it, are charged for no time of it."""
+    world = World(lambda _: True)
+    world.sm_seconds([1000, 1005, 1006])
+    world.node.gpus[0].fault = "lost"
+    world.node.collect(2.0)
+    world.node.gpus[0].fault = None
+    assert world.sm_seconds([1010, 1015]) == pytest.approx(10.0)
