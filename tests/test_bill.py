@@ -19,8 +19,7 @@ from aiohttp import web
 
 from gpumap.errors import UsageError
 from gpumap.join.usage import KEPT_SECONDS
-from gpumap.look.bill import Amounts, Bill, Line, lines_of, total_of
-from gpumap.look.counting import (
+from gpumap.look.bill.counting import (
     ABSENT_SECONDS,
     ENERGY,
     GAP,
@@ -37,12 +36,13 @@ from gpumap.look.counting import (
     Kind,
     changes,
 )
-from gpumap.look.holes import holes, joined
-from gpumap.look.pod_labels import metric_label
-from gpumap.look.reckoning import Gain, Told, UnsteadyError, gains
+from gpumap.look.bill.holes import holes, joined
+from gpumap.look.bill.lines import Amounts, Bill, Line, lines_of, total_of
+from gpumap.look.bill.pod_labels import metric_label
+from gpumap.look.bill.reckoning import Gain, Told, UnsteadyError, gains
+from gpumap.look.bill.window import parse_time, window_of
 from gpumap.look.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.look.tables.layout import Shape
-from gpumap.look.window import parse_time, window_of
 from gpumap.metrics.accounting import ACCOUNTING
 from tests.demo_process import GPUMAP, environment
 from tests.test_cli import gpumap, gpumap_in_loop, one_line

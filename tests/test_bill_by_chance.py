@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from gpumap.join.usage import KEPT_SECONDS
-from gpumap.look.counting import ENERGY, GAP, HELD
+from gpumap.look.bill.counting import ENERGY, GAP, HELD
 from tests.scraped import Samples, labels, prometheus, store
 from tests.test_bill_prometheus import END, EVERY, FIRST, HOUR, LAST, MINUTE, START, Play, ask, life
 

@@ -17,17 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import signal
 
-        # An exception may be lost in what Python does while it imports; nothing has begun yet that needs an end.
-        interrupt = signal.signal(signal.SIGINT, _leave)
+        # Until a command's event loop has a way of its own: nothing has begun yet that needs an end, and an exception may
+        # be lost in what Python does while it imports, or as it makes the loop.
+        signal.signal(signal.SIGINT, _leave)
         signal.signal(signal.SIGTERM, _leave)
         # `serve` lets go of the driver for it; by itself it would end a process, and `pkill` reaches all of gpumap's.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         from gpumap.commands import prepared
 
-        run = prepared(sys.argv[1:] if arguments is None else arguments)
-        signal.signal(signal.SIGINT, interrupt)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; the service has a way of its own
-        return run()
+        return prepared(sys.argv[1:] if arguments is None else arguments)()
     except UsageError as error:
         return _failed(_one_line(error), 2)
     except FatalError as error:

@@ -18,7 +18,7 @@ from gpumap.command_line import Parser, add_command, one_of
 from gpumap.errors import UsageError
 from gpumap.flags import FLAGS, add_flags
 from gpumap.logs import set_up_log
-from gpumap.look.bill_command import add_bill
+from gpumap.look.bill.command import add_bill
 from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.settings import Settings, quiet, resolve
 from gpumap.stopping import until_stopped

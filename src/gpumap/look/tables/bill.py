@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from gpumap.document import Document
-from gpumap.look.bill import LABEL, Amounts, Bill, Line
+from gpumap.look.bill.lines import LABEL, Amounts, Bill, Line
 from gpumap.look.tables.amounts import UNKNOWN, percent
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.terminal import printable

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
 from gpumap.errors import FatalError
-from gpumap.look.counting import (
+from gpumap.look.bill.counting import (
     GAP,
     HELD,
     OF_CONTAINERS,
@@ -32,10 +32,10 @@ from gpumap.look.counting import (
     selector,
     went,
 )
-from gpumap.look.holes import Hole, holes, joined
+from gpumap.look.bill.holes import Hole, holes, joined
+from gpumap.look.bill.reckoning import Gain, Told, UnsteadyError, added, gains, overcharged, refined
+from gpumap.look.bill.window import Window
 from gpumap.look.prometheus import Prometheus, Row, TooMuchError
-from gpumap.look.reckoning import Gain, Told, UnsteadyError, added, gains, overcharged, refined
-from gpumap.look.window import Window
 
 T = TypeVar("T")
 COUNTERS = (*OF_CONTAINERS, *OF_GPUS)

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from gpumap.errors import FatalError, UsageError
-from gpumap.look.counting import selector
+from gpumap.look.bill.counting import selector
+from gpumap.look.bill.window import Window
 from gpumap.look.prometheus import Prometheus, Row, TooMuchError
-from gpumap.look.window import Window
 
 METRIC = "kube_pod_labels"
 EARLIER_SECONDS = 3600

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpumap.look.counting import Kind
-from gpumap.look.reckoning import Told
+from gpumap.look.bill.counting import Kind
+from gpumap.look.bill.reckoning import Told
 
 LEAST_SECONDS = 600
 """What is shorter may be the time from one scrape to the next."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from gpumap.look.counting import ABSENT_SECONDS, GAP, HELD, Counter, Event, Key, Kind
+from gpumap.look.bill.counting import ABSENT_SECONDS, GAP, HELD, Counter, Event, Key, Kind
 
 
 class UnsteadyError(Exception):

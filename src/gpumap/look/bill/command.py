@@ -17,12 +17,12 @@ from gpumap.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gpumap.look.accounts import Accounts
-    from gpumap.look.bill import Bill
-    from gpumap.look.holes import Hole
-    from gpumap.look.pod_labels import Labelling, Pod
+    from gpumap.look.bill.holes import Hole
+    from gpumap.look.bill.increases import Accounts
+    from gpumap.look.bill.lines import Bill
+    from gpumap.look.bill.pod_labels import Labelling, Pod
+    from gpumap.look.bill.window import Window
     from gpumap.look.prometheus import Prometheus
-    from gpumap.look.window import Window
 
     Commands = argparse._SubParsersAction[Parser]
 
@@ -154,8 +154,8 @@ def _ask_for_patience(url: str) -> None:
 
 
 def _request(given: argparse.Namespace) -> Request:
-    from gpumap.look.pod_labels import Labelling, read_label
-    from gpumap.look.window import window_of
+    from gpumap.look.bill.pod_labels import Labelling, read_label
+    from gpumap.look.bill.window import window_of
 
     if (given.by == "label") != (given.label is not None):
         raise UsageError(
@@ -209,9 +209,9 @@ def _duration(flag: str, text: str) -> float:
 
 
 async def _made(server: Prometheus, request: Request) -> Bill:
-    from gpumap.look.accounts import account
-    from gpumap.look.bill import pods_of
-    from gpumap.look.pod_labels import label_values
+    from gpumap.look.bill.increases import account
+    from gpumap.look.bill.lines import pods_of
+    from gpumap.look.bill.pod_labels import label_values
 
     found = await account(server, request.match, request.window)
     values: Mapping[Pod, str] = {}
@@ -222,8 +222,8 @@ async def _made(server: Prometheus, request: Request) -> Bill:
 
 def bill_of(server: str, request: Request, found: Accounts, values: Mapping[Pod, str]) -> Bill:
     """The bill that a server's answers make."""
-    from gpumap.look import bill as bills
-    from gpumap.look.window import written
+    from gpumap.look.bill import lines as bills
+    from gpumap.look.bill.window import written
 
     def group(key: tuple[str, ...]) -> tuple[str | None, ...]:
         match request.by:
@@ -255,7 +255,7 @@ def bill_of(server: str, request: Request, found: Accounts, values: Mapping[Pod,
 
 def _warnings(request: Request, holes: Sequence[Hole] | None) -> Iterator[str]:
     """What of the window the server does not hold."""
-    from gpumap.look.window import written
+    from gpumap.look.bill.window import written
 
     if holes is None:
         matching = f" that match {request.match}" if request.match else ""

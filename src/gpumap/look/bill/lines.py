@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from gpumap.look.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED, Counter, Key
-from gpumap.look.reckoning import Gain
+from gpumap.look.bill.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED, Counter, Key
+from gpumap.look.bill.reckoning import Gain
 
 Group = tuple[str | None, ...]
 """What a line is for, by the bill's columns; `None` is a pod without the label."""
