@@ -17,8 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         import signal
 
-        # Until a command's event loop has a way of its own: nothing has begun yet that needs an end, and an exception may
-        # be lost in what Python does while it imports, or as it makes the loop.
+        # Until a command's event loop has a way of its own: nothing has begun yet that needs an end, and an exception
+        # may be lost in what Python does while it imports, or as it makes the loop.
         signal.signal(signal.SIGINT, _leave)
         signal.signal(signal.SIGTERM, _leave)
         # `serve` lets go of the driver for it; by itself it would end a process, and `pkill` reaches all of gpumap's.
