@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import standin
-from tests.node import short_directory
+from tests.node import Node, short_directory
+from tests.processes import PlainProcesses
+from tests.worker import Start, starting
 
 
 @pytest.fixture(name="library", scope="module")
@@ -22,3 +24,25 @@ def make_directory() -> Iterator[Path]:
     """Make a folder with a short path, and remove it after the test."""
     with short_directory() as directory:
         yield directory
+
+
+@pytest.fixture(name="node")
+async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
+    """A node whose kubelet answers, with processes that are files, and one of them of the host."""
+    node = Node(directory, library, PlainProcesses(directory / "proc"))
+    async with node.kubelet:
+        node.processes.start("/system.slice/sshd.service")
+        yield node
+
+
+@pytest.fixture(name="libraries", scope="session")
+def make_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where stand-ins of all kinds are kept, each compiled once."""
+    return tmp_path_factory.mktemp("libraries")
+
+
+@pytest.fixture(name="start")
+def make_start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start workers over a stand-in, and end them after the test."""
+    with starting(tmp_path / "state", libraries) as start:
+        yield start

@@ -15,6 +15,7 @@ from gpumap.model import (
     Source,
     Uuid,
 )
+from gpumap.readings import CLOCK_EVENT_TIMES
 from gpumap.snapshot import (
     ContainerAccount,
     ContainerOnDevice,
@@ -54,19 +55,6 @@ CLOCK_EVENTS = (
     "display_clock_setting",
 )
 """Those that a Hopper GPU knows; the other two of nvml.h are of other cards."""
-CLOCK_EVENT_TIMES = (
-    "sw_power_cap",
-    "thermal",
-    "sync_boost",
-    "board_limit",
-    "low_utilization",
-    "reliability",
-    "total_app_clocks",
-    "total_base_clocks",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-)
 UNKNOWN_USE = ContainerUse(None, None, 1, None, None, None, None, unassigned=False, last_active=None)
 
 

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,28 +23,13 @@ from tests import standin
 from tests.agent import PATIENCE_SECONDS, Page, serve
 from tests.impatient import Service
 from tests.node import GIB, Node, gpu_uuid
-from tests.processes import PlainProcesses
 from tests.standin import FUNCTIONS, Code, Driver, Gpu
-from tests.worker import Start, Worker, starting
+from tests.worker import Start, Worker
 from tests.worker import worker_command as changed_worker
 
 A, B, C = (Uuid(f"GPU-00000000-0000-0000-0000-00000000000{letter}") for letter in "abc")
 CARD, OTHER = gpu_uuid(1), gpu_uuid(2)
 USED = "gpumap_container_gpu_memory_used_bytes"
-
-
-@pytest.fixture(name="start")
-def make_start(tmp_path: Path, library: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", library.parent.parent) as start:
-        yield start
-
-
-@pytest.fixture(name="node")
-async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    node = Node(directory, library, PlainProcesses(directory / "proc"))
-    async with node.kubelet:
-        node.processes.start("/system.slice/sshd.service")
-        yield node
 
 
 def measured(page: Page, uuid: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,23 +9,12 @@ import pytest
 from gpumap.model import Activity, GpuReading
 from tests import standin
 from tests.standin import Code, Driver, Gpm, Gpu, MigInstance, Placement
-from tests.worker import Start, Worker, starting
+from tests.worker import Start, Worker
 
 A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_A, MIG_B, MIG_C = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for letter in "abc")
 GPM = ("gpm",)
 FUNCTIONS = sorted(name for name in standin.FUNCTIONS if name.startswith("nvmlGpm"))
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("libraries")
-
-
-@pytest.fixture
-def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", libraries) as start:
-        yield start
 
 
 def read_after(worker: Worker, driver: Driver) -> GpuReading:

@@ -12,7 +12,7 @@ from gpumap.nvml_worker import health
 from gpumap.readings import Health, Links
 from tests import standin
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
-from tests.worker import Start, Worker, starting
+from tests.worker import Start, Worker
 
 A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
@@ -29,17 +29,6 @@ CALLS_OF_HEALTH = {
     "nvmlDeviceGetMemoryErrorCounter",
 }
 CALLS_OF_CODEC = {"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization"}
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("libraries")
-
-
-@pytest.fixture
-def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", libraries) as start:
-        yield start
 
 
 def healthy_gpu(uuid: str = A) -> Gpu:

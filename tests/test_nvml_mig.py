@@ -1,6 +1,5 @@
 """MIG devices as the worker tells them, also of a GPU that is partitioned anew in the midst of a reading."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,22 +8,11 @@ from gpumap.model import DeviceMemory, GpuProcess, MigInstance, Uuid
 from gpumap.nvml_worker import wire
 from tests import standin
 from tests.standin import Attributes, Code, Driver, Gpu, Placement, Process, Sample
-from tests.worker import Start, starting
+from tests.worker import Start
 
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 MIG_A, MIG_B, MIG_C = (f"MIG-00000000-0000-0000-0000-00000000001{letter}" for letter in "abc")
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("libraries")
-
-
-@pytest.fixture
-def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", libraries) as start:
-        yield start
 
 
 def test_mig_devices_are_told_beyond_a_hole(start: Start) -> None:

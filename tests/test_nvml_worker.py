@@ -3,7 +3,6 @@
 import ctypes
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,23 +16,12 @@ from gpumap.nvml_worker import gpu_json, structs, wire
 from gpumap.sources.nvml_suspects import LONGEST_PAUSE_READS, Suspects
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Process, Sample
-from tests.worker import PATIENCE_SECONDS, Start, starting
+from tests.worker import PATIENCE_SECONDS, Start
 
 T = TypeVar("T")
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("libraries")
-
-
-@pytest.fixture
-def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", libraries) as start:
-        yield start
 
 
 # --- a whole GPU ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -26,9 +26,8 @@ from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve, until
 from tests.demo_process import GPUMAP, environment
 from tests.node import Node, gpu_uuid
-from tests.processes import PlainProcesses
 from tests.standin import Driver, Gpu
-from tests.worker import Start, Worker, starting, worker_command
+from tests.worker import Start, Worker, worker_command
 
 A, B, C = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "abc")
 
@@ -40,20 +39,6 @@ def make_device(tmp_path: Path) -> Path:
     device.parent.mkdir()
     device.touch()
     return device
-
-
-@pytest.fixture(name="start")
-def make_start(tmp_path: Path, library: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", library.parent.parent) as start:
-        yield start
-
-
-@pytest.fixture(name="node")
-async def make_node(directory: Path, library: Path) -> AsyncIterator[Node]:
-    node = Node(directory, library, PlainProcesses(directory / "proc"))
-    async with node.kubelet:
-        node.processes.start("/system.slice/sshd.service")
-        yield node
 
 
 def opened(pid: int) -> list[str]:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
@@ -14,24 +14,13 @@ from gpumap.model import Uuid
 from gpumap.nvml_worker import events, structs, wire
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Xid
-from tests.worker import PATIENCE_SECONDS, Start, Worker, starting
+from tests.worker import PATIENCE_SECONDS, Start, Worker
 
 A, B, C = (Uuid(f"GPU-00000000-0000-0000-0000-00000000000{letter}") for letter in "abc")
 WAIT = "nvmlEventSetWait_v2"
 REGISTER = "nvmlDeviceRegisterEvents"
 SOON = {"listener.LISTEN_SECONDS": 0.02}
 SELDOM = {"listener.LISTEN_SECONDS": 600.0}
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("libraries")
-
-
-@pytest.fixture
-def start(libraries: Path, tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path / "state", libraries) as start:
-        yield start
 
 
 def listener(start: Start, driver: Driver, **options: object) -> Worker:

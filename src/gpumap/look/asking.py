@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from yarl import URL
 
 from gpumap.document import VERSION, Document, document
 from gpumap.errors import FatalError, UsageError
+from gpumap.look.silence import why_silent
 from gpumap.settings import Settings
 
 LOCAL_INTERVAL_SECONDS = 1.0
@@ -94,8 +94,10 @@ async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
         raise FatalError(f"{address} redirects to what is no http:// or https:// address") from error
     except aiohttp.InvalidURL:
         raise
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise FatalError(f"{address} did not answer: {_words(error)}") from error
+    except TimeoutError as error:
+        raise FatalError(f"{address} did not answer: no answer within {REQUEST_SECONDS:g} s") from error
+    except aiohttp.ClientError as error:
+        raise FatalError(f"{address} did not answer: {why_silent(error)}") from error
     except (ValueError, RecursionError, zlib.error) as error:
         raise FatalError(f"{address} did not answer with JSON") from error
     if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
@@ -113,19 +115,3 @@ async def _body(response: aiohttp.ClientResponse, address: URL) -> bytes:
         if len(body) > ANSWER_BYTES_MAX:
             raise FatalError(f"{address} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
     return bytes(body)
-
-
-def _words(error: Exception) -> str:
-    """Why nothing was answered, without the words of the library that asked."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted: {error.certificate_error}"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "it does not speak TLS as this machine does; is it http://?"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "it does not speak HTTP; is it https://?"
-    if isinstance(error, TimeoutError):
-        return f"no answer within {REQUEST_SECONDS:g} s"
-    return str(error) or type(error).__name__

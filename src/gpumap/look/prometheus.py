@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import aiohttp
 from yarl import URL
 
 from gpumap.errors import FatalError, UsageError
+from gpumap.look.silence import why_silent
 
 ANSWER_BYTES_MAX = 256 << 20
 _PIECE_BYTES = 1 << 16
@@ -134,7 +134,7 @@ class Prometheus:
     def _silence(self, error: Exception) -> FatalError:
         if isinstance(error, TimeoutError):
             return TooMuchError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
-        return FatalError(f"{self.url} did not answer: {_words(error)}")
+        return FatalError(f"{self.url} did not answer: {why_silent(error)}")
 
 
 @asynccontextmanager
@@ -199,17 +199,3 @@ def _is_point(found: object) -> bool:
         return False
     moment = found[0]
     return isinstance(moment, int | float) and not isinstance(moment, bool) and math.isfinite(moment)
-
-
-def _words(error: Exception) -> str:
-    """Why nothing was answered, without the words of the library that asked."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not trusted: {error.certificate_error}"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "it does not speak TLS as this machine does; is it http://?"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "it does not speak HTTP; is it https://?"
-    return str(error) or type(error).__name__

@@ -1,0 +1,21 @@
+"""Why a server did not answer, in words of the user's, and not of the library that asked."""
+
+from __future__ import annotations
+
+import os
+
+import aiohttp
+
+
+def why_silent(error: Exception) -> str:
+    """One clause for what the request raised."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "it does not speak TLS as this machine does; is it http://?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "it does not speak HTTP; is it https://?"
+    return str(error) or type(error).__name__
