@@ -49,6 +49,7 @@ def test_a_whole_gpu_is_told_in_base_units(start: Start) -> None:
         model="NVIDIA A100-SXM4-80GB",
         memory=DeviceMemory(80 * GIB, GIB, 79 * GIB - (512 << 20), 512 << 20),
         processes=(),
+        sampled_seconds=1.2,
         samples=(),
         utilization_ratio=0.61,
         memory_controller_ratio=0.07,
