@@ -138,9 +138,10 @@ def run_prometheus(gpumap: str, relay: str, tmp_path_factory: pytest.TempPathFac
 
         def scraped() -> str | None:
             try:
-                counts = prometheus.by("job", "count_over_time(up[1m])")
+                fetch(f"{prometheus.url}/-/ready")  # it listens before it can answer
             except OSError:
                 return None
+            counts = prometheus.by("job", "count_over_time(up[1m])")
             return "yes" if set(counts) == set(JOBS) and min(counts.values()) >= 3 else None
 
         wait_for("scrapes", scraped, process, log)
