@@ -15,7 +15,7 @@ from gpumap.model import (
     Source,
     Uuid,
 )
-from gpumap.readings import CLOCK_EVENT_TIMES
+from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS
 from gpumap.snapshot import (
     ContainerAccount,
     ContainerOnDevice,
@@ -43,18 +43,6 @@ DRIVER = NvmlReading("570.124.06", "12.8", "12.570.124.06", ())
 OWNERS = (Owner.ASSIGNED, Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.UNKNOWN)
 CAPABILITIES = ("device_checkpoint", "gpm", "pid_visibility", "pod_logs", "process_utilization", "push", "xid_events")
 ACTIVITY = Activity(0.5, 0.25, 0.125, 0.0625)
-CLOCK_EVENTS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clock_setting",
-)
-"""Those that a Hopper GPU knows; the other two of nvml.h are of other cards."""
 UNKNOWN_USE = ContainerUse(None, None, 1, None, None, None, None, unassigned=False, last_active=None)
 
 
@@ -86,7 +74,8 @@ def gpu(index: int, *, partitioned: bool = False, fault: str | None = None) -> G
         power_limit_watts=700.0,
         energy_joules=1_000_143.994,
         clocks_hertz=(("graphics", 1.98e9), ("memory", 2.619e9), ("sm", 1.98e9), ("video", 1.545e9)),
-        clock_events=tuple((reason, reason == "sw_power_cap") for reason in CLOCK_EVENTS),
+        # Those that a Hopper GPU knows; the other two of nvml.h are of other cards.
+        clock_events=tuple((reason, reason == "sw_power_cap") for reason in CLOCK_EVENTS[:9]),
         clock_event_seconds=tuple((reason, 12.5) for reason in CLOCK_EVENT_TIMES),
         performance_state=0,
         fan_ratios=(("0", 0.3),),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.join.accounting import AWAY_GPUS_MAX, LATE_SECONDS
+from gpumap.join.accounting import LATE_SECONDS
+from gpumap.join.ledger import GPUS_AWAY_MAX
 from gpumap.model import ContainerName, Uuid
 from gpumap.snapshot import ContainerAccount, GpuAccount, Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
@@ -364,10 +365,10 @@ def test_a_gpu_that_was_taken_away_goes_on_when_it_is_back() -> None:
 def test_gpus_that_were_taken_away_are_not_remembered_without_end() -> None:
     """A node whose GPUs are others each time does not grow."""
     node = one_gpu()
-    for index in range(AWAY_GPUS_MAX + 10):
+    for index in range(GPUS_AWAY_MAX + 10):
         node.gpus = [Gpu(index)]
         node.collect()
-    assert len(node.memory.ledger.away) == AWAY_GPUS_MAX
+    assert len(node.memory.ledger.away) == GPUS_AWAY_MAX
 
 
 def test_a_device_that_nvml_never_told_is_charged_to_nobody() -> None:

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from gpumap.errors import UsageError
-from gpumap.join.usage import KEPT_SECONDS
+from gpumap.join.ledger import KEPT_SECONDS
 from gpumap.look.bill.counting import (
     ABSENT_SECONDS,
     ENERGY,

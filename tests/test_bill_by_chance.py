@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumap.join.usage import KEPT_SECONDS
+from gpumap.join.ledger import KEPT_SECONDS
 from gpumap.look.bill.counting import ENERGY, GAP, HELD
 from tests.scraped import Samples, labels, prometheus, store
 from tests.test_bill_prometheus import END, EVERY, FIRST, HOUR, LAST, MINUTE, START, Play, ask, life

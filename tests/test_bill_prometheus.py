@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpumap.join.usage import KEPT_SECONDS
+from gpumap.join.ledger import KEPT_SECONDS
 from gpumap.look.bill.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED
 from tests.scraped import Samples, Value, labels, prometheus, store
 from tests.test_cli import gpumap, one_line

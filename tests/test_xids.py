@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from gpumap.join import step
 from gpumap.join.inventory import KnownGpu, take
+from gpumap.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
 from gpumap.join.xid_scenes import CARRIED_SECONDS
 from gpumap.join.xids import (
     JITTER_SECONDS,
-    KEPT_SECONDS,
-    MOST_GPUS_AWAY,
     OPEN_SECONDS,
-    UNSEEN_SECONDS,
     XidMemory,
     count_xids,
 )
@@ -440,11 +438,11 @@ def test_little_is_remembered_while_the_kubelet_never_tells() -> None:
 def test_few_gpus_that_are_gone_are_remembered() -> None:
     """Those that were here last."""
     node = Node()
-    for number in range(MOST_GPUS_AWAY + 20):
+    for number in range(GPUS_AWAY_MAX + 20):
         uuid = Uuid(f"GPU-{-number}")
         node.collect(10.0 * number, [(uuid, 10.0 * number, 10.0 * number)], gpus=(GpuReading(0, uuid=uuid),))
     node.collect(5000.0)
-    assert list(node.memory.gpus) == [*(Uuid(f"GPU-{-number}") for number in range(20, MOST_GPUS_AWAY + 20)), A]
+    assert list(node.memory.gpus) == [*(Uuid(f"GPU-{-number}") for number in range(20, GPUS_AWAY_MAX + 20)), A]
 
 
 def test_little_is_remembered_of_an_unchanging_node() -> None:

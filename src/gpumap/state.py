@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn, TypeVar
 
 from gpumap.join import Memory
-from gpumap.join.ledger import Charge, GpuBook, Key, Ledger, elapsed
-from gpumap.join.usage import KEPT_SECONDS
+from gpumap.join.ledger import KEPT_SECONDS, Charge, GpuBook, Key, Ledger, elapsed
 from gpumap.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.model import ContainerName, Moment, Uuid
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpumap.join.inventory import Inventory
-from gpumap.join.ledger import Charge, GpuBook, Key, Ledger, elapsed
-from gpumap.join.usage import KEPT_SECONDS
+from gpumap.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Charge, GpuBook, Key, Ledger, elapsed
 from gpumap.model import GpuReading, Moment, Uuid
 from gpumap.snapshot import ContainerOnDevice
 
@@ -22,12 +21,8 @@ SLEEP_SECONDS = 1.0
 LATE_SECONDS = 5.0
 """How much later than its time a reading may be in (collect.DEADLINE_SECONDS_MAX): --interval may be as long as
 --stale-after, and then each would be too late."""
-UNSEEN_SECONDS_MAX = 3600.0
-"""How long a container stays that nobody can see: an outage of the kubelet or of NVML may last for ever."""
 LAG_SECONDS = 1.0
 """How much longer than another an answer of NVML may be on its way: such time is settled by the next samples."""
-AWAY_GPUS_MAX = 64
-"""GPUs that were taken from the node, and may come back: as many are remembered."""
 
 
 class Sight(NamedTuple):
@@ -87,7 +82,7 @@ def account(before: Ledger, sight: Sight, stale_after_seconds: float) -> Ledger:
         at=sight.at,
         charges=_charge_all(before.charges, sight, charged, shares, books),
         gpus=books,
-        away=dict(itertools.islice(gone.items(), max(len(gone) - AWAY_GPUS_MAX, 0), None)),
+        away=dict(itertools.islice(gone.items(), max(len(gone) - GPUS_AWAY_MAX, 0), None)),
     )
 
 
@@ -197,7 +192,7 @@ def _charge_all(
         gone = sight.list_current and (
             sight.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
         )
-        if sight.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS_MAX):
+        if sight.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS):
             after[key] = charge._replace(present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0)
     return after
 

@@ -10,6 +10,14 @@ from gpumap.model import ContainerName, Moment, Uuid
 from gpumap.snapshot import ContainerAccount, GpuAccount
 
 Key = tuple[ContainerName, Uuid]
+"""A container and a device."""
+
+KEPT_SECONDS = 300.0
+"""How long what is remembered of a container stands after it was last seen (contract §3): peak, accounts, XIDs."""
+UNSEEN_SECONDS = 3600.0
+"""How long its counters stand where nobody can tell that it is gone: an outage of the kubelet or of NVML may last."""
+GPUS_AWAY_MAX = 64
+"""GPUs that are not on the node, and may come back: as many are remembered."""
 
 
 class Charge(NamedTuple):

@@ -12,12 +12,12 @@ from gpumap.join.evidence import Suspicion
 from gpumap.join.health import untried
 from gpumap.join.hidden import HiddenMemory
 from gpumap.join.inventory import KnownGpu
-from gpumap.join.ledger import Ledger
+from gpumap.join.ledger import Key, Ledger
 from gpumap.join.lost_driver import LostDriverMemory
 from gpumap.join.pods import PodTable
 from gpumap.join.seen import Seen
 from gpumap.join.xids import XidMemory
-from gpumap.model import ContainerName, KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
+from gpumap.model import KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid, Uuid
 from gpumap.snapshot import SourceHealth
 
 
@@ -58,7 +58,7 @@ class Memory:
     """(leaf, resource) pairs that the kubelet has offered: one that is missing later is unhealthy."""
     suspicions: Mapping[Suspicion, float] = field(default_factory=dict)
     """Of the last snapshot, with the monotonic time since when they have stood."""
-    uses: Mapping[tuple[ContainerName, Uuid], UseMemory] = field(default_factory=dict)
+    uses: Mapping[Key, UseMemory] = field(default_factory=dict)
     seen: Mapping[Uuid, Seen] = field(default_factory=dict)
     """The processes of each leaf, when it was last read."""
     missing: frozenset[tuple[Uuid, int]] = frozenset()

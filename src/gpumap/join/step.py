@@ -126,11 +126,11 @@ def _expiry(scene: Scene, stale_after_seconds: float) -> float | None:
 
 def _containers(
     scene: Scene,
-) -> tuple[tuple[ContainerOnDevice, ...], dict[tuple[ContainerName, Uuid], UseMemory], dict[Key, float]]:
+) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float]]:
     """Lay grants and uses side by side: one row per (container, device). With SM time as accounting needs it."""
     at = scene.observations.finished
     sm: dict[Key, float] = {}
-    found: dict[tuple[ContainerName, Uuid], ContainerUse] = {}
+    found: dict[Key, ContainerUse] = {}
     kept = {key: before for key, before in scene.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in scene.leaf_uses.items() if scene.procs.pid_visibility else ():
         profile = scene.inventory.leaves[leaf].profile

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.join.attribution import Attributed, OnLeaf
+from gpumap.join.ledger import KEPT_SECONDS
 from gpumap.join.memory import UseMemory
 from gpumap.join.seen import Ended
 from gpumap.model import ContainerName, DeviceMemory, Moment, PodName, PodUid, ProcessSample
 from gpumap.snapshot import ContainerUse, Owner, OwnerUse
-
-KEPT_SECONDS = 300.0
-"""How long a container's peak is remembered after it was last seen."""
 
 _ALWAYS = frozenset({Owner.HOST, Owner.UNKNOWN})
 _OF_THE_LIST = frozenset({Owner.ASSIGNED})

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpumap.join.inventory import Inventory
+from gpumap.join.ledger import Key
 from gpumap.model import ContainerName, Uuid, XidError
 from gpumap.snapshot import ContainerOnDevice
 
@@ -63,9 +64,9 @@ def _occupants(containers: Iterable[ContainerOnDevice], inventory: Inventory) ->
 
 def credit(
     events: Mapping[Uuid, Iterable[XidError]], read_at: float, scenes: tuple[Occupancy, ...]
-) -> dict[tuple[ContainerName, Uuid], list[XidError]]:
+) -> dict[Key, list[XidError]]:
     """The events for each container that was on the device at that moment: each once, whatever it has of the GPU."""
-    credited: dict[tuple[ContainerName, Uuid], list[XidError]] = {}
+    credited: dict[Key, list[XidError]] = {}
     for event in (event for of_gpu in events.values() for event in of_gpu):
         for name, uuid in _concerned(event, scene_at(read_at - event.age_seconds, scenes)).items():
             credited.setdefault((name, uuid), []).append(event)

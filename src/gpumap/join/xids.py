@@ -11,21 +11,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.join.inventory import Inventory
+from gpumap.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Key
 from gpumap.join.xid_scenes import Occupancy, Seen, credit, look, still_needed
-from gpumap.model import ContainerName, Failed, NvmlReading, Observed, Uuid, XidError
+from gpumap.model import Failed, NvmlReading, Observed, Uuid, XidError
 from gpumap.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 
-KEPT_SECONDS = 300.0
-"""How long a container's errors are told after it was last seen (contract §3, as its accounts are)."""
 OPEN_SECONDS = 60.0
 """How long a second may stay open beyond the time between two reads; longer than a worker that hangs is waited for
 (sources/nvml.py)."""
 JITTER_SECONDS = 0.001
 """Of one moment that two readings tell, each by its own age: no time between."""
-UNSEEN_SECONDS = 3600.0
-"""So long they are told at the most, when nobody tells whether the container is still there."""
-MOST_GPUS_AWAY = 64
-"""GPUs that are not on the node, and are remembered all the same: they may come back."""
 _MAY_STILL_LISTEN = frozenset({"deadline_exceeded"})
 """Reasons why a read of NVML failed, and the worker may hear events all the same."""
 
@@ -62,7 +57,7 @@ class XidMemory:
     """
 
     gpus: Mapping[Uuid, GpuXidMemory] = field(default_factory=dict)
-    containers: Mapping[tuple[ContainerName, Uuid], ContainerXidMemory] = field(default_factory=dict)
+    containers: Mapping[Key, ContainerXidMemory] = field(default_factory=dict)
     scenes: tuple[Occupancy, ...] = ()
     """Oldest first; those that an event may still be of."""
     seen: Seen = field(default_factory=dict)
@@ -116,7 +111,7 @@ _UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
 def _all(before: XidMemory, here: set[Uuid]) -> list[Uuid]:
     """Before these the GPUs that are remembered and not here, who left first first; not too many."""
     away = [uuid for uuid in before.gpus if uuid not in here]
-    return away[-MOST_GPUS_AWAY:] + sorted(here)
+    return away[-GPUS_AWAY_MAX:] + sorted(here)
 
 
 def _by_uuid(events: Iterable[XidError]) -> dict[Uuid, list[XidError]]:
@@ -189,15 +184,15 @@ def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
 
 
 def _keep(
-    before: Mapping[tuple[ContainerName, Uuid], ContainerXidMemory],
-    credited: Mapping[tuple[ContainerName, Uuid], list[XidError]],
+    before: Mapping[Key, ContainerXidMemory],
+    credited: Mapping[Key, list[XidError]],
     seen: Seen,
     *,
     complete: bool,
     finished: float,
-) -> dict[tuple[ContainerName, Uuid], ContainerXidMemory]:
+) -> dict[Key, ContainerXidMemory]:
     """Those who are here, and those who are gone for a while: longer where nobody can tell that they are gone."""
-    kept: dict[tuple[ContainerName, Uuid], ContainerXidMemory] = {}
+    kept: dict[Key, ContainerXidMemory] = {}
     if not before and not credited:
         return kept
     present = [one for one, at in seen.items() if at == finished]
@@ -223,7 +218,7 @@ def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
     return GpuXids(uuid, tuple(sorted(gpu.errors.items())), gpu.blind_seconds)
 
 
-def _container_xids(kept: Mapping[tuple[ContainerName, Uuid], ContainerXidMemory]) -> Iterator[ContainerXids]:
+def _container_xids(kept: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:
     for (name, uuid), remembered in sorted(kept.items()):
         for code, errors in sorted(remembered.errors.items()):
             yield ContainerXids(name, uuid, code, errors)
