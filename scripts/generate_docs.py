@@ -10,9 +10,8 @@ from importlib import resources
 from pathlib import Path
 
 from gpumap import remedies
-from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS, LATER_DIALECTS
-from gpumap.dialects.pod_gpu_map import node_family
-from gpumap.families import Family
+from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.families import Family, Numbered
 from gpumap.metrics import DEFAULT_GROUPS, GROUPS, PROCESSES, self_families
 from gpumap.settings import FLAGS, LATER_FLAGS, Flag
 
@@ -69,10 +68,17 @@ def flags() -> str:
 def dialects() -> str:
     """What each dialect that is built serves, and where."""
     rows: list[tuple[str, ...]] = [("`native`", "`gpumap_*`", "see [metrics.md](metrics.md)", "`/metrics`")]
-    rows += [_dialect(name, family, "/metrics") for name, families in DIALECTS.items() for family in families]
-    rows.append(_dialect("pod-gpu-map", node_family("<node>"), "/metrics/nodes", "<node>_info"))
+    for name, dialect in DIALECTS.items():
+        rows += [_dialect(name, family, "/metrics") for family in dialect.families]
+        # The node's name is made a valid one: the placeholder is put back.
+        pages = dialect.pages("NODE").items()
+        rows += [
+            _dialect(name, family, path, family.name.replace("NODE", "<node>"))
+            for path, found in pages
+            for family in found
+        ]
     table = _table(("dialect", "family", "labels", "where"), rows)
-    default = f"On by default: {_codes(DEFAULT_DIALECTS)}. Not built yet: {_codes(LATER_DIALECTS)}."
+    default = f"On by default: {_codes(DEFAULT_DIALECTS)}."
     return f"{table}\n\n{default}"
 
 
@@ -125,7 +131,7 @@ def _unit(family: Family) -> str:
     return next((unit for ending, unit in UNITS.items() if family.name.endswith(ending)), "")
 
 
-def _dialect(name: str, family: Family, path: str, shown: str = "") -> tuple[str, ...]:
+def _dialect(name: str, family: Family | Numbered, path: str, shown: str = "") -> tuple[str, ...]:
     return f"`{name}`", f"`{shown or family.name}` ({family.kind})", _codes(family.labels), f"`{path}`"
 
 

@@ -62,7 +62,7 @@ class Site:
 
     def __post_init__(self) -> None:
         families = self_families("1.2.3", "3.11")
-        self.pages = Pages((), families, (), STALE_AFTER_SECONDS, lambda: self.clock, self.interval_seconds)
+        self.pages = Pages((), families, {}, STALE_AFTER_SECONDS, lambda: self.clock, self.interval_seconds)
 
     @property
     def clock(self) -> float:
@@ -81,7 +81,7 @@ class Site:
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve; again, on the same port."""
-        app = application(self.pages, serve_nodes=False)
+        app = application(self.pages)
         if self.prefix != "/":
             app, inner = web.Application(), app
             app.add_subapp(self.prefix, inner)

@@ -11,8 +11,11 @@ from pathlib import Path
 
 from gpumap.capture import format as on_disk
 from gpumap.capture import replay
+from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.exposition import Exposition
 
 CAPTURES = Path(__file__).parent / "captures"
+DIALECTS_PAGE = "dialects.prom"
 
 
 def captures() -> list[Path]:
@@ -25,10 +28,18 @@ def page(capture: Path) -> bytes:
     return asyncio.run(replay.page(on_disk.load(capture)))
 
 
+def dialects_page(capture: Path) -> bytes:
+    """What every dialect that is off by default makes of a capture, all at once."""
+    spoken = [dialect for name, dialect in DIALECTS.items() if name not in DEFAULT_DIALECTS]
+    families = [family for dialect in spoken for family in dialect.families]
+    return Exposition(families).render(asyncio.run(replay.snapshots(on_disk.load(capture)))[-1])
+
+
 def main() -> None:
     """Write every golden page anew."""
     for capture in captures():
         (capture / on_disk.EXPECTED).write_bytes(page(capture))
+        (capture / DIALECTS_PAGE).write_bytes(dialects_page(capture))
         print(capture.name)
 
 

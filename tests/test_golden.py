@@ -16,6 +16,12 @@ def test_capture_gives_its_golden_page(capture: Path) -> None:
     assert golden.page(capture).decode() == (capture / EXPECTED).read_text()
 
 
+@pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
+def test_capture_gives_its_golden_page_in_every_dialect(capture: Path) -> None:
+    """What all dialects that are off by default make of a capture is what was reviewed."""
+    assert golden.dialects_page(capture).decode() == (capture / golden.DIALECTS_PAGE).read_text()
+
+
 def test_every_family_has_a_sample_in_some_capture() -> None:
     """No family goes without a page that shows it."""
     pages = "\n".join((capture / EXPECTED).read_text() for capture in golden.captures())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpumap.dialects import DIALECTS, LATER_DIALECTS
+from gpumap.dialects import DIALECTS
 from gpumap.errors import UsageError
 from gpumap.metrics import DEFAULT_GROUPS, GROUPS
 from gpumap.settings import FLAGS, LATER_FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
@@ -235,12 +235,6 @@ def test_choices_that_are_not_known_are_refused() -> None:
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
     assert "none cannot be combined" in mistake(GPUMAP_DIALECT="native,none")
     assert '"none" is not known' in mistake("--collect", "none")
-
-
-@pytest.mark.parametrize("name", LATER_DIALECTS)
-def test_later_dialects_are_refused(name: str) -> None:
-    """A dialect of the contract that is still to come is known, and not built yet."""
-    refused("--dialect", name, f'"{name}" is not built yet')
 
 
 @pytest.mark.parametrize("flag", LATER_FLAGS)

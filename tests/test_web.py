@@ -107,7 +107,7 @@ async def serving(
     pages = Pages(
         families,
         self_families("1.2.3", "3.11"),
-        (node_family("7-node.example"),),
+        {"/metrics/nodes": (node_family("7-node.example"),)} if nodes else {},
         STALE_AFTER_SECONDS,
         lambda: site.seconds,
     )
@@ -116,9 +116,7 @@ async def serving(
         port = listener.getsockname()[1]
         async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session:
             site = Site(pages, session, f"http://127.0.0.1:{port}", port)
-            served = open_port(
-                application(pages, serve_nodes=nodes), listener, max_connections=max_connections, **bounds
-            )
+            served = open_port(application(pages), listener, max_connections=max_connections, **bounds)
             try:
                 async with served:
                     yield site

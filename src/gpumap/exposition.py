@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpumap.families import Family, Series
+from gpumap.families import Family, Numbered, Series
 from gpumap.snapshot import Snapshot
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -20,12 +20,15 @@ _Prefix = tuple[tuple[str, ...], str, str]
 
 
 class Exposition:
-    """Renders a fixed list of families. Not safe for use from several threads at once."""
+    """Renders a fixed list of families, numbered ones last. Not safe for use from several threads at once."""
 
-    def __init__(self, families: Iterable[Family], *, openmetrics: bool = False) -> None:
+    def __init__(self, families: Iterable[Family | Numbered], *, openmetrics: bool = False) -> None:
         self._openmetrics = openmetrics
-        self._families = [(family, self._head(family)) for family in families]
+        families = tuple(families)
+        fixed = [family for family in families if isinstance(family, Family)]
+        self._families = [(family, self._head(family)) for family in fixed]
         self._prefixes: list[list[_Prefix]] = [[] for _ in self._families]
+        self._numbered = [family for family in families if isinstance(family, Numbered)]
 
     def render(self, snapshot: Snapshot) -> bytes:
         """Give the whole page. A family without a sample leaves no trace on it."""
@@ -41,6 +44,10 @@ class Exposition:
                 ]
             else:
                 self._prefixes[number] = []
+        for numbered in self._numbered:
+            for family in numbered.families(snapshot):
+                lines = [f"{_prefix(family, one)}{_number(one.value)}\n" for one in family.read(snapshot)]
+                parts += [self._head(family), *lines] if lines else []
         if self._openmetrics:
             parts.append("# EOF\n")
         return "".join(parts).encode()

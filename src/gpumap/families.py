@@ -28,3 +28,14 @@ class Family:
     help: str
     labels: tuple[str, ...]
     read: Callable[[Snapshot], Iterable[Series]]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Families whose very names hang on the snapshot. `name` has `<n>` where they differ; the rest is all of theirs."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    families: Callable[[Snapshot], Iterable[Family]]

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from gpumap import __version__
 from gpumap.collect import Collector, now
-from gpumap.dialects import DIALECTS
-from gpumap.dialects.pod_gpu_map import node_family
+from gpumap.dialects import DIALECTS, Dialect
 from gpumap.errors import FatalError, UsageError
-from gpumap.families import Family
+from gpumap.families import Family, Numbered
 from gpumap.join import Rules
 from gpumap.join.hidden import RESTART_AFTER_SECONDS
-from gpumap.metrics import native, self_families
+from gpumap.metrics import GROUPS, native, self_families
 from gpumap.model import Moment
 from gpumap.settings import Listen, Settings
 from gpumap.snapshot import HiddenDevice, Node, Snapshot
@@ -60,7 +59,7 @@ async def collector(
     """Put the sources and the loop together; close them at the end."""
     state = _state_file(settings)
     memory = await state.load(clock()) if state is not None else None
-    nvml = NvmlSource(driver_command, settings.groups, release=settings.nvml_release)
+    nvml = NvmlSource(driver_command, asked_groups(settings), release=settings.nvml_release)
     await nvml.start()
     from gpumap.sources.kubelet import KubeletSource
 
@@ -121,10 +120,26 @@ def watched(settings: Settings) -> tuple[Place, ...]:
     return places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
 
 
-def families(settings: Settings) -> tuple[Family, ...]:
+def families(settings: Settings) -> tuple[Family | Numbered, ...]:
     """The families of the main page, besides those on gpumap itself."""
     chosen = native(settings.groups, settings.process_metrics) if "native" in settings.dialects else ()
-    return (*chosen, *(family for name in settings.dialects for family in DIALECTS.get(name, ())))
+    return (*chosen, *(family for dialect in _spoken(settings) for family in dialect.families))
+
+
+def pages_by_path(settings: Settings) -> dict[str, tuple[Family, ...]]:
+    """The pages that dialects have besides."""
+    found = [dialect.pages(settings.node_name) for dialect in _spoken(settings)]
+    return {path: families for pages in found for path, families in pages.items()}
+
+
+def asked_groups(settings: Settings) -> tuple[str, ...]:
+    """What NVML is asked for: the native groups that were chosen, and what a dialect needs."""
+    needs = {group for dialect in _spoken(settings) for group in dialect.needs}
+    return tuple(group for group in GROUPS if group in settings.groups or group in needs)
+
+
+def _spoken(settings: Settings) -> list[Dialect]:
+    return [DIALECTS[name] for name in settings.dialects if name in DIALECTS]
 
 
 async def serve(
@@ -139,11 +154,10 @@ async def serve(
     Raises FatalError where for so long only a new container could see MIG devices, or the driver.
     """
     stop = stop or stop_by_signal()
-    serves_nodes = "pod-gpu-map" in settings.dialects
     pages = Pages(
         families(settings),
         self_families(__version__, platform.python_version()),
-        (node_family(settings.node_name),) if serves_nodes else (),
+        pages_by_path(settings),
         settings.stale_after_seconds,
         time.monotonic,
         settings.interval_seconds,
@@ -153,7 +167,7 @@ async def serve(
         await _until(
             stop,
             _collect(settings, driver_command, pages, restart_after_seconds),
-            _open(settings, pages, listener, serves_nodes),
+            _open(settings, pages, listener),
         )
         log.info("stopped")
     finally:
@@ -189,7 +203,7 @@ def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
     )
 
 
-async def _open(settings: Settings, pages: Pages, listener: socket.socket, serves_nodes: bool) -> None:
+async def _open(settings: Settings, pages: Pages, listener: socket.socket) -> None:
     """Serve the pages for ever."""
     from gpumap.web.app import application
     from gpumap.web.port import open_port
@@ -198,7 +212,7 @@ async def _open(settings: Settings, pages: Pages, listener: socket.socket, serve
     # shall look less often, and not at what was imported.
     gc.set_threshold(GARBAGE_THRESHOLD)
     gc.freeze()
-    served = open_port(application(pages, serve_nodes=serves_nodes), listener, shutdown_seconds=SHUTDOWN_SECONDS)
+    served = open_port(application(pages), listener, shutdown_seconds=SHUTDOWN_SECONDS)
     async with served:
         host, port = listener.getsockname()[:2]
         log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)

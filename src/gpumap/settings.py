@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gpumap.dialects import DIALECTS, LATER_DIALECTS
+from gpumap.dialects import DIALECTS
 from gpumap.errors import UsageError
 from gpumap.flags import ABOUT, FLAGS, LATER_FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, Later, add_flags
 from gpumap.metrics import GROUPS
@@ -111,7 +111,7 @@ def resolve(
         push=values.parse("--push", _boolean),
         resource=values.parse("--resource", _pattern),
         groups=values.choose("--collect", GROUPS),
-        dialects=values.choose("--dialect", ("native", *DIALECTS), LATER_DIALECTS, none=True),
+        dialects=values.choose("--dialect", ("native", *DIALECTS), none=True),
         process_metrics=values.parse("--process-metrics", _boolean),
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
@@ -153,9 +153,7 @@ class _Values:
         except ValueError as error:
             raise self.error(name, str(error)) from error
 
-    def choose(
-        self, name: str, built: Iterable[str], later: Iterable[str] = (), *, none: bool = False
-    ) -> tuple[str, ...]:
+    def choose(self, name: str, built: Iterable[str], *, none: bool = False) -> tuple[str, ...]:
         """Read a repeatable choice: `all` is all that is built; `none`, alone, is nothing."""
         words, built = self._given[name].words, tuple(built)
         if none and "none" in words:
@@ -163,8 +161,6 @@ class _Values:
                 raise self.error(name, "none cannot be combined with other names")
             return ()
         for word in words:
-            if word in tuple(later):
-                raise self.error(name, f'"{word}" is not built yet')
             if word not in (*built, "all"):
                 choices = ", ".join((*built, "all", *(("none",) if none else ())))
                 raise self.error(name, f'"{word}" is not known; known are {choices}')

@@ -1,20 +1,47 @@
 """Names that users' dashboards already query: each dialect a table over the same snapshot (contract §4)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from gpumap.dialects import pod_gpu_map
-from gpumap.families import Family
-
-DIALECTS: Mapping[str, tuple[Family, ...]] = {"pod-gpu-map": pod_gpu_map.FAMILIES}
-"""Dialects that are built, by their `--dialect` name; `native` is gpumap's own (`gpumap.metrics`)."""
-DEFAULT_DIALECTS = ("native", "pod-gpu-map")
-LATER_DIALECTS = (
-    "pod-gpu-map-deprecated",
-    "gpu-mem-monitor",
-    "cadvisor",
-    "gpu-manager",
-    "nvidia-smi",
-    "dcgm",
-    "dcgm-join",
-    "arms",
+from gpumap.dialects import (
+    arms,
+    cadvisor,
+    dcgm,
+    dcgm_join,
+    gpu_manager,
+    gpu_mem_monitor,
+    nvidia_smi,
+    pod_gpu_map,
+    pod_gpu_map_deprecated,
 )
+from gpumap.families import Family, Numbered
+
+
+def _no_pages(node: str) -> Mapping[str, tuple[Family, ...]]:
+    return {}
+
+
+class Dialect(NamedTuple):
+    """`families` stand on /metrics. `needs` are the groups of `--collect` without which some of them have no value;
+    `pages` gives the families of pages of its own, by their path, for a node's name."""
+
+    families: tuple[Family | Numbered, ...]
+    needs: tuple[str, ...] = ()
+    pages: Callable[[str], Mapping[str, tuple[Family, ...]]] = _no_pages
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "pod-gpu-map": Dialect(
+        pod_gpu_map.FAMILIES, pages=lambda node: {"/metrics/nodes": (pod_gpu_map.node_family(node),)}
+    ),
+    "pod-gpu-map-deprecated": Dialect(pod_gpu_map_deprecated.FAMILIES),
+    "gpu-mem-monitor": Dialect(gpu_mem_monitor.FAMILIES),
+    "cadvisor": Dialect(cadvisor.FAMILIES),
+    "gpu-manager": Dialect(gpu_manager.FAMILIES, pages=lambda node: {"/metric": gpu_manager.FAMILIES}),
+    "nvidia-smi": Dialect(nvidia_smi.FAMILIES, nvidia_smi.NEEDS),
+    "dcgm": Dialect(dcgm.FAMILIES, dcgm.NEEDS),
+    "dcgm-join": Dialect(dcgm_join.FAMILIES),
+    "arms": Dialect(arms.FAMILIES, arms.NEEDS),
+}
+"""By their `--dialect` name; `native` is gpumap's own (`gpumap.metrics`)."""
+DEFAULT_DIALECTS = ("native", "pod-gpu-map")

@@ -1,4 +1,4 @@
-"""The HTTP face: /, /metrics, /metrics/nodes, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
+"""The HTTP face: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
 
 It serves what is ready and asks nothing.
 """
@@ -13,7 +13,7 @@ from aiohttp import web
 from gpumap.exposition import OPENMETRICS_TYPE, TEXT_TYPE
 from gpumap.web.assets import INDEX, Asset, read_assets, read_schema
 from gpumap.web.negotiation import accepts_gzip, has_already, prefers_openmetrics
-from gpumap.web.pages import Form, Pages
+from gpumap.web.pages import Pages, Wanted
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
@@ -22,8 +22,8 @@ _PIECE_BYTES = 1 << 18
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(pages: Pages, *, serve_nodes: bool) -> web.Application:
-    """Make the application. `serve_nodes`: the dialect of /metrics/nodes is on; else it is 404."""
+def application(pages: Pages) -> web.Application:
+    """Make the application. The pages of dialects that are off are 404."""
     app = web.Application()
     assets = read_assets()
     app.router.add_get("/", _asset(assets.pop(INDEX)))
@@ -35,8 +35,8 @@ def application(pages: Pages, *, serve_nodes: bool) -> web.Application:
     app.router.add_get("/api/v1/history", _page(pages, "history", "application/json", versioned=True))
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz(pages))
-    if serve_nodes:
-        app.router.add_get("/metrics/nodes", _page(pages, "nodes", TEXT_TYPE))
+    for path in pages.paths:
+        app.router.add_get(path, _page(pages, ("path", path), TEXT_TYPE))
     return app
 
 
@@ -50,7 +50,7 @@ def _metrics(pages: Pages) -> Handler:
     return metrics
 
 
-def _page(pages: Pages, form: Form, content_type: str, *, versioned: bool = False) -> Handler:
+def _page(pages: Pages, form: Wanted, content_type: str, *, versioned: bool = False) -> Handler:
     """Answer with a page; a versioned one is not sent again to who has it already."""
     plain = {**_HEADERS, "Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
     compressed = {**plain, "Content-Encoding": "gzip"}

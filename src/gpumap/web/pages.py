@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -18,13 +18,15 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumap.document import document
 from gpumap.exposition import Exposition
-from gpumap.families import Family
+from gpumap.families import Family, Numbered
 from gpumap.lanes import Lane
 from gpumap.model import Source
 from gpumap.snapshot import Snapshot
 from gpumap.web.history import Curves, History, history_document
 
-Form = Literal["text", "openmetrics", "nodes", "map", "history"]
+Form = Literal["text", "openmetrics", "map", "history"]
+Wanted = Form | tuple[Literal["path"], str]
+"""A form of the snapshot, or a dialect's own page by its path."""
 _GZIP_LEVEL = 1
 _UTF8 = ("utf-8", "backslashreplace")
 
@@ -42,7 +44,7 @@ class _What(NamedTuple):
 
 
 class Pages:
-    """Keeps the newest snapshot and its pages. `families` are the main page's, `node_families` /metrics/nodes'.
+    """Keeps the newest snapshot and its pages. `families` are the main page's; `by_path` has those of other pages.
 
     `interval_seconds`, the time between snapshots, and `collect`, the groups that are asked for, are told to readers of
     the map. `why_late` tells why no newer snapshot comes; an empty text where nothing is known of it.
@@ -50,20 +52,21 @@ class Pages:
 
     def __init__(
         self,
-        families: Iterable[Family],
+        families: Iterable[Family | Numbered],
         self_families: Iterable[Family],
-        node_families: Iterable[Family],
+        by_path: Mapping[str, Iterable[Family]],
         stale_after_seconds: float,
         monotonic: Callable[[], float],
         interval_seconds: float | None = None,
         collect: Sequence[str] | None = None,
     ) -> None:
         everything = (*families, *self_families)
-        self._pages = {
+        self._pages: dict[Wanted, Exposition] = {
             "text": Exposition(everything),
             "openmetrics": Exposition(everything, openmetrics=True),
-            "nodes": Exposition(node_families),
+            **{("path", path): Exposition(families) for path, families in by_path.items()},
         }
+        self.paths = tuple(by_path)
         self._stale_after_seconds = stale_after_seconds
         self._monotonic = monotonic
         self._interval_seconds = interval_seconds
@@ -74,7 +77,7 @@ class Pages:
         self._lane = Lane("gpumap-pages")
         self._snapshot: Snapshot | None = None
         self._stale = ""
-        self._made: dict[tuple[Form, bool], bytes] = {}
+        self._made: dict[tuple[Wanted, bool], bytes] = {}
         self._history = History()
         self._process_name = secrets.token_hex(4)
         self._versions = 0
@@ -98,7 +101,7 @@ class Pages:
         """Name what `page` gives now, unlike any other of this process or another; `None` before the first."""
         return f"{self._process_name}-{self._versions}" if self.current() else None
 
-    async def page(self, form: Form, *, gzipped: bool) -> bytes | None:
+    async def page(self, form: Wanted, *, gzipped: bool) -> bytes | None:
         """Give a page's bytes, `None` before the first snapshot."""
         snapshot = self.current()
         if snapshot is None:
@@ -132,7 +135,7 @@ class Pages:
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
 
-    def _make(self, form: Form, gzipped: bool, what: _What, made: dict[tuple[Form, bool], bytes]) -> bytes:
+    def _make(self, form: Wanted, gzipped: bool, what: _What, made: dict[tuple[Wanted, bool], bytes]) -> bytes:
         if gzipped:
             plain = made.get((form, False)) or self._make(form, False, what, made)
             made[form, False] = plain

@@ -1,0 +1,6 @@
+"""The dialect arms."""
+
+from gpumap.families import Family
+
+FAMILIES: tuple[Family, ...] = ()
+NEEDS: tuple[str, ...] = ()

@@ -1,0 +1,5 @@
+"""The dialect cadvisor."""
+
+from gpumap.families import Family
+
+FAMILIES: tuple[Family, ...] = ()

@@ -1,0 +1,5 @@
+"""The dialect dcgm-join."""
+
+from gpumap.families import Family
+
+FAMILIES: tuple[Family, ...] = ()

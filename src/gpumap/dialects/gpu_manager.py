@@ -1,0 +1,5 @@
+"""The dialect gpu-manager."""
+
+from gpumap.families import Family
+
+FAMILIES: tuple[Family, ...] = ()

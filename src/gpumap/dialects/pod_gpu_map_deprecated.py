@@ -1,0 +1,5 @@
+"""The dialect pod-gpu-map-deprecated."""
+
+from gpumap.families import Numbered
+
+FAMILIES: tuple[Numbered, ...] = ()
