@@ -20,6 +20,7 @@ from gpumap.look import asking
 from gpumap.look.checks import Check
 from gpumap.look.doctor import Answer, Facts, Opinion, Privileges, as_values, examine, works
 from gpumap.look.facts import CAPABILITIES, look, privileges
+from gpumap.look.seen import Seen
 from gpumap.look.tables import Shape, doctor_table
 from gpumap.model import ContainerName, Source
 from gpumap.settings import resolve
@@ -472,10 +473,10 @@ async def here(node: Node) -> tuple[Document, Facts]:
     """What doctor learns when it runs in this process."""
     flags = {"kubelet_root": str(node.kubelet_root), "pod_log_root": str(node.directory / "log")}
     settings = resolve(argparse.Namespace(**flags, proc=str(node.processes.root), nvml_library="/none"), {})
-    async with contextlib.aclosing(asking.from_node(settings, 1.0)) as documents:
-        found = await anext(documents)
-    assert isinstance(found, dict)
-    return found, await look(settings)
+    async with contextlib.aclosing(asking.from_node(settings, 1.0)) as sights:
+        found = await anext(sights)
+    assert isinstance(found, Seen)
+    return found.documents[0], await look(settings)
 
 
 # --- the installed command --------------------------------------------------------------------------------------------

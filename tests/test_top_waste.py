@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 
 from gpumap.document import Document, document
 from gpumap.look.doctor import examine
-from gpumap.look.tables import Shape, doctor_table, map_table, top_table, top_values, waste_table, waste_values
+from gpumap.look.tables import Shape, doctor_table
 from gpumap.look.tables.document import key_of, sources_up
 from gpumap.look.tables.findings import findings
 from gpumap.snapshot import Snapshot
 from gpumap.terminal import Screen, unsteering
 from tests.agent import Agent, run_agent
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.shown import map_table, top_table, top_values, waste_table, waste_values
 from tests.test_cli import gpumap_in_loop
 from tests.test_laws import runs
 

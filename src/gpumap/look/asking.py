@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import aiohttp
@@ -16,6 +15,7 @@ from yarl import URL
 
 from gpumap.document import VERSION, Document, document
 from gpumap.errors import FatalError, UsageError
+from gpumap.look.seen import Seen, Sights
 from gpumap.look.silence import why_silent
 from gpumap.settings import Settings
 
@@ -30,10 +30,8 @@ ANSWER_BYTES_MAX = 64 << 20
 _PIECE_BYTES = 1 << 16
 _PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
 
-Documents = AsyncGenerator[Document | FatalError, None]
 
-
-async def from_node(settings: Settings, interval_seconds: float) -> Documents:
+async def from_node(settings: Settings, interval_seconds: float) -> Sights:
     """Collect here. The first collection is not shown: time on the SMs, and accusations, take two."""
     from gpumap import service
     from gpumap.sources.nvml import worker_command
@@ -46,11 +44,11 @@ async def from_node(settings: Settings, interval_seconds: float) -> Documents:
         await loop.collect()
         await asyncio.sleep(LOCAL_INTERVAL_SECONDS)
         while True:
-            yield document(await loop.collect(), collect=settings.groups)
+            yield Seen((document(await loop.collect(), collect=settings.groups),))
             await asyncio.sleep(interval_seconds)
 
 
-async def from_agent(url: str, interval_seconds: float) -> Documents:
+async def from_agent(url: str, interval_seconds: float) -> Sights:
     """Ask a running gpumap again and again. Raises UsageError for what is no URL."""
     address = _address(url)
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
@@ -58,9 +56,9 @@ async def from_agent(url: str, interval_seconds: float) -> Documents:
     takes = {"Accept-Encoding": "gzip"}
     async with aiohttp.ClientSession(timeout=timeout, headers=takes, auto_decompress=False) as session:
         while True:
-            found: Document | FatalError
+            found: Seen | FatalError
             try:
-                found = await _ask(session, address)
+                found = Seen((await _ask(session, address),))
             except aiohttp.InvalidURL as error:
                 raise UsageError(f"--url {url}: is not a URL") from error
             except FatalError as error:

@@ -26,6 +26,7 @@ from gpumap.units import parse_duration
 
 if TYPE_CHECKING:
     from gpumap.document import Document
+    from gpumap.look.seen import Seen, Sights
     from gpumap.look.tables import Shape
 
     Commands = argparse._SubParsersAction[Parser]
@@ -164,41 +165,47 @@ def _add_url(parser: Parser) -> None:
 
 
 def _map(given: argparse.Namespace) -> int:
-    from gpumap.look.tables import map_table
+    from gpumap.look.tables import map_table, map_values
 
-    return _run(given, map_table, lambda document, _: document)
+    return run(given, map_table, map_values)
 
 
 def _top(given: argparse.Namespace) -> int:
     from gpumap.look.tables import top_table, top_values
 
-    return _run(given, top_table, top_values)
+    return run(given, top_table, top_values)
 
 
 def _waste(given: argparse.Namespace) -> int:
     from gpumap.look.tables import waste_table, waste_values
 
-    return _run(given, waste_table, waste_values)
+    return run(given, waste_table, waste_values)
 
 
-def _run(
+def run(
     given: argparse.Namespace,
-    table: Callable[[Document, Shape], str],
-    values: Callable[[Document, Shape], Document],
+    table: Callable[[Seen, Shape], str],
+    values: Callable[[Seen, Shape], Document],
+    look: Callable[[argparse.Namespace, float], Sights] | None = None,
 ) -> int:
-    from gpumap.look import asking, show
+    """Show what `look` sees every so many seconds; by default this node, or the agent of --url."""
+    from gpumap.look import show
 
     interval_seconds = _duration("--interval", given.interval or _WATCH_INTERVAL)
     if given.interval is not None and not given.watch:
         raise UsageError("--interval is of use with --watch alone")
-    settings = _prepare(given)
-    documents = (
-        asking.from_agent(given.url, interval_seconds)
-        if settings is None
-        else asking.from_node(settings, interval_seconds if given.watch else asking.LOCAL_INTERVAL_SECONDS)
-    )
+    sights = (look or _look)(given, interval_seconds)
     view = show.View(table, values, given.output, _shape(given), _asked(given))
-    return asyncio.run(until_stopped(show.show(documents, view, watch=given.watch, interval_seconds=interval_seconds)))
+    return asyncio.run(until_stopped(show.show(sights, view, watch=given.watch, interval_seconds=interval_seconds)))
+
+
+def _look(given: argparse.Namespace, interval_seconds: float) -> Sights:
+    from gpumap.look import asking
+
+    settings = _prepare(given)
+    if settings is None:
+        return asking.from_agent(given.url, interval_seconds)
+    return asking.from_node(settings, interval_seconds if given.watch else asking.LOCAL_INTERVAL_SECONDS)
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -212,8 +219,8 @@ def _doctor(given: argparse.Namespace) -> int:
         return asyncio.run(until_stopped(asked))
     from gpumap.look import facts
 
-    documents = asking.from_node(settings, asking.LOCAL_INTERVAL_SECONDS)
-    asked = show.show_doctor(documents, lambda: facts.look(settings), form=given.output, shape=shape)
+    sights = asking.from_node(settings, asking.LOCAL_INTERVAL_SECONDS)
+    asked = show.show_doctor(sights, lambda: facts.look(settings), form=given.output, shape=shape)
     return asyncio.run(until_stopped(asked))
 
 

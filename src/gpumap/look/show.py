@@ -1,4 +1,4 @@
-"""Shows a node's document once or again and again: in a table's words, as JSON or YAML, in place on a terminal.
+"""Shows what was seen of nodes once or again and again: in a table's words, as JSON or YAML, in place on a terminal.
 
 Where documents come from stands in `gpumap.look.asking`. A watch outlives an agent's failures; a single look does not.
 """
@@ -20,8 +20,8 @@ import yaml
 
 from gpumap.document import Document
 from gpumap.errors import FatalError
-from gpumap.look.asking import Documents
 from gpumap.look.doctor import Facts, as_values, examine, works
+from gpumap.look.seen import Seen, Sights
 from gpumap.look.tables import Shape, doctor_table
 from gpumap.look.tables.amounts import age
 from gpumap.look.tables.document import sources_up
@@ -38,20 +38,20 @@ _MALFORMED = (KeyError, TypeError, AttributeError, ValueError, OverflowError, Re
 class View:
     """What a command shows: its table, its values for scripts, how the user wants them, and what was asked."""
 
-    table: Callable[[Document, Shape], str]
-    values: Callable[[Document, Shape], Document]
+    table: Callable[[Seen, Shape], str]
+    values: Callable[[Seen, Shape], Document]
     form: str
     shape: Shape
     asked: str = ""
 
 
-async def show(documents: Documents, view: View, *, watch: bool, interval_seconds: float) -> int:
-    """Print the first document, or each of them. Gives 1 where neither the kubelet nor NVML answered."""
+async def show(sights: Sights, view: View, *, watch: bool, interval_seconds: float) -> int:
+    """Print the first sight, or each of them. Gives 1 where no node's kubelet or NVML answered."""
     take_any_text()
     painter = _Painter(view, interval_seconds) if watch else None
     try:
-        async with contextlib.aclosing(documents):
-            async for found in documents:
+        async with contextlib.aclosing(sights):
+            async for found in sights:
                 if painter is not None:
                     painter.paint(found)
                     continue
@@ -68,14 +68,15 @@ async def show(documents: Documents, view: View, *, watch: bool, interval_second
 
 
 async def show_doctor(
-    documents: Documents, look_around: Callable[[], Awaitable[Facts]] | None, *, form: str, shape: Shape
+    sights: Sights, look_around: Callable[[], Awaitable[Facts]] | None, *, form: str, shape: Shape
 ) -> int:
     """Print what works and what not, by a document and the facts around. Gives 1 where something required fails."""
     take_any_text()
-    async with contextlib.aclosing(documents):
-        found = await anext(documents)
-    if isinstance(found, FatalError):
-        raise found
+    async with contextlib.aclosing(sights):
+        seen = await anext(sights)
+    if isinstance(seen, FatalError):
+        raise seen
+    (found,) = seen.documents
     facts = await look_around() if look_around else None
     try:
         checks = examine(found, facts)
@@ -86,7 +87,7 @@ async def show_doctor(
     except _MALFORMED as error:
         raise _no_map() from error
     print(end=text, flush=True)
-    _tell_old(found)
+    _tell_old(seen)
     return 0 if works(checks) else 1
 
 
@@ -118,7 +119,7 @@ class _Painter:
         self._old = ""
         self._begun = False
 
-    def paint(self, found: Document | FatalError) -> None:
+    def paint(self, found: Seen | FatalError) -> None:
         """Show it; where it failed, say so in a line, once, and keep what was shown last."""
         screen = screen_of_stdout()
         try:
@@ -192,18 +193,21 @@ def _cut(line: str, columns: int) -> str:
     return "".join(parts)
 
 
-def collected_long_ago(found: Document, now: float) -> str:
-    """A sentence on how old a document is, by this machine's clock; empty where it is not old."""
+def collected_long_ago(seen: Seen, now: float) -> str:
+    """A sentence on how old the oldest document is, by this machine's clock; empty where none is old."""
     try:
-        seconds = now - found["timestamp"]
-        often = max(_OLD_SECONDS, 2 * (found.get("interval_seconds") or 0))
-        return f"what is shown was collected {age(seconds)} ago" if seconds > often else ""
+        old = [seconds for found in seen.documents if (seconds := now - found["timestamp"]) > _often(found)]
+        return f"what is shown was collected {age(max(old))} ago" if old else ""
     except _MALFORMED:
         return ""  # whatever it is, it is no time
 
 
-def _tell_old(found: Document) -> None:
-    if old := collected_long_ago(found, time.time()):
+def _often(found: Document) -> float:
+    return float(max(_OLD_SECONDS, 2 * (found.get("interval_seconds") or 0)))
+
+
+def _tell_old(seen: Seen) -> None:
+    if old := collected_long_ago(seen, time.time()):
         print(f"gpumap: {old}", file=sys.stderr, flush=True)
 
 
@@ -211,11 +215,11 @@ def _is_dumb() -> bool:
     return os.environ.get("TERM", "") in ("", "dumb")
 
 
-def _read(found: Document, view: View, screen: Screen) -> tuple[str, set[str]]:
-    """The text to show, and which sources are up. Raises FatalError where the document is not what it says."""
+def _read(seen: Seen, view: View, screen: Screen) -> tuple[str, set[str]]:
+    """The text to show, and which sources are up on any node. Raises FatalError where a document is none."""
     try:
         shape = replace(view.shape, screen=screen)
-        return _text(found, view, shape), sources_up(found)
+        return _text(seen, view, shape), set().union(*map(sources_up, seen.documents))
     except _MALFORMED as error:
         raise _no_map() from error
 
@@ -224,9 +228,9 @@ def _no_map() -> FatalError:
     return FatalError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)")
 
 
-def _text(found: Document, view: View, shape: Shape) -> str:
+def _text(seen: Seen, view: View, shape: Shape) -> str:
     if view.form == "json":
-        return unsteering(json.dumps(view.values(found, shape), indent=2, ensure_ascii=False)) + "\n"
+        return unsteering(json.dumps(view.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
-        return yaml.safe_dump(view.values(found, shape), sort_keys=False, allow_unicode=True)
-    return view.table(found, shape)
+        return yaml.safe_dump(view.values(seen, shape), sort_keys=False, allow_unicode=True)
+    return view.table(seen, shape)

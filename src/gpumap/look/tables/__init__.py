@@ -3,7 +3,7 @@
 from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.look.tables.doctor import doctor_table
 from gpumap.look.tables.layout import Shape
-from gpumap.look.tables.map import map_table
+from gpumap.look.tables.map import map_table, map_values
 from gpumap.look.tables.top import top_table, top_values
 from gpumap.look.tables.waste import waste_table, waste_values
 
@@ -14,6 +14,7 @@ __all__ = [
     "Shape",
     "doctor_table",
     "map_table",
+    "map_values",
     "top_table",
     "top_values",
     "waste_table",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from gpumap.document import Document
 from gpumap.look.orders import MAP_ORDERS
+from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, number, percent, ratio, size
 from gpumap.look.tables.document import Key, device_name, in_order, key_of, no_devices, others, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
@@ -34,12 +35,19 @@ COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 """Of owners. `unassigned` is in capitals besides."""
 
 
-def map_table(document: Document, shape: Shape) -> str:
+def map_table(seen: Seen, shape: Shape) -> str:
     """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
+    (document,) = seen.documents
     partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
     rows = [row for device in document["devices"] for row in _device_rows(device, partitioned, shape)]
     blocks = [aligned(_COLUMNS, rows, shape) if rows else no_devices(document), unmatched_table(document, shape)]
     return joined([*blocks, notes(troubles(document), shape.screen, "red")])
+
+
+def map_values(seen: Seen, shape: Shape) -> Document:
+    """The same for scripts: the document as it is."""
+    (document,) = seen.documents
+    return document
 
 
 def unmatched_table(document: Document, shape: Shape) -> str:

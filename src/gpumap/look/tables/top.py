@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from gpumap.document import Document
 from gpumap.look.orders import TOP_ORDERS
+from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, age, number, percent, size
 from gpumap.look.tables.document import Key, device_name, in_order, key_of, no_devices, others, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
@@ -54,8 +55,9 @@ _BY_NAME: dict[str, Callable[[Use], str | float | None]] = {
 }
 
 
-def top_table(document: Document, shape: Shape) -> str:
+def top_table(seen: Seen, shape: Shape) -> str:
     """The rows, then what keeps them from being whole."""
+    (document,) = seen.documents
     uses = _sorted(document, shape)
     if not document["devices"]:
         table = no_devices(document)
@@ -68,8 +70,9 @@ def top_table(document: Document, shape: Shape) -> str:
     return joined([table, notes(troubles(document), shape.screen, "red")])
 
 
-def top_values(document: Document, shape: Shape) -> Document:
+def top_values(seen: Seen, shape: Shape) -> Document:
     """The same rows for scripts, in bytes and ratios; what is not known is null."""
+    (document,) = seen.documents
     rows = []
     for use in _sorted(document, shape):
         row = {key: value for key, value in asdict(use).items() if key != "place"}

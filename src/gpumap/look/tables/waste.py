@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from gpumap.document import Document
 from gpumap.look.orders import WASTE_ORDERS
+from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, ratio, size
 from gpumap.look.tables.document import in_order, no_devices
 from gpumap.look.tables.findings import Finding, findings, sums, unknown
@@ -49,8 +50,9 @@ _SUMS = {
 }
 
 
-def waste_table(document: Document, shape: Shape) -> str:
+def waste_table(seen: Seen, shape: Shape) -> str:
     """Findings, what cannot be known, and a last line of sums."""
+    (document,) = seen.documents
     found = _sorted(document, shape)
     rows = [
         Row(
@@ -84,8 +86,9 @@ def waste_table(document: Document, shape: Shape) -> str:
     return joined([table, remedies, notes(doubts, shape.screen), summary])
 
 
-def waste_values(document: Document, shape: Shape) -> Document:
+def waste_values(seen: Seen, shape: Shape) -> Document:
     """The same for scripts: findings, sums, and sentences on what is not known."""
+    (document,) = seen.documents
     found = _sorted(document, shape)
     return {
         "version": 1,
