@@ -31,7 +31,8 @@ def page(capture: Path) -> bytes:
 def dialects_page(capture: Path) -> bytes:
     """What every dialect that is off by default makes of a capture, all at once."""
     spoken = [dialect for name, dialect in DIALECTS.items() if name not in DEFAULT_DIALECTS]
-    families = [family for dialect in spoken for family in dialect.families]
+    every = (family for dialect in spoken for family in dialect.families)
+    families = [family for family in every if family.name not in replay.CLOCK_DEPENDENT]
     return Exposition(families).render(asyncio.run(replay.snapshots(on_disk.load(capture)))[-1])
 
 

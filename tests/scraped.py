@@ -72,13 +72,13 @@ def store(samples: Samples, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def prometheus(data: Path, folder: Path, *flags: str) -> Iterator[str]:
-    """A Prometheus on these blocks, that scrapes nothing. Gives its URL."""
-    config, log = folder / "prometheus.yml", folder / "prometheus.log"
-    config.write_text("global: {}\n")
+def prometheus(data: Path, folder: Path, *flags: str, config: str = "global: {}\n") -> Iterator[str]:
+    """A Prometheus on these blocks, that scrapes nothing without a `config`. Gives its URL."""
+    file, log = folder / "prometheus.yml", folder / "prometheus.log"
+    file.write_text(config)
     command: tuple[str | Path, ...] = (
         tool("prometheus"),
-        f"--config.file={config}",
+        f"--config.file={file}",
         f"--storage.tsdb.path={data}",
         "--storage.tsdb.retention.time=100y",
         "--web.listen-address=127.0.0.1:0",

@@ -152,6 +152,11 @@ def test_a_card_has_what_its_model_has() -> None:
     assert (desktop.nvlink_receive_bytes, desktop.row_remap_pending) == (None, None)
     assert (server.fan_ratios, len(server.ecc_errors), server.remapped_rows[0]) == ((), 4, ("correctable", 0))
     assert (server.nvlink_receive_bytes, server.row_remap_pending) == (0, False)
+    assert (desktop.ecc_totals, server.ecc_totals[-1]) == ((), ("uncorrected", "aggregate", 0))
+    for card in (desktop, server):
+        highest = dict(card.max_clocks_hertz)
+        assert all(hertz <= highest[domain] for domain, hertz in card.clocks_hertz)
+        assert dict(card.power_limits_watts)["default"] == card.power_limit_watts
 
 
 def test_a_pod_comes_and_goes() -> None:

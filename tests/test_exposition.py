@@ -126,6 +126,26 @@ def test_counters_end_in_total(openmetrics: bool) -> None:
 
 
 @both_formats
+def test_a_counter_of_another_name_is_unknown_to_openmetrics(openmetrics: bool) -> None:
+    """Dialects have counters that do not end in _total: OpenMetrics knows no such ones, and reads them as unknown."""
+    text = page(family(Series(("x",), 3), name="things", kind="counter"), openmetrics=openmetrics)
+    kind = "unknown" if openmetrics else "counter"
+    assert text == f'# HELP things Some help.\n# TYPE things {kind}\nthings{{a="x"}} 3\n' + "# EOF\n" * openmetrics
+    assert [sample.value for sample in samples(text, openmetrics=openmetrics)] == [3]
+
+
+@both_formats
+def test_empty_labels_are_left_out_where_the_family_says_so(openmetrics: bool) -> None:
+    """The line says nothing of a label without a value; other families write it."""
+    made = family(Series(("", "y"), 1), Series(("x", ""), 2), labels=("a", "b"))
+    text = page(replace(made, optional_labels=frozenset("a")), openmetrics=openmetrics)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert lines == ['thing{b="y"} 1', 'thing{a="x",b=""} 2']
+    assert [one.labels for one in samples(text, openmetrics=openmetrics)] == [{"b": "y"}, {"a": "x", "b": ""}]
+    assert 'thing{a=""} 1' in page(family(Series(("",), 1)), openmetrics=openmetrics)
+
+
+@both_formats
 def test_summaries_have_sum_and_count(openmetrics: bool) -> None:
     """A summary's two samples stand under one HELP and TYPE."""
     series = (Series(("x",), 0.5, "_sum"), Series(("x",), 2, "_count"))

@@ -40,7 +40,13 @@ def healthy_gpu(uuid: str = A) -> Gpu:
         clock_events=0x44,
         clock_events_supported=0xE5,
         performance_state=0,
+        compute_mode=3,
         fan_percents=[30, 105],
+        vbios="96.00.A5.00.03",
+        compute_capability=(9, 0),
+        max_clocks_megahertz={"graphics": 1980, "sm": 1980, "memory": 2619},
+        default_power_limit_milliwatts=700_000,
+        power_limits_milliwatts=(200_000, 750_000),
         ecc={(0, 1, 2): 7, (1, 1, 7): 1 << 40, (0, 0, 2): 5},
         fields={
             74: ("ulonglong", 1_500_000_000),
@@ -52,6 +58,10 @@ def healthy_gpu(uuid: str = A) -> Gpu:
             29: ("ulonglong", 2),
             30: ("ulonglong", 0),
             230: ("uint", 4),
+            3: ("ulonglong", 5),
+            6: ("ulonglong", 1 << 40),
+            31: ("uint", 1),
+            94: ("uint", 12),
             197: ("ulonglong", (1 << 60) + 1),
             198: ("ulonglong", 20),
             (138, ALL_LINKS): ("ulonglong", 3),
@@ -90,6 +100,8 @@ def test_health_is_told_in_base_units(start: Start) -> None:
     assert (reading.row_remap_pending, reading.row_remap_failure) == (True, False)
     assert reading.retired_pages == (("single_bit_ecc", 2), ("double_bit_ecc", 0))
     assert reading.recovery_action == "drain_and_reset"
+    assert reading.ecc_totals == (("corrected", "volatile", 5), ("uncorrected", "aggregate", 1 << 40))
+    assert (reading.retired_pages_pending, reading.compute_mode) == (True, "exclusive_process")
     assert (reading.pcie_transmit_bytes, reading.nvlink_transmit_bytes, reading.refusals) == (None, None, ())
 
 
@@ -98,6 +110,7 @@ def test_links_are_told_in_bytes(start: Start) -> None:
     reading = start(groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == ((1 << 60) + 1, 20)
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, 4 << 10)
+    assert reading.pcie_replays == 12
     assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ((), None, ())
 
 
@@ -145,6 +158,51 @@ def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
     assert card.partitioned
     names = (*Health._fields, *Links._fields)
     assert [getattr(card, name) for name in names] == [getattr(whole, name) for name in names]
+
+
+# --- what a card is made for ------------------------------------------------------------------------------------------
+
+CALLS_OF_THE_CARD = {
+    "nvmlDeviceGetVbiosVersion": 1,
+    "nvmlDeviceGetCudaComputeCapability": 1,
+    "nvmlDeviceGetMaxClockInfo": 4,
+    "nvmlDeviceGetPowerManagementDefaultLimit": 1,
+    "nvmlDeviceGetPowerManagementLimitConstraints": 1,
+}
+
+
+def test_what_a_card_is_made_for_is_told(start: Start) -> None:
+    """Its firmware, its CUDA architecture, its highest clocks, and between which limits its power can be set."""
+    reading = start(groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
+    assert (reading.vbios_version, reading.compute_capability) == ("96.00.A5.00.03", "9.0")
+    assert reading.max_clocks_hertz == (("graphics", 1.98e9), ("sm", 1.98e9), ("memory", 2.619e9))
+    assert reading.power_limits_watts == (("requested", 400.0), ("default", 700.0), ("min", 200.0), ("max", 750.0))
+
+
+def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> None:
+    """Also what it does not support; the limit that is set is asked each time, since somebody may set it."""
+    calls = tmp_path / "calls"
+    worker = start(groups=("health",), GPUMAP_STANDIN_CALLS=str(calls))
+    gpu = healthy_gpu()
+    driver = Driver(gpus=[gpu])
+    before = worker.read_one(driver)
+    gpu.power_limit_milliwatts = 300_000
+    for _ in range(2):
+        after = worker.read_one(driver)
+    counted = count_calls(worker, driver, calls)
+    assert {call: counted[call] for call in CALLS_OF_THE_CARD} == CALLS_OF_THE_CARD
+    assert after.vbios_version == before.vbios_version
+    assert dict(after.power_limits_watts)["requested"] == 300.0
+
+
+def test_what_is_refused_of_a_card_is_asked_again(start: Start) -> None:
+    """A refusal costs its own value, and is told; the value comes with the reading in which it is answered."""
+    worker = start(groups=("health",))
+    driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetVbiosVersion", 0): Code.UNKNOWN})
+    reading = worker.read_one(driver)
+    assert (reading.vbios_version, reading.compute_capability) == ("", "9.0")
+    assert reading.refusals == (("nvmlDeviceGetVbiosVersion", Code.UNKNOWN),)
+    assert worker.read_one(Driver(gpus=[healthy_gpu()])).vbios_version == "96.00.A5.00.03"
 
 
 # --- field values -----------------------------------------------------------------------------------------------------

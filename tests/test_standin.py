@@ -289,9 +289,11 @@ def test_field_values_answer_one_by_one(bench: Bench) -> None:
 
 
 def test_health_round_trips(bench: Bench) -> None:
-    """Clocks, their events under both names, the performance state, fans and ECC counts reach pynvml."""
-    gpu = Gpu(A, clock_events=5, clock_events_supported=7, performance_state=2, fan_percents=[30, 40])
-    gpu.clocks_megahertz, gpu.ecc = {"sm": 1410}, {(1, 1, 2): 1 << 40}
+    """Clocks, their events under both names, states, fans, ECC counts and what the card is made for reach pynvml."""
+    gpu = Gpu(A, clock_events=5, clock_events_supported=7, performance_state=2, fan_percents=[30, 40], compute_mode=3)
+    gpu.clocks_megahertz, gpu.max_clocks_megahertz, gpu.ecc = {"sm": 1410}, {"sm": 1980}, {(1, 1, 2): 1 << 40}
+    gpu.vbios, gpu.compute_capability = "96.00.A5.00.03", (9, 0)
+    gpu.default_power_limit_milliwatts, gpu.power_limits_milliwatts = 700_000, (200_000, 750_000)
     nvml = bench.start(Driver(gpus=[gpu]))
     expected: dict[str, object] = {
         "ClockInfo(gpu0, n.NVML_CLOCK_SM)": 1410,
@@ -300,6 +302,12 @@ def test_health_round_trips(bench: Bench) -> None:
         "SupportedClocksEventReasons(gpu0)": 7,
         "SupportedClocksThrottleReasons(gpu0)": 7,
         "PerformanceState(gpu0)": 2,
+        "ComputeMode(gpu0)": 3,
+        "MaxClockInfo(gpu0, n.NVML_CLOCK_SM)": 1980,
+        "VbiosVersion(gpu0)": "96.00.A5.00.03",
+        "CudaComputeCapability(gpu0)": [9, 0],
+        "PowerManagementDefaultLimit(gpu0)": 700_000,
+        "PowerManagementLimitConstraints(gpu0)": [200_000, 750_000],
         "NumFans(gpu0)": 2,
         "FanSpeed_v2(gpu0, 1)": 40,
         "FanSpeed(gpu0)": 30,

@@ -139,12 +139,16 @@ def test_xid_errors_outlive_a_restart() -> None:
     at = node.now.monotonic
     name = ContainerName("ml", "a", "main")
     known = XidMemory(
-        gpus={GPU: GpuXidMemory({79: 1, 43: 2}, 1.5, at - 4.0, True), gpu_uuid(1): GpuXidMemory({}, 0.0, None, False)},
+        gpus={
+            GPU: GpuXidMemory({79: 1, 43: 2}, 1.5, at - 4.0, True, heard_at={79: 1.7e9, 43: 1.8e9}),
+            gpu_uuid(1): GpuXidMemory({}, 0.0, None, False),
+        },
         containers={(name, GPU): ContainerXidMemory({79: 1}, 12.0, at - 3.0)},
     )
     memory = Memory(ledger=node.memory.ledger, xids=known)
     state = decode(encode(memory), Moment(50.0, node.now.wall + 20.0, 0.0))
-    assert state.xids.gpus[GPU] == GpuXidMemory({79: 1, 43: 2}, 1.5, 50.0 - 20.0 - 4.0, True)
+    remembered = GpuXidMemory({79: 1, 43: 2}, 1.5, 50.0 - 20.0 - 4.0, True, heard_at={79: 1.7e9, 43: 1.8e9})
+    assert state.xids.gpus[GPU] == remembered
     assert state.xids.gpus[gpu_uuid(1)].settled_until is None
     assert state.xids.containers[name, GPU] == ContainerXidMemory({79: 1}, 50.0 + 300.0, 50.0 - 3.0)
 
@@ -196,6 +200,8 @@ def test_a_text_that_is_none_of_ours(text: bytes, why: str) -> None:
         (("containers", 0, "pod"), None),
         (("containers", 0, "gpu"), []),
         (("gpu_xids", 0, "errors"), [[79]]),
+        (("gpu_xids", 0, "heard_at"), [[79]]),
+        (("gpu_xids", 0, "heard_at"), [[79, -1.0]]),
         (("gpu_xids", 0, "errors"), {"79": 1}),
         (("containers", 0, "unseen_seconds"), -1.0),
         (("gpu_xids", 0, "listened"), 1),

@@ -55,6 +55,9 @@ PARTITIONED_A = GpuReading(
 )
 TRAIN, SERVE = ContainerName("ml", "train", "main"), ContainerName("ml", "serve", "main")
 
+BOOT = 1_800_000_000.0
+"""Unix seconds."""
+
 
 class Node:
     """Collections one after the other; times are of the monotonic clock, and a collection takes no time."""
@@ -64,6 +67,8 @@ class Node:
         self.known: tuple[KnownGpu, ...] = ()
         self.count = 0
         self.gpus: tuple[GpuXids, ...] = ()
+        self.heard_at: dict[Uuid, tuple[tuple[int, float], ...]] = {}
+        """Apart from `gpus`, where every test would have to say it."""
         self.containers: tuple[ContainerXids, ...] = ()
 
     def collect(
@@ -81,7 +86,7 @@ class Node:
         ages = tuple(one._replace(age_seconds=at - one.age_seconds) for one in events)
         listening = tuple(Listening(uuid, at - since, at - until) for uuid, since, until in heard)
         reading = NvmlReading("", "", "", gpus, ages, listening)
-        return self._step(Observed(reading, Moment(at, 0.0), 0.0), on, list_current, finished)
+        return self._step(Observed(reading, Moment(at, BOOT + at), 0.0), on, list_current, finished)
 
     def fail(
         self,
@@ -104,7 +109,7 @@ class Node:
         inventory = take(reading, 0.0, self.known, self.count)
         self.known, self.count = inventory.known, inventory.count
         rows = tuple(ContainerOnDevice(name, uuid) for name, uuid in on)
-        self.memory, self.gpus, self.containers = count_xids(
+        self.memory, gpus, self.containers = count_xids(
             self.memory,
             nvml,
             inventory,
@@ -112,6 +117,8 @@ class Node:
             list_current=list_current,
             finished=nvml.at.monotonic if finished is None else finished,
         )
+        self.gpus = tuple(replace(one, heard_at=()) for one in gpus)
+        self.heard_at = {one.uuid: one.heard_at for one in gpus}
         return self
 
     @property
@@ -136,7 +143,24 @@ def test_events_are_counted_by_code() -> None:
     """Over all collections, each as often as it came."""
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.1), xid(9.2, 79)])
     node.collect(20.0, [(A, 9.0, 20.0)], [xid(15.0)._replace(times=3)])
-    assert node.gpus == (GpuXids(A, ((31, 4), (79, 1)), 0.0),)
+    assert node.gpus == (GpuXids(A, ((31, 4), (79, 1)), 0.0, 31),)
+
+
+def test_when_each_code_came_last_is_remembered() -> None:
+    """By the wall clock, the newest of a code whatever the order, and as long as the counts are."""
+    node = Node().collect(10.0, [(A, 0.0, 10.0)], [xid(8.0), xid(9.5, 79), xid(7.0), xid(9.0)])
+    assert node.heard_at[A] == ((31, BOOT + 9.0), (79, BOOT + 9.5))
+    node.collect(20.0, [(A, 10.0, 20.0)], [xid(15.0)])
+    assert node.collect(30.0).heard_at[A] == ((31, BOOT + 15.0), (79, BOOT + 9.5))
+
+
+def test_the_last_event_is_known() -> None:
+    """By when it was, not by where it is told; of one moment the one told last; and until there is another."""
+    node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.9, 79), xid(9.2, 31)])
+    assert [one.last_code for one in node.gpus] == [79]
+    assert [one.last_code for one in node.collect(20.0, [(A, 9.0, 20.0)]).gpus] == [79]
+    node.collect(30.0, [(A, 9.0, 30.0)], [xid(25.0, 43), xid(25.0, 45)])
+    assert [one.last_code for one in node.gpus] == [45]
 
 
 def test_a_gpu_that_nobody_can_listen_to_is_not_told() -> None:
@@ -149,7 +173,7 @@ def test_each_gpu_has_its_own_events_and_its_own_blind_time() -> None:
     both = (WHOLE_A, WHOLE_B)
     node = Node().collect(10.0, [(A, 9.0, 10.0), (B, 9.0, 10.0)], gpus=both)
     node.collect(20.0, [(B, 9.0, 20.0)], [xid(15.0, uuid=B)], gpus=both)
-    assert node.gpus == (GpuXids(A, (), 10.0), GpuXids(B, ((31, 1),), 0.0))
+    assert node.gpus == (GpuXids(A, (), 10.0), GpuXids(B, ((31, 1),), 0.0, 31))
 
 
 def test_a_gpu_that_is_gone_and_comes_back_goes_on() -> None:
@@ -157,7 +181,7 @@ def test_a_gpu_that_is_gone_and_comes_back_goes_on() -> None:
     node = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)])
     assert node.collect(20.0, gpus=()).gpus == ()
     node.collect(90.0, gpus=())
-    assert node.collect(100.0, [(A, 99.0, 100.0)]).gpus == (GpuXids(A, ((31, 1),), 0.0),)
+    assert node.collect(100.0, [(A, 99.0, 100.0)]).gpus == (GpuXids(A, ((31, 1),), 0.0, 31),)
 
 
 def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> None:
@@ -166,7 +190,7 @@ def test_a_gpu_that_has_not_told_its_name_since_a_restart_may_be_this_one() -> N
     node.memory = Node().collect(10.0, [(A, 9.0, 10.0)], [xid(9.5)]).memory
     node.fail(20.0).collect(30.0, gpus=(GpuReading(0, fault="lost"),))
     assert node.gpus == ()
-    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, ((31, 1),), 30.0),)
+    assert node.collect(40.0, [(A, 40.0, 40.0)]).gpus == (GpuXids(A, ((31, 1),), 30.0, 31),)
 
 
 # --- blind time -------------------------------------------------------------------------------------------------------
@@ -232,7 +256,7 @@ def test_memory_of_another_boot_counts_from_now() -> None:
     before = Node().collect(1e6, [(A, 9.0, 1e6 - 5)], [xid(1e6 - 7)]).collect(1e6 + 100).memory
     node = Node()
     node.memory = XidMemory({uuid: gpu._replace(settled_until=None) for uuid, gpu in before.gpus.items()})
-    assert node.collect(10.0, [(A, 9.0, 10.0)]).gpus == (GpuXids(A, ((31, 1),), 105.0),)
+    assert node.collect(10.0, [(A, 9.0, 10.0)]).gpus == (GpuXids(A, ((31, 1),), 105.0, 31),)
 
 
 class Session(NamedTuple):
@@ -472,7 +496,8 @@ def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:
     events = (XidError(gpu_uuid(0), 79, None, None, 1.0),)
     reading = replace(observations.nvml.value, xids=events, listening=(Listening(gpu_uuid(0), 4.0, 0.5),))
     _, snapshot = step(node.memory, replace(observations, nvml=replace(observations.nvml, value=reading)), RULES)
-    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0),)
+    heard_at = ((79, observations.nvml.at.wall - events[0].age_seconds),)
+    assert snapshot.xids == (GpuXids(gpu_uuid(0), ((79, 1),), 1.0, 79, heard_at),)
     who = [ContainerXids(pod.full(), gpu_uuid(0), 79, 1) for pod in (holder, squatter)]
     assert snapshot.container_xids == tuple(who)
     assert ("xid_events", True) in snapshot.capabilities

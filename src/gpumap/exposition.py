@@ -66,12 +66,14 @@ class Exposition:
         return self._prefixes[number]
 
     def _head(self, family: Family) -> str:
-        name = family.name
+        name, kind = family.name, str(family.kind)
         help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
         if self._openmetrics:
-            name = name.removesuffix("_total") if family.kind == "counter" else name
+            if kind == "counter" and not name.endswith("_total"):
+                kind = "unknown"  # a dialect's: OpenMetrics has no counter of such a name
+            name = name.removesuffix("_total") if kind == "counter" else name
             help_text = help_text.replace('"', '\\"')
-        return f"# HELP {name} {help_text}\n# TYPE {name} {family.kind}\n"
+        return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
 
 
 def _number(value: float) -> str:
@@ -94,6 +96,8 @@ def _label_part(family: Family, series: Series) -> str:
 
 def _pairs(family: Family, series: Series) -> Iterator[str]:
     for name, value in zip(family.labels, series.labels, strict=True):
+        if not value and name in family.optional_labels:
+            continue
         escaped = _encodable(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
         yield f'{name}="{escaped}"'
 

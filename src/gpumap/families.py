@@ -28,6 +28,8 @@ class Family:
     help: str
     labels: tuple[str, ...]
     read: Callable[[Snapshot], Iterable[Series]]
+    optional_labels: frozenset[str] = frozenset()
+    """Those that are left out of a line where they have no value. To PromQL that is the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ RECOVERY_ACTIONS = (
     "system_reboot",
 )
 """By nvml.h's NVML_GPU_RECOVERY_ACTION_*."""
+COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+"""By nvml.h's NVML_COMPUTEMODE_*."""
 CLOCK_EVENTS = (
     "gpu_idle",
     "applications_clocks_setting",
@@ -159,10 +161,25 @@ class GpuReading(NamedTuple):
     """By what they were retired for: single_bit_ecc or double_bit_ecc."""
     recovery_action: str | None = None
     """What the driver asks for, in nvml.h's words (NVML_GPU_RECOVERY_ACTION_*)."""
+    ecc_totals: tuple[tuple[str, str, int], ...] = ()
+    """(corrected or uncorrected, volatile or aggregate, count): since the driver's load, and over the GPU's life."""
+    retired_pages_pending: bool | None = None
+    """Whether pages wait for the GPU's next reset to be retired."""
+    compute_mode: str | None = None
+    """Who may compute on it, in nvml.h's words (NVML_COMPUTEMODE_*)."""
+    power_limits_watts: tuple[tuple[str, float], ...] = ()
+    """requested, default, min, max; the one that is enforced is `power_limit_watts`."""
+    max_clocks_hertz: tuple[tuple[str, float], ...] = ()
+    """By domain, as `clocks_hertz`."""
+    vbios_version: str = ""
+    compute_capability: str = ""
+    """CUDA's, "9.0"."""
     pcie_transmit_bytes: int | None = None
     pcie_receive_bytes: int | None = None
     nvlink_transmit_bytes: int | None = None
     nvlink_receive_bytes: int | None = None
+    pcie_replays: int | None = None
+    """Packets that were sent once more over PCIe, as the GPU counts."""
     activity: Activity | None = None
     refusals: tuple[tuple[str, int], ...] = ()
     """Calls that failed other than by "not supported", with NVML's return code."""
@@ -182,6 +199,13 @@ class Health(NamedTuple):
     row_remap_failure: bool | None = None
     retired_pages: tuple[tuple[str, int], ...] = ()
     recovery_action: str | None = None
+    ecc_totals: tuple[tuple[str, str, int], ...] = ()
+    retired_pages_pending: bool | None = None
+    compute_mode: str | None = None
+    power_limits_watts: tuple[tuple[str, float], ...] = ()
+    max_clocks_hertz: tuple[tuple[str, float], ...] = ()
+    vbios_version: str = ""
+    compute_capability: str = ""
 
 
 class Links(NamedTuple):
@@ -191,6 +215,7 @@ class Links(NamedTuple):
     pcie_receive_bytes: int | None = None
     nvlink_transmit_bytes: int | None = None
     nvlink_receive_bytes: int | None = None
+    pcie_replays: int | None = None
 
 
 class XidError(NamedTuple):

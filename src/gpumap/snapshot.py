@@ -162,6 +162,10 @@ class GpuXids:
     uuid: Uuid
     counts: tuple[tuple[int, int], ...]
     blind_seconds: float
+    last_code: int | None = None
+    """Of the last one; `None` where there was none, or a state file of before does not say."""
+    heard_at: tuple[tuple[int, float], ...] = ()
+    """(code, when its last one came, in Unix seconds), of those of which that is known."""
 
 
 class ContainerXids(NamedTuple):
@@ -185,6 +189,9 @@ class ProcessUse(NamedTuple):
     pod_uid: PodUid | None
     memory_bytes: int | None
     sm_ratio: float | None
+    memory_controller_ratio: float | None = None
+    encoder_ratio: float | None = None
+    decoder_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +240,10 @@ class SourceHealth:
     attempts: int = 0
     seconds: float = 0.0
     errors: Mapping[str, int] = field(default_factory=dict)
+    """Complaints, also of attempts that succeeded all the same."""
+    failures: int = 0
+    last_seconds: float | None = None
+    """How long the last attempt took."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,8 @@ def _gpu_xids_object(uuid: Uuid, gpu: GpuXidMemory, now: float) -> Mapping[str, 
         "blind_seconds": gpu.blind_seconds,
         "open_seconds": None if settled is None else max(now - settled, 0.0),
         "listened": gpu.listened,
+        "last_code": gpu.last_code,
+        "heard_at": [[code, moment] for code, moment in sorted(gpu.heard_at.items())],
     }
 
 
@@ -205,6 +207,8 @@ def _gpu_xids(row: _Row, clock: _Clock) -> tuple[Uuid, GpuXidMemory]:
         blind_seconds=row.take("blind_seconds", _number),
         settled_until=None if open_seconds is None else clock.stopped - open_seconds,
         listened=row.take("listened", _truth),
+        last_code=row.newer("last_code", _count),
+        heard_at=row.newer("heard_at", _moments) or {},
     )
 
 
@@ -235,6 +239,10 @@ class _Row:
 
     def optional(self, name: str, read: Callable[[object], T]) -> T | None:
         return None if self._fields.get(name, ...) is None else self.take(name, read)
+
+    def newer(self, name: str, read: Callable[[object], T]) -> T | None:
+        """A field that files of before do not have."""
+        return None if self._fields.get(name) is None else self.take(name, read)
 
     def rows(self, name: str) -> list[_Row]:
         return self.take(name, _rows)
@@ -275,9 +283,17 @@ def _number(value: object) -> float:
 
 
 def _errors(value: object) -> Mapping[int, int]:
+    return {_count(code): _count(errors) for code, errors in _list_of_pairs(value)}
+
+
+def _moments(value: object) -> Mapping[int, float]:
+    return {_count(code): _number(moment) for code, moment in _list_of_pairs(value)}
+
+
+def _list_of_pairs(value: object) -> list[list[object]]:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         raise ValueError("is not a list of pairs")
-    return {_count(code): _count(errors) for code, errors in value}
+    return value
 
 
 def _refuse(word: str) -> NoReturn:

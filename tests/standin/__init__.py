@@ -226,6 +226,12 @@ class Gpu:
     performance_state: int | None = None
     fan_percents: list[int | None] | None = None
     ecc: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    vbios: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    compute_mode: int | None = None
+    max_clocks_megahertz: dict[Literal["graphics", "sm", "memory", "video"], int] = field(default_factory=dict)
+    default_power_limit_milliwatts: int | None = None
+    power_limits_milliwatts: tuple[int, int] | None = None
     gpm: Gpm | None = None
     event_types: int | None = 8
     mig_mode: bool | None = None
@@ -458,11 +464,19 @@ def _health_lines(key: str, gpu: Gpu) -> Iterator[str]:
             **{f"{key}.clock.{domain}": megahertz for domain, megahertz in gpu.clocks_megahertz.items()},
             f"{key}.clock.events": gpu.clock_events,
             f"{key}.clock.supported_events": gpu.clock_events_supported,
+            **{f"{key}.max_clock.{domain}": megahertz for domain, megahertz in gpu.max_clocks_megahertz.items()},
             f"{key}.performance_state": gpu.performance_state,
+            f"{key}.vbios": gpu.vbios,
+            f"{key}.compute_mode": gpu.compute_mode,
+            f"{key}.power.default_limit": gpu.default_power_limit_milliwatts,
             f"{key}.fans": None if fans is None else len(fans),
             **{f"{key}.fan.{fan}": percent for fan, percent in enumerate(fans or ())},
         }
     )
+    if gpu.compute_capability is not None:
+        yield _line(f"{key}.compute_capability", *gpu.compute_capability)
+    if gpu.power_limits_milliwatts is not None:
+        yield _line(f"{key}.power.limits", *gpu.power_limits_milliwatts)
     for (kind, counter, location), count in gpu.ecc.items():
         yield _line(f"{key}.ecc.{kind}.{counter}.{location}", count)
 

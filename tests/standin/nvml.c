@@ -12,8 +12,9 @@
  *   init 9                                       what nvmlInit returns
  *   holds PATH | leaks PATH                      open from the first nvmlInit to the last nvmlShutdown; or for ever
  *   abi535 1                                     _v3 process rows are 32 bytes, as drivers 535.43 to 535.98 had it
- *   gpu.N.uuid|name|pci TEXT
- *   gpu.N.minor|temperature|power|power.limit|power.enforced_limit|energy|encoder|decoder NUMBER
+ *   gpu.N.uuid|name|pci|vbios TEXT, gpu.N.compute_capability MAJOR MINOR
+ *   gpu.N.minor|temperature|power|energy|encoder|decoder|compute_mode NUMBER
+ *   gpu.N.power.limit|enforced_limit|default_limit NUMBER, gpu.N.power.limits LEAST MOST
  *   gpu.N.memory.total|used|reserved BYTES       used without reserved, as in the v2 struct
  *   gpu.N.utilization.gpu|memory PERCENT
  *   gpu.N.cc.protected_kib|unprotected_kib NUMBER
@@ -24,6 +25,7 @@
  *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER
  *   gpu.N.field.ID.SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
  *   gpu.N.clock.graphics|sm|memory|video MHZ, gpu.N.clock.events|supported_events BITS
+ *   gpu.N.max_clock.graphics|sm|memory|video MHZ
  *   gpu.N.performance_state NUMBER
  *   gpu.N.fans NUMBER, gpu.N.fan.I PERCENT       fan 0 is also what the call without a fan's number tells
  *   gpu.N.ecc.TYPE.COUNTER.LOCATION NUMBER       nvml.h's numbers; counter 1 is the aggregate one
@@ -622,6 +624,20 @@ static Return answer_u32(const Line *line, u32 *value)
         return answer_##type(find("%s." key, call.prefix), value);                             \
     }
 
+#define DEVICE_PAIR(name, key, type)                                                           \
+    Return name(Device device, type *first, type *second)                                      \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        REQUIRE(first && second);                                                              \
+        const Line *pair = find("%s." key, call.prefix);                                       \
+        if (!pair)                                                                             \
+            return NOT_SUPPORTED;                                                              \
+        char *rest;                                                                            \
+        *first = (type)strtol(pair->value, &rest, 10);                                         \
+        *second = (type)strtol(rest, NULL, 10);                                                \
+        return SUCCESS;                                                                        \
+    }
+
 /* ---- the library ----------------------------------------------------------------------------------------------- */
 
 static int held = -1;
@@ -732,6 +748,18 @@ DEVICE_TEXT(nvmlDeviceGetUUID, "uuid")
 
 #ifndef WITHOUT_nvmlDeviceGetName
 DEVICE_TEXT(nvmlDeviceGetName, "name")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetVbiosVersion
+DEVICE_TEXT(nvmlDeviceGetVbiosVersion, "vbios")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetCudaComputeCapability
+DEVICE_PAIR(nvmlDeviceGetCudaComputeCapability, "compute_capability", int)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetComputeMode
+DEVICE_NUMBER(nvmlDeviceGetComputeMode, "compute_mode", u32)
 #endif
 
 #ifndef WITHOUT_nvmlDeviceGetMinorNumber
@@ -855,6 +883,14 @@ DEVICE_NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power.enforced_limit", u32)
 DEVICE_NUMBER(nvmlDeviceGetPowerManagementLimit, "power.limit", u32)
 #endif
 
+#ifndef WITHOUT_nvmlDeviceGetPowerManagementDefaultLimit
+DEVICE_NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power.default_limit", u32)
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetPowerManagementLimitConstraints
+DEVICE_PAIR(nvmlDeviceGetPowerManagementLimitConstraints, "power.limits", u32)
+#endif
+
 #ifndef WITHOUT_nvmlDeviceGetTotalEnergyConsumption
 DEVICE_NUMBER(nvmlDeviceGetTotalEnergyConsumption, "energy", u64)
 #endif
@@ -919,14 +955,26 @@ Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)
 
 /* ---- health ---------------------------------------------------------------------------------------------------- */
 
-#ifndef WITHOUT_nvmlDeviceGetClockInfo
-Return nvmlDeviceGetClockInfo(Device device, u32 domain, u32 *megahertz)
+static const Line *clock_of(const char *prefix, const char *key, u32 domain)
 {
     static const char *const domains[] = {"graphics", "sm", "memory", "video"};
-    BEGIN(A_DEVICE, device);
-    REQUIRE(domain < sizeof domains / sizeof *domains);
-    return answer_u32(find("%s.clock.%s", call.prefix, domains[domain]), megahertz);
+    return find("%s.%s.%s", prefix, key, domains[domain]);
 }
+
+#define DEVICE_CLOCK(name, key)                                                                \
+    Return name(Device device, u32 domain, u32 *megahertz)                                     \
+    {                                                                                          \
+        BEGIN(A_DEVICE, device);                                                               \
+        REQUIRE(domain < 4);                                                                   \
+        return answer_u32(clock_of(call.prefix, key, domain), megahertz);                      \
+    }
+
+#ifndef WITHOUT_nvmlDeviceGetClockInfo
+DEVICE_CLOCK(nvmlDeviceGetClockInfo, "clock")
+#endif
+
+#ifndef WITHOUT_nvmlDeviceGetMaxClockInfo
+DEVICE_CLOCK(nvmlDeviceGetMaxClockInfo, "max_clock")
 #endif
 
 #ifndef WITHOUT_nvmlDeviceGetCurrentClocksEventReasons

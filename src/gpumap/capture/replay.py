@@ -42,6 +42,9 @@ CLOCK_DEPENDENT = frozenset(
         "gpumap_source_duration_seconds",
         "gpumap_source_last_success_timestamp_seconds",
         "gpumap_xid_blind_seconds_total",
+        "nvidia_smi_last_collect_duration_seconds",
+        "nvidia_smi_last_collect_success_timestamp_seconds",
+        "nvidia_smi_xid_last_timestamp_seconds",
     }
 )
 """Families whose values are times, or go by the milliseconds between them: left out of the page."""

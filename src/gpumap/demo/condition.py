@@ -33,9 +33,21 @@ class Clocks(NamedTuple):
     memory: float
     video: float
 
+    def hertz(self) -> tuple[tuple[str, float], ...]:
+        """By domain, as NVML has them."""
+        return (
+            ("graphics", self.sm * MHZ),
+            ("sm", self.sm * MHZ),
+            ("memory", self.memory * MHZ),
+            ("video", self.video * MHZ),
+        )
+
 
 HOPPER = Clocks(1980.0, 2619.0, 1545.0)  # as nvidia-smi has them of an H100 SXM
 AMPERE = Clocks(1410.0, 1593.0, 1290.0)  # … of an A100 SXM4 80GB; here of every older model
+VBIOS, OLDER_VBIOS = "96.00.A5.00.03", "92.00.36.00.02"
+LEAST_POWER_WATTS = 100.0
+"""The lowest limit that a card can be set to."""
 
 KNOWN_EVENTS = CLOCK_EVENTS[:8]
 """Those that a simulated card knows."""
@@ -61,16 +73,35 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
         performance_state=0 if has_process else 8,
         fan_ratios=(("0", round(0.3 + 0.5 * load, 2)),) if has_fans else (),
         recovery_action="none",
+        compute_mode="default",
     )
+    reading = _with_limits(reading, gpu)
     return reading if has_fans else _with_memory_errors(reading, gpu, seconds)
 
 
+def _with_limits(reading: GpuReading, gpu: GpuSpec) -> GpuReading:
+    """What the card is made for; nobody has set another power limit than its default."""
+    hopper = is_hopper(gpu.model)
+    watts = gpu.power_limit_watts
+    limits = {"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts}
+    return reading._replace(
+        power_limits_watts=tuple(limits.items()),
+        max_clocks_hertz=_top(gpu).hertz(),
+        vbios_version=VBIOS if hopper else OLDER_VBIOS,
+        compute_capability="9.0" if hopper else "8.0",
+    )
+
+
+def _top(gpu: GpuSpec) -> Clocks:
+    return HOPPER if is_hopper(gpu.model) else AMPERE
+
+
 def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
-    top = HOPPER if is_hopper(gpu.model) else AMPERE
+    top = _top(gpu)
     over = max(0.0, power_watts(gpu, load) / gpu.power_limit_watts - CAPPED_SHARE_OF_POWER)
     lowered = CLOCK_STEP_MHZ * round(over * CAPPED_MHZ / CLOCK_STEP_MHZ)
     sm, video = (IDLE_MHZ, IDLE_MHZ) if is_idle(load) else (top.sm - lowered, top.video)
-    return ("graphics", sm * MHZ), ("sm", sm * MHZ), ("memory", top.memory * MHZ), ("video", video * MHZ)
+    return Clocks(sm, top.memory, video).hertz()
 
 
 def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
@@ -83,6 +114,12 @@ def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> Gp
             ("corrected", "dram", wear.corrected + grown),
             ("uncorrected", "sram", 0),
             ("uncorrected", "dram", wear.uncorrected),
+        ),
+        ecc_totals=(
+            ("corrected", "volatile", grown),
+            ("uncorrected", "volatile", 0),
+            ("corrected", "aggregate", wear.corrected + grown),
+            ("uncorrected", "aggregate", wear.uncorrected),
         ),
         remapped_rows=(("correctable", wear.remapped[0]), ("uncorrectable", wear.remapped[1])),
         row_remap_pending=wear.remap_pending,
@@ -98,6 +135,7 @@ def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReadi
         pcie_receive_bytes=int(counted.pcie_receive_bytes),
         nvlink_transmit_bytes=over_nvlink,
         nvlink_receive_bytes=over_nvlink,
+        pcie_replays=0,
     )
 
 

@@ -59,4 +59,6 @@ def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHe
         attempts=before.attempts + 1,
         seconds=before.seconds + answer.seconds,
         errors=errors,
+        failures=before.failures + isinstance(answer, Failed),
+        last_seconds=answer.seconds,
     )

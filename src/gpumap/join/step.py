@@ -184,6 +184,9 @@ def _processes(scene: Scene) -> Iterator[ProcessUse]:
                 item.pod_uid,
                 process.used_memory_bytes,
                 sample.sm_ratio if sample is not None else None,
+                sample.memory_controller_ratio if sample is not None else None,
+                sample.encoder_ratio if sample is not None else None,
+                sample.decoder_ratio if sample is not None else None,
             )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpumap.join.inventory import Inventory
@@ -36,6 +37,10 @@ class GpuXidMemory(NamedTuple):
     again, as for a GPU that is not on the node, or whose memory is of another boot."""
     listened: bool
     """Whether its events were ever listened to. What cannot be is not told."""
+    last_code: int | None = None
+    """Of the last event."""
+    heard_at: Mapping[int, float] = MappingProxyType({})
+    """By code, when its last event came, in Unix seconds; not of events that a state file of before has counted."""
 
 
 class ContainerXidMemory(NamedTuple):
@@ -87,7 +92,12 @@ def count_xids(
     gpus: dict[Uuid, GpuXidMemory] = {}
     for uuid in _all(before, {*here, *events}):
         remembered = before.gpus.get(uuid, _UNSEEN)
-        counted = remembered._replace(errors=_add(remembered.errors, events.get(uuid, ())))
+        heard = events.get(uuid, [])
+        counted = remembered._replace(
+            errors=_add(remembered.errors, heard),
+            last_code=_last_code(heard, remembered.last_code),
+            heard_at=_heard_at(heard, remembered.heard_at, nvml.at.wall),
+        )
         if uuid in here:
             counted = _settle(counted, uuid, nvml, before.read_at, OPEN_SECONDS + apart)
         elif inventory.up and not inventory.nameless:
@@ -126,6 +136,16 @@ def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, 
     for event in events:
         sums[event.code] = sums.get(event.code, 0) + event.times
     return sums
+
+
+def _last_code(heard: list[XidError], before: int | None) -> int | None:
+    """Of several at one moment, that which was told last."""
+    return min(reversed(heard), key=lambda event: event.age_seconds).code if heard else before
+
+
+def _heard_at(heard: list[XidError], before: Mapping[int, float], now: float) -> Mapping[int, float]:
+    oldest_first = sorted(heard, key=lambda event: -event.age_seconds)
+    return {**before, **{event.code: now - event.age_seconds for event in oldest_first}} if heard else before
 
 
 # --- blind time -------------------------------------------------------------------------------------------------------
@@ -215,7 +235,11 @@ _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
 def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:
-    return GpuXids(uuid, tuple(sorted(gpu.errors.items())), gpu.blind_seconds)
+    return GpuXids(uuid, tuple(sorted(gpu.errors.items())), gpu.blind_seconds, gpu.last_code, _by_code(gpu.heard_at))
+
+
+def _by_code(moments: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    return tuple(sorted(moments.items()))
 
 
 def _container_xids(kept: Mapping[Key, ContainerXidMemory]) -> Iterator[ContainerXids]:

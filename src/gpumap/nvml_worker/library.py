@@ -139,6 +139,14 @@ class Library:
     def model(self, device: Handle) -> str:
         return self._text("nvmlDeviceGetName", device)
 
+    def vbios_version(self, device: Handle) -> str:
+        return self._text("nvmlDeviceGetVbiosVersion", device)
+
+    def compute_capability(self, device: Handle) -> str:
+        major, minor = c_int(), c_int()
+        self.ask("nvmlDeviceGetCudaComputeCapability", device, byref(major), byref(minor))
+        return f"{major.value}.{minor.value}"
+
     def mig_enabled(self, device: Handle) -> bool:
         """Whether it is partitioned now, whatever is pending."""
         current, pending = c_uint(), c_uint()

@@ -1,0 +1,237 @@
+"""What tests of dialects share: nodes as the reference documents show them, pages, golden pages, promtool's words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpumap.exposition import Exposition
+from gpumap.families import Family, Numbered
+from gpumap.model import ContainerName, DeviceMemory, MigInstance, NvmlReading, Uuid
+from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
+from tests.snapshots import empty_node, gpu
+from tests.tools import tool
+
+GOLDEN = Path(__file__).parent / "dialects"
+DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"
+MIB = 1 << 20
+GIB = 1 << 30
+
+Rows = dict[tuple[str, ...], float]
+
+
+def page(families: Iterable[Family | Numbered], snapshot: Snapshot) -> str:
+    return Exposition(families).render(snapshot).decode()
+
+
+def golden(name: str) -> str:
+    return (GOLDEN / f"{name}.prom").read_text(encoding="utf-8")
+
+
+def rows(families: Iterable[Family | Numbered], snapshot: Snapshot, name: str, *labels: str) -> Rows:
+    """The samples of one family by the values of `labels`, read by Prometheus's own parser; none may be there twice."""
+    found: Rows = {}
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    for family in text_string_to_metric_families(page(families, snapshot)):
+        for sample in family.samples:
+            key = (("", sample.name), *sorted(sample.labels.items()))
+            assert key not in seen, f"{key} is there twice"
+            seen.add(key)
+            if sample.name == name:
+                found[tuple(sample.labels[label] for label in labels)] = sample.value
+    return found
+
+
+def lints(text: str) -> list[str]:
+    """What `promtool check metrics` says of a page that it can read, each word once."""
+    command = [str(tool("promtool")), "check", "metrics"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in (0, 3), done.stderr
+    return sorted(set(done.stderr.splitlines()))
+
+
+def documented_lints(dialect: str, families: Iterable[Family | Numbered]) -> list[str]:
+    """What docs/dialects.md says that promtool says of a dialect: the rows of the table in its section."""
+    section = DOCS.read_text(encoding="utf-8").split(f"\n## {dialect}\n")[1].split("\n## ")[0]
+    names = [family.name for family in families]
+    return sorted(
+        f"{name} {lint}"
+        for lint, of in re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
+        for name in (names if of == "every family" else re.findall(r"`(\w+)`", of))
+    )
+
+
+def shuffled(snapshot: Snapshot) -> Snapshot:
+    """The same node, told in another order."""
+    return replace(
+        snapshot,
+        gpus=snapshot.gpus[::-1],
+        leaves=snapshot.leaves[::-1],
+        containers=snapshot.containers[::-1],
+        processes=snapshot.processes[::-1],
+    )
+
+
+def card(index: int, uuid: str, model: str, total_mib: int = 16160, *, partitioned: bool = False) -> Gpu:
+    """A card that tells its memory."""
+    made = gpu(index, partitioned=partitioned)
+    assert made.reading is not None
+    memory = DeviceMemory(total_mib * MIB, 0, total_mib * MIB)
+    return replace(made, uuid=Uuid(uuid), model=model, reading=made.reading._replace(uuid=Uuid(uuid), memory=memory))
+
+
+def leaf(on: Gpu, instance: MigInstance | None = None, total_mib: int = 9728) -> Leaf:
+    if instance is None:
+        return Leaf(on.uuid, on, None, on.reading.memory if on.reading else None, 0)
+    return Leaf(instance.uuid, on, instance, DeviceMemory(total_mib * MIB, 0, total_mib * MIB), 0)
+
+
+def instance(number: int, gpu_instance: int | None = None) -> MigInstance:
+    """A MIG device; those of one GPU instance are compute instances that share its memory."""
+    uuid = Uuid(f"MIG-00000000-0000-0000-0000-{number:012d}")
+    return MigInstance(uuid, number if gpu_instance is None else gpu_instance, number, "1g.10gb", 1, None, None)
+
+
+def used(
+    memory_mib: int | None, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False
+) -> ContainerUse:
+    memory = None if memory_mib is None else memory_mib * MIB
+    return ContainerUse(memory, memory, processes, sm, sm, sm, sm, unassigned=unassigned, last_active=None)
+
+
+def holder(
+    name: tuple[str, str, str],
+    uuid: str,
+    use: ContainerUse | None = None,
+    *,
+    slots: tuple[tuple[str, int], ...] = (("nvidia.com/gpu", 1),),
+    gpus: float | None = 1.0,
+    memory_mib: int | None = 16160,
+) -> ContainerOnDevice:
+    memory = None if memory_mib is None else memory_mib * MIB
+    return ContainerOnDevice(ContainerName(*name), Uuid(uuid), slots, gpus, memory, use)
+
+
+def user(name: tuple[str, str, str], uuid: str, use: ContainerUse) -> ContainerOnDevice:
+    return ContainerOnDevice(ContainerName(*name), Uuid(uuid), use=use)
+
+
+def process(
+    pid: int,
+    uuid: str,
+    memory_mib: int | None,
+    name: tuple[str, str, str] | None = None,
+    comm: str = "python",
+    sm: float | None = 0.25,
+    owner: Owner = Owner.ASSIGNED,
+) -> ProcessUse:
+    """A process: of a container that holds its card, if nothing else is said, or of the host."""
+    whose = owner if name is not None or owner is not Owner.ASSIGNED else Owner.HOST
+    named = ContainerName(*name) if name is not None else None
+    memory = None if memory_mib is None else memory_mib * MIB
+    times = (sm, sm and sm / 2, 0.0 if sm is not None else None, 0.0 if sm is not None else None)
+    return ProcessUse(pid, Uuid(uuid), "C", comm, whose, named, None, memory, *times)
+
+
+def node(
+    name: str,
+    leaves: Iterable[Leaf],
+    containers: Iterable[ContainerOnDevice] = (),
+    processes: Iterable[ProcessUse] = (),
+    *,
+    visible: bool = True,
+) -> Snapshot:
+    """A node whose List is current, sorted as the step sorts it."""
+    leaves, containers = tuple(leaves), tuple(containers)
+    gpus = {one.gpu.uuid: one.gpu for one in leaves if one.gpu is not None}
+    held = [row for row in containers if row.holds]
+    leaves += tuple(Leaf(uuid, None) for uuid in sorted({row.uuid for row in held} - {one.uuid for one in leaves}))
+    return replace(
+        empty_node(name),
+        node=Node(name, ""),
+        capabilities=(("pid_visibility", visible),),
+        driver=NvmlReading("418.87.01", "10.1", "10.418.87.01", ()),
+        gpus=tuple(sorted(gpus.values(), key=lambda one: one.index)),
+        leaves=tuple(replace(one, holders=len([row for row in held if row.uuid == one.uuid])) for one in leaves),
+        containers=tuple(sorted(containers, key=lambda row: (row.name, row.uuid))),
+        processes=tuple(sorted(processes, key=lambda one: (one.uuid, one.pid))),
+    )
+
+
+# --- the node of reference 000: eight TITAN V, on two of which two processes share a card -----------------------------
+
+TITAN = tuple(f"GPU-{index:08d}-78d6-4296-8254-ef3939ec35ec" for index in range(8))
+MAIN = ("speech", "recognise-0", "main")
+TRAIN, SERVE = ("vision", "train-0", "main"), ("vision", "serve-0", "main")
+WEB, BATCH = ("nlp", "web-0", "main"), ("nlp", "batch-0", "main")
+GPUSHARE = (("aliyun.com/gpu-mem", 4),)
+
+
+def titans() -> Snapshot:
+    """The `nvidia-smi` table of reference 000, and the pods that its processes might have been in."""
+    leaves = [leaf(card(index, uuid, "TITAN V", 12066)) for index, uuid in enumerate(TITAN)]
+
+    def share(name: tuple[str, str, str], index: int, use: ContainerUse | None) -> ContainerOnDevice:
+        return holder(name, TITAN[index], use, slots=GPUSHARE, gpus=4 / 11, memory_mib=4096)
+
+    return node(
+        "192.168.3.4",
+        leaves,
+        [
+            share(MAIN, 0, used(2635)),
+            share(TRAIN, 2, used(5133, 0.01)),
+            share(SERVE, 2, used(3565)),
+            share(WEB, 6, used(3887, 0.09)),
+            share(BATCH, 6, used(3887, 0.07)),
+            share(("nlp", "idle-0", "main"), 3, used(0, processes=0)),
+        ],
+        [
+            process(159584, TITAN[0], 2635, MAIN, "main", 0.0),
+            process(41728, TITAN[2], 5133, TRAIN, "python", 0.01),
+            process(152095, TITAN[2], 3565, SERVE, "main", 0.0),
+            process(3148, TITAN[6], 3887, WEB, "python3.6", 0.09),
+            process(11020, TITAN[6], 3887, BATCH, "python3.6", 0.07),
+        ],
+    )
+
+
+# --- nodes that are hard to tell --------------------------------------------------------------------------------------
+
+HARD = ("team", "pod", "main")
+ESCAPED = ("na\\me", 'po"d', "con\ntainer")
+
+
+def squatted() -> Snapshot:
+    """A card that one container holds without using it, and another uses without holding it."""
+    one = leaf(card(0, TITAN[0], "TITAN V", 12066))
+    rows = holder(HARD, TITAN[0], used(0, processes=0)), user(MAIN, TITAN[0], used(700, 0.5, unassigned=True))
+    return node("n", [one], rows, [process(7, TITAN[0], 700, MAIN, sm=0.5, owner=Owner.UNASSIGNED)])
+
+
+def blind() -> Snapshot:
+    """A holder without PID visibility: NVML lists a process, of whichever PID namespace."""
+    one = leaf(card(0, TITAN[0], "TITAN V", 12066))
+    seen = process(7, TITAN[0], 700, owner=Owner.UNKNOWN, sm=None)
+    return node("n", [one], [holder(HARD, TITAN[0], memory_mib=12066)], [seen], visible=False)
+
+
+def without_nvml() -> Snapshot:
+    """A holder of a whole card while NVML is down: its share is known, its memory is not."""
+    return replace(
+        node("n", [], [holder(HARD, TITAN[0], memory_mib=None)]), leaves=(Leaf(Uuid(TITAN[0]), None, holders=1),)
+    )
+
+
+PARENT = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
+SHARED_1, SHARED_2, ALONE = instance(1, 1), instance(2, 1), instance(3)
+
+
+def partitioned(containers: Iterable[ContainerOnDevice], processes: Iterable[ProcessUse] = ()) -> Snapshot:
+    """A partitioned card: two compute instances that share a GPU instance's memory, and a MIG device of its own."""
+    parent = card(0, PARENT, "A100", 81920, partitioned=True)
+    return node("n", [leaf(parent, SHARED_1), leaf(parent, SHARED_2), leaf(parent, ALONE)], containers, processes)

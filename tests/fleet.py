@@ -1,0 +1,164 @@
+"""A small cluster for queries: simulated nodes that serve every dialect, other exporters' pages made to fit them, and
+real Prometheus servers that scrape all of it as the field does.
+
+The questions of docs/migrate/ and of the field's dashboards are asked here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests import neighbours
+from tests.demo_process import demo, fetch
+from tests.scraped import prometheus
+from tests.test_prometheus import Prometheus
+
+SCENARIOS = {
+    "demo-node": "default",
+    "sharing-node": "sharing",
+    "older-node": str(Path(__file__).with_name("older-node.yaml")),
+}
+BESIDE_DCGM = ("with-dcgm", "with-dcgm-honored")
+WORLDS = ("dialects", "relabeled", *BESIDE_DCGM)
+"""`dialects`: gpumap in everybody's place; `relabeled`: likewise, its scrape changed as guides advise; `with-dcgm` and
+`with-dcgm-honored`: gpumap in its own names, beside a dcgm-exporter that stays."""
+OWN_NAMES = "gpumap_.*|process_.*|pod_and_gpu_map_info"
+"""Its own names, and those of the dialects `pod-gpu-map` and `dcgm-join`."""
+SCRAPES = 6
+PATIENCE_SECONDS = 60.0
+
+Relabeling = Mapping[str, object]
+"""One of Prometheus's metric_relabel_configs."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    worlds: Mapping[str, Prometheus]
+
+    def __getitem__(self, world: str) -> Prometheus:
+        return self.worlds[world]
+
+
+@contextlib.contextmanager
+def running_fleet(folder: Path, *worlds: str, relabelings: Sequence[Relabeling] = ()) -> Iterator[Fleet]:
+    """Run the nodes and a Prometheus for each of these worlds. Gives them once all have some scrapes."""
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor() as threads:
+
+            def run_node(name: str) -> str:
+                (folder / name).mkdir()
+                chosen = ("--scenario", SCENARIOS[name], "--interval", "1s")
+                told = ("--collect", "all", "--dialect", "all", "--process-metrics", "--node-ip", "10.0.0.7")
+                return stack.enter_context(demo(folder / name, *chosen, *told))
+
+            nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
+            for url in nodes.values():
+                wait_for_holders(url)
+            pages = {f"/{name}": page(nodes) for name, page in neighbours.PAGES.items()}
+            others = stack.enter_context(serving(pages))
+
+            def run_world(name: str) -> Prometheus:
+                home = folder / name
+                home.mkdir()
+                config = json.dumps(scraping(name, nodes, others, relabelings))
+                return Prometheus(stack.enter_context(prometheus(home / "data", home, config=config)))
+
+            running = dict(zip(worlds, threads.map(run_world, worlds), strict=True))
+        for world in running.values():
+            wait_for_scrapes(world, nodes=len(nodes))
+        yield Fleet(running)
+
+
+@contextlib.contextmanager
+def serving(pages: Mapping[str, str]) -> Iterator[str]:
+    """Serve these pages, by path, as text. Gives the host and port."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = pages[self.path].encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def scraping(world: str, nodes: Mapping[str, str], others: str, relabelings: Sequence[Relabeling]) -> dict[str, object]:
+    """What Prometheus is configured to scrape."""
+    chosen: Mapping[str, Sequence[Relabeling]] = {"dialects": (), "relabeled": relabelings}
+    keep_own = {"source_labels": ["__name__"], "regex": OWN_NAMES, "action": "keep"}
+    jobs = [
+        gpumap_job("gpumap", "/metrics", nodes, chosen.get(world, (keep_own,))),
+        other_job("kube-state-metrics", others, honor=True),
+    ]
+    if world in BESIDE_DCGM:
+        jobs.append(other_job("dcgm-exporter", others, honor=world == "with-dcgm-honored"))
+    else:
+        jobs.append(gpumap_job("gpumap-nodes", "/metrics/nodes", nodes, ()))
+    return {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs}
+
+
+def gpumap_job(name: str, path: str, nodes: Mapping[str, str], relabelings: Sequence[Relabeling]) -> dict[str, object]:
+    """As the chart's ServiceMonitor: honorLabels, the label `node`, and the agent's own pod on what has none."""
+    targets = [
+        {
+            "targets": [url.removeprefix("http://")],
+            "labels": {"node": node, "namespace": "monitoring", "pod": f"gpumap-{node}", "container": "gpumap"},
+        }
+        for node, url in nodes.items()
+    ]
+    return {
+        "job_name": name,
+        "metrics_path": path,
+        "honor_labels": True,
+        "static_configs": targets,
+        "metric_relabel_configs": list(relabelings),
+    }
+
+
+def other_job(name: str, address: str, *, honor: bool) -> dict[str, object]:
+    labels = {"namespace": "monitoring", "pod": f"{name}-x7k2p", "container": name}
+    return {
+        "job_name": name,
+        "metrics_path": f"/{name}",
+        "honor_labels": honor,
+        "static_configs": [{"targets": [address], "labels": labels}],
+    }
+
+
+def wait_for_holders(url: str) -> None:
+    """Until the node knows who holds what."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "\ngpumap_allocation_info{" not in fetch(f"{url}/metrics")[0]:
+        assert time.monotonic() < deadline, url
+        time.sleep(0.2)
+
+
+def wait_for_scrapes(world: Prometheus, nodes: int) -> None:
+    """Until each node was scraped so often that a rate has something to go by, and an XID error has been told."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        told = world.by("node", 'count_over_time(gpumap_build_info{job="gpumap"}[1m])')
+        often = len(told) == nodes and min(told.values()) >= SCRAPES
+        if often and world.ask("gpumap_gpu_xid_errors_by_code_total offset 2s") and not world.ask("up == 0"):
+            return
+        assert time.monotonic() < deadline, (told, fetch(f"{world.url}/api/v1/targets")[0])
+        time.sleep(0.2)

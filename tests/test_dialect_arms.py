@@ -1,0 +1,299 @@
+"""The dialect arms: what Aliyun's GPU monitoring calls DCGM_CUSTOM_*, of processes, containers, cards and the node."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from gpumap.dialects.arms import FAMILIES, NEEDS
+from gpumap.model import ContainerName
+from gpumap.snapshot import ContainerOnDevice, Owner, Snapshot, UnmatchedSlots
+from tests.dialect_pages import (
+    ALONE,
+    ESCAPED,
+    GPUSHARE,
+    HARD,
+    MAIN,
+    PARENT,
+    SHARED_1,
+    SHARED_2,
+    TITAN,
+    Rows,
+    blind,
+    card,
+    documented_lints,
+    golden,
+    holder,
+    leaf,
+    lints,
+    node,
+    page,
+    partitioned,
+    process,
+    rows,
+    shuffled,
+    squatted,
+    titans,
+    used,
+    without_nvml,
+)
+from tests.nodes import Gpu as NodeGpu
+from tests.nodes import Process as NodeProcess
+from tests.nodes import TestNode
+from tests.snapshots import busy_node
+from tests.test_laws import nodes
+
+V100 = "GPU-5a9b1c2d-0000-1111-2222-333344445555"
+FIRST, SECOND = ("default", "app-3g-v1-0", "app-3g-v1"), ("default", "app-3g-v1-1", "app-3g-v1")
+PROCESS = ("MEM_USED", "SM_UTIL", "MEM_COPY_UTIL", "ENCODE_UTIL", "DECODE_UTIL")
+
+
+def told(snapshot: Snapshot, name: str, *labels: str) -> Rows:
+    return rows(FAMILIES, snapshot, f"DCGM_CUSTOM_{name}", *labels)
+
+
+def of_pods(snapshot: Snapshot, name: str) -> dict[str, float]:
+    return {key[0]: value for key, value in told(snapshot, name, "PodName").items()}
+
+
+def only(snapshot: Snapshot, name: str) -> float | None:
+    """The value of the family's one series."""
+    values = list(told(snapshot, name).values())
+    assert len(values) <= 1
+    return values[0] if values else None
+
+
+def hangzhou() -> Snapshot:
+    """The node of reference 002: two applications with 4 GiB each of a V100, that use 6396 MiB together."""
+    return node(
+        "cn-hangzhou.192.168.2.167",
+        [leaf(card(0, V100, "Tesla V100-SXM2-16GB"))],
+        [holder(name, V100, used(3198), slots=GPUSHARE, gpus=4 / 15, memory_mib=4096) for name in (FIRST, SECOND)],
+        [
+            process(4711, V100, 3198, FIRST, "cuda_malloc", 0.0),
+            process(4712, V100, 3198, SECOND, "cuda_malloc", 0.07),
+        ],
+    )
+
+
+def held(*containers: ContainerOnDevice) -> Snapshot:
+    return node("n", [leaf(card(0, V100, "Tesla V100-SXM2-16GB"))], containers)
+
+
+def test_the_page_of_the_references_node() -> None:
+    """Two applications that share a card: who uses what, was granted what, and how much of the card is given away."""
+    assert page(FAMILIES, hangzhou()) == golden("arms")
+
+
+def test_the_questions_of_the_dashboards() -> None:
+    """GPU APP and GPU Node: use beside grant, the card's use, its share given away, and 20 % of an exclusive card."""
+    assert of_pods(hangzhou(), "PROCESS_MEM_USED") == {FIRST[1]: 3198, SECOND[1]: 3198}
+    assert of_pods(hangzhou(), "CONTAINER_MEM_ALLOCATED") == {FIRST[1]: 4096, SECOND[1]: 4096}
+    total, ratio = only(hangzhou(), "DEV_FB_TOTAL"), only(hangzhou(), "DEV_FB_ALLOCATED")
+    assert total == 16160
+    assert ratio == pytest.approx(8192 / 16160)
+    exclusive = node(
+        "n", [leaf(card(0, V100, "V100"))], [holder(FIRST, V100, used(3242))], [process(1, V100, 3242, FIRST)]
+    )
+    assert of_pods(exclusive, "PROCESS_MEM_USED")[FIRST[1]] / (only(exclusive, "DEV_FB_TOTAL") or 0) == pytest.approx(
+        0.2, abs=0.001
+    )
+    assert only(exclusive, "DEV_FB_ALLOCATED") == 1
+
+
+def test_a_processs_times_are_its_own_in_percent() -> None:
+    """All four engines of each process, without a group of --collect; what is not told is absent."""
+    times = process(7, V100, 1, HARD)._replace(
+        sm_ratio=0.29, memory_controller_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
+    )
+    snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [times, process(8, V100, None, HARD, sm=None)])
+    assert NEEDS == ()
+    assert {name: told(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
+        "MEM_USED": {("7",): 1},
+        "SM_UTIL": {("7",): 29},
+        "MEM_COPY_UTIL": {("7",): 7},
+        "ENCODE_UTIL": {("7",): 50},
+        "DECODE_UTIL": {("7",): 25},
+    }
+
+
+def test_the_node_tells_a_processs_times() -> None:
+    """The step hands on what NVML's samples say of each engine."""
+    truth = TestNode([NodeGpu(0)])
+    truth.processes = [NodeProcess(10, truth.gpus[0].uuid, None, sm=0.5)]
+    (seen,) = truth.collect().processes
+    assert (seen.sm_ratio, seen.memory_controller_ratio, seen.encoder_ratio, seen.decoder_ratio) == (
+        0.5,
+        0.25,
+        0.0,
+        0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("containers", "mode", "word"),
+    [
+        ([], 0, None),
+        ([holder(HARD, V100)], 1, "exclusive"),
+        ([holder(HARD, V100, slots=GPUSHARE, gpus=4 / 15, memory_mib=4096)], 2, "share"),
+        ([holder(HARD, V100, gpus=0.25, memory_mib=None)], 2, "share"),
+        ([holder(HARD, V100, gpus=None, memory_mib=4096)], 2, "share"),
+        ([holder(HARD, V100, gpus=None, memory_mib=None)], None, ""),
+        ([holder(HARD, V100, gpus=0.0, memory_mib=None)], 0, "none"),
+        ([holder(one, V100, gpus=None, memory_mib=None) for one in (HARD, MAIN)], 2, "share"),
+        ([holder(HARD, V100), holder(MAIN, V100, gpus=0.0, memory_mib=None)], 1, "exclusive"),
+        ([holder(HARD, V100, gpus=0.5, memory_mib=None), holder(MAIN, V100, gpus=0.5)], 2, "share"),
+    ],
+)
+def test_how_a_card_is_given_away(containers: list[ContainerOnDevice], mode: int | None, word: str | None) -> None:
+    """None, exclusive or shared, by what is left of it to others; absent where nobody can know."""
+    snapshot = held(*containers)
+    assert only(snapshot, "ALLOCATE_MODE") == mode
+    snapshot = replace(snapshot, processes=(process(7, V100, 1, HARD),))
+    assert list(told(snapshot, "PROCESS_MEM_USED", "AllocateMode")) == [(word or "",)]
+
+
+def test_no_mode_and_no_share_without_a_list() -> None:
+    """An old List is nobody's word on what is given away; nor are slots on the cards that they may be on."""
+    snapshot = held()
+    unknown = replace(snapshot, leaves=tuple(replace(one, holders=None) for one in snapshot.leaves))
+    assert only(unknown, "ALLOCATE_MODE") is only(unknown, "DEV_FB_ALLOCATED") is None
+    assert only(unknown, "DEV_FB_TOTAL") == 16160
+    slots = UnmatchedSlots(ContainerName(*HARD), "aliyun.com/gpu-mem", "untrusted_id", 4)
+    somewhere = replace(snapshot, unmatched=(slots,))
+    assert only(somewhere, "ALLOCATE_MODE") is only(somewhere, "DEV_FB_ALLOCATED") is None
+    other = leaf(card(1, TITAN[0], "TITAN V"))
+    offered = replace(other, allocatable=(("aliyun.com/gpu-mem", 11),))
+    elsewhere = replace(
+        somewhere, gpus=(*somewhere.gpus, card(1, TITAN[0], "TITAN V")), leaves=(*somewhere.leaves, offered)
+    )
+    assert told(elsewhere, "DEV_FB_ALLOCATED", "UUID") == {(V100,): 0}
+    for reason in ("not_in_nvml", "device_down"):
+        outside = replace(snapshot, unmatched=(replace(slots, reason=reason),))
+        assert only(outside, "DEV_FB_ALLOCATED") == 0
+        assert only(outside, "ALLOCATE_MODE") is None
+
+
+@pytest.mark.parametrize(
+    ("slots", "gpus", "memory_mib", "limit"),
+    [
+        ((("nvidia.com/gpu", 1),), 1.0, 16160, 0),
+        (GPUSHARE, 4 / 15, 4096, 0),
+        ((("nvidia.com/gpu.shared", 1),), 0.25, None, 0),
+        ((("tencent.com/vcuda-core", 30), ("tencent.com/vcuda-memory", 4)), 0.3, 1024, 0.3),
+        ((("nvidia.com/gpu", 1),), 0.25, 4040, None),
+        ((("volcano.sh/vgpu-cores", 30), ("volcano.sh/vgpu-memory", 4)), None, 1024, None),
+    ],
+    ids=["exclusive", "gpushare", "time-slicing", "vcuda", "MPS or HAMi", "volcano"],
+)
+def test_the_limit_of_compute(
+    slots: tuple[tuple[str, int], ...], gpus: float | None, memory_mib: int | None, limit: float | None
+) -> None:
+    """0 is no limit: exclusive, memory alone, time-slicing. A share is told where the kubelet's words tell one."""
+    found = only(held(holder(HARD, V100, slots=slots, gpus=gpus, memory_mib=memory_mib)), "CONTAINER_CP_ALLOCATED")
+    assert found == limit
+
+
+def test_time_slicing_grants_no_memory() -> None:
+    """No container's share in MiB, and no share of the card, where nothing has a size; a free card's is 0."""
+    sliced = held(holder(HARD, V100, gpus=0.25, memory_mib=None))
+    assert only(sliced, "CONTAINER_MEM_ALLOCATED") is only(sliced, "DEV_FB_ALLOCATED") is None
+    assert only(held(), "DEV_FB_ALLOCATED") == 0
+    twice = held(*(holder((name, "p", "c"), V100, gpus=0.5, memory_mib=16000) for name in ("a", "b")))
+    assert only(twice, "DEV_FB_ALLOCATED") == pytest.approx(32000 / 16160)
+
+
+def test_who_was_given_nothing_is_there_by_name() -> None:
+    """A squatter has its process, and the mode none; an idle holder has its grant alone."""
+    assert told(squatted(), "PROCESS_SM_UTIL", "PodName", "AllocateMode") == {(MAIN[1], "none"): 50}
+    assert of_pods(squatted(), "CONTAINER_MEM_ALLOCATED") == {HARD[1]: 16160}
+    host = node("n", [leaf(card(0, V100, "V100"))], [], [process(7, V100, 5), process(8, V100, 5, owner=Owner.UNKNOWN)])
+    assert told(host, "PROCESS_MEM_USED", "ProcessId", "PodName", "AllocateMode") == {
+        ("7", "", "none"): 5,
+        ("8", "", ""): 5,
+    }
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """Blind, no process stands; without NVML no card does, and a grant by its device's id alone."""
+    assert all(told(blind(), f"PROCESS_{name}") == {} for name in PROCESS)
+    assert only(blind(), "CONTAINER_MEM_ALLOCATED") == 12066
+    assert told(without_nvml(), "DEV_FB_TOTAL") == told(without_nvml(), "DEV_FB_ALLOCATED") == {}
+    assert told(without_nvml(), "CONTAINER_CP_ALLOCATED", "UUID", "device", "gpu", "modelName") == {
+        (TITAN[0], "", "", ""): 0
+    }
+
+
+def test_mig_devices_are_their_cards() -> None:
+    """UUID is the card's: a process on two devices is one row, and memory that compute instances share counts once."""
+    rows_held = [
+        holder(HARD, one.uuid, used(1, None), gpus=1 / 7, memory_mib=9728) for one in (SHARED_1, SHARED_2, ALONE)
+    ]
+    processes = [process(7, one.uuid, 10, HARD, sm=None) for one in (SHARED_1, SHARED_2, ALONE)]
+    snapshot = partitioned(rows_held, processes)
+    assert told(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID") == {("7", PARENT): 30}
+    assert told(snapshot, "CONTAINER_MEM_ALLOCATED", "UUID", "AllocateMode") == {(PARENT, "exclusive"): 2 * 9728}
+    assert only(snapshot, "CONTAINER_CP_ALLOCATED") == pytest.approx(3 / 7)
+    assert told(snapshot, "DEV_FB_ALLOCATED", "UUID") == {(PARENT,): pytest.approx(2 * 9728 / 81920)}
+    assert told(snapshot, "PROCESS_SM_UTIL") == {}
+
+
+def test_a_process_of_which_a_part_is_not_told_is_absent() -> None:
+    """What it uses of one MIG device alone is not what it uses of the card."""
+    processes = [process(7, SHARED_1.uuid, 10, HARD), process(7, ALONE.uuid, None, HARD), process(8, ALONE.uuid, 3)]
+    assert told(partitioned([], processes), "PROCESS_MEM_USED", "ProcessId") == {("8",): 3}
+
+
+def test_two_holders_of_compute_instances_share_memory_that_is_given_once() -> None:
+    """Each was granted all of it; of the card it is given away once."""
+    snapshot = partitioned(
+        [
+            holder((name, "p", "c"), one.uuid, gpus=1 / 7, memory_mib=9728)
+            for name, one in (("a", SHARED_1), ("b", SHARED_2))
+        ]
+    )
+    assert only(snapshot, "DEV_FB_ALLOCATED") == pytest.approx(9728 / 81920)
+    assert list(told(snapshot, "CONTAINER_MEM_ALLOCATED", "NamespaceName").values()) == [9728, 9728]
+
+
+def test_a_shared_mig_device_is_shared() -> None:
+    """By what its plugin offers of it, where it grants no memory; without the offer nobody knows."""
+    sliced = holder(HARD, ALONE.uuid, gpus=1 / 28, memory_mib=None)
+    snapshot = partitioned([sliced])
+    assert only(snapshot, "ALLOCATE_MODE") is None
+    offered = tuple(replace(one, allocatable=(("nvidia.com/gpu", 4),)) for one in snapshot.leaves)
+    assert only(replace(snapshot, leaves=offered), "ALLOCATE_MODE") == 2
+    assert only(replace(snapshot, leaves=offered), "CONTAINER_CP_ALLOCATED") is None
+
+
+def test_a_whole_partitioned_card_is_exclusive() -> None:
+    """All of its memory is given away, and nothing limits its holder."""
+    snapshot = partitioned([holder(HARD, PARENT, memory_mib=81920)])
+    assert only(snapshot, "ALLOCATE_MODE") == only(snapshot, "DEV_FB_ALLOCATED") == 1
+    assert only(snapshot, "CONTAINER_CP_ALLOCATED") == 0
+    assert only(snapshot, "CONTAINER_MEM_ALLOCATED") == 81920
+
+
+def test_names_are_escaped_and_order_does_not_matter() -> None:
+    """A name comes back as it is, and the same node is the same page."""
+    snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [process(7, V100, 1, ESCAPED, 'x"\\')])
+    labels = ("NamespaceName", "PodName", "ContainerName", "ProcessName")
+    assert told(snapshot, "PROCESS_MEM_USED", *labels) == {(*ESCAPED, 'x"\\'): 1}
+    for one in (hangzhou(), titans(), busy_node()):
+        assert page(FAMILIES, shuffled(one)) == page(FAMILIES, one)
+
+
+@given(nodes())
+def test_processes_and_cards_are_there_once(truth: TestNode) -> None:
+    """On generated nodes: no series twice, utilisation in percent, no card given away twice where nothing is shared."""
+    snapshot = truth.collect()
+    memory = told(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID")
+    assert len(memory) == len(told(snapshot, "PROCESS_MEM_USED", "ProcessId", "UUID", "PodName", "NamespaceName"))
+    assert all(0 <= value <= 100 for value in told(snapshot, "PROCESS_SM_UTIL", "ProcessId", "UUID").values())
+    assert all(value >= 0 for value in told(snapshot, "DEV_FB_ALLOCATED", "UUID").values())
+    assert only(snapshot, "ALLOCATE_MODE") in (None, 0, 1, 2)
+
+
+def test_promtool_says_what_is_documented() -> None:
+    """`promtool check metrics` names what docs/dialects.md lists, and nothing else."""
+    assert lints(page(FAMILIES, hangzhou())) == documented_lints("arms", FAMILIES)

@@ -1,0 +1,136 @@
+"""The dialect dcgm-join: one row per container and GPU or GPU instance, under the keys of dcgm-exporter."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpumap.dialects.dcgm_join import FAMILIES
+from gpumap.exposition import Exposition
+from gpumap.model import ContainerName, Uuid
+from gpumap.snapshot import ContainerOnDevice, Leaf, Snapshot
+from tests.dialect_pages import documented_lints, lints
+from tests.nodes import TestNode
+from tests.snapshots import busy_node
+from tests.test_dialect_dcgm import (
+    CARD,
+    P1,
+    P2,
+    TRAINER,
+    card,
+    holder,
+    instance,
+    leaf,
+    node,
+    sample_node,
+    user,
+)
+from tests.test_laws import nodes
+
+GOLDEN = Path(__file__).parent / "dialects" / "dcgm-join.prom"
+KEY = ("UUID", "GPU_I_ID", "namespace", "pod", "container")
+
+
+def page(snapshot: Snapshot, *, openmetrics: bool = False) -> str:
+    return Exposition(FAMILIES, openmetrics=openmetrics).render(snapshot).decode()
+
+
+def owners(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    return [
+        tuple(sample.labels.get(label, "") for label in KEY)
+        for family in parse_text(page(snapshot))
+        for sample in family.samples
+    ]
+
+
+def test_the_page_is_what_was_reviewed() -> None:
+    """An exclusive card, a shared one, an instance that is held and one that is free."""
+    assert page(sample_node()) == GOLDEN.read_text()
+
+
+def test_there_is_a_row_an_owner_and_not_a_slot() -> None:
+    """Many slots, of one resource or of several, are one row."""
+    slots = (("nvidia.com/gpu", 1), ("nvidia.com/gpu.shared", 48))
+    assert owners(node(ContainerOnDevice(P1, CARD, slots), holder(P2))) == [
+        (CARD, "", "ml", "p1", "a"),
+        (CARD, "", "ml", "p2", "a"),
+    ]
+
+
+def test_who_uses_without_holding_owns_nothing() -> None:
+    """A squatter has no row, and takes none away."""
+    assert owners(node(holder(TRAINER), user(P1))) == [(CARD, "", "ml", "job-0", "trainer")]
+    assert page(node(user(P1))) == ""
+
+
+def test_compute_instances_of_one_gpu_instance_have_their_holders_once() -> None:
+    """Who holds both is one owner of the GPU instance; who holds one of them is another."""
+    on = card(partitioned=True)
+    parts = instance(2, 0, "1c.3g.40gb"), instance(2, 1, "2c.3g.40gb")
+    leaves = tuple(leaf(on, instance=one) for one in parts)
+    rows = holder(P1, parts[0].uuid), holder(P1, parts[1].uuid), holder(P2, parts[1].uuid)
+    snapshot = node(*rows, gpus=(on,), leaves=leaves)
+    assert owners(snapshot) == [(CARD, "2", "ml", "p1", "a"), (CARD, "2", "ml", "p2", "a")]
+    assert page(snapshot).count('GPU_I_PROFILE="3g.40gb"') == 2
+
+
+def test_a_partitioned_gpu_that_is_held_as_a_whole_is_owned_with_its_instances() -> None:
+    """dcgm-exporter has series of the card or of its instances: each finds its owner."""
+    on = card(partitioned=True)
+    leaves = tuple(leaf(on, instance=instance(number)) for number in (1, 2))
+    assert owners(node(holder(TRAINER), gpus=(on,), leaves=leaves)) == [
+        (CARD, number, "ml", "job-0", "trainer") for number in ("", "1", "2")
+    ]
+
+
+def test_it_stands_while_nvml_is_down() -> None:
+    """A GPU's uuid is in the kubelet's answer; of a MIG device only NVML knows the GPU."""
+    down = (Leaf(CARD, None), Leaf(Uuid("MIG-1"), None))
+    snapshot = replace(node(holder(TRAINER), holder(P1, Uuid("MIG-1"))), gpus=(), leaves=down, driver=None)
+    assert owners(snapshot) == [(CARD, "", "ml", "job-0", "trainer")]
+
+
+def test_it_stands_while_the_gpu_is_lost() -> None:
+    """A GPU that fell off the bus is held all the same."""
+    assert owners(node(holder(TRAINER), gpus=(card(fault="lost"),))) == [(CARD, "", "ml", "job-0", "trainer")]
+
+
+def test_without_a_list_there_is_no_row() -> None:
+    """Nobody is said to hold what nobody can tell."""
+    assert page(node(ContainerOnDevice(TRAINER, CARD))) == ""
+
+
+def test_label_values_are_escaped() -> None:
+    """Whatever a name is made of comes back."""
+    name = ContainerName("ml", 'a"b\\c\nd', "x")
+    assert owners(node(holder(name))) == [(CARD, "", *name)]
+
+
+@pytest.mark.parametrize("openmetrics", [False, True], ids=["text", "openmetrics"])
+def test_both_formats_are_read_back(openmetrics: bool) -> None:
+    """A row each, of value 1."""
+    parse = parse_openmetrics if openmetrics else parse_text
+    (read,) = parse(page(busy_node(), openmetrics=openmetrics))
+    assert {sample.value for sample in read.samples} == {1}
+    assert len(read.samples) == sum(row.holds for row in busy_node().containers)
+
+
+def test_promtool_finds_nothing_to_say() -> None:
+    """As docs/dialects.md tells."""
+    assert lints(page(sample_node())) == documented_lints("dcgm-join", FAMILIES) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(nodes())
+def test_owners_are_the_holders(truth: TestNode) -> None:
+    """No row is there twice, and who holds a device that NVML knows, and nobody else, has a row on its GPU."""
+    snapshot = truth.collect()
+    found = owners(snapshot)
+    assert len(found) == len(set(found))
+    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+    gpu_of.update({gpu.uuid: gpu.uuid for gpu in snapshot.gpus})
+    held = {(gpu_of[row.uuid], *row.name) for row in snapshot.containers if row.holds and row.uuid in gpu_of}
+    assert {(uuid, *name) for uuid, _, *name in found} == held

@@ -1,0 +1,215 @@
+"""The dialect gpu-manager: what a container uses of each card and in all, and what it was given."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from gpumap.dialects import DIALECTS
+from gpumap.dialects.gpu_manager import FAMILIES
+from gpumap.model import ContainerName
+from gpumap.snapshot import Snapshot, UnmatchedSlots
+from tests.dialect_pages import (
+    ALONE,
+    ESCAPED,
+    HARD,
+    MAIN,
+    MIB,
+    PARENT,
+    SERVE,
+    SHARED_1,
+    SHARED_2,
+    TITAN,
+    TRAIN,
+    Rows,
+    blind,
+    card,
+    documented_lints,
+    golden,
+    holder,
+    leaf,
+    lints,
+    node,
+    page,
+    partitioned,
+    rows,
+    shuffled,
+    squatted,
+    titans,
+    used,
+    user,
+    without_nvml,
+)
+from tests.nodes import TestNode
+from tests.snapshots import busy_node
+from tests.test_laws import nodes
+
+MEMORY, UTILIZATION = "container_gpu_memory_total", "container_gpu_utilization"
+ASKED_MEMORY, ASKED_CARDS = "container_request_gpu_memory", "container_request_gpu_utilization"
+CARD_OF = {MEMORY: "gpu_memory", UTILIZATION: "gpu", ASKED_MEMORY: "req_of_gpu_memory", ASKED_CARDS: "req_of_gpu"}
+T4 = tuple(f"GPU-{index:08d}-1111-2222-3333-444444444444" for index in range(3))
+IDLE = ("default", "gpu-test", "gpu-test-container")
+SAMPLE = (
+    'container_gpu_memory_total{container_name="gpu-test-container",gpu_memory="gpu0",namespace="default",'
+    'node="10.0.0.1",pod_name="gpu-test"} 0'
+)
+"""Of the original, as it is told of it."""
+
+
+def told(snapshot: Snapshot, name: str) -> Rows:
+    """By pod and card."""
+    return rows(FAMILIES, snapshot, name, "pod_name", CARD_OF[name])
+
+
+def vcuda(cores: int, blocks: int = 0) -> tuple[tuple[str, int], ...]:
+    return (("tencent.com/vcuda-core", cores), *((("tencent.com/vcuda-memory", blocks),) if blocks else ()))
+
+
+def tke() -> Snapshot:
+    """The requests of reference 004: half a card with 30 blocks of 256 MiB, and two whole cards; and an idle one."""
+    cards = [leaf(card(index, uuid, "Tesla T4", 15360)) for index, uuid in enumerate(T4)]
+    whole = [
+        holder(("ml", "two", "c"), uuid, used(memory, sm), slots=vcuda(100), memory_mib=None)
+        for uuid, memory, sm in ((T4[1], 9000, 0.9), (T4[2], 8000, 0.75))
+    ]
+    return node(
+        "10.0.0.1",
+        cards,
+        [
+            *whole,
+            holder(("ml", "half", "c"), T4[0], used(7000, 0.33), slots=vcuda(50, 30), gpus=0.5, memory_mib=7680),
+            holder(IDLE, T4[0], used(0, 0.0, 0), slots=vcuda(10, 4), gpus=0.1, memory_mib=1024),
+        ],
+    )
+
+
+def test_the_page_of_the_references_requests() -> None:
+    """Names, HELP, labels and their order are the original's; so is its own sample of an idle container."""
+    text = page(FAMILIES, tke())
+    assert text == golden("gpu-manager")
+    assert SAMPLE in text.splitlines()
+
+
+def test_requests_are_in_the_references_units() -> None:
+    """`vcuda-memory: 30` is 7680 MiB, `vcuda-core: 200` is 2 cards with all of their memory, and 50 is half a card."""
+    assert told(tke(), ASKED_CARDS) == {("half", "total"): 0.5, ("two", "total"): 2, ("gpu-test", "total"): 0.1}
+    assert told(tke(), ASKED_MEMORY) == {("half", "total"): 7680, ("two", "total"): 30720, ("gpu-test", "total"): 1024}
+
+
+def test_total_adds_up_the_cards_as_they_are_shown() -> None:
+    """A container's cards, each by its NVML index, and their sum: MiB, and percent of a card."""
+    two = {key[1]: value for key, value in told(tke(), MEMORY).items() if key[0] == "two"}
+    assert two == {"gpu1": 9000, "gpu2": 8000, "total": 17000}
+    assert {key[1]: value for key, value in told(tke(), UTILIZATION).items() if key[0] == "two"} == {
+        "gpu1": 90,
+        "gpu2": 75,
+        "total": 165,
+    }
+
+
+def test_the_page_metric_has_the_same() -> None:
+    """The path that the original served is in the dialect's table."""
+    assert DIALECTS["gpu-manager"].pages("n") == {"/metric": FAMILIES}
+
+
+def test_sharers_of_a_card_have_their_own() -> None:
+    """Nobody has the card's value: the sum over the pods of a card is what their processes use."""
+    of_card = {key[0]: value for key, value in told(titans(), MEMORY).items() if key[1] == "gpu2"}
+    assert of_card == {TRAIN[1]: 5133, SERVE[1]: 3565}
+    assert told(titans(), MEMORY)["idle-0", "gpu3"] == told(titans(), UTILIZATION)["idle-0", "total"] == 0
+
+
+def test_a_squatter_asked_for_nothing() -> None:
+    """It has what it uses, and the request 0 that the original has of containers without a GPU."""
+    assert told(squatted(), MEMORY)[MAIN[1], "total"] == 700
+    assert told(squatted(), ASKED_CARDS) == {(MAIN[1], "total"): 0, (HARD[1], "total"): 1}
+    unsure = replace(squatted(), containers=(user(MAIN, TITAN[0], used(700)),))
+    assert told(unsure, ASKED_CARDS) == {}
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """Without PID visibility and without NVML the request alone stands; time-slicing grants no memory."""
+    assert told(blind(), MEMORY) == told(blind(), UTILIZATION) == {}
+    assert told(blind(), ASKED_MEMORY) == {(HARD[1], "total"): 12066}
+    assert page(FAMILIES, without_nvml()).count("\n") == 3
+    assert told(without_nvml(), ASKED_CARDS) == {(HARD[1], "total"): 1}
+    part = holder(HARD, T4[0], used(None, None), gpus=0.25, memory_mib=None)
+    assert page(FAMILIES, replace(tke(), containers=(part,))).count("\n") == 3
+
+
+def test_total_is_absent_where_a_part_is_not_known() -> None:
+    """A card that tells nothing, or slots on a card that NVML does not see, leave the other card's number alone."""
+    known, unknown = holder(HARD, T4[0], used(10, 0.1)), holder(HARD, T4[1], used(None, None), gpus=None)
+    snapshot = replace(tke(), containers=(known, unknown))
+    assert told(snapshot, MEMORY) == {(HARD[1], "gpu0"): 10}
+    assert told(snapshot, UTILIZATION) == {(HARD[1], "gpu0"): 10}
+    assert told(snapshot, ASKED_CARDS) == {}
+    nameless = replace(tke(), containers=(known, holder(HARD, TITAN[0], used(5, 0.5))))
+    assert told(nameless, MEMORY) == {(HARD[1], "gpu0"): 10}
+    unmatched = UnmatchedSlots(ContainerName(*HARD), "nvidia.com/gpu", "device_down", 1)
+    elsewhere = replace(tke(), containers=(known,), unmatched=(unmatched,))
+    assert told(elsewhere, MEMORY) == {(HARD[1], "gpu0"): 10}
+    assert told(elsewhere, ASKED_CARDS) == told(elsewhere, ASKED_MEMORY) == {}
+    untrusted = replace(elsewhere, unmatched=(replace(unmatched, reason="untrusted_id"),))
+    assert told(untrusted, MEMORY) == {(HARD[1], "gpu0"): 10, (HARD[1], "total"): 10}
+
+
+def test_mig_devices_of_a_card_are_added_up() -> None:
+    """A row a card: memory of its devices; no time, which MIG does not tell; shared memory was granted once."""
+    held = [
+        holder(HARD, one.uuid, used(number, None), gpus=1 / 7, memory_mib=9728)
+        for number, one in enumerate((SHARED_1, SHARED_2, ALONE), 1)
+    ]
+    snapshot = partitioned(held)
+    assert told(snapshot, MEMORY) == {(HARD[1], "gpu0"): 6, (HARD[1], "total"): 6}
+    assert told(snapshot, UTILIZATION) == {}
+    assert told(snapshot, ASKED_MEMORY) == {(HARD[1], "total"): 2 * 9728}
+    assert told(snapshot, ASKED_CARDS) == {(HARD[1], "total"): pytest.approx(3 / 7)}
+
+
+def test_a_whole_partitioned_card_is_all_of_its_devices() -> None:
+    """Its holder's card is known when each of its MIG devices is; what it asked for is the card."""
+    whole = holder(HARD, PARENT, memory_mib=81920)
+    on_leaves = [user(HARD, one.uuid, used(1, None)) for one in (SHARED_1, SHARED_2, ALONE)]
+    assert told(partitioned([whole, *on_leaves]), MEMORY) == {(HARD[1], "gpu0"): 3, (HARD[1], "total"): 3}
+    assert told(partitioned([whole, *on_leaves[1:]]), MEMORY) == {}
+    assert told(partitioned([whole]), ASKED_MEMORY) == {(HARD[1], "total"): 81920}
+    assert told(partitioned([whole]), ASKED_CARDS) == {(HARD[1], "total"): 1}
+
+
+def test_a_claim_that_looks_on_asked_for_nothing() -> None:
+    """Admin access is no share of the card, and no memory."""
+    snapshot = replace(tke(), containers=(holder(HARD, T4[0], used(5), gpus=0.0, memory_mib=None),))
+    assert told(snapshot, ASKED_CARDS) == told(snapshot, ASKED_MEMORY) == {(HARD[1], "total"): 0}
+
+
+def test_names_are_escaped_and_order_does_not_matter() -> None:
+    """A name comes back as it is, and the same node is the same page."""
+    snapshot = replace(tke(), containers=(holder(ESCAPED, T4[0], used(1)),))
+    assert rows(FAMILIES, snapshot, MEMORY, "namespace", "pod_name", "container_name").keys() == {ESCAPED}
+    for one in (tke(), titans(), busy_node()):
+        assert page(FAMILIES, shuffled(one)) == page(FAMILIES, one)
+
+
+@given(nodes())
+def test_cards_add_up_to_what_was_measured(truth: TestNode) -> None:
+    """On generated nodes: a total is the sum of its cards, and no card has more than its devices' rows."""
+    snapshot = truth.collect()
+    labels = ("namespace", "pod_name", "container_name")
+    numbers = rows(FAMILIES, snapshot, MEMORY, *labels, "gpu_memory")
+    for key, value in numbers.items():
+        if key[-1] == "total":
+            assert value == sum(one for other, one in numbers.items() if other[:3] == key[:3] and other != key)
+            measured = [row.use.memory_bytes or 0 for row in snapshot.containers if row.name == key[:3] and row.use]
+            assert value <= sum(measured) / MIB
+    percents = rows(FAMILIES, snapshot, UTILIZATION, *labels, "gpu")
+    for key, value in percents.items():
+        if key[-1] == "total":
+            parts = [one for other, one in percents.items() if other[:3] == key[:3] and other != key]
+            assert math.isclose(value, sum(parts), abs_tol=1e-6)
+
+
+def test_promtool_says_what_is_documented() -> None:
+    """`promtool check metrics` names what docs/dialects.md lists, and nothing else."""
+    assert lints(page(FAMILIES, tke())) == documented_lints("gpu-manager", FAMILIES)

@@ -1,0 +1,504 @@
+"""The dialect nvidia-smi: the original's names, label and units, and what is not known is absent."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpumap.demo.groups import FIELDS as ASKED_FIELDS
+from gpumap.dialects.nvidia_smi import FAMILIES, NEEDS
+from gpumap.dialects.nvidia_smi_readers import plain
+from gpumap.exposition import Exposition
+from gpumap.metrics import GROUPS, native
+from gpumap.model import DeviceMemory, GpuProcess, GpuReading, Moment, NvmlReading, Source, Uuid
+from gpumap.nvml_worker.health import ECC_LOCATIONS
+from gpumap.snapshot import Gpu, GpuXids, Snapshot
+from tests.dialect_pages import (
+    ALONE,
+    ESCAPED,
+    GIB,
+    PARENT,
+    SHARED_1,
+    SHARED_2,
+    TITAN,
+    TRAIN,
+    WEB,
+    card,
+    documented_lints,
+    golden,
+    holder,
+    instance,
+    leaf,
+    lints,
+    node,
+    page,
+    partitioned,
+    process,
+    rows,
+    used,
+)
+from tests.nodes import TestNode
+from tests.snapshots import ACTIVITY, busy_node, empty_node, gpu
+from tests.test_laws import nodes
+from tests.tools import tool
+
+BOARD = Path(__file__).parent / "boards" / "14574.json"
+SUPER = Uuid("GPU-df6e7a7c-7314-46f8-abc4-b88b36dcf3aa")
+LOST = Uuid("GPU-11111111-1111-1111-1111-111111111111")
+
+
+def value(snapshot: Snapshot, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    return rows(FAMILIES, snapshot, f"nvidia_smi_{name}", *labels)
+
+
+def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> Snapshot:
+    """The same node, every GPU of it with another reading."""
+    cards = {one.uuid: replace(one, reading=one.reading and change(one.reading)) for one in snapshot.gpus}
+    leaves = tuple(replace(one, gpu=one.gpu and cards[one.gpu.uuid]) for one in snapshot.leaves)
+    return replace(snapshot, gpus=tuple(cards.values()), leaves=leaves)
+
+
+def nvml(snapshot: Snapshot, **record: object) -> Snapshot:
+    """With another record of what NVML answered."""
+    told = (replace(one, **record) if one.source is Source.NVML else one for one in snapshot.sources)  # type: ignore[arg-type]
+    return replace(snapshot, sources=tuple(told))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def rtx() -> Gpu:
+    """The card of the original's docs/METRICS.md: it has a fan, and neither ECC nor rows to remap."""
+    reading = GpuReading(
+        0,
+        uuid=SUPER,
+        memory=DeviceMemory(8 * GIB, 706740224, 7883194368, 0),
+        processes=(GpuProcess(4242, 499122176, "C+G"),),
+        utilization_ratio=0.42,
+        memory_controller_ratio=0.02,
+        encoder_ratio=0.0,
+        decoder_ratio=0.0,
+        temperatures_celsius=(("gpu", 34.0),),
+        power_watts=28.07,
+        power_limit_watts=250.0,
+        energy_joules=12_345.678,
+        clocks_hertz=(("graphics", 6e6), ("sm", 6e6), ("memory", 1.6e7), ("video", 5.4e8)),
+        clock_events=(("gpu_idle", True), ("sw_power_cap", False), ("hw_slowdown", False)),
+        performance_state=8,
+        fan_ratios=(("0", 0.0), ("1", 0.3)),
+        compute_mode="default",
+        power_limits_watts=(("requested", 250.0), ("default", 250.0), ("min", 105.0), ("max", 350.0)),
+        max_clocks_hertz=(("graphics", 2.1e9), ("sm", 2.1e9), ("memory", 7.751e9), ("video", 1.95e9)),
+        vbios_version="90.04.7A.40.73",
+        compute_capability="7.5",
+    )
+    return Gpu(SUPER, 0, 0, "00000000:71:00.0", "NVIDIA GeForce RTX 2080 SUPER", False, None, 0.0, 1e9, reading, "none")
+
+
+def original() -> Snapshot:
+    """That card with a process on it, a partitioned one, and one that is lost."""
+    parent = card(1, PARENT, "NVIDIA H200", 143771, partitioned=True)
+    assert parent.reading is not None
+    devices = (
+        SHARED_1._replace(processes=()),
+        SHARED_2._replace(processes=()),
+        ALONE._replace(processes=(), activity=ACTIVITY),
+    )
+    reading = parent.reading._replace(
+        instances=devices,
+        utilization_ratio=None,
+        memory_controller_ratio=None,
+        encoder_ratio=None,
+        decoder_ratio=None,
+        fan_ratios=(),
+        ecc_totals=(("corrected", "volatile", 1), ("uncorrected", "volatile", 0), ("uncorrected", "aggregate", 2)),
+        retired_pages_pending=False,
+        vbios_version="96.00.A5.00.03",
+        compute_capability="9.0",
+    )
+    parent = replace(parent, reading=reading)
+    gone = replace(gpu(2, fault="lost"), uuid=LOST, recovery_action=None)
+    leaves = [leaf(rtx()), *(leaf(parent, one) for one in devices)]
+    made = node("n", leaves, processes=[process(4242, SUPER, 476, comm="python")])
+    made = nvml(made, up=True, attempts=7, last_success=Moment(9.5, 1751475457.0), failures=1, last_seconds=0.0557)
+    return replace(
+        made,
+        gpus=(*made.gpus, gone),
+        driver=NvmlReading("471.11", "11.4", "11.471.11", ()),
+        xids=(GpuXids(LOST, ((79, 1),), 0.0, 79, ((79, 1751475400.5),)),),
+    )
+
+
+def test_the_page_is_written_as_the_original_writes_it() -> None:
+    """Names, the label, units and values of its sample: ratios 0-1, bytes, hertz, and HELP the field's name."""
+    assert page(FAMILIES, original()) == golden("nvidia-smi")
+
+
+def test_the_samples_of_the_originals_documentation_are_there() -> None:
+    """What its docs/METRICS.md shows of one card, line by line; numbers may be written otherwise."""
+    uuid = plain(SUPER)
+    for name, told in {
+        "utilization_gpu_ratio": 0.42,
+        "memory_used_bytes": 7.06740224e08,
+        "power_draw_watts": 28.07,
+        "temperature_gpu": 34.0,
+    }.items():
+        assert value(original(), name, "uuid")[uuid,] == told
+    labels = "name", "driver_version", "cuda_version", "pci_bus_id", "index"
+    assert value(original(), "gpu_info", "uuid", *labels)[
+        uuid, "NVIDIA GeForce RTX 2080 SUPER", "471.11", "11.4", "00000000:71:00.0", "0"
+    ] == (1)
+
+
+def test_uuids_are_in_lower_case_without_prefix() -> None:
+    """On every family that has one, of GPUs and of MIG devices."""
+    uuids = re.findall(r'uuid="([^"]*)"', page(FAMILIES, busy_node()))
+    assert uuids
+    assert all(re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", uuid) for uuid in uuids)
+    assert plain(Uuid("GPU-ABCDEF00-0000-0000-0000-00000000000A")) == "abcdef00-0000-0000-0000-00000000000a"
+
+
+def test_promtool_says_what_the_documentation_lists() -> None:
+    """`promtool check metrics` on a page with every family says what docs/dialects.md lists, and no more."""
+    everything = changed(original(), tell_all)
+    memory = DeviceMemory(8, 4, 3, 1)
+    everything = replace(everything, leaves=tuple(replace(one, memory=memory) for one in everything.leaves))
+    text = page(FAMILIES, everything)
+    assert set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == {family.name for family in FAMILIES}
+    assert sorted(lints(text)) == documented_lints("nvidia-smi", FAMILIES)
+
+
+def tell_all(reading: GpuReading) -> GpuReading:
+    """A card of no age: it has all that any has."""
+    kinds = ("corrected", "uncorrected")
+    return reading._replace(
+        retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
+        retired_pages_pending=True,
+        ecc_errors=tuple((kind, location, 1) for kind in kinds for location in ECC_LOCATIONS),
+        ecc_totals=tuple((kind, since, 1) for kind in kinds for since in ("volatile", "aggregate")),
+        memory=DeviceMemory(8, 4, 3, 1),
+    )
+
+
+def test_openmetrics_can_be_read_too() -> None:
+    """Its strict parser takes the page, gauges whose names end in _total among it."""
+    text = Exposition(FAMILIES, openmetrics=True).render(original()).decode()
+    found = {family.name for family in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
+    assert {"nvidia_smi_energy_joules", "nvidia_smi_ecc_errors_uncorrected_aggregate_total"} <= found
+
+
+@settings(max_examples=40, deadline=None)
+@given(nodes())
+def test_no_series_is_there_twice(made: TestNode) -> None:
+    """On any node each series stands once; `rows` looks."""
+    made.collect()
+    rows(FAMILIES, made.collect(), "nvidia_smi_gpu_info", "uuid")
+
+
+# --- what is not known ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["health", "codec", "gpm"])
+def test_the_groups_that_it_needs_are_asked_for(group: str) -> None:
+    """Each group without which families of the dialect would be empty is among its needs, by its own name."""
+    assert group in NEEDS
+    assert group in GROUPS
+    assert {"gpm", "health"} <= ASKED_FIELDS.keys()
+
+
+def test_what_a_card_does_not_support_is_absent() -> None:
+    """A card that tells nothing but its name has its info, its index, and no other series."""
+    blank = GpuReading(0, uuid=Uuid(TITAN[0]))
+    snapshot = changed(node("n", [leaf(card(0, TITAN[0], "TITAN V"))], visible=False), lambda _: blank)
+    snapshot = replace(snapshot, gpus=tuple(replace(one, recovery_action=None) for one in snapshot.gpus))
+    found = re.findall(r"^(\w+)\{.*uuid=", page(FAMILIES, snapshot), re.MULTILINE)
+    assert found == ["nvidia_smi_gpu_info", "nvidia_smi_index"]
+
+
+def test_a_lost_gpu_is_absent_but_for_what_is_known_of_it() -> None:
+    """The original drops it; its XID errors, and what the driver asks for, stand, since alerts wait for them."""
+    lost = replace(gpu(0, fault="reset_required"), recovery_action="gpu_reset")
+    errors = GpuXids(lost.uuid, ((79, 3),), 0.0, 79, ((79, 1.75e9),))
+    text = page(FAMILIES, replace(empty_node(), gpus=(lost,), xids=(errors,)))
+    assert re.findall(r"^(\w+)\{.*uuid=", text, re.MULTILINE) == [
+        "nvidia_smi_gpu_recovery_action",
+        "nvidia_smi_xid_errors_total",
+        "nvidia_smi_xid_last_timestamp_seconds",
+    ]
+
+
+def test_one_lost_gpu_takes_no_other_away() -> None:
+    """nvidia-smi fails as a whole; here the others stand, and the collection has succeeded."""
+    snapshot = nvml(busy_node(4), failures=0)
+    assert len(value(snapshot, "gpu_info", "uuid")) == 3
+    assert value(snapshot, "last_collect_success") == value(snapshot, "command_exit_code") | {(): 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [("library_not_found", 12), ("driver_not_loaded", 9), ("lost", 15), ("worker_crashed", 255), ("hung", 255)],
+)
+def test_a_driver_that_does_not_answer_has_nvidia_smis_exit_code(reason: str, code: int) -> None:
+    """By its manual where it has one for the reason, 255 otherwise; the failure is counted, and no GPU stands."""
+    down = nvml(empty_node(), up=False, reason=reason, attempts=3, failures=3, last_success=Moment(1.0, 1.75e9))
+    assert value(down, "command_exit_code") == {(): code}
+    assert value(down, "failed_scrapes_total") == {(): 3}
+    assert value(down, "last_collect_success") == {(): 0}
+    assert value(down, "last_collect_success_timestamp_seconds") == {(): 1.75e9}
+    assert value(down, "gpu_info", "uuid") == {}
+
+
+def test_before_the_first_collection_nobody_knows() -> None:
+    """Not even whether NVML answers: no 0, no 1."""
+    fresh = nvml(empty_node(), attempts=0)
+    assert page(FAMILIES, fresh) == ""
+
+
+# --- clocks, errors, enums --------------------------------------------------------------------------------------------
+
+
+def test_clock_events_stand_under_both_names() -> None:
+    """Boards ask for the newer name or the older one, old rules for the older alone."""
+    for generation in ("event", "throttle"):
+        told = value(busy_node(2), f"clocks_{generation}_reasons_sw_power_cap", "uuid")
+        assert set(told.values()) == {1}
+        assert set(value(busy_node(2), f"clocks_{generation}_reasons_gpu_idle", "uuid").values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("action", "number"), [("none", 0), ("node_reboot", 2), ("drain_and_reset", 4), ("code_12", 12), ("odd", None)]
+)
+def test_recovery_actions_are_nvml_hs_numbers(action: str, number: int | None) -> None:
+    """Also one that nvml.h has not had yet; a word that is none has no number."""
+    snapshot = replace(empty_node(), gpus=(replace(gpu(0), recovery_action=action),))
+    assert set(value(snapshot, "gpu_recovery_action", "uuid").values()) == ({number} if number is not None else set())
+
+
+@pytest.mark.parametrize(("mode", "number"), [("default", 0), ("exclusive_process", 3), ("code_9", None), (None, None)])
+def test_compute_modes_are_nvml_hs_numbers(mode: str | None, number: int | None) -> None:
+    """A mode that is not known is absent, as in the original."""
+    snapshot = changed(original(), lambda reading: reading._replace(compute_mode=mode))
+    assert set(value(snapshot, "compute_mode", "uuid").values()) == ({number} if number is not None else set())
+
+
+def test_the_fan_is_the_first_one() -> None:
+    """nvidia-smi tells one speed a card; a card in a server has no fan, and no value."""
+    assert value(original(), "fan_speed_ratio", "uuid") == {(plain(SUPER),): 0.0}
+
+
+# --- MIG --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_partitioned_card_has_the_cards_values() -> None:
+    """The whole card's memory, power and heat under its uuid; no utilization, of which NVML tells none."""
+    uuid = (plain(Uuid(PARENT)),)
+    assert value(original(), "memory_total_bytes", "uuid")[uuid] == 143771 << 20
+    assert uuid in value(original(), "temperature_gpu", "uuid")
+    assert uuid not in value(original(), "utilization_gpu_ratio", "uuid")
+
+
+def test_a_gpu_instance_stands_once() -> None:
+    """Compute instances that share one have it named each, and its memory once; activity where it is of one alone."""
+    labels = "gpu_instance_id", "compute_instance_id", "mig_uuid"
+    assert value(original(), "mig_info", *labels) == {
+        ("1", "1", plain(SHARED_1.uuid)): 1,
+        ("1", "2", plain(SHARED_2.uuid)): 1,
+        ("3", "3", plain(ALONE.uuid)): 1,
+    }
+    assert value(original(), "mig_memory_total_bytes", "gpu_instance_id").keys() == {("1",), ("3",)}
+    assert value(original(), "mig_sm_activity_ratio", "gpu_instance_id") == {("3",): 0.5}
+
+
+def test_ids_of_instances_are_of_one_card() -> None:
+    """Two cards have GPU instances of the same number: each stands under its own card."""
+    one, other = (card(number, uuid, "A100", partitioned=True) for number, uuid in ((0, TITAN[0]), (1, TITAN[1])))
+    snapshot = node("n", [leaf(one, instance(1)), leaf(other, instance(2, 1))])
+    assert value(snapshot, "mig_memory_total_bytes", "gpu_instance_id", "uuid").keys() == {
+        ("1", plain(Uuid(TITAN[0]))),
+        ("1", plain(Uuid(TITAN[1]))),
+    }
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_processes_are_those_with_a_compute_context() -> None:
+    """By pid, name and card, with their memory where the driver tells it; what only draws is none of them."""
+    listed = tuple(GpuProcess(pid, None, "C") for pid in (7, 8))
+    snapshot = node(
+        "n",
+        [leaf(card(0, TITAN[0], "TITAN V"))],
+        processes=[
+            process(7, TITAN[0], 700, ESCAPED, 'py"th\\on\n'),
+            process(8, TITAN[0], None),
+            process(9, TITAN[0], 50)._replace(types="G"),
+        ],
+    )
+    snapshot = nvml(changed(snapshot, lambda reading: reading._replace(processes=listed)), up=True)
+    labels = "pid", "process_name", "uuid"
+    uuid = plain(Uuid(TITAN[0]))
+    assert value(snapshot, "compute_app_used_memory_bytes", *labels) == {("7", 'py"th\\on\n', uuid): 700 << 20}
+    assert value(snapshot, "compute_app_info", *labels).keys() == {("7", 'py"th\\on\n', uuid), ("8", "python", uuid)}
+    assert value(snapshot, "compute_apps", "uuid") == {(uuid,): 2}
+    assert value(snapshot, "compute_apps_last_collect_success") == {(): 1}
+
+
+def test_a_process_on_several_mig_devices_is_one_row_of_the_card() -> None:
+    """With what it uses on all of them; absent where one does not tell."""
+    told = [process(7, SHARED_1.uuid, 100), process(7, ALONE.uuid, 50), process(8, ALONE.uuid, None)]
+    assert value(partitioned([], told), "compute_app_used_memory_bytes", "pid", "uuid") == {
+        ("7", plain(Uuid(PARENT))): 150 << 20
+    }
+
+
+def test_an_idle_card_has_no_processes() -> None:
+    """0 where NVML lists them and there is none; absent where it lists none, as on some virtual GPUs."""
+    bare = node("n", [leaf(card(0, TITAN[0], "TITAN V"))])
+    idle = changed(bare, lambda reading: reading._replace(processes=()))
+    assert set(value(idle, "compute_apps", "uuid").values()) == {0}
+    assert value(changed(bare, lambda reading: reading._replace(processes=None)), "compute_apps", "uuid") == {}
+
+
+def test_without_pid_visibility_no_process_is_told() -> None:
+    """PIDs of another PID namespace name nothing here: the collection of processes has failed, and says so."""
+    seen = process(7, TITAN[0], 700)
+    blind = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], processes=[seen], visible=False)
+    blind = nvml(changed(blind, lambda reading: reading._replace(processes=())), up=True)
+    assert value(blind, "compute_app_info", "pid") == value(blind, "compute_apps", "uuid") == {}
+    assert value(blind, "compute_apps_last_collect_success") == {(): 0}
+
+
+# --- its board and its alerts -----------------------------------------------------------------------------------------
+
+
+def test_every_name_that_the_board_asks_for_is_known() -> None:
+    """14574's queries name families of this dialect, but for panels that are listed as those that cannot."""
+    ours = {family.name for family in FAMILIES}
+    for panel in json.loads(BOARD.read_text(encoding="utf-8")):
+        asked = {name for query in panel["queries"] for name in re.findall(r"nvidia_smi_[a-z0-9_]*[a-z0-9]\b", query)}
+        unknown = {name for name in asked - ours if not any(one.startswith(name) for one in ours)}
+        assert bool(unknown) == ("cannot" in panel), (panel["panel"], unknown)
+
+
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "migrate" / "nvidia_gpu_exporter.md"
+OLD_RULES = """\
+groups:
+  - name: old
+    rules:
+      - {alert: OldMemory, expr: nvidia_smi_utilization_memory_ratio * 100 > 90}
+      - {alert: OldTemperature, expr: nvidia_smi_temperature_gpu > 80}
+      - {alert: OldLoad, expr: nvidia_smi_utilization_gpu_ratio > 90}
+"""
+"""Those of reference 001."""
+AGENT = {"namespace": "monitoring", "pod": "gpumap-x", "container": "gpumap"}
+"""The labels that the ServiceMonitor's target gives to what has none of its own."""
+BUSY = GpuReading(0, utilization_ratio=0.95, memory_controller_ratio=0.05, temperatures_celsius=(("gpu", 85.0),))
+
+
+def stressed() -> Snapshot:
+    """Cards that are full, hot and busy: one held, one that nobody holds, one whose MIG devices one container holds two
+    of; and one that is at rest."""
+    full, idle = DeviceMemory(100, 95, 5), DeviceMemory(100, 5, 95)
+    cards = []
+    for number, memory in enumerate((full, full, full, idle)):
+        made = card(number, TITAN[number], "TITAN V", partitioned=number == 2)
+        reading = (BUSY if memory is full else GpuReading(0))._replace(memory=memory, partitioned=number == 2)
+        cards.append(replace(made, reading=reading))
+    leaves = [leaf(one) for one in cards if not one.partitioned] + [leaf(cards[2], one) for one in (ALONE, SHARED_1)]
+    leaves = [one if one.instance is None else replace(one, memory=full) for one in leaves]
+    held = [holder(TRAIN, TITAN[0], used(1, 0.95)), *(holder(WEB, one.uuid) for one in (ALONE, SHARED_1))]
+    return node("n", leaves, held)
+
+
+def as_scraped(snapshot: Snapshot) -> list[dict[str, str]]:
+    """Series for promtool, as Prometheus has them of the chart's ServiceMonitor with honorLabels."""
+    families = (*FAMILIES, *native(GROUPS, process_metrics=False))
+    target = {
+        "job": "gpumap",
+        "instance": "n:9401",
+        "namespace": "monitoring",
+        "pod": "gpumap-x",
+        "container": "gpumap",
+    }
+    series = []
+    for family in parse_text(page(families, snapshot)):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{text}"' for key, text in {**target, **sample.labels}.items())
+            series.append({"series": f"{sample.name}{{{labels}}}", "values": f"{sample.value}x10"})
+    return series
+
+
+def firing(alert: str, **labels: str) -> dict[str, object]:
+    """What promtool is to find."""
+    told = {"alertname": alert, "alertstate": "firing", "instance": "n:9401", **labels}
+    return {"labels": "ALERTS{" + ",".join(f'{key}="{text}"' for key, text in told.items()) + "}", "value": 1}
+
+
+def held_by(name: tuple[str, str, str], uuid: str) -> dict[str, str]:
+    return dict(zip(("namespace", "pod", "container", "uuid"), (*name, uuid), strict=True))
+
+
+def mended() -> Iterator[dict[str, object]]:
+    """The three alerts of the guide on the dialect: each for the holder, and for the card that nobody holds."""
+    for alert, severity in (("GPUMemory", "warning"), ("GPUTemperature", "critical"), ("GPULoad", "warning")):
+        card_of_train, card_of_web = ({"gpu_uuid": TITAN[index], "severity": severity} for index in (0, 2))
+        yield firing(alert, **held_by(TRAIN, plain(Uuid(TITAN[0]))), **card_of_train)
+        yield firing(alert, **held_by(WEB, plain(Uuid(TITAN[2]))), **card_of_web)
+        yield firing(alert, uuid=plain(Uuid(TITAN[1])), severity=severity)
+
+
+def native_alerts() -> Iterator[dict[str, object]]:
+    memory = "GPUMemoryAlmostFull"
+    yield firing(memory, **held_by(TRAIN, TITAN[0]), job="gpumap", severity="warning")
+    for instance_of_web in (ALONE, SHARED_1):
+        yield firing(memory, **held_by(WEB, instance_of_web.uuid), job="gpumap", severity="warning")
+    for name, uuid in ((TRAIN, TITAN[0]), (WEB, TITAN[2])):
+        yield firing("GPUHot", **held_by(name, uuid), gpu_uuid=uuid, severity="critical")
+    yield firing("GPUBusy", **held_by(TRAIN, TITAN[0]), job="gpumap", severity="warning")
+
+
+def old_alerts() -> Iterator[dict[str, object]]:
+    """The one of heat alone, and it names gpumap's own pod where another could be meant."""
+    for index in range(3):
+        yield firing("OldTemperature", job="gpumap", **AGENT, uuid=plain(Uuid(TITAN[index])))
+
+
+def told_of_memory() -> dict[str, object]:
+    """What people read of it."""
+    full = "95% of GPU {uuid}'s memory is used; it is held by {whose}"
+    web, train = "nlp/web-0 (main)", "vision/train-0 (main)"
+    alerts = []
+    for index, name, whose in ((0, TRAIN, train), (2, WEB, web), (1, None, "nobody")):
+        uuid = plain(Uuid(TITAN[index]))
+        labels = {"instance": "n:9401", "severity": "warning", "uuid": uuid}
+        labels |= {} if name is None else {**held_by(name, uuid), "gpu_uuid": TITAN[index]}
+        summary = "GPU memory is almost full"
+        annotations = {"summary": summary, "description": full.format(uuid=uuid, whose=whose)}
+        alerts.append({"exp_labels": labels, "exp_annotations": annotations})
+    return {"eval_time": "3m", "alertname": "GPUMemory", "exp_alerts": alerts}
+
+
+@pytest.mark.parametrize("which", ["dialect", "native", "old"])
+def test_alerts_fire_for_what_they_say(tmp_path: Path, which: str) -> None:
+    """The guide's, with the pods that hold the card; of the three old ones two stay silent on cards that are full and
+    busy."""
+    guides = re.findall(r"^```yaml rules\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    rules = dict(zip(("dialect", "native", "old"), (*guides, OLD_RULES), strict=True))[which]
+    expected = {"dialect": mended, "native": native_alerts, "old": old_alerts}[which]
+    query = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": "3m", "exp_samples": list(expected())}
+    test: dict[str, object] = {"interval": "1m", "input_series": as_scraped(stressed()), "promql_expr_test": [query]}
+    if which == "dialect":
+        test["alert_rule_test"] = [told_of_memory()]
+    told = {"rule_files": ["rules.yaml"], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "rules.yaml").write_text(rules, encoding="utf-8")
+    (tmp_path / "test.json").write_text(json.dumps(told), encoding="utf-8")
+    command = [str(tool("promtool")), "test", "rules", "test.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

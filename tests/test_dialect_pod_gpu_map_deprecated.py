@@ -1,0 +1,113 @@
+"""The dialect pod-gpu-map-deprecated: a family for each row of the map, numbered in a fixed order."""
+
+from dataclasses import replace
+
+from hypothesis import given
+
+from gpumap.dialects import pod_gpu_map
+from gpumap.dialects.pod_gpu_map_deprecated import FAMILIES
+from gpumap.snapshot import Snapshot
+from tests.dialect_pages import (
+    ESCAPED,
+    PARENT,
+    SHARED_1,
+    SHARED_2,
+    blind,
+    card,
+    documented_lints,
+    golden,
+    holder,
+    leaf,
+    lints,
+    node,
+    page,
+    partitioned,
+    rows,
+    shuffled,
+    squatted,
+    without_nvml,
+)
+from tests.nodes import TestNode
+from tests.snapshots import busy_node
+from tests.test_laws import nodes
+
+CARD_0 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61"
+CARD_1 = "GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91"
+SAMPLE = """\
+POD_GPU_MAP_INFO_0{gpu_id="GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb61",gpu_model="4080ti",namespace="default",node="ti",pod_name="test"} 0.0
+POD_GPU_MAP_INFO_11{gpu_id="GPU-40f717b2-01dc-1a31-6b17-d487ffe7cb91",gpu_model="2080ti",namespace="default",node="ti",pod_name="test3"} 0.0
+"""  # noqa: E501 - as they stand in reference 004
+LABELS = ("gpu_id", "namespace", "pod_name")
+
+
+def ti() -> Snapshot:
+    """The rows of reference 004 that are of the node ti."""
+    leaves = leaf(card(0, CARD_0, "4080ti")), leaf(card(1, CARD_1, "2080ti"))
+    return node("ti", leaves, [holder(("default", "test", "c"), CARD_0), holder(("default", "test3", "c"), CARD_1)])
+
+
+def numbered(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """The labels of family 0, 1, … as long as there are any."""
+    found: list[tuple[str, ...]] = []
+    while row := rows(FAMILIES, snapshot, f"POD_GPU_MAP_INFO_{len(found)}", *LABELS):
+        assert list(row.values()) == [0]
+        found += row
+    return found
+
+
+def test_the_page_is_the_originals() -> None:
+    """Names, HELP, label order and the value 0 are the original's; its sample rows of this node are all there."""
+    text = page(FAMILIES, ti())
+    assert text == golden("pod-gpu-map-deprecated")
+    shown = {line.split("{")[1] for line in text.splitlines() if not line.startswith("#")}
+    assert shown == {line.removesuffix(".0").split("{")[1] for line in SAMPLE.splitlines()}
+
+
+def test_rows_are_those_of_the_map_each_once() -> None:
+    """Two containers and many slots of a pod on one card are one row, as on pod_and_gpu_map_info."""
+    twice = [holder(("default", "test", name), CARD_0, slots=(("nvidia.com/gpu", 4),)) for name in ("a", "b")]
+    assert numbered(replace(ti(), containers=tuple(twice))) == [(CARD_0, "default", "test")]
+    assert set(numbered(busy_node())) == set(rows(pod_gpu_map.FAMILIES, busy_node(), "pod_and_gpu_map_info", *LABELS))
+
+
+def test_numbers_follow_namespace_pod_and_card() -> None:
+    """The order is fixed, so that a map that does not change keeps its numbers."""
+    leaves = leaf(card(0, CARD_0, "4080ti")), leaf(card(1, CARD_1, "2080ti"))
+    held = [("b", "x", CARD_0), ("a", "z", CARD_1), ("a", "y", CARD_1), ("a", "y", CARD_0)]
+    snapshot = node("ti", leaves, [holder((namespace, pod, "c"), uuid) for namespace, pod, uuid in held])
+    assert numbered(snapshot) == [
+        (CARD_0, "a", "y"),
+        (CARD_1, "a", "y"),
+        (CARD_1, "a", "z"),
+        (CARD_0, "b", "x"),
+    ]
+    assert page(FAMILIES, shuffled(snapshot)) == page(FAMILIES, snapshot)
+
+
+def test_hard_nodes() -> None:
+    """Only who holds is on the map: with and without NVML and PID visibility, of a partitioned card as of its parts."""
+    assert [row[2] for row in numbered(squatted())] == ["pod"]
+    assert [row[2] for row in numbered(blind())] == ["pod"]
+    assert [row[2] for row in numbered(without_nvml())] == ["pod"]
+    held = [holder(("a", "p", "c"), uuid) for uuid in (PARENT, SHARED_1.uuid, SHARED_2.uuid)]
+    assert {row[0] for row in numbered(partitioned(held))} == {PARENT, SHARED_1.uuid, SHARED_2.uuid}
+    assert numbered(node("ti", [])) == []
+
+
+def test_names_are_escaped() -> None:
+    """A name comes back from Prometheus's parser as it is."""
+    snapshot = node("ti", [leaf(card(0, CARD_0, "4080ti"))], [holder(ESCAPED, CARD_0)])
+    assert numbered(snapshot) == [(CARD_0, *ESCAPED[:2])]
+
+
+@given(nodes())
+def test_each_row_of_the_map_has_a_number(truth: TestNode) -> None:
+    """On generated nodes the numbers count the rows of pod_and_gpu_map_info."""
+    snapshot = truth.collect()
+    found = numbered(snapshot)
+    assert sorted(found) == sorted(rows(pod_gpu_map.FAMILIES, snapshot, "pod_and_gpu_map_info", *LABELS))
+
+
+def test_promtool_says_what_is_documented() -> None:
+    """`promtool check metrics` names what docs/dialects.md lists, and nothing else."""
+    assert lints(page(FAMILIES, ti())) == documented_lints("pod-gpu-map-deprecated", FAMILIES)

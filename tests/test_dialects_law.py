@@ -1,0 +1,130 @@
+"""What holds of every dialect: its page is valid, whatever the node, alone and with all the others."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpumap.dialects import DIALECTS
+from gpumap.exposition import Exposition
+from gpumap.families import Family, Numbered
+from gpumap.metrics import GROUPS, native, self_families
+from gpumap.model import ContainerName
+from gpumap.snapshot import Gpu, GpuXids, Snapshot
+from tests.dialect_pages import DOCS, documented_lints, lints
+from tests.nodes import TestNode
+from tests.snapshots import DRIVER, busy_node, empty_node, gpu, pascal
+from tests.test_exposition import AWKWARD
+from tests.test_laws import nodes
+
+NATIVE = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
+EVERY: dict[str, tuple[Family | Numbered, ...]] = {
+    "native": NATIVE,
+    **{name: dialect.families for name, dialect in DIALECTS.items()},
+    "all": (*NATIVE, *(family for dialect in DIALECTS.values() for family in dialect.families)),
+}
+each_dialect = pytest.mark.parametrize("dialect", EVERY)
+
+
+def tell_all(snapshot: Snapshot) -> Snapshot:
+    """The same node, whose GPUs tell everything that GPUs tell: every second one is an old card."""
+    told = {one.uuid: _telling(one, gpu(0) if one.index % 2 == 0 else pascal(0)) for one in snapshot.gpus}
+    leaves = tuple(replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None) for leaf in snapshot.leaves)
+    xids = tuple(GpuXids(uuid, ((31, 2), (79, 1)), 0.5, 79) for uuid in told)
+    return replace(snapshot, driver=DRIVER, gpus=tuple(told.values()), leaves=leaves, xids=xids)
+
+
+def _telling(one: Gpu, like: Gpu) -> Gpu:
+    if one.reading is None or like.reading is None:
+        return one
+    own = {
+        name: getattr(one.reading, name) for name in ("index", "uuid", "minor", "memory", "partitioned", "instances")
+    }
+    return replace(one, reading=like.reading._replace(**own))
+
+
+def check(families: Iterable[Family | Numbered], snapshot: Snapshot) -> None:
+    """No series twice, each family's head once, and read back by independent parsers, in both formats."""
+    families = tuple(families)
+    counts = []
+    for openmetrics, parse in ((False, parse_text), (True, parse_openmetrics)):
+        text = Exposition(families, openmetrics=openmetrics).render(snapshot).decode()
+        lines = text.split("\n")[:-1]  # other line ends may be in a label
+        series = Counter(line.rpartition(" ")[0] for line in lines if not line.startswith("#"))
+        assert [one for one, times in series.items() if times > 1] == []
+        heads = Counter(line.split()[2] for line in lines if line.startswith("# TYPE"))
+        assert [one for one, times in heads.items() if times > 1] == []
+        samples = [sample for family in parse(text) for sample in family.samples]
+        same = Counter((sample.name, frozenset((k, v) for k, v in sample.labels.items() if v)) for sample in samples)
+        assert [one for one, times in same.items() if times > 1] == [], "an empty label is no label to Prometheus"
+        counts.append(len(samples))
+        assert len(samples) == len(series)
+    assert counts[0] == counts[1]
+
+
+@each_dialect
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(truth=nodes())
+def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
+    """Whatever is held and used by whom, with GPUs that tell little and GPUs that tell all."""
+    snapshot = truth.collect()
+    check(EVERY[dialect], snapshot)
+    check(EVERY[dialect], tell_all(snapshot))
+
+
+@each_dialect
+@pytest.mark.parametrize("snapshot", [busy_node(), empty_node()], ids=["a busy node", "nothing is known"])
+def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
+    """A node with everything, and one whose sources have all failed."""
+    check(EVERY[dialect], snapshot)
+
+
+@each_dialect
+@pytest.mark.parametrize("text", AWKWARD.values(), ids=AWKWARD.keys())
+def test_awkward_names_come_back(dialect: str, text: str) -> None:
+    """Each label value is escaped, in every dialect."""
+    snapshot = busy_node(gpus=4, sharing=2)
+    containers = tuple(
+        replace(row, name=ContainerName(text, f"{row.name.pod}{text}", row.name.container))
+        for row in snapshot.containers
+    )
+    check(EVERY[dialect], replace(snapshot, containers=containers))
+
+
+@each_dialect
+def test_a_page_depends_on_the_snapshot_alone(dialect: str) -> None:
+    """The same bytes each time, whatever was rendered before."""
+    kept = Exposition(EVERY[dialect])
+    first = kept.render(busy_node())
+    kept.render(empty_node())
+    assert kept.render(busy_node()) == first == Exposition(EVERY[dialect]).render(busy_node())
+
+
+@each_dialect
+def test_a_dialect_is_silent_where_nothing_is_known(dialect: str) -> None:
+    """With every source down there is no device, no pod and no zero for either: only words on the exporter itself."""
+    samples = [sample for family in parse_text(_text(dialect, empty_node())) for sample in family.samples]
+    assert {sample.name for sample in samples if sample.labels and not sample.name.startswith("gpumap_")} == set()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_promtool_says_only_what_the_docs_list(dialect: str) -> None:
+    """docs/dialects.md quotes each lint that a dialect causes, with the names that cause it."""
+    found = lints(_text(dialect, tell_all(busy_node())))
+    assert set(found) <= set(documented_lints(dialect, EVERY[dialect]))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_is_described(dialect: str) -> None:
+    """What it is like, what differs from the original, and what promtool says of it."""
+    text = DOCS.read_text().split(f"\n## {dialect}\n", 1)[1].split("\n## ", 1)[0]
+    assert "promtool" in text
+    assert "```" in text
+
+
+def _text(dialect: str, snapshot: Snapshot) -> str:
+    return Exposition(EVERY[dialect]).render(snapshot).decode()

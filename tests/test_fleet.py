@@ -1,0 +1,261 @@
+"""The documents that are made of series are those of the agents that served them, as far as series tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from gpumap.document import Document, document
+from gpumap.look.fleet import families
+from gpumap.look.fleet.cluster import knowers, sort_out, told_twice
+from gpumap.look.fleet.documents import document_of
+from gpumap.look.fleet.families import Family, Selection, chosen, needed, question
+from gpumap.look.fleet.targets import Node, down_nodes, names_of, nodes_of, selection_of, targets_by_key
+from gpumap.look.fleet.values import read
+from gpumap.look.seen import Seen
+from gpumap.look.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
+from gpumap.look.tables.narrowed import of_namespace
+from gpumap.metrics import GROUPS, native, self_families
+from gpumap.snapshot import Snapshot
+from gpumap.snapshot import Node as SnapshotNode
+from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.snapshots import busy_node
+from tests.test_laws import nodes as made_nodes
+from tests.test_map_schema import VALIDATOR
+
+PAGE = (*native(GROUPS), *self_families("1", "3"))
+Labels = dict[str, str]
+Scrape = tuple[Snapshot, Labels]
+"""A page, and the labels of the target that it came from."""
+MONITORED = {"job": "gpumap", "endpoint": "metrics", "namespace": "gpumap", "pod": "gpumap-x", "container": "gpumap"}
+
+
+def series(scrapes: Iterable[Scrape], *, honour: bool) -> Iterator[tuple[str, Labels, float]]:
+    """What Prometheus stores of pages, with honor_labels or without."""
+    for snapshot, target in scrapes:
+        for family in PAGE:
+            for one in family.read(snapshot):
+                own = dict(zip(family.labels, one.labels, strict=True))
+                stored = {**target, **own} if honour else {**{_moved(k, target): v for k, v in own.items()}, **target}
+                yield family.name + one.suffix, {k: v for k, v in stored.items() if v}, one.value
+
+
+def _moved(name: str, target: Labels) -> str:
+    return f"exported_{name}" if name in target else name
+
+
+def cluster_of(*scrapes: Scrape, honour: bool = True, parts: frozenset[str] = families.ALL) -> tuple[Seen, list[Node]]:
+    """What a look would see, asked of a server that knows these series."""
+    stored = list(series(scrapes, honour=honour))
+    told = [(labels, value) for name, labels, value in stored if name == families.SNAPSHOT]
+    selection = selection_of([{**labels, "__name__": families.SNAPSHOT} for labels, _ in told], "")
+    targets = targets_by_key(told, {}, selection)
+
+    def answers(family: Family) -> list[tuple[Mapping[str, str], tuple[float, str]]]:
+        by = question(family, selection).partition("(")[2].partition(")")[0].split(", ")
+        groups: dict[tuple[tuple[str, str], ...], float] = {}
+        for name, labels, value in stored:
+            if name == family.name and _is_kept(family, labels, value):
+                key = tuple((one, labels[one]) for one in by if one in labels)
+                groups[key] = max(groups.get(key, value), value)
+        return [(dict(key), (0.0, repr(value))) for key, value in groups.items()]
+
+    infos = read(families.NODE_INFO, answers(families.NODE_INFO), selection)
+    cluster = sort_out({family.name: read(family, answers(family), selection) for family in needed(parts)})
+    found = nodes_of(targets, names_of(targets, infos), knowers(cluster))
+    doubted = tuple(sorted(told_twice(cluster, found)))
+    return Seen(tuple(document_of(node, targets, cluster) for node in found), doubted, fleet=True), found
+
+
+def _is_kept(family: Family, labels: Labels, value: float) -> bool:
+    """What the selector and the comparison of its question leave."""
+    owner = labels.get("owner", "")
+    only = {
+        "": True,
+        'owner!~"assigned|unassigned"': owner not in ("assigned", "unassigned"),
+        'owner="gone"': owner == "gone",
+        'source="kubelet"': labels.get("source") == "kubelet",
+        'capability="pid_visibility"': labels.get("capability") == "pid_visibility",
+    }[family.only]
+    return only and {"": True, "== 0": value == 0, "!= 0": value != 0, "> 0": value > 0}[family.kept]
+
+
+def target(instance: str, **labels: str) -> Labels:
+    return {**MONITORED, "instance": instance, "service": "gpumap", **labels}
+
+
+def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
+    return replace(snapshot, node=SnapshotNode(name, address))
+
+
+def shown(device: Document) -> Document:
+    """What series tell of a device."""
+    told = {key: device[key] for key in ("uuid", "gpu_uuid", "index", "model", "mig_profile", "memory", "holders")}
+    if device["index"] is None:
+        told["gpu_uuid"] = None
+    users = [{k: v for k, v in user.items() if "controller" not in k and k != "owner"} for user in device["users"]]
+    owners = {one["owner"]: one["memory_bytes"] for one in device["owners"] if one["memory_bytes"]}
+    return {**told, "users": users, "owners": owners if device["memory"] else {}}
+
+
+def same(found: Document, agents: Document) -> None:
+    """Both say the same of devices, slots on none, and sources."""
+    VALIDATOR.validate(json.loads(json.dumps(found)))
+    expected = {one["uuid"]: shown(one) for one in agents["devices"]}
+    assert {one["uuid"]: shown(one) for one in found["devices"]} == {
+        uuid: one for uuid, one in expected.items() if uuid in {one["uuid"] for one in found["devices"]}
+    }
+    lost = [one for one in agents["devices"] if one["uuid"] not in {one["uuid"] for one in found["devices"]}]
+    assert not [one for one in lost if one["holders"] or one["users"] or one["memory"]]
+    assert {tuple(one.items()) for one in found["unmatched"]} == {tuple(one.items()) for one in agents["unmatched"]}
+    assert [(one["source"], one["up"]) for one in found["sources"]] == [
+        (one["source"], one["up"]) for one in agents["sources"]
+    ]
+    assert found["capabilities"] == agents["capabilities"]
+    assert (found["timestamp"], found["node"]) == (agents["timestamp"], agents["node"])
+
+
+@pytest.mark.parametrize("honour", [True, False])
+@pytest.mark.parametrize("of_target", [target("a:1", node="node-1"), {"job": "g", "instance": "a:1"}])
+def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
+    """Whether labels are honoured or not, and whether targets have those of the operator or none."""
+    snapshot = named(busy_node(), "node-1", "10.0.0.1")
+    seen, _ = cluster_of((snapshot, of_target), honour=honour)
+    same(seen.documents[0], document(snapshot))
+
+
+@given(made_nodes())
+@settings(max_examples=40)
+def test_any_node(node: TestNode) -> None:
+    """Whatever a node is like, its series make its document again."""
+    node.collect()
+    snapshot = node.collect()
+    seen, _ = cluster_of((snapshot, target("a:1", node="node-a")), honour=False)
+    (found,) = seen.documents
+    same(found, document(snapshot))
+    for table in (map_table, top_table, waste_table):
+        assert table(seen, Shape(wide=True))
+
+
+def node_of(name: str, first: int, namespace: str = "ml") -> Snapshot:
+    """A node with a card of its own: one pod computes on it, another squats."""
+    card = gpu_uuid(first)
+    holder = Pod(namespace, f"{name}-train", {"main": {"nvidia.com/gpu": [card]}})
+    squatter = Pod("dev", f"{name}-shell", {"main": {}})
+    node = TestNode([Gpu(first)], [holder, squatter], [Process(10, card, holder, sm=0.5), Process(11, card, squatter)])
+    node.collect()
+    return named(node.collect(), name)
+
+
+def test_nodes_of_a_cluster_in_one_table() -> None:
+    """Rows of all nodes stand together, and say which they are of; sums are of all."""
+    one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
+    seen, _ = cluster_of((one, target("a:1")), (two, target("b:1")))
+    table = top_table(seen, Shape(order="node"))
+    assert [line.split()[0] for line in table.splitlines() if "GiB" in line] == ["gpu-1"] * 2 + ["gpu-2"] * 2
+    assert table.startswith("NODE ")
+    rows = top_values(seen, Shape(order="sm"))
+    assert [row["node"] for row in rows["rows"]][:2] == ["gpu-1", "gpu-2"]
+    assert [node["name"] for node in rows["nodes"]] == ["gpu-1", "gpu-2"]
+    each = [waste_values(Seen((one,)), Shape())["sums"] for one in seen.documents]
+    assert waste_values(seen, Shape())["sums"] == {key: each[0][key] + each[1][key] for key in each[0]}
+    waste = waste_table(seen, Shape())
+    assert waste.count("uses what it was not assigned: 1 process\n") == 2
+    assert "PID" not in waste
+    assert [one["node"]["name"] for one in map_values(seen, Shape())["nodes"]] == ["gpu-1", "gpu-2"]
+
+
+def test_one_namespace() -> None:
+    """Rows of other namespaces are gone, devices stay where it has a pod, and the sums are of what is shown."""
+    both, _ = cluster_of((node_of("gpu-1", 0), target("a:1")), (node_of("gpu-2", 1, "web"), target("b:1")))
+    seen = of_namespace(both, "web")
+    table = map_table(seen, Shape(namespace="web"))
+    assert "gpu-2-train" in table
+    assert "gpu-1" not in table
+    assert "shell" not in table
+    assert map_names(seen, Shape()) == [("web", "gpu-2-train")]
+    assert map_names(both, Shape())[0] == ("dev", "gpu-1-shell")
+    assert waste_values(seen, Shape())["sums"]["squatter_bytes"] == 0
+    nothing = of_namespace(both, "no")
+    assert map_table(nothing, Shape(namespace="no")).startswith("Nothing in namespace no holds or uses a GPU.")
+
+
+def test_two_servers_that_scrape_the_same() -> None:
+    """Replicas, and two jobs, are one node: nothing is counted twice."""
+    one = node_of("gpu-1", 0)
+    alone, _ = cluster_of((one, target("a:1")))
+    replicas = [(one, target("a:1", prometheus_replica=name)) for name in ("r0", "r1")]
+    jobs = [(one, target("a:1", job=name, zone=name)) for name in ("x", "y")]
+    for scrapes in (replicas, jobs):
+        seen, nodes = cluster_of(*scrapes)
+        assert [node.shown for node in nodes] == ["gpu-1"]
+        assert seen.documents[0]["devices"] == alone.documents[0]["devices"]
+
+
+def test_nodes_of_one_name_in_two_clusters() -> None:
+    """They are two, called by their clusters, and only they are."""
+    seen, nodes = cluster_of(
+        (node_of("gpu-1", 0), target("a:1", cluster="east")),
+        (node_of("gpu-1", 1), target("a:1", cluster="west")),
+        (node_of("gpu-2", 2), target("b:1", cluster="west")),
+    )
+    assert [node.shown for node in nodes] == ["east/gpu-1", "gpu-2", "west/gpu-1"]
+    assert [len(one["devices"]) for one in seen.documents] == [1, 1, 1]
+
+
+def test_a_gpu_of_two_nodes_is_doubted() -> None:
+    """A uuid is one GPU's alone: who sees it at two nodes is told so."""
+    seen, _ = cluster_of((node_of("gpu-1", 0), target("a:1")), (node_of("gpu-2", 0), target("b:1")))
+    assert seen.missing == (gpu_uuid(0),)
+
+
+def test_an_agent_that_was_replaced() -> None:
+    """For a while both are scraped: the newest says what the node is like."""
+    old, new = node_of("gpu-1", 0), node_of("gpu-1", 0)
+    new = replace(new, at=replace(new.at, wall=new.at.wall + 5))
+    seen, nodes = cluster_of((old, target("a:1", pod="gpumap-a")), (new, target("b:1", pod="gpumap-b")))
+    assert len(nodes) == 1
+    assert seen.documents[0]["timestamp"] == new.at.wall
+
+
+def test_who_does_not_answer() -> None:
+    """Targets that are down are called by their nodes; not those whose node answers by another one."""
+    seen, nodes = cluster_of((node_of("gpu-1", 0), target("a:1", node="gpu-1")))
+    assert seen.documents
+    rows = [target("z:1", node="gpu-1"), target("c:1", node="gpu-3"), {"job": "gpumap", "instance": "d:1"}]
+    assert down_nodes(rows, [], nodes) == ["d:1", "gpu-3"]
+
+
+def test_many_broken_nodes_do_not_fill_the_screen() -> None:
+    """What many have in common is one line, and of what is left there are twenty."""
+    seen, _ = cluster_of(*((node_of(f"gpu-{number}", number), target(f"{number}:1")) for number in range(3)))
+    broken = tuple({**one, "capabilities": {}} for one in seen.documents)
+    table = map_table(Seen(broken, tuple(f"node {number}: is away" for number in range(300)), fleet=True), Shape())
+    assert "\n3 nodes, gpu-0, gpu-1, gpu-2: Processes of other containers are not visible" in table
+    assert table.count(": is away") == 20
+    assert table.endswith("and 280 more of the kind\n")
+
+
+@pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300"])
+def test_values_that_are_none(text: str) -> None:
+    """Bytes are whole and not negative; what is not so is not known, and said."""
+    told = read(families.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
+    assert told.values == {}
+    assert told.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text}",)
+
+
+def test_questions() -> None:
+    """A family's own labels, those of the target where they are needed, and the user's matchers."""
+    selection = Selection('cluster="a"', ("instance",), frozenset({"namespace", "instance"}))
+    assert question(families.USED, selection) == (
+        "max by (namespace, pod, container, uuid, exported_namespace) "
+        '(gpumap_container_gpu_memory_used_bytes{cluster="a"})'
+    )
+    assert question(families.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
+    odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
+    assert list(chosen(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']
