@@ -12,11 +12,11 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check e2e tools golden protos docs pictures bench lock wheel clean
+.PHONY: help setup demo test check e2e tools golden protos docs pictures bench lock krew wheel clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e, bench and lock."
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e, bench, lock and krew."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 
@@ -59,6 +59,9 @@ lock: $(UV) ## Brings the locks in line with pyproject.toml (ARGS=--upgrade: new
 	$(COMPILE) $(ARGS) --output-file requirements.lock
 	$(COMPILE) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
 	$(COMPILE:pyproject.toml=bench/requirements.in) $(ARGS) --output-file bench/requirements.lock
+
+krew: .venv/.runtime ## Builds dist/krew: kubectl's plugin and its krew manifest (ARGS=--uri=…)
+	$(BIN)/python scripts/make_krew.py $(ARGS)
 
 wheel: .venv/.runtime ## Builds dist/gpumap-*.whl
 	rm -rf build

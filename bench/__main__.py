@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from bench import cycles, footprint, parts, push, scrapes
+from bench import cycles, fleet, footprint, parts, push, scrapes
 from bench.contestants import ROOT
 from bench.figures import Figure, table
 
@@ -22,7 +22,8 @@ SOURCE = ROOT / "src" / "gpumap"
 
 
 def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
-    """What is measured together, by the goals that it is for; G is what a group of families costs, without a goal."""
+    """What is measured together, by the goals that it is for. Without a goal: G, what a group of families costs, and F,
+    what a look at a cluster takes."""
 
     def memory(wanted: frozenset[str]) -> Iterator[Figure]:
         yield from footprint.memory(wanted)
@@ -42,6 +43,7 @@ def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
         ("P12",): cycles.doubled,
         ("P14",): push.push,
         ("G1",): cycles.groups,
+        ("F1",): fleet.fleet,
     }
 
 

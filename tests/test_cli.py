@@ -157,7 +157,7 @@ def test_help_may_be_cut_off(arguments: list[str]) -> None:
         (("paint",), '"paint" is no command of gpumap; see gpumap --help'),
         (("mpa",), "did you mean map?"),
         (("--watch", "wast"), "did you mean waste?"),
-        (("inspct",), '"inspct" is no command of gpumap; see'),
+        (("inspct",), "did you mean inspect?"),
         (("map", "--watc"), "--watc is no flag of gpumap map; did you mean --watch?; see gpumap map --help"),
         (("map", "--out=json"), "did you mean --output?"),
         (("serve", "--intervall", "5s"), "did you mean --interval?"),

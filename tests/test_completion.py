@@ -25,7 +25,7 @@ COMMANDS = sorted(subcommands(command_parser()))
 ANSWERS: list[tuple[str, list[str]]] = [
     ("gpumap ", COMMANDS),
     ("gpumap m", ["map"]),
-    ("gpumap map -o ", ["json", "table", "wide", "yaml"]),
+    ("gpumap map -o ", ["json", "name", "table", "wide", "yaml"]),
     ("gpumap doctor --output ", ["json", "table"]),
     ("gpumap top --sort-by m", ["memory"]),
     ("gpumap waste -o json --sort-by id", ["idle"]),
@@ -48,13 +48,13 @@ def make_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_each_script_has_every_flag(shell: str) -> None:
-    """Each command with each flag that its help shows."""
+    """Each command with each flag that its help shows, by its long name."""
     text = script(command_parser(), shell)
     for name, (_, parser) in subcommands(command_parser()).items():
         assert name in text
         for action in flags_of(parser):
             for option in action.option_strings:
-                assert option.lstrip("-") in text
+                assert option.lstrip("-") in text or not option.startswith("--")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -94,7 +94,13 @@ def test_bash(line: str, offered: list[str], folder: Path) -> None:
 def test_bash_with_an_equals_sign(folder: Path) -> None:
     """To readline `--sort-by=me` is three words."""
     assert bash("gpumap top --sort-by=me", folder, ["gpumap", "top", "--sort-by", "=", "me"]) == ["memory"]
-    assert bash("gpumap map -o=", folder, ["gpumap", "map", "--output", "="]) == ["json", "table", "wide", "yaml"]
+    assert bash("gpumap map -o=", folder, ["gpumap", "map", "--output", "="]) == [
+        "json",
+        "name",
+        "table",
+        "wide",
+        "yaml",
+    ]
 
 
 def test_bash_completes_paths(folder: Path) -> None:

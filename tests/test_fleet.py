@@ -21,14 +21,14 @@ from gpumap.look.seen import Seen
 from gpumap.look.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.look.tables.narrowed import of_namespace
 from gpumap.metrics import GROUPS, native, self_families
-from gpumap.snapshot import Snapshot
 from gpumap.snapshot import Node as SnapshotNode
+from gpumap.snapshot import Snapshot
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node
 from tests.test_laws import nodes as made_nodes
 from tests.test_map_schema import VALIDATOR
 
-PAGE = (*native(GROUPS), *self_families("1", "3"))
+PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
 Labels = dict[str, str]
 Scrape = tuple[Snapshot, Labels]
 """A page, and the labels of the target that it came from."""
@@ -95,9 +95,8 @@ def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
 
 def shown(device: Document) -> Document:
     """What series tell of a device."""
-    told = {key: device[key] for key in ("uuid", "gpu_uuid", "index", "model", "mig_profile", "memory", "holders")}
-    if device["index"] is None:
-        told["gpu_uuid"] = None
+    told = {key: device[key] for key in ("uuid", "mig_profile", "memory", "holders")}
+    told |= {key: device[key] for key in ("gpu_uuid", "index", "model") if device["memory"]}
     users = [{k: v for k, v in user.items() if "controller" not in k and k != "owner"} for user in device["users"]]
     owners = {one["owner"]: one["memory_bytes"] for one in device["owners"] if one["memory_bytes"]}
     return {**told, "users": users, "owners": owners if device["memory"] else {}}
@@ -179,7 +178,7 @@ def test_one_namespace() -> None:
     assert "gpu-1" not in table
     assert "shell" not in table
     assert map_names(seen, Shape()) == [("web", "gpu-2-train")]
-    assert map_names(both, Shape())[0] == ("dev", "gpu-1-shell")
+    assert map_names(both, Shape())[:2] == [("ml", "gpu-1-train"), ("dev", "gpu-1-shell")]
     assert waste_values(seen, Shape())["sums"]["squatter_bytes"] == 0
     nothing = of_namespace(both, "no")
     assert map_table(nothing, Shape(namespace="no")).startswith("Nothing in namespace no holds or uses a GPU.")
@@ -217,7 +216,7 @@ def test_a_gpu_of_two_nodes_is_doubted() -> None:
 def test_an_agent_that_was_replaced() -> None:
     """For a while both are scraped: the newest says what the node is like."""
     old, new = node_of("gpu-1", 0), node_of("gpu-1", 0)
-    new = replace(new, at=replace(new.at, wall=new.at.wall + 5))
+    new = replace(new, at=new.at._replace(wall=new.at.wall + 5))
     seen, nodes = cluster_of((old, target("a:1", pod="gpumap-a")), (new, target("b:1", pod="gpumap-b")))
     assert len(nodes) == 1
     assert seen.documents[0]["timestamp"] == new.at.wall

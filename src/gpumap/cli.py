@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpumap.errors import FatalError, UsageError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be honoured."""
+    """Run the command `gpumap`."""
+
+    def prepare() -> Callable[[], int]:
+        from gpumap.commands import prepared
+
+        return prepared(sys.argv[1:] if arguments is None else arguments)
+
+    return guarded(prepare)
+
+
+def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
+    """Prepare and run. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be honoured."""
     try:
         import signal
 
@@ -23,9 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _leave)
         # `serve` lets go of the driver for it; by itself it would end a process, and `pkill` reaches all of gpumap's.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        from gpumap.commands import prepared
-
-        return prepared(sys.argv[1:] if arguments is None else arguments)()
+        return prepare()()
     except UsageError as error:
         return _failed(_one_line(error), 2)
     except FatalError as error:

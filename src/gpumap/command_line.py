@@ -36,11 +36,11 @@ class _Format(argparse.RawDescriptionHelpFormatter):
             self._action_max_length += self._indent_increment  # argparse forgets that commands stand further in
 
 
-def top_parser(description: str, epilog: str, version: str) -> Parser:
-    """The parser of `gpumap` itself."""
+def top_parser(description: str, epilog: str, version: str, program: str = "gpumap") -> Parser:
+    """The parser of `gpumap` itself, or of another program that has commands."""
     parser = Parser(
-        prog="gpumap",
-        usage="gpumap COMMAND [flags]",
+        prog=program,
+        usage=f"{program} COMMAND [flags]",
         description=description,
         epilog=epilog,
         allow_abbrev=False,
@@ -65,7 +65,7 @@ def add_command(
     parser = commands.add_parser(
         name,
         help=says,
-        usage=f"gpumap {name} {usage}".rstrip(),
+        usage=f"{commands._prog_prefix} {name} {usage}".rstrip(),
         description=f"{says[0].upper()}{says[1:]}." + (more and f"\n\n{more}"),
         epilog=f"examples:\n{shown}" if shown else None,
         allow_abbrev=False,
@@ -93,7 +93,8 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     first = next((word for word in arguments if not word.startswith("-")), None)
     if first is not None and first not in commands:
         shown = [name for name in commands if commands[name].add_help]
-        raise UsageError(f'"{first}" is no command of gpumap{did_you_mean(first, shown)}; see gpumap --help')
+        meant = did_you_mean(first, shown)
+        raise UsageError(f'"{first}" is no command of {parser.prog}{meant}; see {parser.prog} --help')
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         chosen = commands[first] if first is not None else parser

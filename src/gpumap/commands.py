@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from gpumap import __version__
 from gpumap.command_line import Parser, add_command, one_of, parse, top_parser
@@ -26,14 +26,11 @@ from gpumap.units import parse_duration
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
-LATER_COMMANDS = ("inspect",)
-"""Commands of the contract that are not built yet: known, and refused."""
-
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
     given = parse(command_parser(), arguments)
-    if getattr(given, "command", "") in ("map", "top", "waste", "doctor"):
+    if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor"):
         from gpumap.look import asking, show  # noqa: F401 # the look itself imports them again
     return lambda: int(given.run(given))
 
@@ -54,10 +51,6 @@ def command_parser() -> Parser:
     add_look_commands(commands)
     for add in (_add_serve, _add_record, _add_demo, _add_completion):
         add(commands)
-    for name in LATER_COMMANDS:
-        later = commands.add_parser(name, add_help=False, prefix_chars="\0")
-        later.add_argument("rest", nargs="*")
-        later.set_defaults(run=_later(name))
     return parser
 
 
@@ -143,13 +136,6 @@ def _nothing_asked(parser: Parser) -> int:
     """Help, and exit code 2: a container that lost its arguments must not look as if it had done its work."""
     parser.print_help(sys.stderr)
     return 2
-
-
-def _later(name: str) -> object:
-    def refuse(_: argparse.Namespace) -> NoReturn:
-        raise UsageError(f"{name} is not built yet")
-
-    return refuse
 
 
 def _serve(given: argparse.Namespace) -> int:

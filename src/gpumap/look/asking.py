@@ -85,7 +85,7 @@ async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
         async with session.get(url, max_redirects=REDIRECTS_MAX + 1) as response:
             if response.status != 200:
                 raise FatalError(f"{address} answered {response.status} {response.reason}")
-            found = json.loads(await _body(response, address))
+            return map_in(await body_of(response, str(address)), str(address))
     except aiohttp.TooManyRedirects as error:
         raise FatalError(f"{address} redirects too often") from error
     except aiohttp.RedirectClientError as error:
@@ -96,20 +96,32 @@ async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
         raise FatalError(f"{address} did not answer: no answer within {REQUEST_SECONDS:g} s") from error
     except aiohttp.ClientError as error:
         raise FatalError(f"{address} did not answer: {why_silent(error)}") from error
-    except (ValueError, RecursionError, zlib.error) as error:
+    except ValueError as error:
         raise FatalError(f"{address} did not answer with JSON") from error
+
+
+def map_in(body: bytes, who: str) -> Document:
+    """The map that was answered. Raises FatalError where it is none."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FatalError(f"{who} did not answer with JSON") from error
     if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
-        raise FatalError(f"{address} is no gpumap of this version")
+        raise FatalError(f"{who} is no gpumap of this version")
     return found
 
 
-async def _body(response: aiohttp.ClientResponse, address: URL) -> bytes:
-    """What was answered, unpacked. Raises FatalError where it is more than a map can be."""
+async def body_of(response: aiohttp.ClientResponse, who: str) -> bytes:
+    """What was answered, unpacked a piece at a time. Raises FatalError where it is more than a map can be, or cannot be
+    unpacked."""
     packed = response.headers.get("Content-Encoding", "identity").lower() != "identity"
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if packed else None
     body = bytearray()
     async for piece in response.content.iter_chunked(_PIECE_BYTES):
-        body += unpack.decompress(piece, ANSWER_BYTES_MAX + 1 - len(body)) if unpack else piece
+        try:
+            body += unpack.decompress(piece, ANSWER_BYTES_MAX + 1 - len(body)) if unpack else piece
+        except zlib.error as error:
+            raise FatalError(f"{who} did not answer with JSON") from error
         if len(body) > ANSWER_BYTES_MAX:
-            raise FatalError(f"{address} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
+            raise FatalError(f"{who} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
     return bytes(body)

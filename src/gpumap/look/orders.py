@@ -3,6 +3,9 @@
 MAP_ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 TOP_ORDERS = (
     *("memory", "sm", "peak", "granted", "processes"),
-    *("device", "namespace", "pod", "container", "owner", "pid"),
+    *("device", "namespace", "pod", "container", "owner", "pid", "node"),
 )
-WASTE_ORDERS = ("severity", "waste", "gpus", "granted", "used", "idle", "device", "namespace", "pod", "container")
+WASTE_ORDERS = (
+    *("severity", "waste", "gpus", "granted", "used", "idle"),
+    *("device", "namespace", "pod", "container", "node"),
+)

@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import re
+import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -33,6 +34,13 @@ those of its cache. Who does not know a parameter does not mind it."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
+_STRINGS = frozenset({str})
+_NUMBERS = frozenset({int, float})
+
+Point = tuple[float, str]
+"""Unix seconds, and a value as it was written."""
+
+
 class TooMuchError(FatalError):
     """The server could not do it, or not in time; it may be able to do less."""
 
@@ -54,15 +62,26 @@ class Prometheus:
         self._timeout_seconds = timeout_seconds
         self._room = asyncio.Semaphore(_AT_ONCE)
 
-    async def instant(self, expression: str, moment: int) -> list[Row]:
-        """Evaluate at one moment."""
-        asked = {"query": expression, "time": str(moment)}
-        return self._rows(await self._ask("query", asked), "vector", "value")
+    async def instant(self, expression: str, moment: int | None = None) -> list[Row]:
+        """Evaluate at one moment, or now."""
+        return [Row(labels, [point]) for labels, point in await self.vector(expression, moment)]
+
+    async def vector(self, expression: str, moment: int | None = None) -> list[tuple[Mapping[str, str], Point]]:
+        """The same without a list for each row: of large answers."""
+        asked = {"query": expression} | ({} if moment is None else {"time": str(moment)})
+        found = self._result(await self._ask("query", asked), "vector")
+        try:
+            rows: list[tuple[Mapping[str, str], Point]] = [(one["metric"], one["value"]) for one in found]
+            if all(_are_labels(labels) and _is_point(point) for labels, point in rows):
+                return rows
+        except (KeyError, TypeError):
+            pass
+        raise self._nonsense("a row that is none of a vector")
 
     async def range(self, expression: str, first: int, last: int, step_seconds: int) -> list[Row]:
         """Evaluate at each step from `first` to `last`, both included."""
         asked = {"query": expression, "start": str(first), "end": str(last), "step": str(step_seconds)}
-        return self._rows(await self._ask("query_range", asked), "matrix", "values")
+        return self._rows(await self._ask("query_range", asked))
 
     async def series(self, selector: str, start: int, end: int) -> list[Mapping[str, str]]:
         """The labels of the series that have samples in this time, and somewhat around it."""
@@ -105,17 +124,20 @@ class Prometheus:
             raise FatalError(f"{self.url} answered, but warns: {_short(said)}")
         return found["data"]
 
-    def _rows(self, data: Any, kind: str, values: str) -> list[Row]:
-        if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
-            raise self._nonsense(f"what is no {kind}")
+    def _rows(self, data: Any) -> list[Row]:
         rows = []
-        for one in data["result"]:
-            points = one.get(values) if isinstance(one, dict) and _are_labels(one.get("metric")) else None
-            points = [points] if kind == "vector" else points
+        for one in self._result(data, "matrix"):
+            points = one.get("values") if isinstance(one, dict) and _are_labels(one.get("metric")) else None
             if not isinstance(points, list) or not all(map(_is_point, points)):
-                raise self._nonsense(f"a row that is none of a {kind}")
+                raise self._nonsense("a row that is none of a matrix")
             rows.append(Row(one["metric"], [(float(moment), value) for moment, value in points]))
         return rows
+
+    def _result(self, data: Any, kind: str) -> list[Any]:
+        if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
+            raise self._nonsense(f"what is no {kind}")
+        found: list[Any] = data["result"]
+        return found
 
     def _nonsense(self, what: str) -> FatalError:
         return FatalError(
@@ -138,11 +160,15 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def connect(url: str, headers: Mapping[str, str], timeout_seconds: float) -> AsyncGenerator[Prometheus, None]:
-    """A server to ask, until the block ends. Raises UsageError for what is no URL."""
+async def connect(
+    url: str, headers: Mapping[str, str], timeout_seconds: float, tls: ssl.SSLContext | None = None
+) -> AsyncGenerator[Prometheus, None]:
+    """A server to ask, until the block ends. Raises UsageError for what is no URL. Without `tls` the system's
+    certificates are trusted."""
     address = address_of(url)
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    connector = aiohttp.TCPConnector(ssl=True if tls is None else tls)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, connector=connector) as session:
         yield Prometheus(session, address, timeout_seconds)
 
 
@@ -160,6 +186,12 @@ def address_of(url: str) -> URL:
         raise UsageError(f"--prometheus {shown}: is not a URL")
     path = re.sub(r"(/api/v1(/query)?)?/*$", "", given.path)
     return given.with_path(path, keep_query=True)
+
+
+def credentials_of(url: str) -> tuple[str, str] | None:
+    """User and password of a URL that has them."""
+    given = URL(url)
+    return None if given.user is None and given.password is None else (given.user or "", given.password or "")
 
 
 def headers_of(given: Sequence[str]) -> dict[str, str]:
@@ -191,11 +223,11 @@ def _short(text: str) -> str:
 
 
 def _are_labels(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
+    return type(found) is dict and _STRINGS.issuperset(map(type, found.values()))
 
 
 def _is_point(found: object) -> bool:
-    if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], str):
+    if type(found) is not list or len(found) != 2 or type(found[1]) is not str:
         return False
     moment = found[0]
-    return isinstance(moment, int | float) and not isinstance(moment, bool) and math.isfinite(moment)
+    return type(moment) in _NUMBERS and math.isfinite(moment)

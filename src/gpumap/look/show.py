@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
@@ -24,7 +24,8 @@ from gpumap.look.doctor import Facts, as_values, examine, works
 from gpumap.look.seen import Seen, Sights
 from gpumap.look.tables import Shape, doctor_table
 from gpumap.look.tables.amounts import age
-from gpumap.look.tables.document import sources_up
+from gpumap.look.tables.document import few, sources_up
+from gpumap.look.tables.narrowed import of_namespace
 from gpumap.terminal import PIPE, Screen, cells, printable, unsteering, wrapped
 
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -36,13 +37,19 @@ _MALFORMED = (KeyError, TypeError, AttributeError, ValueError, OverflowError, Re
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a command shows: its table, its values for scripts, how the user wants them, and what was asked."""
+    """What a command shows: its table, its values for scripts, how the user wants them, and what was asked.
+
+    `notes` are told on standard error beside a table that has no room for them; `names` are the pods, namespace and
+    name, that it is about.
+    """
 
     table: Callable[[Seen, Shape], str]
     values: Callable[[Seen, Shape], Document]
     form: str
     shape: Shape
     asked: str = ""
+    notes: Callable[[Seen], Sequence[str]] | None = None
+    names: Callable[[Seen, Shape], Sequence[tuple[str, str]]] | None = None
 
 
 async def show(sights: Sights, view: View, *, watch: bool, interval_seconds: float) -> int:
@@ -58,9 +65,11 @@ async def show(sights: Sights, view: View, *, watch: bool, interval_seconds: flo
                 if isinstance(found, FatalError):
                     raise found
                 text, up = _read(found, view, screen_of_stdout())
+                beside = _beside(found, view)
                 print(end=text, flush=True)
+                _tell(beside)
                 _tell_old(found)
-                return 0 if up & {"kubelet", "nvml"} else 1
+                return 0 if up & {"kubelet", "nvml"} and not found.missing else 1
     finally:
         if painter is not None:
             painter.leave()
@@ -117,6 +126,7 @@ class _Painter:
         self._last = ""
         self._failed = ""
         self._old = ""
+        self._beside: list[str] = []
         self._begun = False
 
     def paint(self, found: Seen | FatalError) -> None:
@@ -126,12 +136,16 @@ class _Painter:
             if isinstance(found, FatalError):
                 raise found
             text, _ = _read(found, self._view, screen)
+            beside = _beside(found, self._view)
         except FatalError as error:
             self._say(printable(" ".join(str(error).split())), screen)
             return
         self._failed = ""
         self._last = text
         was_old, self._old = self._old, collected_long_ago(found, time.time())
+        said_before, self._beside = self._beside, beside
+        if not self._in_place:
+            _tell(one for one in self._beside if one not in said_before)
         if self._old and not was_old and not self._in_place:
             _tell_old(found)
         if self._in_place:
@@ -159,7 +173,7 @@ class _Painter:
         size = shutil.get_terminal_size()
         columns = max(size.columns, 1)
         lines = [screen.paint(printable(head), "bold")]
-        notices = [self._old] if self._old else []
+        notices = [*self._beside, *([self._old] if self._old else [])]
         if self._failed:
             notices += [f"{self._failed}; asking on." + (" Below: what was last answered." if self._last else "")]
         lines += [screen.paint(line, "red") for notice in notices for line in wrapped(notice, columns)]
@@ -206,6 +220,21 @@ def _often(found: Document) -> float:
     return float(max(_OLD_SECONDS, 2 * (found.get("interval_seconds") or 0)))
 
 
+def _beside(seen: Seen, view: View) -> list[str]:
+    """What is told beside the table. Raises FatalError where a document is none."""
+    try:
+        if view.form not in ("table", "wide"):
+            return [printable(f"missing: {one}") for one in few(seen.missing, fleet=True)]
+        return [printable(one) for one in view.notes(seen)] if view.notes and view.form == "table" else []
+    except _MALFORMED as error:
+        raise _no_map() from error
+
+
+def _tell(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
+
+
 def _tell_old(seen: Seen) -> None:
     if old := collected_long_ago(seen, time.time()):
         print(f"gpumap: {old}", file=sys.stderr, flush=True)
@@ -219,7 +248,7 @@ def _read(seen: Seen, view: View, screen: Screen) -> tuple[str, set[str]]:
     """The text to show, and which sources are up on any node. Raises FatalError where a document is none."""
     try:
         shape = replace(view.shape, screen=screen)
-        return _text(seen, view, shape), set().union(*map(sources_up, seen.documents))
+        return _text(of_namespace(seen, shape.namespace), view, shape), set().union(*map(sources_up, seen.documents))
     except _MALFORMED as error:
         raise _no_map() from error
 
@@ -233,4 +262,6 @@ def _text(seen: Seen, view: View, shape: Shape) -> str:
         return unsteering(json.dumps(view.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
         return yaml.safe_dump(view.values(seen, shape), sort_keys=False, allow_unicode=True)
+    if view.form == "name":
+        return "".join(f"pod/{printable(name)}\n" for _, name in (view.names(seen, shape) if view.names else ()))
     return view.table(seen, shape)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.command_line import Parser, add_command, one_of
 from gpumap.errors import FatalError, UsageError
-from gpumap.units import parse_duration
+from gpumap.look.server_flags import add_server_flags, matchers_of, server_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _FORMS = ("table", "csv", "json")
 _WAYS = ("namespace", "pod", "label")
-_MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
-_MATCH = re.compile(rf"\s*{_MATCHER}(\s*,\s*{_MATCHER})*\s*,?\s*", re.ASCII)
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
 _MORE = """\
@@ -95,21 +93,13 @@ def add_bill(commands: Commands) -> None:
     )
     output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
     where = bill.add_argument_group("where from")
-    where.add_argument(
-        "--prometheus", metavar="URL", required=True, help="the server, with the path before /api/v1 if it has one"
-    )
-    where.add_argument(
-        "--header", metavar="TEXT", action="append", default=[], help="'Name: value' for each request; repeatable"
-    )
-    where.add_argument("--token-file", metavar="FILE", help="a bearer token to send")
-    where.add_argument("--match", metavar="MATCH", default="", help="only series with these labels, as in PromQL")
+    add_server_flags(where, required=True)
     where.add_argument(
         "--label-match", metavar="MATCH", help="the same for kube_pod_labels (default: what --match says)"
     )
     where.add_argument(
         "--resolution", metavar="DURATION", default="1m", help="the steps asked for, 1m to 10m (default: 1m)"
     )
-    where.add_argument("--timeout", metavar="DURATION", default="1m", help="for each request (default: 1m)")
 
 
 # --- carrying it out --------------------------------------------------------------------------------------------------
@@ -117,20 +107,17 @@ def add_bill(commands: Commands) -> None:
 
 def _bill(given: argparse.Namespace) -> int:
     from gpumap.look import show
-    from gpumap.look.prometheus import address_of, headers_of
     from gpumap.stopping import until_stopped
 
     request = _request(given)
-    address_of(given.prometheus)
-    headers = headers_of(given.header) | _token(given)
-    timeout_seconds = _duration("--timeout", given.timeout)
+    asked = server_of(given)
     show.take_any_text()
     made: list[Bill] = []
 
     async def make() -> int:
         from gpumap.look.prometheus import connect
 
-        async with connect(given.prometheus, headers, timeout_seconds) as server:
+        async with connect(asked.url, asked.headers, asked.timeout_seconds, asked.tls) as server:
             waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
             try:
                 made.append(await _made(server, request))
@@ -161,8 +148,8 @@ def _request(given: argparse.Namespace) -> Request:
         raise UsageError(
             "--by label: needs --label NAME" if given.label is None else "--label: is of use with --by label"
         )
-    match = _matchers("--match", given.match)
-    label_match = match if given.label_match is None else _matchers("--label-match", given.label_match)
+    match = matchers_of("--match", given.match or "")
+    label_match = match if given.label_match is None else matchers_of("--label-match", given.label_match)
     if given.label_match is not None and given.label is None:
         raise UsageError("--label-match: is of use with --by label")
     price = given.price_per_gpu_hour
@@ -175,37 +162,6 @@ def _request(given: argparse.Namespace) -> Request:
         price=None if price is None else Fraction(price),
         window=window_of(given.start, given.end, given.resolution, time.time()),
     )
-
-
-def _matchers(flag: str, text: str) -> str:
-    bare = text.strip()
-    bare = bare[1:-1] if bare.startswith("{") and bare.endswith("}") else bare
-    if bare.strip() and not _MATCH.fullmatch(bare):
-        raise UsageError(f'{flag} {text}: is not of the form \'cluster="a"\' or \'cluster="a",region=~"eu-.*"\'')
-    return bare.strip().rstrip(",").strip()
-
-
-def _token(given: argparse.Namespace) -> dict[str, str]:
-    if given.token_file is None:
-        return {}
-    if any(one.lower().startswith("authorization:") for one in given.header):
-        raise UsageError("--token-file: cannot be sent together with --header 'Authorization: …'")
-    try:
-        with open(given.token_file, encoding="utf-8") as file:
-            token = file.read().strip()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not text"
-        raise UsageError(f"--token-file {given.token_file}: {reason}") from error
-    if not token.isascii() or not token.isprintable() or " " in token or not token:
-        raise UsageError(f"--token-file {given.token_file}: does not hold a token")
-    return {"Authorization": f"Bearer {token}"}
-
-
-def _duration(flag: str, text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{flag} {text}: {error}") from error
 
 
 async def _made(server: Prometheus, request: Request) -> Bill:

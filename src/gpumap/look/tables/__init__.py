@@ -3,9 +3,9 @@
 from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.look.tables.doctor import doctor_table
 from gpumap.look.tables.layout import Shape
-from gpumap.look.tables.map import map_table, map_values
-from gpumap.look.tables.top import top_table, top_values
-from gpumap.look.tables.waste import waste_table, waste_values
+from gpumap.look.tables.map import map_names, map_table, map_values
+from gpumap.look.tables.top import top_names, top_table, top_values
+from gpumap.look.tables.waste import waste_names, waste_table, waste_values
 
 __all__ = [
     "MAP_ORDERS",
@@ -13,10 +13,13 @@ __all__ = [
     "WASTE_ORDERS",
     "Shape",
     "doctor_table",
+    "map_names",
     "map_table",
     "map_values",
+    "top_names",
     "top_table",
     "top_values",
+    "waste_names",
     "waste_table",
     "waste_values",
 ]

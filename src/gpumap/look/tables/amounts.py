@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 UNKNOWN = "-"
+_NODES_LISTED = 20
+_TIB_FROM = 10 * 1024
+"""Of GiB: sums of a cluster's."""
 
 
 def size(value: int | None) -> str:
@@ -14,7 +19,7 @@ def size(value: int | None) -> str:
         if abs(amount) < 1024:
             return f"{amount:.0f}{unit}" if value else "0"
         amount /= 1024
-    return f"{amount:.1f}GiB"
+    return f"{amount:.1f}GiB" if abs(amount) < _TIB_FROM else f"{amount / 1024:.1f}TiB"
 
 
 def percent(value: float | None) -> str:
@@ -22,7 +27,9 @@ def percent(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g}"
+    if value is None:
+        return UNKNOWN
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def number(value: int | None) -> str:
@@ -45,3 +52,14 @@ def age(seconds: float | None) -> str:
         left = whole
     days, hours = divmod(left, 24)
     return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def of_nodes(names: Sequence[str]) -> str:
+    """Whom a sentence is about: `node a`, or `3 nodes, a, b, c`."""
+    return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from gpumap.document import Document
+from gpumap.look.seen import Seen
+from gpumap.look.tables.amounts import of_nodes
+from gpumap.look.tables.layout import Shape
 
 T = TypeVar("T")
 Key = tuple[str, str, str]
@@ -13,6 +16,8 @@ Key = tuple[str, str, str]
 Sorter = Callable[[T], str | float | None]
 
 
+SENTENCES_MAX = 20
+NOBODY: Key = ("", "", "")
 _NO_USERS = ("gone", "mps_server")
 """Owners whose processes count for no container, also where a container of that name is a user."""
 
@@ -20,13 +25,15 @@ _NO_USERS = ("gone", "mps_server")
 class Other(NamedTuple):
     """What is used on a device by processes of no container that has a row, and by none at all (`unaccounted`).
 
-    `key` names the pod and container where they are known. `processes` are the document's.
+    `key` names the pod and container where they are known. `processes` are the document's; one that is made of series
+    has none, and `running` says how many there are.
     """
 
     owner: str
     key: Key
     memory_bytes: int | None
     processes: tuple[Document, ...]
+    running: int | None
 
 
 def key_of(row: Document) -> Key:
@@ -51,11 +58,25 @@ def others(device: Document) -> Iterator[Other]:
         rest = [one for one in of_owner if name in _NO_USERS or key_of(one) not in users]
         if name == "unaccounted" or (name == "sibling" and not rest):
             if told:
-                yield Other(name, ("", "", ""), told, ())
+                yield Other(name, NOBODY, told, (), None)
             continue
+        if not device["processes"] and name not in ("assigned", "unassigned"):
+            yield from _without_processes(device, owner)
         for key in sorted({key_of(one) for one in rest}):
             processes = tuple(one for one in rest if key_of(one) == key)
-            yield Other(name, key, sum_of(one["memory_bytes"] for one in processes), processes)
+            yield Other(name, key, sum_of(one["memory_bytes"] for one in processes), processes, len(processes))
+
+
+def _without_processes(device: Document, owner: Document) -> Iterator[Other]:
+    """An owner of a document without processes, less the containers that have rows of their own."""
+    rows = [user for user in device["users"] if user["owner"] == owner["owner"]]
+    memory_bytes, count = owner["memory_bytes"], owner["processes"]
+    if memory_bytes is not None:
+        memory_bytes -= sum_of(row["memory_bytes"] for row in rows) or 0
+    if count is not None:
+        count = max(count - sum(row["processes"] for row in rows), 0)
+    if memory_bytes or count:
+        yield Other(owner["owner"], NOBODY, memory_bytes, (), count)
 
 
 def sum_of(values: Iterable[int | None]) -> int | None:
@@ -83,13 +104,60 @@ def sources_up(document: Document) -> set[str]:
     return {source["source"] for source in document["sources"] if source["up"] and not document.get("stale")}
 
 
-def no_devices(document: Document) -> str:
+def no_rows(seen: Seen, shape: Shape) -> str:
     """What stands in the place of a table without a device."""
-    return "No current data." if document.get("stale") else "No devices."
+    if shape.namespace:
+        return f"Nothing in namespace {shape.namespace} holds or uses a GPU."
+    stale = any(document.get("stale") for document in seen.documents)
+    return "No current data." if stale else "No devices."
 
 
-def troubles(document: Document) -> Iterator[str]:
-    """What keeps the document from being whole, a sentence each."""
+def troubles(seen: Seen) -> Iterator[str]:
+    """What keeps what was seen from being whole, a sentence each: of nodes, and nodes that are not seen at all."""
+    yield from few(of_each(seen, _troubles), seen.fleet)
+    yield from few(seen.missing, seen.fleet)
+
+
+def few(sentences: Iterable[str], fleet: bool) -> Iterator[str]:
+    """So many of a cluster's that a screen holds them."""
+    told = list(sentences)
+    yield from told[:SENTENCES_MAX] if fleet else told
+    if fleet and len(told) > SENTENCES_MAX:
+        yield f"and {len(told) - SENTENCES_MAX} more of the kind"
+
+
+def name_of(document: Document) -> str:
+    """The node's."""
+    name: str = document["node"]["name"]
+    return name
+
+
+def cluster_values(seen: Seen) -> Document:
+    """What values of a cluster begin with: the nodes that they are of, and when each was collected."""
+    nodes = [{**document["node"], "timestamp": document["timestamp"]} for document in seen.documents]
+    return {"version": 1, "nodes": nodes}
+
+
+def pods_in(rows: Iterable[Key]) -> list[tuple[str, str]]:
+    """Namespace and name of each pod once, as it comes first."""
+    return list(dict.fromkeys((namespace, pod) for namespace, pod, _ in rows if pod))
+
+
+def of_each(seen: Seen, sentences: Callable[[Document], Iterable[str]]) -> Iterator[str]:
+    """What is said of each node; of a cluster's, a sentence that is the same of many stands once, with their names."""
+    if not seen.fleet:
+        for document in seen.documents:
+            yield from sentences(document)
+        return
+    names: dict[str, list[str]] = {}
+    for document in seen.documents:
+        for sentence in dict.fromkeys(sentences(document)):
+            names.setdefault(sentence, []).append(document["node"]["name"])
+    for sentence, nodes in names.items():
+        yield f"{of_nodes(nodes)}: {sentence}"
+
+
+def _troubles(document: Document) -> Iterator[str]:
     if document.get("stale"):
         yield document["stale"]
     for gpu in document["gpus"]:
@@ -97,7 +165,8 @@ def troubles(document: Document) -> Iterator[str]:
             yield f"GPU {gpu['index']} {gpu['uuid']} is down: {gpu['fault']}"
     for source in document["sources"]:
         if not source["up"]:
-            yield f"{source['source']} is down: {source['reason']} ({source['detail'] or ''})"
+            why = f": {source['reason']} ({source['detail'] or ''})" if source["reason"] else ""
+            yield f"{source['source']} is down{why}"
     if not document["capabilities"].get("pid_visibility"):
         yield invisible(document)
 

@@ -31,6 +31,7 @@ class Finding:
     idle_seconds: float | None = None
     pids: tuple[int, ...] = ()
     remedy: str | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ def findings(document: Document, idle_after_seconds: float) -> list[Finding]:
                 found += _of_holder(place, device, holder, use, document["timestamp"], idle_after_seconds)
     found += _unmatched(document)
     return sorted(found, key=_rank)
+
+
+def worst_first(one: Finding) -> tuple[int, float, int, str, int, Key]:
+    """Sorts the findings of many nodes."""
+    kind, gpus, waste, place, key = _rank(one)
+    return kind, gpus, waste, one.node, place, key
 
 
 def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
@@ -105,6 +112,12 @@ def _ungranted(document: Document) -> Iterator[str]:
             f"No memory of their own is known to be granted to {counted(holders, 'holder')} (on {names}): "
             f"{verdict} neither over nor under a grant."
         )
+
+
+SUMMED = (
+    *("idle_gpus", "idle_holders", "unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes"),
+    "unmatched_slots",
+)
 
 
 def sums(found: list[Finding], document: Document) -> dict[str, float | None]:
@@ -159,9 +172,10 @@ def _squatters(place: int, device: Document) -> Iterator[Finding]:
             pids = tuple(
                 one["pid"] for one in device["processes"] if key_of(one) == key and one["owner"] == "unassigned"
             )
+            who = _named(device, pids) if pids or device["processes"] else _counted(user["processes"])
             yield Finding(
                 "squatter", place, device_name(device), device["uuid"], key, None, None, used, used,
-                f"uses what it was not assigned: {_named(device, pids)}", pids=pids,
+                f"uses what it was not assigned: {who}", pids=pids,
             )  # fmt: skip
 
 
@@ -170,9 +184,10 @@ def _leftovers(place: int, device: Document) -> Iterator[Finding]:
         if other.owner == "gone":
             pids = tuple(one["pid"] for one in other.processes)
             used = other.memory_bytes
+            who = _named(device, pids) if pids else _counted(other.running)
             yield Finding(
                 "leftover", place, device_name(device), device["uuid"], other.key, None, None, used, used,
-                f"its pod is gone, and left {_named(device, pids)}", pids=pids,
+                f"its pod is gone, and left {who}", pids=pids,
             )  # fmt: skip
 
 
@@ -267,6 +282,11 @@ def _named(device: Document, pids: tuple[int, ...]) -> str:
     shown = ", ".join(f"{pid} {names[pid] or ''}".strip() for pid in pids[:3])
     more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
     return f"PID {shown}{more}"
+
+
+def _counted(processes: int | None) -> str:
+    """Processes whose PIDs are not told."""
+    return counted(processes, "process", "processes") if processes else "memory in use"
 
 
 def _rank(one: Finding) -> tuple[int, float, int, int, Key]:

@@ -18,7 +18,10 @@ _SENTENCE, _INDENT = 24, 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a user wants a table. `order` is a column to sort by, empty for the table's own order."""
+    """How a user wants a table. `order` is a column to sort by, empty for the table's own order.
+
+    `namespace` is the one that alone is shown, empty for all.
+    """
 
     wide: bool = False
     headers: bool = True
@@ -26,6 +29,7 @@ class Shape:
     reverse: bool = False
     processes: bool = False
     idle_after_seconds: float = 300.0
+    namespace: str = ""
     screen: Screen = field(default=PIPE)
 
 
@@ -151,5 +155,8 @@ def _line(
 
 def _padded(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     for text, width in zip(line, widths, strict=True):
-        fits = shortened(text, width)
-        yield fits + " " * (width - cells(fits))
+        taken = cells(text)
+        if taken > width:
+            text = shortened(text, width)
+            taken = cells(text)
+        yield text + " " * (width - taken)

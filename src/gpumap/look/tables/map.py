@@ -8,8 +8,19 @@ from gpumap.document import Document
 from gpumap.look.orders import MAP_ORDERS
 from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, number, percent, ratio, size
-from gpumap.look.tables.document import Key, device_name, in_order, key_of, no_devices, others, troubles
+from gpumap.look.tables.document import (
+    Key,
+    device_name,
+    in_order,
+    key_of,
+    name_of,
+    no_rows,
+    others,
+    pods_in,
+    troubles,
+)
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.look.tables.node_column import in_columns, with_node
 
 """What containers below a device may be sorted by: the first is by name; numbers stand largest first."""
 
@@ -37,28 +48,51 @@ COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 
 def map_table(seen: Seen, shape: Shape) -> str:
     """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
-    (document,) = seen.documents
-    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
-    rows = [row for device in document["devices"] for row in _device_rows(device, partitioned, shape)]
-    blocks = [aligned(_COLUMNS, rows, shape) if rows else no_devices(document), unmatched_table(document, shape)]
-    return joined([*blocks, notes(troubles(document), shape.screen, "red")])
+    rows = [
+        row._replace(cells=[name_of(document), *row.cells])
+        for document in seen.documents
+        for row in _rows(document, shape)
+    ]
+    columns = with_node(_COLUMNS, seen)
+    blocks = [aligned(columns, in_columns(rows, seen), shape) if rows else no_rows(seen, shape)]
+    return joined([*blocks, unmatched_table(seen, shape), notes(troubles(seen), shape.screen, "red")])
 
 
 def map_values(seen: Seen, shape: Shape) -> Document:
-    """The same for scripts: the document as it is."""
+    """The same for scripts: the document as it is, or those of a cluster."""
+    if seen.fleet:
+        return {"version": 1, "nodes": list(seen.documents), "missing": list(seen.missing)}
     (document,) = seen.documents
     return document
 
 
-def unmatched_table(document: Document, shape: Shape) -> str:
+def map_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
+    """The pods that hold or use a device, or hold slots on none."""
+    found = [
+        key_of(row)
+        for document in seen.documents
+        for rows in (*((*one["holders"], *one["users"]) for one in document["devices"]), document["unmatched"])
+        for row in rows
+    ]
+    return pods_in(found)
+
+
+def _rows(document: Document, shape: Shape) -> Iterator[Row]:
+    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
+    for device in document["devices"]:
+        yield from _device_rows(device, partitioned, shape)
+
+
+def unmatched_table(seen: Seen, shape: Shape) -> str:
     """Slots that no device answers to; empty where there are none."""
     columns = [Column("NAMESPACE", name=True), Column("POD", name=True), Column("CONTAINER", name=True)]
     columns += [Column("RESOURCE", name=True), Column("SLOTS"), Column("NOT MATCHED")]
     rows = [
-        Row([*key_of(row), row["resource"], str(row["slots"]), row["reason"]], "yellow", 5)
+        Row([name_of(document), *key_of(row), row["resource"], str(row["slots"]), row["reason"]], "yellow", 5)
+        for document in seen.documents
         for row in document["unmatched"]
     ]
-    return aligned(columns, rows, shape) if rows else ""
+    return aligned(with_node(columns, seen), in_columns(rows, seen), shape) if rows else ""
 
 
 def _device_rows(device: Document, partitioned: Collection[str], shape: Shape) -> Iterator[Row]:
@@ -122,4 +156,4 @@ def _grant(holder: Document | None, owner: str) -> tuple[str, str, str]:
 def _rest(device: Document) -> Iterator[Row]:
     for other in others(device):
         row = ["", "", *other.key, "", "", "", size(other.memory_bytes), "", other.owner, "", ""]
-        yield Row([*row, str(len(other.processes) or ""), ""], COLOURS.get(other.owner, ""), _OWNER)
+        yield Row([*row, str(other.running or ""), ""], COLOURS.get(other.owner, ""), _OWNER)

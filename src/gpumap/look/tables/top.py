@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from gpumap.document import Document
 from gpumap.look.orders import TOP_ORDERS
 from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, age, number, percent, size
-from gpumap.look.tables.document import Key, device_name, in_order, key_of, no_devices, others, troubles
+from gpumap.look.tables.document import (
+    Key,
+    cluster_values,
+    device_name,
+    in_order,
+    key_of,
+    name_of,
+    no_rows,
+    others,
+    pods_in,
+    troubles,
+)
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.look.tables.map import COLOURS
+from gpumap.look.tables.node_column import in_columns, with_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,7 @@ class Use:
     pid: int | None = None
     type: str | None = None
     name: str | None = None
+    node: str = ""
 
 
 _BY_NUMBER: dict[str, Callable[[Use], float | None]] = {
@@ -52,40 +65,55 @@ _BY_NAME: dict[str, Callable[[Use], str | float | None]] = {
     "container": lambda use: use.container,
     "owner": lambda use: use.owner,
     "pid": lambda use: use.pid,
+    "node": lambda use: use.node,
 }
 
 
 def top_table(seen: Seen, shape: Shape) -> str:
     """The rows, then what keeps them from being whole."""
-    (document,) = seen.documents
-    uses = _sorted(document, shape)
-    if not document["devices"]:
-        table = no_devices(document)
+    uses = _sorted(seen, shape)
+    moments = {name_of(document): document["timestamp"] for document in seen.documents}
+    columns = with_node(_PROCESS_COLUMNS if shape.processes else _COLUMNS, seen)
+    if not any(document["devices"] for document in seen.documents):
+        table = no_rows(seen, shape)
     elif not uses:
         table = "Nothing is in use."
     elif shape.processes:
-        table = aligned(_PROCESS_COLUMNS, [_process_row(use) for use in uses], shape)
+        table = aligned(columns, in_columns(map(_process_row, uses), seen), shape)
     else:
-        table = aligned(_COLUMNS, [_container_row(use, document["timestamp"]) for use in uses], shape)
-    return joined([table, notes(troubles(document), shape.screen, "red")])
+        rows = (_container_row(use, moments[use.node]) for use in uses)
+        table = aligned(columns, in_columns(rows, seen), shape)
+    return joined([table, notes(troubles(seen), shape.screen, "red")])
 
 
 def top_values(seen: Seen, shape: Shape) -> Document:
     """The same rows for scripts, in bytes and ratios; what is not known is null."""
-    (document,) = seen.documents
     rows = []
-    for use in _sorted(document, shape):
-        row = {key: value for key, value in asdict(use).items() if key != "place"}
+    for use in _sorted(seen, shape):
+        row = {key: value for key, value in asdict(use).items() if key not in ("place", "node")}
         row |= {key: row[key] or None for key in ("namespace", "pod", "container")}
         if not shape.processes:
             row = {key: value for key, value in row.items() if key not in ("pid", "type", "name")}
-        rows.append(row)
+        rows.append({"node": use.node, **row} if seen.fleet else row)
+    if seen.fleet:
+        return {**cluster_values(seen), "rows": rows, "missing": list(seen.missing)}
+    (document,) = seen.documents
     return {"version": 1, "timestamp": document["timestamp"], "node": document["node"], "rows": rows}
 
 
-def _sorted(document: Document, shape: Shape) -> list[Use]:
+def top_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
+    """The pods of the rows, in their order."""
+    return pods_in((use.namespace, use.pod, use.container) for use in _sorted(seen, shape))
+
+
+def _sorted(seen: Seen, shape: Shape) -> list[Use]:
     find = _of_processes if shape.processes else _of_containers
-    uses = [use for place, device in enumerate(document["devices"]) for use in find(place, device)]
+    uses = [
+        replace(use, node=name_of(document))
+        for document in seen.documents
+        for place, device in enumerate(document["devices"])
+        for use in find(place, device)
+    ]
     order = shape.order or TOP_ORDERS[0]
     by: Callable[[Use], str | float | None] = {**_BY_NUMBER, **_BY_NAME}[order]
     uses = in_order(uses, _BY_NUMBER["memory"], largest_first=True, reverse=False)  # among equals
@@ -118,7 +146,7 @@ def _of_containers(place: int, device: Document) -> Iterator[Use]:
             other.owner,
             other.memory_bytes,
             sm_ratio=min(sum(told), 1.0) if told and None not in told else None,
-            processes=len(other.processes) or None,
+            processes=other.running or None,
         )
 
 
@@ -212,6 +240,7 @@ _PROCESS_COLUMNS = (
 def _container_row(use: Use, now: float) -> Row:
     return Row(
         [
+            use.node,
             *_names(use),
             use.device,
             size(use.memory_bytes),
@@ -233,6 +262,7 @@ def _container_row(use: Use, now: float) -> Row:
 def _process_row(use: Use) -> Row:
     return Row(
         [
+            use.node,
             use.device,
             number(use.pid),
             use.type or UNKNOWN,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 
 from gpumap.document import Document
 from gpumap.look.orders import WASTE_ORDERS
 from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, ratio, size
-from gpumap.look.tables.document import in_order, no_devices
-from gpumap.look.tables.findings import Finding, findings, sums, unknown
+from gpumap.look.tables.document import cluster_values, few, in_order, name_of, no_rows, of_each, pods_in
+from gpumap.look.tables.findings import SUMMED, Finding, findings, sums, unknown, worst_first
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.look.tables.node_column import in_columns, with_node
 from gpumap.units import counted
 
 _BY_NUMBER: dict[str, Callable[[Finding], float | None]] = {
@@ -26,6 +27,7 @@ _BY_NAME: dict[str, Callable[[Finding], str | float | None]] = {
     "namespace": lambda one: one.key[0],
     "pod": lambda one: one.key[1],
     "container": lambda one: one.key[2],
+    "node": lambda one: one.node,
 }
 _COLUMNS = (
     Column("FINDING"),
@@ -52,11 +54,11 @@ _SUMS = {
 
 def waste_table(seen: Seen, shape: Shape) -> str:
     """Findings, what cannot be known, and a last line of sums."""
-    (document,) = seen.documents
-    found = _sorted(document, shape)
+    found = _sorted(seen, shape)
     rows = [
         Row(
             [
+                one.node,
                 one.kind.upper() if one.kind in ("squatter", "leftover") else one.kind,
                 *(part or UNKNOWN for part in one.key),
                 one.device or UNKNOWN,
@@ -72,59 +74,84 @@ def waste_table(seen: Seen, shape: Shape) -> str:
         )
         for one in found
     ]
-    doubts = list(unknown(document, shape.idle_after_seconds))
+    doubts = list(few(_unknown(seen, shape), seen.fleet))
     if rows:
-        table = aligned(_COLUMNS, rows, shape)
-    elif not document["devices"]:
-        table = no_devices(document)
-    elif _judged(found, document):
+        table = aligned(with_node(_COLUMNS, seen), in_columns(rows, seen), shape)
+    elif not any(document["devices"] for document in seen.documents):
+        table = no_rows(seen, shape)
+    elif _judged(seen):
         table = "No waste was found."
     else:
         table, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
     remedies = notes((f"{one.key[1]}: {one.remedy}" for one in found if one.remedy and shape.wide), shape.screen)
-    summary = notes([_summary(found, document)], shape.screen, "bold")
-    return joined([table, remedies, notes(doubts, shape.screen), summary])
+    missing = notes(few(seen.missing, seen.fleet), shape.screen, "red")
+    summary = notes([_summary(found, _sums(seen, shape))], shape.screen, "bold")
+    return joined([table, remedies, notes(doubts, shape.screen), missing, summary])
 
 
 def waste_values(seen: Seen, shape: Shape) -> Document:
     """The same for scripts: findings, sums, and sentences on what is not known."""
+    found = [{"node": one.node, **_value(one)} if seen.fleet else _value(one) for one in _sorted(seen, shape)]
+    judged: Document = {"findings": found, "sums": _sums(seen, shape), "unknown": list(_unknown(seen, shape))}
+    if seen.fleet:
+        return {**cluster_values(seen), **judged, "missing": list(seen.missing)}
     (document,) = seen.documents
-    found = _sorted(document, shape)
-    return {
-        "version": 1,
-        "timestamp": document["timestamp"],
-        "node": document["node"],
-        "findings": [_value(one) for one in found],
-        "sums": sums(found, document),
-        "unknown": list(unknown(document, shape.idle_after_seconds)),
-    }
+    return {"version": 1, "timestamp": document["timestamp"], "node": document["node"], **judged}
 
 
-def _judged(found: list[Finding], document: Document) -> bool:
+def waste_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
+    """The pods that something was found of, in the findings' order."""
+    return pods_in(one.key for one in _sorted(seen, shape))
+
+
+def _judged(seen: Seen) -> bool:
     """Whether anything could have been found: somebody holds or uses what is measured."""
-    total = sums(found, document)
-    known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
-    return known and any(device["memory"] for device in document["devices"])
+    for document in seen.documents:
+        total = sums([], document)
+        known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
+        if known and any(device["memory"] for device in document["devices"]):
+            return True
+    return False
+
+
+def _unknown(seen: Seen, shape: Shape) -> Iterator[str]:
+    return of_each(seen, lambda document: unknown(document, shape.idle_after_seconds))
+
+
+def _sums(seen: Seen, shape: Shape) -> dict[str, float | None]:
+    """Of all nodes of which something is known."""
+    of_nodes = [sums(findings(document, shape.idle_after_seconds), document) for document in seen.documents]
+    found: dict[str, float | None] = {}
+    for name in SUMMED:
+        told = [value for one in of_nodes if (value := one[name]) is not None]
+        found[name] = sum(told) if told else None
+    if found["idle_gpus"] is not None:
+        found["idle_gpus"] = round(found["idle_gpus"], 3)
+    return found
 
 
 def _value(one: Finding) -> Document:
     names = dict(zip(("namespace", "pod", "container"), (part or None for part in one.key), strict=True))
     row = {"finding": one.kind, **names, **asdict(one)}
     row |= {"device": one.device or None, "uuid": one.uuid or None, "pids": list(one.pids)}
-    return {key: value for key, value in row.items() if key not in ("kind", "key", "place")}
+    return {key: value for key, value in row.items() if key not in ("kind", "key", "place", "node")}
 
 
-def _sorted(document: Document, shape: Shape) -> list[Finding]:
-    found = findings(document, shape.idle_after_seconds)
+def _sorted(seen: Seen, shape: Shape) -> list[Finding]:
+    found = [
+        replace(one, node=name_of(document))
+        for document in seen.documents
+        for one in findings(document, shape.idle_after_seconds)
+    ]
     order = shape.order or WASTE_ORDERS[0]
     if order == "severity":
+        found.sort(key=worst_first)
         return found[::-1] if shape.reverse else found
     by: Callable[[Finding], str | float | None] = {**_BY_NUMBER, **_BY_NAME}[order]
     return in_order(found, by, largest_first=order in _BY_NUMBER, reverse=shape.reverse)
 
 
-def _summary(found: list[Finding], document: Document) -> str:
-    total = sums(found, document)
+def _summary(found: list[Finding], total: dict[str, float | None]) -> str:
     parts = []
     if total["idle_gpus"] is not None:
         shareless = sum(one.kind == "idle" and one.gpus is None for one in found)

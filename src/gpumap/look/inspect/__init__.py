@@ -1,0 +1,1 @@
+"""`gpumap inspect`: the tables of `kubectl inspect gpushare` and `cgpu`, counted from what nodes' agents saw."""

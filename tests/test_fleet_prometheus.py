@@ -1,0 +1,196 @@
+"""`gpumap map`, `top` and `waste` ask a real Prometheus that scrapes nodes: its answers are what the agents serve."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.demo_process import demo, fetch
+from tests.scraped import prometheus
+from tests.test_bill import answering, refusal, serving, sleeping
+from tests.test_cli import gpumap, one_line
+from tests.test_cli import gpumap_in_loop as in_loop
+from tests.test_prometheus import eventually
+
+OWN = {"namespace": "gpumap", "pod": "gpumap-x", "container": "gpumap", "endpoint": "metrics", "service": "gpumap"}
+
+
+def job(name: str, url: str, *, honour: bool, **labels: str) -> dict[str, Any]:
+    target = {"targets": [url.removeprefix("http://")], "labels": {**OWN, **labels}}
+    return {"job_name": name, "honor_labels": honour, "static_configs": [target]}
+
+
+@pytest.fixture(name="agents", scope="module")
+def run_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Two nodes, whose GPUs differ."""
+    folder = tmp_path_factory.mktemp("agents")
+    (folder / "one").mkdir()
+    (folder / "two").mkdir()
+    with (
+        demo(folder / "one", "--interval", "1s", "--node-name", "gpu-1", "--node-ip", "10.0.0.7") as one,
+        demo(folder / "two", "--interval", "1s", "--node-name", "gpu-2", "--scenario", "sharing") as two,
+    ):
+        yield {"gpu-1": one, "gpu-2": two}
+
+
+@pytest.fixture(name="server", scope="module")
+def run_server(agents: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prometheus that honours one node's labels and not the other's, and cannot scrape a third one."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "scrape_configs": [
+            job("honoured", agents["gpu-1"], honour=True, node="gpu-1"),
+            {
+                **job("moved", agents["gpu-2"], honour=False, node="gpu-2"),
+                "static_configs": [
+                    job("moved", agents["gpu-2"], honour=False, node="gpu-2")["static_configs"][0],
+                    {"targets": ["127.0.0.1:9"], "labels": {**OWN, "node": "gpu-3"}},
+                ],
+            },
+        ],
+    }
+    with prometheus(folder / "data", folder, config=json.dumps(config)) as url:
+
+        def rows(query: str) -> int:
+            asked = urllib.parse.urlencode({"query": query})
+            return len(json.loads(fetch(f"{url}/api/v1/query?{asked}")[0])["data"]["result"])
+
+        eventually(lambda: rows("up == 0") == 1 and rows("count_over_time(gpumap_node_info[1m]) > 2") == 2)
+        yield url
+
+
+def names(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
+    """Who holds or uses what."""
+    return {
+        (device["uuid"], row["namespace"], row["pod"], row["container"])
+        for device in document["devices"]
+        for row in (*device["holders"], *device["users"])
+    }
+
+
+def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
+    """It is the agents' own; the node that cannot be scraped is named, and the exit code says that it is missing."""
+
+    def agrees() -> bool:
+        done = gpumap("map", "--prometheus", server, "-o", "json")
+        assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
+        found = json.loads(done.stdout)
+        assert found["missing"] == [MISSING]
+        told = {one["node"]["name"]: names(one) for one in found["nodes"]}
+        served = {name: names(json.loads(fetch(f"{url}/api/v1/map")[0])) for name, url in agents.items()}
+        return told == served
+
+    eventually(agrees)
+
+
+MISSING = "node gpu-3: its gpumap cannot be scraped (up is 0)"
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste"])
+def test_tables_of_a_cluster(server: str, command: str) -> None:
+    """They say which node a row is of, and what is missing."""
+    done = gpumap(command, "--prometheus", server)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("NODE ")
+    assert {line.split()[0] for line in lines[1:] if "GiB" in line and ":" not in line} >= {"gpu-1", "gpu-2"}
+    assert MISSING in lines
+    assert "PID" not in done.stdout
+
+
+def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
+    """--match chooses targets, -n rows; what is whole ends with 0."""
+    done = gpumap("top", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert {row["namespace"] for row in found["rows"]} == {"research"}
+    assert {row["node"] for row in found["rows"]} == {"gpu-1"}
+    pods = gpumap("waste", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "name")
+    assert "pod/notebook-idle" in pods.stdout.splitlines()
+    assert all(line.startswith("pod/") for line in pods.stdout.splitlines())
+
+
+def test_no_gpumap_there(server: str) -> None:
+    """One line says so, with what was asked for."""
+    done = gpumap("map", "--prometheus", server, "--match", 'cluster="none"')
+    assert one_line(done, 1) == f'no gpumap series at {server} matching cluster="none"'
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "says"),
+    [
+        ("", 401, "answered 401 Unauthorized: who is asking? see --header"),
+        ("", 403, "answered 403 Forbidden: it refuses"),
+        (refusal("execution", "query timed out"), 503, "answered 503 Service Unavailable: query timed out"),
+        ("<html>", 200, "answered what is no JSON (a page of HTML: a login?): is it the URL of a "),
+        ('{"status": "succ', 200, "answered what is no JSON: is it the URL of a "),
+        ('{"status": "success", "data": {"resultType": "vector", "result": []}}', 200, "does not say what time it is"),
+        ('{"status": "success", "data": [], "isPartial": true}', 200, "answered in part: some of its storage is away"),
+        ('{"status": "success", "data": [], "warnings": ["x"]}', 200, "answered, but warns: x"),
+    ],
+)
+async def test_a_server_that_refuses_or_is_none(text: str, status: int, says: str) -> None:
+    """Exit code 1, and one line with its URL and its reason: never half a table."""
+    async with serving(answering(text, status)) as url:
+        said = one_line(await in_loop("waste", "--prometheus", url), 1)
+        assert said.removeprefix(f"{url} ").startswith(says)
+
+
+async def test_a_server_that_is_slow() -> None:
+    """It is waited for as long as --timeout says."""
+    async with serving(sleeping) as url:
+        said = one_line(await in_loop("top", "--prometheus", url, "--timeout", "200ms"), 1)
+        assert said == f"{url} did not answer within 0.2 s"
+
+
+async def test_values_that_are_not_gpumaps() -> None:
+    """They are left out, and that is said; the rest is shown."""
+
+    async def answer(request: web.Request) -> web.Response:
+        query = (await request.post())["query"]
+        value, labels = "NaN", {"instance": "a:1", "uuid": "GPU-1", "pod": "p"}
+        if "time()" in str(query):
+            value = "1000"
+        elif str(query).startswith("gpumap_snapshot") or "node_info" in str(query):
+            value, labels = "990", {"instance": "a:1", "node": "gpu-1"}
+        elif "up" in str(query):
+            labels = {}
+        rows = [{"metric": labels, "value": [1000, value]}] if labels else []
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
+
+    async with serving(answer) as url:
+        done = await in_loop("map", "--prometheus", url)
+    assert done.returncode == 1
+    assert "not understood, and left out: gpumap_" in done.stdout
+    assert " is NaN" in done.stdout
+    assert "more such series" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--prometheus", "http://a:1", "--url", "http://b:1"), "--prometheus: cannot be asked together with --url"),
+        (
+            ("--prometheus", "http://a:1", "--proc", "/proc"),
+            "--proc: is about this node's sources, and --prometheus asks a server about all nodes",
+        ),
+        (("--match", 'a="b"'), "--match: is of use with --prometheus"),
+        (("--token-file", "x", "--url", "http://b:1"), "--token-file: is of use with --prometheus"),
+        (("--prometheus", "a:1"), "--prometheus a:1: does not start with http:// or https://"),
+    ],
+)
+def test_flags_that_do_not_fit(flags: tuple[str, ...], says: str) -> None:
+    """One line, and exit code 2."""
+    assert one_line(gpumap("map", *flags), 2) == says
+
+
+def test_processes_are_the_agents_alone() -> None:
+    """Series tell no PIDs: who asks a server for them is told."""
+    done = gpumap("top", "--processes", "--prometheus", "http://127.0.0.1:9")
+    assert one_line(done, 2) == "--processes: is known to the node's agent alone (--url)"

@@ -1,0 +1,560 @@
+"""`gpumap inspect`: the tables of kubectl inspect gpushare and cgpu, byte for byte, and real use beside the grant.
+
+tests/inspect/*.txt are what the original's own printer (gpushare-device-plugin, cmd/inspect/display.go, 45fb8b8) has
+printed of these clusters; used.txt is ours. gpushare.txt and cgpu*.txt are the tables of two reference documents,
+line by line. What the second lost on its way into a page they still have: blanks at the ends of lines, an empty line
+before it, and one of the two before its last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpumap.document import Document, document
+from gpumap.errors import FatalError
+from gpumap.look.inspect import notes as inspect_notes
+from gpumap.look.inspect.cards import GPU_MEM, Amount
+from gpumap.look.inspect.command import only
+from gpumap.look.inspect.grants import NodeGrants, grants, natural
+from gpumap.look.seen import Seen
+from gpumap.look.tables.document import key_of
+from gpumap.look.tables.inspect import LEGEND, inspect_table, inspect_values
+from gpumap.look.tables.tabwriter import tabulated
+from gpumap.snapshot import Snapshot
+from tests.demo_process import GPUMAP, demo, environment, fetch
+from tests.fleet import PATIENCE_SECONDS, gpumap_job, wait_for_holders
+from tests.golden import CAPTURES
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.scraped import prometheus
+from tests.sharing import answer
+from tests.test_laws import runs
+from tests.test_prometheus import Prometheus
+
+GOLDEN = Path(__file__).with_name("inspect")
+MIB = 1 << 20
+TITAN_V, GTX_1080_TI, V100 = 12066, 11178, 16160
+"""MiB: 11, 10 and 15 slots, as gpushare's plugin counts them."""
+
+
+class Slots(NamedTuple):
+    """What a pod is given of one card; of none that is known, where `card` is `None`. `used` by a process it has."""
+
+    pod: str
+    card: int | None
+    slots: int
+    namespace: str = "ml"
+    used: int = 0
+
+
+def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> Document:
+    """A node whose cards, so many MiB each, gpushare shares out."""
+    each = cards[0] * MIB // unit
+    offered = {GPU_MEM: [f"{gpu_uuid(card)}-_-{n}" for card in range(len(cards)) for n in range(each)]}
+    node = TestNode([Gpu(index, total=size * MIB) for index, size in enumerate(cards)], allocatable=offered)
+    pods: dict[tuple[str, str], Pod] = {}
+    for number, one in enumerate(held):
+        pod = pods.setdefault((one.namespace, one.pod), Pod(one.namespace, one.pod))
+        container = f"c{number}"
+        index = "-1" if one.card is None else str(one.card)
+        visible = "no-gpu-has-4GiB-to-run" if one.card is None else index
+        # The kubelet hands out whichever ids are free: they do not name the card.
+        pod.ids[container] = {GPU_MEM: [f"{gpu_uuid(0)}-_-{1000 * number + n}" for n in range(one.slots)]}
+        pod.answers[container, GPU_MEM] = answer(NVIDIA_VISIBLE_DEVICES=visible, ALIYUN_COM_GPU_MEM_IDX=index)
+        if one.used:
+            leaf = gpu_uuid(one.card or 0)
+            node.processes.append(Process(100 + number, leaf, pod, container, memory=one.used))
+    node.pods = list(pods.values())
+    node.collect()
+    return named(node.collect(), name, address)
+
+
+def named(snapshot: Snapshot, name: str, address: str | None = None) -> Document:
+    return {**document(snapshot), "node": {"name": name, "internal_ip": address}}
+
+
+def table(*documents: Document, details: bool = False, used: bool = False) -> str:
+    return inspect_table(grants(Seen(documents)), details=details, used=used)
+
+
+def notes(seen: Seen, *, used: bool) -> list[str]:
+    return inspect_notes.notes(seen, grants(seen), used=used)
+
+
+def rows(*documents: Document, details: bool = False, used: bool = False) -> list[list[str]]:
+    """The words of the table's lines."""
+    return [line.split() for line in table(*documents, details=details, used=used).splitlines()]
+
+
+def row_of(word: str, *documents: Document, details: bool = False, used: bool = False) -> list[str]:
+    """The words of the one line that begins with a name, without it."""
+    (found,) = [row for row in rows(*documents, details=details, used=used) if row[:1] == [word]]
+    return found[1:]
+
+
+# --- byte for byte ----------------------------------------------------------------------------------------------------
+
+
+def reference_000() -> list[Document]:
+    first = [Slots(f"p{card}", card, slots) for card, slots in enumerate((4, 6, 10)) if slots]
+    second = [Slots(f"p{card}", card, slots) for card, slots in enumerate((4, 0, 10, 9, 0, 10, 6, 6)) if slots]
+    return [
+        shared_out("192.168.68.4", "192.168.68.4", [GTX_1080_TI] * 8, *second),
+        shared_out("192.168.3.4", "192.168.3.4", [TITAN_V] * 8, *first),
+    ]
+
+
+def reference_002(*held: Slots) -> list[Document]:
+    return [shared_out("cn-hangzhou.192.168.2.167", "192.168.2.167", [V100], *held)]
+
+
+def uneven() -> list[Document]:
+    held = (Slots("a", 0, 4), Slots("b", 1, 11), Slots("waits", None, 3, "web"))
+    return [
+        shared_out("node-10", None, [V100] * 4, Slots("a", 0, 8), Slots("c", 2, 2)),
+        shared_out("node-9", "10.0.0.9", [TITAN_V] * 2, *held),
+    ]
+
+
+APPS = (Slots("app-3g-v1-1", 0, 4, "default"), Slots("app-3g-v1-0", 0, 4, "default"))
+
+
+@pytest.mark.parametrize(
+    ("golden", "documents", "details"),
+    [
+        ("gpushare.txt", reference_000(), False),
+        ("cgpu.txt", reference_002(), False),
+        ("cgpu-details.txt", reference_002(*APPS), True),
+        ("uneven.txt", uneven(), False),
+        ("uneven-details.txt", uneven(), True),
+    ],
+)
+def test_tables_are_those_of_the_original(golden: str, documents: list[Document], details: bool) -> None:
+    """Byte for byte, blanks at the ends of lines included: what reads the original's table reads this one."""
+    assert table(*documents, details=details) == (GOLDEN / golden).read_text()
+
+
+def test_mib_slots_are_counted_as_such() -> None:
+    """Where every card has slots of a MiB, so is the table's unit."""
+    node = shared_out("node", None, [2048], Slots("a", 0, 300), unit=MIB)
+    assert rows(node)[0][-2:] == ["GPU", "Memory(MiB)"]
+    assert row_of("node", node) == ["unknown", "300/2048", "300/2048"]
+
+
+def test_a_mixed_cluster_has_one_unit() -> None:
+    """Slots of a MiB are GiB beside slots of a GiB; the original takes the first node's word for all."""
+    small = shared_out("small", None, [2048], Slots("a", 0, 300), unit=MIB)
+    large = shared_out("large", None, [V100], Slots("b", 0, 4))
+    assert row_of("small", small, large) == ["unknown", "<1/2", "<1/2"]
+    assert row_of("large", small, large) == ["unknown", "4/15", "4/15"]
+    assert rows(small, large)[-1] == ["4/17", "(25%)"]
+
+
+def test_many_gib_slots_are_no_mib() -> None:
+    """A card of more than 100 GiB still has slots of a GiB; the original guesses by the number."""
+    node = shared_out("node", None, [143771], Slots("a", 0, 120))
+    assert rows(node)[0][-1] == "Memory(GiB)"
+    assert row_of("node", node) == ["unknown", "120/140", "120/140"]
+
+
+def test_percentages_are_cut_off_as_the_original_does() -> None:
+    """29 of 100 are 28 %: its floating-point number is a little less."""
+    node = shared_out("node", None, [100 * 1024], Slots("a", 0, 29))
+    assert rows(node)[-1] == ["29/100", "(28%)"]
+
+
+def test_containers_of_a_pod_are_added_up() -> None:
+    """A pod has one line, with what its containers hold of each card."""
+    held = (Slots("pair", 0, 4), Slots("pair", 0, 2), Slots("pair", 1, 3))
+    assert row_of("pair", shared_out("node", None, [V100] * 2, *held), details=True) == ["ml", "6", "3"]
+
+
+def test_pods_stand_in_the_order_of_their_cards_and_names() -> None:
+    """What a Go map shuffles has an order here; names with numbers are sorted as people do."""
+    held = (Slots("waits", None, 1), Slots("p-10", 0, 1), Slots("a", 1, 1), Slots("p-9", 0, 1))
+    names = [row[0] for row in rows(shared_out("node", None, [V100] * 2, *held), details=True) if row[1:2] == ["ml"]]
+    assert names == ["p-9", "p-10", "a", "waits"]
+
+
+def test_nothing_to_show() -> None:
+    """Without a node that has a GPU there are headers, sums of nothing, and a word on standard error."""
+    node = TestNode()
+    node.collect()
+    found = named(node.collect(), "cpu-only")
+    for documents in ((), (found,)):
+        assert table(*documents) == (
+            "NAME  IPADDRESS  GPU Memory(GiB)\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n"
+        )
+        assert table(*documents, details=True) == "\n\nAllocated/Total GPU Memory In Cluster:  0/0 (0%)  \n"
+        assert notes(Seen(documents), used=False) == ["no GPU was seen"]
+
+
+# --- the printer ------------------------------------------------------------------------------------------------------
+
+
+def block(lines: list[list[str]], column: int) -> Iterator[list[str]]:
+    """Go's own way to lay out cells: column by column, each run of lines that have one formatted on its own."""
+    number = 0
+    while number < len(lines):
+        if len(lines[number]) <= column + 1:
+            yield lines[number]
+            number += 1
+            continue
+        end = number
+        while end < len(lines) and len(lines[end]) > column + 1:
+            end += 1
+        width = max(len(line[column]) for line in lines[number:end]) + 2
+        filled = [[*line[:column], f"{line[column]:<{width}}", *line[column + 1 :]] for line in lines[number:end]]
+        yield from block(filled, column + 1)
+        number = end
+
+
+@given(st.lists(st.lists(st.text("ab-学é\u0301 ", max_size=6), min_size=1, max_size=5), max_size=8))
+def test_columns_are_those_of_gos_tabwriter(lines: list[list[str]]) -> None:
+    """A column ends where a line has none; characters are counted, whatever they take on a terminal."""
+    expected = "".join("".join(line) + "\n" for line in block(lines, 0))
+    assert tabulated(["\t".join(line) for line in lines]) == expected
+
+
+def test_names_cannot_leave_their_cells() -> None:
+    """A name with a tab, an end of line or an escape in it is shown without; wide characters count as one."""
+    node = shared_out("学\t\n\x1b[2Jノード", None, [V100], Slots("a", 0, 4))
+    assert table(node).splitlines()[1] == "学???[2Jノード  unknown    4/15                   4/15"
+
+
+@given(st.lists(st.integers(0, 120)), st.text("ab-", max_size=3))
+def test_natural_order(numbers: list[int], word: str) -> None:
+    """Numbers in names are in the order of numbers."""
+    names = [f"{word}{number}" for number in numbers]
+    assert [int(name.removeprefix(word)) for name in sorted(names, key=natural)] == sorted(numbers)
+
+
+# --- grants of all kinds ----------------------------------------------------------------------------------------------
+
+
+def on_cards(
+    *pods: Pod, gpus: Sequence[Gpu] = (Gpu(0),), processes: Sequence[Process] = (), **more: object
+) -> Document:
+    node = TestNode(list(gpus), list(pods), list(processes), **more)  # type: ignore[arg-type]
+    node.collect()
+    return named(node.collect(), "node")
+
+
+def test_a_whole_card_is_granted_whole() -> None:
+    """A GPU of its own is its memory, cut off to GiB; one that nobody holds is granted to nobody."""
+    pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    found = on_cards(pod, gpus=[Gpu(0, total=V100 * MIB), Gpu(1, total=V100 * MIB)])
+    assert row_of("node", found) == ["unknown", "15/15", "0/15", "15/31"]
+    assert row_of("train", found, details=True) == ["ml", "15", "0"]
+    assert notes(Seen((found,)), used=False) == []
+
+
+def test_an_unknown_grant_is_not_nothing() -> None:
+    """A GPU shared in time grants no memory: a dash; what is known beside it is a least amount."""
+    shared = [Pod("ml", f"s{n}", {"main": {"nvidia.com/gpu.shared": [f"{gpu_uuid(0)}::{n}"]}}) for n in range(2)]
+    whole = Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
+    found = on_cards(*shared, whole, gpus=[Gpu(0), Gpu(1)])
+    assert row_of("node", found) == ["unknown", "-/80", "80/80", ">=80/160"]
+    assert rows(found)[-1] == [">=80/160", "(>=50%)"]
+    assert row_of("s0", found, details=True) == ["ml", "-", "0"]
+    alone = on_cards(*shared)
+    assert rows(alone)[-1] == ["-/80", "(-)"]
+    assert [one for one in notes(Seen((alone,)), used=False) if ">=" in one]
+
+
+def test_mig_devices_are_added_up_on_their_gpu() -> None:
+    """A GPU's grants are its MIG devices'; compute instances share their GPU instance's memory, which counts once."""
+    gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1), (2, 0, 1)])
+    one, two = (Pod("ml", f"ci{n}", {"main": {"nvidia.com/mig-1c": [str(mig_uuid(0, 1, n))]}}) for n in range(2))
+    three = Pod("ml", "gi", {"main": {"nvidia.com/mig-1g": [str(mig_uuid(0, 2, 0))]}})
+    found = on_cards(one, two, three, gpus=[gpu])
+    assert [row_of(name, found, details=True)[1] for name in ("ci0", "ci1", "gi")] == ["10", "10", "10"]
+    assert row_of("node", found) == ["unknown", "20/80", "20/80"]
+
+
+def test_a_gpu_that_is_down_keeps_its_column() -> None:
+    """What its memory is, is not known; neither is anything of one that has not told its name."""
+    pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}})
+    found = on_cards(pod, gpus=[Gpu(0, fault="lost"), Gpu(1), Gpu(2)])
+    assert row_of("node", found) == ["unknown", "-/-", "0/80", "80/80", ">=80/>=160"]
+    assert [one for one in notes(Seen((found,)), used=False) if one.startswith("GPU 0 is down")]
+
+
+def test_without_nvml_nothing_stands_in_a_wrong_column() -> None:
+    """No card has an index: what is held is pending, cards are dashes, and the sums say that they are not whole."""
+    dark = on_cards(Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}}), down={"nvml"})
+    assert table(dark).splitlines()[0].split()[:4] == ["NAME", "IPADDRESS", "PENDING(Allocated)", "GPU"]
+    assert row_of("node", dark) == ["unknown", "-", "-/-"]
+    assert row_of("train", dark, details=True) == ["ml", "-"]
+    well = shared_out("well", None, [V100], Slots("a", 0, 4))
+    assert row_of("node", dark, well) == ["unknown", "-/-", "-", "-/-"]
+    assert rows(dark, well)[-1] == [">=4/>=15", "(-)"]
+    assert any(one.startswith("node node: NVML does not answer") for one in notes(Seen((dark, well)), used=False))
+
+
+def test_before_the_kubelet_has_answered_nothing_is_granted_for_all_that_is_known() -> None:
+    """Nobody was seen to hold anything, which is not 0."""
+    found = on_cards(down={"kubelet"})
+    assert row_of("node", found) == ["unknown", "-/80", "-/80"]
+    assert [one for one in notes(Seen((found,)), used=False) if one.startswith("the kubelet")]
+
+
+def test_slots_of_others_on_no_card_are_told_beside() -> None:
+    """They are on one of the cards, nobody knows which: sums are least amounts."""
+    lost = Pod("ml", "lost", {"main": {"tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]}})
+    found = on_cards(lost)
+    assert row_of("node", found) == ["unknown", "0/80", "-/80"]
+    assert [one for one in notes(Seen((found,)), used=False) if "tencent.com/vcuda-core" in one]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(runs())
+def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
+    """Whatever a node has been through: each holder has a line, no sum is of more than its parts, nobody is accused but
+    by what is known."""
+    (node,) = run
+    assert isinstance(node, TestNode)
+    for _ in range(2):
+        found = document(node.collect())
+        for details, used in itertools.product((False, True), repeat=2):
+            assert table(found, details=details, used=used)
+        assert isinstance(notes(Seen((found,)), used=True), list)
+        holders = {key_of(row)[:2] for device in found["devices"] for row in device["holders"]}
+        (counted,) = grants(Seen((found,))).nodes or (None,)
+        assert holders <= ({(pod.namespace, pod.pod) for pod in counted.pods} if counted else set())
+        if counted is not None:
+            nothing_is_made_up(found, counted)
+
+
+def nothing_is_made_up(found: Document, node: NodeGrants) -> None:
+    shares = [share for pod in node.pods for share in pod.shares]
+    for card in node.cards:
+        on_card = [share for share in shares if share.index == card.index]
+        assert sum(share.allocated.bytes for share in on_card) >= card.allocated.bytes
+        assert card.over == any(share.over for share in on_card)
+        assert card.total.whole or card.total.bytes == 0
+    for share in shares:
+        assert share.used.bytes > share.allocated.bytes or not share.over
+    assert node.allocated.bytes == sum(one.allocated.bytes for one in node.cards) + (node.pending or Amount()).bytes
+    memory = [gpu["memory"]["used_bytes"] for gpu in found["gpus"] if gpu["memory"]]
+    assert node.used.bytes == sum(memory)
+
+
+# --- real use ---------------------------------------------------------------------------------------------------------
+
+
+def test_use_stands_beside_the_grant() -> None:
+    """Of a card all that is used on it, whoever uses it; of a pod its own; over-use has a mark, and a word on it."""
+    held = (Slots("greedy", 0, 4, used=9 * GIB), Slots("modest", 0, 4, used=3 * GIB), Slots("idle", 1, 2))
+    node = shared_out("node", None, [V100] * 2, *held)
+    assert rows(node, used=True)[0][2] == "GPU0(Used/Allocated/Total)"
+    assert row_of("node", node, used=True) == ["unknown", "12!/8/15", "<1/2/15", "12/10/30"]
+    assert rows(node, used=True)[-2:] == [["12/10/30", "(40%/33%)"], LEGEND.split()]
+    assert row_of("greedy", node, details=True, used=True) == ["ml", "9!/4", "0/0"]
+    assert row_of("modest", node, details=True, used=True) == ["ml", "3/4", "0/0"]
+    assert row_of("idle", node, details=True, used=True) == ["ml", "0/0", "0/2"]
+    assert row_of("Used", node, details=True, used=True) == [":", "12", "(40%)"]
+
+
+def test_a_squatter_is_over_and_has_a_line() -> None:
+    """Who was granted nothing and uses a card is seen with --used alone: nothing was allocated to it."""
+    squatter = Pod("ml", "squat", {"main": {}})
+    found = on_cards(squatter, processes=[Process(9, gpu_uuid(0), squatter, memory=5 * GIB)])
+    assert row_of("squat", found, details=True, used=True) == ["ml", "5!/0"]
+    assert not [row for row in rows(found, details=True) if row[:1] == ["squat"]]
+
+
+def test_unknown_use_is_a_dash() -> None:
+    """Where processes are not visible, the card's use is known and the pods' is not: nobody is accused."""
+    pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    process = Process(9, gpu_uuid(0), pod, memory=5 * GIB)
+    found = on_cards(pod, processes=[process], visible=False)
+    assert row_of("train", found, details=True, used=True) == ["ml", "-/80"]
+    assert row_of("node", found, used=True) == ["unknown", "5/80/80", "5/80/80"]
+    assert [one for one in notes(Seen((found,)), used=True) if one.startswith("what pods use is not known")]
+    assert notes(Seen((found,)), used=False) == []
+
+
+# --- for scripts, and of one node -------------------------------------------------------------------------------------
+
+
+def test_values() -> None:
+    """Bytes, with pods and use; what is not known, or in part, is null; and what is missing."""
+    seen = Seen((*uneven(), on_cards(down={"nvml"})), missing=("node-7 does not answer",))
+    found = inspect_values(grants(seen), seen.missing)
+    assert [node["node"] for node in found["nodes"]] == ["node", "node-9", "node-10"]
+    assert found["missing"] == ["node-7 does not answer"]
+    dark, nine, _ = found["nodes"]
+    assert (dark["total_bytes"], dark["gpus"], dark["pending_bytes"]) == (None, [], None)
+    assert (nine["allocated_bytes"], nine["total_bytes"], nine["pending_bytes"]) == (18 * GIB, 22 * GIB, 3 * GIB)
+    assert nine["gpus"][1]["allocated_bytes"] == 11 * GIB
+    assert nine["pods"][2]["gpus"] == [{"index": None, "allocated_bytes": 3 * GIB, "used_bytes": None, "over": False}]
+    assert found["cluster"]["allocated_bytes"] == 28 * GIB
+
+
+def test_what_is_missing_is_told_first() -> None:
+    """Beside the table: what nobody could see, then what the nodes do not know, each sentence once for all of them."""
+    dark = [{**on_cards(down={"nvml"}), "node": {"name": name, "internal_ip": None}} for name in ("a", "b")]
+    told = notes(Seen(tuple(dark), missing=("node c: its gpumap cannot be scraped",), fleet=True), used=False)
+    assert told[0] == "node c: its gpumap cannot be scraped"
+    assert told[1].startswith("2 nodes, a, b: NVML does not answer")
+    assert len(told) == 3
+
+
+def test_one_node_of_many() -> None:
+    """Its table alone; a name that nobody has is an error, with the one that was probably meant."""
+    seen = Seen(tuple(uneven()))
+    assert [node.name for node in grants(only(seen, "node-9")).nodes] == ["node-9"]
+    assert only(seen, None) is seen
+    with pytest.raises(FatalError, match='no node "nod-9" was seen; did you mean node-9'):
+        only(seen, "nod-9")
+
+
+def test_the_sample_of_the_documentation() -> None:
+    """What docs/inspect.md shows is what is printed, but for blanks at the ends of lines."""
+    held = (Slots("app-6g-v1-0", 0, 4, "default", used=6 * GIB), Slots("train-0", 1, 6, used=5 * GIB))
+    one = shared_out("192.168.3.4", "192.168.3.4", [TITAN_V] * 2, *held)
+    other = shared_out("192.168.68.4", "192.168.68.4", [GTX_1080_TI] * 2, Slots("web", 0, 4))
+    shown = [table(one, other), table(one, details=True, used=True)]
+    text = (GOLDEN.parents[1] / "docs" / "inspect.md").read_text()
+    for sample in shown:
+        assert "\n".join(line.rstrip() for line in sample.splitlines()) in text, sample
+
+
+# --- the installed command --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="agent", scope="module")
+def run_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running agent that plays a node of gpushare's."""
+    capture = str(CAPTURES / "gpushare-gib")
+    with demo(tmp_path_factory.mktemp("agent"), "--capture", capture) as url:
+        yield url
+
+
+def gpumap(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(GPUMAP), "inspect", *arguments], env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def test_an_agents_table(agent: str) -> None:
+    """Of a running agent: the table on standard output, and nothing else; the node can be named."""
+    for arguments in (("--url", agent), ("made-node", "--url", agent)):
+        done = gpumap("--used", *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, (GOLDEN / "used.txt").read_text(), "")
+    details = gpumap("-d", "--url", agent).stdout.splitlines()
+    assert [line.split()[0] for line in details[5:9]] == ["pair", "beside", "moved", "failed"]
+
+
+def test_an_agents_values(agent: str) -> None:
+    """JSON and YAML say the same, in bytes."""
+    as_json, as_yaml = (gpumap("--url", agent, "-o", form) for form in ("json", "yaml"))
+    found = json.loads(as_json.stdout)
+    assert (found["unit"], found["nodes"][0]["node"]) == ("GiB", "made-node")
+    assert found["cluster"]["total_bytes"] == 30 * GIB
+    assert yaml.safe_load(as_yaml.stdout) == found
+
+
+def test_a_node_that_is_not_there(agent: str) -> None:
+    """One line, and no table, in any form."""
+    for form in ("table", "json"):
+        done = gpumap("made-nod", "--url", agent, "-o", form)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == 'gpumap: no node "made-nod" was seen; did you mean made-node?\n'
+
+
+def test_mistakes_in_flags(agent: str) -> None:
+    """One line each, and 2."""
+    for arguments, says in (
+        (("--sort-by", "name"), "--sort-by is no flag of gpumap inspect; see gpumap inspect --help"),
+        (("-o", "csv"), '"csv" is not table, json or yaml'),
+        (("a", "b"), '"b" is one word too many'),
+        (("--interval", "1s"), "--interval is of use with --watch alone"),
+    ):
+        done = gpumap("--url", agent, *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert says in done.stderr
+
+
+# --- a whole cluster, from a real Prometheus --------------------------------------------------------------------------
+
+
+@pytest.fixture(name="cluster", scope="module")
+def run_cluster(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """A Prometheus that scrapes two nodes: its URL, and theirs by name."""
+    home = tmp_path_factory.mktemp("prometheus")
+    with demo(tmp_path_factory.mktemp("sharing"), "--scenario", "sharing", "--interval", "1s") as sharing:
+        nodes = {"made-node": agent, "sharing-node": sharing}
+        wait_for_holders(sharing)
+        wait_for_holders(agent)
+        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
+        job = gpumap_job("gpumap", "/metrics", nodes, ())
+        with prometheus(home / "data", home, config=json.dumps({**config, "scrape_configs": [job]})) as url:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            # The server is asked by whole seconds: what was scraped just now is of the next one.
+            while (
+                Prometheus(url).by("node", "count by (node) (gpumap_allocation_info offset 2s)").keys() != nodes.keys()
+            ):
+                assert time.monotonic() < deadline, fetch(f"{url}/api/v1/targets")[0]
+                time.sleep(0.2)
+            yield {"": url, **nodes}
+
+
+@pytest.mark.parametrize("details", [(), ("-d",)])
+def test_a_node_is_the_same_by_its_agent_and_by_prometheus(cluster: Mapping[str, str], details: Sequence[str]) -> None:
+    """Byte for byte: the series tell all that the agent does."""
+    for node, flags in (("made-node", [*details, "--used"]), ("sharing-node", details)):
+        by_server = gpumap(node, *flags, "--prometheus", cluster[""])
+        by_agent = gpumap(*flags, "--url", cluster[node])
+        assert (by_server.returncode, by_server.stdout) == (0, by_agent.stdout)
+        assert by_server.stderr == by_agent.stderr
+
+
+def test_a_cluster_by_prometheus(cluster: Mapping[str, str]) -> None:
+    """A line for each node, by name; what is not in the table is told of the nodes that it is about."""
+    done = gpumap("--prometheus", cluster[""])
+    lines = [line.split()[0] for line in done.stdout.splitlines()]
+    assert (done.returncode, lines[:3]) == (0, ["NAME", "made-node", "sharing-node"])
+    assert "gpumap: node sharing-node: slots of " in done.stderr
+
+
+def test_a_node_that_prometheus_does_not_know(cluster: Mapping[str, str]) -> None:
+    """One line, with the name that was probably meant, and 1."""
+    done = gpumap("made-nod", "--prometheus", cluster[""])
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "did you mean made-node?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--prometheus", "http://127.0.0.1:9"), 1, "did not answer"),
+        (("--prometheus", "prom:9090"), 2, "does not start with http:// or https://"),
+        (("--prometheus", "http://prom", "--url", "http://agent"), 2, "cannot be asked together with --url"),
+        (("--prometheus", "http://prom", "--proc", "/proc"), 2, "--proc: is about this node's sources"),
+        (
+            (
+                "--match",
+                'a="b"',
+            ),
+            2,
+            "--match: is of use with --prometheus",
+        ),
+    ],
+)
+def test_servers_that_cannot_be_asked(arguments: Sequence[str], code: int, says: str) -> None:
+    """One line, and no table."""
+    done = gpumap(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert says in done.stderr

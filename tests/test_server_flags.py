@@ -1,0 +1,140 @@
+"""Who asks a Prometheus, and whose certificate it must have: for `bill`, `map`, `top`, `waste` alike."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tests.test_bill import answering, api, serving
+from tests.test_cli import gpumap, one_line
+from tests.test_cli import gpumap_in_loop as in_loop
+
+COMMANDS = (("map",), ("bill", "--from", "1d"))
+
+
+@pytest.fixture(name="files")
+def make_files(tmp_path: Path) -> Path:
+    """Files that flags name."""
+    (tmp_path / "token").write_text("abc.def\n")
+    (tmp_path / "password").write_text("hunter 2é\n")
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    (tmp_path / "empty").write_text("\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("flags", "sent"),
+    [
+        (("--token-file", "token"), "Bearer abc.def"),
+        (
+            ("--user", "me", "--password-file", "password"),
+            "Basic " + base64.b64encode("me:hunter 2é".encode()).decode(),
+        ),
+        (("--header", "Authorization: Custom x"), "Custom x"),
+    ],
+)
+async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
+    """A bearer token, basic auth, or what a header says; in each request."""
+    asked: list[web.Request] = []
+    named = [str(files / one) if (files / one).exists() else one for one in flags]
+    async with serving(api(asked=asked)) as url:
+        await in_loop("map", "--prometheus", url, *named, "--header", "X-Scope-OrgID: ml")
+    assert {(one.headers["Authorization"], one.headers["X-Scope-OrgID"]) for one in asked} == {(sent, "ml")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--token-file", "no"), "--token-file {files}/no: No such file or directory"),
+        (("--token-file", "lines"), "--token-file {files}/lines: does not hold a token"),
+        (("--user", "me"), "--user: needs --password-file FILE"),
+        (("--user", "me:secret"), "--user: is not a name (a password belongs in --password-file)"),
+        (("--password-file", "password"), "--password-file: is of use with --user"),
+        (
+            ("--user", "me", "--password-file", "lines"),
+            "--password-file {files}/lines: does not hold a password in one",
+        ),
+        (
+            ("--user", "me", "--password-file", "empty"),
+            "--password-file {files}/empty: does not hold a password in one",
+        ),
+        (("--token-file", "token", "--user", "me"), "--user: cannot be sent together with --token-file"),
+        (
+            ("--header", "Authorization: x", "--token-file", "token"),
+            "--token-file: cannot be sent together with --header 'Authorization: …'",
+        ),
+        (("--ca-file", "token"), "--ca-file {files}/token: does not hold certificates in PEM form"),
+        (("--ca-file", "no"), "--ca-file {files}/no: No such file or directory"),
+        (("--header", "secret"), '--header: is not of the form "Name: value"'),
+        (("--timeout", "soon"), "--timeout soon: "),
+        (("--match", "x"), "--match x: is not of the form"),
+    ],
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_mistakes(files: Path, command: tuple[str, ...], flags: tuple[str, ...], says: str) -> None:
+    """One line, exit code 2, and never a secret in it."""
+    takes_file = ("--token-file", "--password-file", "--ca-file")
+    named = [
+        str(files / one) if before in takes_file else one for before, one in zip(("", *flags), flags, strict=False)
+    ]
+    said = one_line(gpumap(*command, "--prometheus", "https://127.0.0.1:9", *named), 2)
+    assert said.startswith(says.format(files=files))
+    assert "secret" not in said
+
+
+def test_two_ways_to_say_who_asks(files: Path) -> None:
+    """A user in the URL is one of them, and its password is not repeated."""
+    where = ("--prometheus", "http://me:secret@127.0.0.1:9")
+    said = one_line(gpumap("map", *where, "--token-file", str(files / "token")), 2)
+    assert said == "a user in --prometheus's URL: cannot be sent together with --token-file"
+    assert one_line(gpumap("map", *where, "--ca-file", "x"), 2) == "--ca-file: is of use with an https:// URL"
+
+
+@contextlib.asynccontextmanager
+async def https(folder: Path) -> AsyncIterator[str]:
+    """A server with a certificate of an authority of its own, whose file is `ca.pem` of the folder."""
+    for name in ("ca", "other"):
+        made = ("-out", f"{folder}/{name}.pem", "-keyout", f"{folder}/{name}.key")
+        _openssl("req", "-x509", "-days", "2", *_KEY, f"/CN={name}", *made)
+    _openssl("req", *_KEY, "/CN=prometheus", "-out", f"{folder}/it.csr", "-keyout", f"{folder}/it.key")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    signed = ("-CA", f"{folder}/ca.pem", "-CAkey", f"{folder}/ca.key", "-CAcreateserial", "-extfile", f"{folder}/names")
+    _openssl("x509", "-req", "-days", "2", "-in", f"{folder}/it.csr", *signed, "-out", f"{folder}/it.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "it.pem", folder / "it.key")
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answering("", 403))
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        yield f"https://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj")
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(("openssl", *arguments), check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_an_authority_of_ones_own(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """With --ca-file its servers are trusted, with another one's or without none: one line says so."""
+    async with https(tmp_path) as url:
+        where = (*command, "--prometheus", url)
+        said = one_line(await in_loop(*where, "--ca-file", str(tmp_path / "ca.pem")), 1)
+        assert said.startswith(f"{url} answered 403 Forbidden")
+        for flags in ((), ("--ca-file", str(tmp_path / "other.pem"))):
+            said = one_line(await in_loop(*where, *flags), 1)
+            assert said.startswith(f"{url} did not answer: its certificate is not trusted: ")
