@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
-import re
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-import urllib.request
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.contestants import ROOT
 from bench.figures import Figure
+from tests.prometheus import Prometheus, eventually, prometheus
+from tests.tools import BIN
 
 NODES, GPUS = 5_000, 8
 SCRAPE_SECONDS, PATIENCE_SECONDS = 60, 600.0
@@ -37,18 +35,17 @@ _OWNERS = ("assigned", "unassigned", "gone", "host", "unknown")
 
 def fleet(wanted: frozenset[str]) -> Iterator[Figure]:
     """Fill a Prometheus, then run each command once."""
-    server = next((path for path in (ROOT / ".tools/bin/prometheus",) if path.exists()), None)
-    if server is None:
+    if not (BIN / "prometheus").exists():
         yield Figure("F1", "a look at 5 000 nodes", None, None, "prometheus is missing: run `make tools`")
         return
     with (
         tempfile.TemporaryDirectory() as folder,
-        _nodes(Path(folder)) as port,
-        _filled(server, Path(folder), port) as url,
+        _nodes() as port,
+        _filled(Path(folder), port) as server,
     ):
-        count = _ask(url, "count({__name__=~'gpumap_.+'})")
+        count = server.value("count({__name__=~'gpumap_.+'})")
         for command in COMMANDS:
-            yield _look(url, command, int(count))
+            yield _look(server.url, command, int(count))
 
 
 def _look(url: str, command: tuple[str, ...], series: int) -> Figure:
@@ -65,7 +62,7 @@ def _look(url: str, command: tuple[str, ...], series: int) -> Figure:
 
 
 @contextlib.contextmanager
-def _nodes(folder: Path) -> Iterator[int]:
+def _nodes() -> Iterator[int]:
     """Serve the pages in a process of its own. Gives its port."""
     with subprocess.Popen(
         (sys.executable, "-m", "bench.fleet"), cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -78,8 +75,8 @@ def _nodes(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _filled(server: Path, folder: Path, port: int) -> Iterator[str]:
-    """A Prometheus that has scraped every node. Gives its URL."""
+def _filled(folder: Path, port: int) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped every node."""
     targets = [
         {
             "targets": [f"127.0.0.1:{port}"],
@@ -98,34 +95,16 @@ def _filled(server: Path, folder: Path, port: int) -> Iterator[str]:
     ]
     job = {"job_name": "gpumap", "honor_labels": True, "static_configs": targets}
     times = {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"}
-    (folder / "prometheus.yml").write_text(json.dumps({"global": times, "scrape_configs": [job]}))
-    log = folder / "prometheus.log"
-    command = (
-        *(server, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
-        "--web.listen-address=127.0.0.1:0",
-    )
-    with log.open("w") as file, subprocess.Popen(command, stderr=file) as process:
-        try:
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            url = ""
-            while not url or _ask(url, "count(gpumap_snapshot_timestamp_seconds)") < NODES:
-                assert process.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < deadline, log.read_text()[-2000:]
-                time.sleep(1)
-                found = re.search(r'msg="Listening on" address=(\S+)', log.read_text())
-                url = f"http://{found[1]}" if found else ""
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
+    with prometheus(folder, config={"global": times, "scrape_configs": [job]}) as running:
+        server = replace(running, timeout_seconds=60.0)
 
+        def all_scraped() -> bool:
+            with contextlib.suppress(OSError):  # it is busy
+                return bool(server.ask(f"count(gpumap_snapshot_timestamp_seconds) >= {NODES}"))
+            return False
 
-def _ask(url: str, query: str) -> float:
-    with contextlib.suppress(OSError):
-        asked = urllib.parse.urlencode({"query": query})
-        with urllib.request.urlopen(f"{url}/api/v1/query?{asked}", timeout=60) as response:
-            rows = json.load(response)["data"]["result"]
-            return float(rows[0]["value"][1]) if rows else 0.0
-    return 0.0
+        eventually(all_scraped, PATIENCE_SECONDS, about=lambda: (folder / "prometheus.log").read_text()[-2000:])
+        yield server
 
 
 # --- the nodes --------------------------------------------------------------------------------------------------------
@@ -142,6 +121,7 @@ def _page(number: int, now: float) -> Iterator[str]:
     yield f'gpumap_node_info{{node="{_name(number)}",internal_ip="10.9.{number >> 8}.{number & 255}"}} 1'
     yield from (f'gpumap_source_up{{source="{one}"}} 1' for one in _SOURCES)
     yield from (f'gpumap_source_last_success_timestamp_seconds{{source="{one}"}} {now}' for one in _SOURCES)
+    yield 'gpumap_driver_info{driver_version="580.95.05",cuda_version="13.0",nvml_version="13.580.95.05"} 1'
     yield from (f'gpumap_capability{{capability="{one}"}} 1' for one in _CAPABILITIES)
     for index in range(GPUS):
         card = f"GPU-{uuid.UUID(int=draw.getrandbits(128))}"
@@ -158,6 +138,7 @@ def _device(card: str, index: int, number: int, now: float, draw: random.Random)
     yield f"gpumap_gpu_up{{{of_card}}} 1"
     yield f"gpumap_gpu_utilization_ratio{{{of_card}}} 0.5"
     yield f'gpumap_device_slots_allocatable{{{of_card},resource="nvidia.com/gpu"}} {count}'
+    yield f"gpumap_device_holders{{{of_card}}} {count}"
     used = 0
     for slot in range(count):
         memory = 0 if draw.random() < 0.1 else draw.randrange(1 << 30, 30 << 30)

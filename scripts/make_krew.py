@@ -39,8 +39,12 @@ HALF = ("aiohttp", "pyyaml")
 """These do not. Their modules do without the compiled ones where those cannot be imported (aiohttp: http_parser.py,
 http_writer.py, _websocket/reader.py; PyYAML: __init__.py), so that any platform's wheel will do."""
 HALF_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
-ON_THE_NODE = ("_proto", "capture", "demo", "nvml_worker", "sources", "web")
-"""Parts of gpumap that look at a node, or play one. What is asked for by `kubectl gpumap` imports none of them."""
+ON_THE_NODE = (
+    *("_proto", "capture", "collect.py", "demo", "dialects", "join", "metrics", "nvml_worker", "service.py"),
+    *("settings.py", "sources", "state.py", "web"),
+)
+"""Parts of gpumap that look at a node, serve what they see, or play one. `kubectl gpumap` imports none of them, by a
+contract of pyproject.toml."""
 COMPILED = (".so", ".pyd", ".pyx", ".pxd", ".pxi", ".c", ".h", ".hash", ".pyc")
 
 LAUNCHER = '''\
@@ -68,6 +72,8 @@ def main() -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "dist" / "krew", help="folder of the results (dist/krew)")
     parser.add_argument("--uri", help="where the archive will be published; without it the manifest names no address")
     given = parser.parse_args()
+    if given.uri is not None and not given.uri.startswith(("https://", "http://")):
+        parser.error(f"--uri {given.uri}: does not start with https:// or http://")
     given.into.mkdir(parents=True, exist_ok=True)
     archive = given.into / f"kubectl-gpumap-v{__version__}.tar.gz"
     archive.write_bytes(packed({**plugin_files(), **dependency_files()}))

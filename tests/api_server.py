@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +19,11 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from tests.certificates import make_certificate
+
 LABELS = {"app.kubernetes.io/name": "gpumap", "app.kubernetes.io/instance": "gpumap"}
 JANE, JOHN = "token-of-jane", "token-of-john"
 USERS = {JANE: "jane", JOHN: "john"}
-_PAGE_BYTES = 1 << 26
 
 
 @dataclass
@@ -161,7 +161,7 @@ class ApiServer:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve on a free port until the block ends."""
-        _make_certificate(self.folder)
+        make_certificate(self.folder, "tls")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, self.folder / "tls.key")
         application = web.Application()
@@ -197,14 +197,6 @@ def _status(code: int, message: str, reason: str = "") -> web.Response:
         "code": code,
     }
     return web.json_response(body, status=code)
-
-
-def _make_certificate(folder: Path) -> None:
-    names = ("-subj", "/CN=api", "-addext", "subjectAltName=IP:127.0.0.1")
-    keys = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    files = ("-keyout", str(folder / "tls.key"), "-out", str(folder / "tls.crt"))
-    command = ("openssl", "req", "-x509", "-days", "2", *keys, *names, *files)
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
 def map_of(document: Mapping[str, Any], node: str) -> bytes:

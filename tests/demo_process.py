@@ -23,10 +23,10 @@ def environment(**variables: str) -> dict[str, str]:
     return inherited | variables
 
 
-def fetch(url: str, accept: str = "*/*") -> tuple[str, str]:
+def fetch(url: str, accept: str = "*/*", timeout_seconds: float = 10.0) -> tuple[str, str]:
     """Give an answer's text and content type. Raises OSError."""
     request = urllib.request.Request(url, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=timeout_seconds) as response:
         return response.read().decode(), response.headers["Content-Type"]
 
 

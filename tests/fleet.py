@@ -7,24 +7,21 @@ The questions of docs/migrate/ and of the field's dashboards are asked here.
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests import neighbours
 from tests.demo_process import demo, fetch
-from tests.scraped import prometheus
-from tests.test_prometheus import Prometheus
+from tests.pages import Page, serving_pages
+from tests.prometheus import Prometheus, each_second, eventually, prometheus
 
 SCENARIOS = {
     "demo-node": "default",
     "sharing-node": "sharing",
     "older-node": str(Path(__file__).with_name("older-node.yaml")),
+    "broken-node": str(Path(__file__).with_name("broken-node.yaml")),
 }
 BESIDE_DCGM = ("with-dcgm", "with-dcgm-honored")
 WORLDS = ("dialects", "relabeled", *BESIDE_DCGM)
@@ -32,6 +29,7 @@ WORLDS = ("dialects", "relabeled", *BESIDE_DCGM)
 `with-dcgm-honored`: gpumap in its own names, beside a dcgm-exporter that stays."""
 OWN_NAMES = "gpumap_.*|process_.*|pod_and_gpu_map_info"
 """Its own names, and those of the dialects `pod-gpu-map` and `dcgm-join`."""
+HAPPENS = ("gpumap_gpu_xid_errors_by_code_total", 'gpumap_gpu_fault_info{node="broken-node"}')
 SCRAPES = 6
 PATIENCE_SECONDS = 60.0
 
@@ -62,43 +60,19 @@ def running_fleet(folder: Path, *worlds: str, relabelings: Sequence[Relabeling] 
             nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
             for url in nodes.values():
                 wait_for_holders(url)
-            pages = {f"/{name}": page(nodes) for name, page in neighbours.PAGES.items()}
-            others = stack.enter_context(serving(pages))
+            pages = {f"/{name}": Page(page(nodes).encode()) for name, page in neighbours.PAGES.items()}
+            others = stack.enter_context(serving_pages(pages.__getitem__))
 
             def run_world(name: str) -> Prometheus:
                 home = folder / name
                 home.mkdir()
-                config = json.dumps(scraping(name, nodes, others, relabelings))
-                return Prometheus(stack.enter_context(prometheus(home / "data", home, config=config)))
+                config = scraping(name, nodes, others, relabelings)
+                return stack.enter_context(prometheus(home, config=config))
 
             running = dict(zip(worlds, threads.map(run_world, worlds), strict=True))
         for world in running.values():
             wait_for_scrapes(world, nodes=len(nodes))
         yield Fleet(running)
-
-
-@contextlib.contextmanager
-def serving(pages: Mapping[str, str]) -> Iterator[str]:
-    """Serve these pages, by path, as text. Gives the host and port."""
-
-    class Pages(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = pages[self.path].encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 def scraping(world: str, nodes: Mapping[str, str], others: str, relabelings: Sequence[Relabeling]) -> dict[str, object]:
@@ -113,7 +87,7 @@ def scraping(world: str, nodes: Mapping[str, str], others: str, relabelings: Seq
         jobs.append(other_job("dcgm-exporter", others, honor=world == "with-dcgm-honored"))
     else:
         jobs.append(gpumap_job("gpumap-nodes", "/metrics/nodes", nodes, ()))
-    return {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs}
+    return each_second(*jobs)
 
 
 def gpumap_job(name: str, path: str, nodes: Mapping[str, str], relabelings: Sequence[Relabeling]) -> dict[str, object]:
@@ -146,19 +120,22 @@ def other_job(name: str, address: str, *, honor: bool) -> dict[str, object]:
 
 def wait_for_holders(url: str) -> None:
     """Until the node knows who holds what."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while "\ngpumap_allocation_info{" not in fetch(f"{url}/metrics")[0]:
-        assert time.monotonic() < deadline, url
-        time.sleep(0.2)
+
+    def known() -> bool:
+        return "\ngpumap_allocation_info{" in fetch(f"{url}/metrics")[0]
+
+    eventually(known, PATIENCE_SECONDS, about=lambda: url)
 
 
 def wait_for_scrapes(world: Prometheus, nodes: int) -> None:
-    """Until each node was scraped so often that a rate has something to go by, and an XID error has been told."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        told = world.by("node", 'count_over_time(gpumap_build_info{job="gpumap"}[1m])')
-        often = len(told) == nodes and min(told.values()) >= SCRAPES
-        if often and world.ask("gpumap_gpu_xid_errors_by_code_total offset 2s") and not world.ask("up == 0"):
-            return
-        assert time.monotonic() < deadline, (told, fetch(f"{world.url}/api/v1/targets")[0])
-        time.sleep(0.2)
+    """Until a rate has something to go by on each node, an XID error has been told, and a card was lost."""
+
+    def often() -> dict[str, float]:
+        return world.by("node", 'count_over_time(gpumap_build_info{job="gpumap"}[1m])')
+
+    def scraped() -> bool:
+        told = often()
+        happened = all(world.ask(f"{what} offset 2s") for what in HAPPENS)
+        return len(told) == nodes and min(told.values()) >= SCRAPES and happened and not world.ask("up == 0")
+
+    eventually(scraped, PATIENCE_SECONDS, about=lambda: (often(), world.api("targets")))

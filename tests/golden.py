@@ -1,7 +1,7 @@
 """A capture is a test: a folder of what the sources said, and the page that it must give.
 
-`make golden` (`python -m tests.golden`) writes each capture's `expected.prom` anew; `git diff` is the review. The
-format of a capture is told in docs/captures.md.
+`make golden` (`python -m tests.golden`) writes each capture's pages anew, and tests/dialects/*.prom; `git diff` is the
+review. The format of a capture is told in docs/captures.md.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gpumap.capture import format as on_disk
 from gpumap.capture import replay
 from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
 from gpumap.exposition import Exposition
+from tests import dialect_samples
 
 CAPTURES = Path(__file__).parent / "captures"
 DIALECTS_PAGE = "dialects.prom"
@@ -42,6 +43,7 @@ def main() -> None:
         (capture / on_disk.EXPECTED).write_bytes(page(capture))
         (capture / DIALECTS_PAGE).write_bytes(dialects_page(capture))
         print(capture.name)
+    dialect_samples.write_pages()
 
 
 if __name__ == "__main__":

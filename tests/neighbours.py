@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import dcgm_exporter as dcgm
 from tests.demo_process import fetch
 
 Labels = Mapping[str, str]
@@ -71,52 +73,34 @@ def sanitized(resource: str) -> str:
     return re.sub(r"\W", "_", resource)
 
 
-BEFORE_4_9 = {
-    "DCGM_FI_DEV_SM_CLOCK": 1980.0,
-    "DCGM_FI_DEV_MEM_CLOCK": 2619.0,
-    "DCGM_FI_DEV_GPU_TEMP": 51.0,
-    "DCGM_FI_DEV_MEMORY_TEMP": 58.0,
-    "DCGM_FI_DEV_POWER_USAGE": 310.5,
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 7.2e9,
-    "DCGM_FI_DEV_GPU_UTIL": 71.0,
-    "DCGM_FI_DEV_MEM_COPY_UTIL": 33.0,
-    "DCGM_FI_DEV_ENC_UTIL": 0.0,
-    "DCGM_FI_DEV_DEC_UTIL": 0.0,
-    "DCGM_FI_DEV_XID_ERRORS": 0.0,
-    "DCGM_FI_DEV_FB_FREE": 30000.0,
-    "DCGM_FI_DEV_FB_USED": 51559.0,
-    "DCGM_FI_DEV_FB_RESERVED": 512.0,
-    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 1000.0,
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.7,
-    "DCGM_FI_PROF_SM_ACTIVE": 0.6,
-    "DCGM_FI_PROF_SM_OCCUPANCY": 0.3,
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.4,
-    "DCGM_FI_PROF_DRAM_ACTIVE": 0.2,
-    "DCGM_FI_PROF_PCIE_TX_BYTES": 1.5e8,
-    "DCGM_FI_PROF_PCIE_RX_BYTES": 2.5e8,
+DCGM = {
+    "DCGM_FI_DEV_SM_CLOCK": "1980",
+    "DCGM_FI_DEV_MEM_CLOCK": "2619",
+    "DCGM_FI_DEV_GPU_TEMP": "51",
+    "DCGM_FI_DEV_MEMORY_TEMP": "58",
+    "DCGM_FI_DEV_POWER_USAGE": "310.5",
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "7200000000",
+    "DCGM_FI_DEV_GPU_UTIL": "71",
+    "DCGM_FI_DEV_MEM_COPY_UTIL": "33",
+    "DCGM_FI_DEV_ENC_UTIL": "0",
+    "DCGM_FI_DEV_DEC_UTIL": "0",
+    "DCGM_FI_DEV_XID_ERRORS": "0",
+    "DCGM_FI_DEV_FB_FREE": "30000",
+    "DCGM_FI_DEV_FB_USED": "51559",
+    "DCGM_FI_DEV_FB_RESERVED": "512",
+    "DCGM_FI_DEV_FB_TOTAL": "82071",
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": "1000",
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": "0.7",
+    "DCGM_FI_PROF_SM_ACTIVE": "0.6",
+    "DCGM_FI_PROF_SM_OCCUPANCY": "0.3",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": "0.4",
+    "DCGM_FI_PROF_DRAM_ACTIVE": "0.2",
+    "DCGM_FI_PROF_PCIE_TX_BYTES": "150000000",
+    "DCGM_FI_PROF_PCIE_RX_BYTES": "250000000",
 }
-SINCE_4_9 = {
-    "DCGM_FI_DEV_SM_CLOCK_HERTZ": 1.98e9,
-    "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ": 2.619e9,
-    "DCGM_FI_DEV_GPU_TEMP_CELSIUS": 51.0,
-    "DCGM_FI_DEV_BOARD_POWER_WATTS": 310.5,
-    "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": 7.2e6,
-    "DCGM_FI_DEV_GPU_UTIL_RATIO": 0.71,
-    "DCGM_FI_DEV_XID_ERROR": 0.0,
-    "DCGM_FI_DEV_FB_FREE_BYTES": 30000.0 * 1048576,
-    "DCGM_FI_DEV_FB_USED_BYTES": 51559.0 * 1048576,
-    "DCGM_FI_DEV_FB_CAPACITY_BYTES": 82071.0 * 1048576,
-    "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": 0.7,
-    "DCGM_FI_PROF_SM_UTIL_RATIO": 0.6,
-    "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 0.4,
-    "DCGM_FI_PROF_DRAM_UTIL_RATIO": 0.2,
-}
-"""By field, any value: what is tested is which rows meet which."""
+"""Of every device, as before 4.9."""
 UPGRADED = "older-node"
 """Where it is of 4.9 already: an upgrade goes from node to node."""
-DCGM_BY_PROCESS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_UTIL")
-"""These begin the names of what has, on a shared GPU, a row of the device, and one for each holder (from 4.5.3 on, with
-its virtual GPUs)."""
 
 
 def dcgm_exporter(nodes: Mapping[str, str]) -> str:
@@ -124,25 +108,20 @@ def dcgm_exporter(nodes: Mapping[str, str]) -> str:
 
 
 def dcgm_rows(node: str, samples: Samples) -> Iterator[Row]:
-    """An exclusive device has its pod on every field; a shared one a row for each holder, as by virtual GPUs."""
     holders = defaultdict(list)
     for labels, _ in samples["gpumap_allocation_info"]:
         holders[labels["uuid"]].append({name: labels[name] for name in ("container", "namespace", "pod")})
+    values = {field: Decimal(value) for field, value in DCGM.items()}
     for labels, _ in samples["gpumap_device_info"]:
-        device = dcgm_device(node, labels)
         held = sorted(holders[labels["uuid"]], key=lambda holder: tuple(holder.values()))
-        shared = len(held) > 1
-        for field, value in (SINCE_4_9 if node == UPGRADED else BEFORE_4_9).items():
-            by_process = shared and field.startswith(DCGM_BY_PROCESS)
-            if not held or by_process:
-                yield field, device, value
-            for number, holder in enumerate(held):
-                slot = {"vgpu": str(number)} if shared else {}
-                yield field, {**device, **holder, **slot}, value / (len(held) if by_process else 1)
+        parts = {field: values[field] / len(held) for field in dcgm.BY_PROCESS} if held else {}
+        device = dcgm.Device(dcgm_labels(labels), values, tuple(dcgm.Slot(holder, parts) for holder in held))
+        for name, of, value in dcgm.rows(device, node, since_4_9=node == UPGRADED):
+            yield name, of, float(value)
 
 
-def dcgm_device(node: str, leaf: Labels) -> Labels:
-    """Its labels, in its order. A MIG device has its GPU's UUID."""
+def dcgm_labels(leaf: Labels) -> Labels:
+    """A MIG device has its GPU's UUID."""
     instance = (
         {"GPU_I_PROFILE": leaf["mig_profile"], "GPU_I_ID": leaf["gpu_instance_id"]} if leaf["mig_profile"] else {}
     )
@@ -153,7 +132,6 @@ def dcgm_device(node: str, leaf: Labels) -> Labels:
         "device": f"nvidia{leaf['minor']}",
         "modelName": leaf["model"],
         **instance,
-        "hostname" if node == UPGRADED else "Hostname": node,
     }
 
 

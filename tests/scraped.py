@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-from tests.demo_process import fetch, running, wait_for
 from tests.tools import tool
 
 Labels = tuple[tuple[str, str], ...]
@@ -20,6 +17,13 @@ Value = Callable[[int], Decimal | None]
 
 def labels(**given: str) -> Labels:
     return tuple(sorted(given.items()))
+
+
+def kept(of: Mapping[str, str], target: Mapping[str, str], *, honored: bool) -> dict[str, str]:
+    """The labels as Prometheus keeps them: where both have one, it is the exporter's if its labels are honored."""
+    if honored:
+        return {**target, **of}
+    return {**{f"exported_{name}" if name in target else name: value for name, value in of.items()}, **target}
 
 
 class Samples:
@@ -69,32 +73,3 @@ def store(samples: Samples, folder: Path) -> Path:
     done = subprocess.run([tool("promtool"), *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return data
-
-
-@contextlib.contextmanager
-def prometheus(data: Path, folder: Path, *flags: str, config: str = "global: {}\n") -> Iterator[str]:
-    """A Prometheus on these blocks, that scrapes nothing without a `config`. Gives its URL."""
-    file, log = folder / "prometheus.yml", folder / "prometheus.log"
-    file.write_text(config)
-    command: tuple[str | Path, ...] = (
-        tool("prometheus"),
-        f"--config.file={file}",
-        f"--storage.tsdb.path={data}",
-        "--storage.tsdb.retention.time=100y",
-        "--web.listen-address=127.0.0.1:0",
-        *flags,
-    )
-
-    def address() -> str | None:
-        match = re.search(r'msg="Listening on" address=(\S+)', log.read_text())
-        return match and f"http://{match[1]}"
-
-    def ready(url: str) -> str | None:
-        with contextlib.suppress(OSError):
-            return fetch(f"{url}/-/ready")[0]
-        return None
-
-    with running(command, log, folder) as process:
-        url = wait_for("address", address, process, log)
-        wait_for("answer", lambda: ready(url), process, log)
-        yield url

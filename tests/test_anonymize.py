@@ -25,8 +25,8 @@ from gpumap.sources import prepared
 from gpumap.sources.dra import parse_state
 from tests import golden
 from tests.captured import Claim, capture_of, found_in, secrets_of
+from tests.generated import nodes
 from tests.nodes import Gpu, Pod, TestNode, gpu_uuid
-from tests.test_laws import nodes
 
 KEY = b"of this test"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -18,15 +18,14 @@ from tests.autoscaled import (
     GIB,
     RULES,
     SCALED_OBJECT,
-    Prometheus,
     blocks,
     expand,
-    prometheus,
     scraped_before,
     serve,
-    settled,
+    with_rules,
 )
 from tests.demo_process import demo
+from tests.prometheus import Prometheus, settled
 from tests.tools import tool
 
 RECORDED = '{__name__=~"namespace.*:gpumap.*"}'
@@ -34,47 +33,64 @@ USAGE = "namespace_pod:gpumap_container_sm_seconds:rate2m"
 QUERY = SCALED_OBJECT["spec"]["triggers"][0]["metadata"]["query"]
 
 LLM = tuple(f"llm-7c9d8b5f6d-{suffix}" for suffix in ("x2x4k", "b5c6d", "zzzzz", "wwwww"))
-EMBEDDER = ("embedder-5d4f-bbbbb", "embedder-5d4f-ccccc")
+EMBEDDER = ("embedder-5d4f8c7b9-bbbbb", "embedder-5d4f8c7b9-ccccc")
+JOBS = ("llm-train-x7k2p", "llm-gpt-x2x4z", "llm-7b-x2x4z")
+RANKER = ("ranker-8f7d6c5b4-fffff", "ranker-8f7d6c5b4-ggggg")
 SERVING = tuple(sorted({held.pod for held in CLUSTER if held.namespace == "serving"}))
 CUSTOM: dict[str, dict[str, float]] = {
     "container_gpu_usage": {
         **dict(zip(LLM, (0.9, 0.5, 0.0), strict=False)),
         **dict(zip(EMBEDDER, (0.5, 0.0), strict=True)),
-        "llm-chat-66b4c-24567": 1.0,
+        "llm-chat-66b4c9d5f-24567": 1.0,
+        **dict.fromkeys(JOBS, 1.0),
         "trainer-0": 1.2,
+        RANKER[0]: 0.75,
     },
     "pod_gpu_utilization": {
         **dict(zip(LLM, (0.9, 0.5, 0.0), strict=False)),
         **dict(zip(EMBEDDER, (2.0, 0.0), strict=True)),
-        "llm-chat-66b4c-24567": 1.0,
+        "llm-chat-66b4c9d5f-24567": 1.0,
+        **dict.fromkeys(JOBS, 1.0),
         "trainer-0": 0.6,
+        RANKER[0]: 0.75,
     },
     "pod_gpu_memory_used_bytes": {
         **dict(zip(LLM, (72 * GIB, 40 * GIB, 0), strict=False)),
         **dict(zip(EMBEDDER, (20 * GIB, 4 * GIB), strict=True)),
-        "llm-chat-66b4c-24567": 80 * GIB,
+        "llm-chat-66b4c9d5f-24567": 80 * GIB,
+        **dict.fromkeys(JOBS, 80 * GIB),
         "trainer-0": 100 * GIB,
+        RANKER[0]: 40 * GIB,
+        RANKER[1]: 40 * GIB,
         "infer-0": 20 * GIB,
     },
     "pod_gpu_memory_granted_ratio": {
         **dict(zip(LLM, (0.9, 0.5, 0.0), strict=False)),
-        "llm-chat-66b4c-24567": 1.0,
+        "llm-chat-66b4c9d5f-24567": 1.0,
+        **dict.fromkeys(JOBS, 1.0),
         "trainer-0": 0.625,
+        RANKER[0]: 0.5,
+        RANKER[1]: 0.5,
         "infer-0": 0.25,
     },
     "pod_gpu_memory_device_ratio": {
         **dict(zip(LLM, (0.9, 0.5, 0.0), strict=False)),
         **dict(zip(EMBEDDER, (0.25, 0.05), strict=True)),
-        "llm-chat-66b4c-24567": 1.0,
+        "llm-chat-66b4c9d5f-24567": 1.0,
+        **dict.fromkeys(JOBS, 1.0),
         "trainer-0": 0.625,
+        RANKER[0]: 0.5,
+        RANKER[1]: 0.25,
         "infer-0": 0.25,
     },
 }
-"""What the custom metrics API has to say of the namespace `serving`. No SM of MIG; nothing of the pod on a lost GPU."""
+"""What the custom metrics API has to say of the namespace `serving`. No SM of MIG, and of who also uses a card of which
+it is not told; nothing of the pod on a lost GPU, and of the one with a slot on no known device."""
 EXTERNAL = {
     ("workload_gpu_utilization", "llm"): 1.4 / 3,
     ("workload_gpu_utilization", "embedder"): 1.0,
     ("workload_gpu_utilization", "trainer"): 0.6,
+    ("workload_gpu_utilization", "ranker"): 0.75,
     ("workload_gpu_memory_device_ratio", "llm"): 1.4 / 3,
     ("workload_gpu_memory_device_ratio", "infer"): 0.25,
 }
@@ -99,10 +115,12 @@ def run_scraped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     born = now - 3600
     job = {"honor_labels": True} if request.param == "honorLabels" else {"honor_labels": False, **relabelled()}
     before = scraped_before(born, now)
-    all_there = f'count({{__name__=~"namespace_workload.*"}}) >= 15 and on () count({USAGE}) == 8'
+    known = 1 + len(CUSTOM["container_gpu_usage"])  # one in another namespace
+    by_workload = known + 1 + len(CUSTOM["pod_gpu_memory_device_ratio"])
+    all_there = f'count({{__name__=~"namespace_workload.*"}}) >= {by_workload} and on () count({USAGE}) == {known}'
     with (
         serve(born) as page,
-        prometheus(tmp_path_factory.mktemp("scraped"), page, all_there, before=before, **job) as found,
+        with_rules(tmp_path_factory.mktemp("scraped"), page, all_there, before=before, **job) as found,
     ):
         yield found
 
@@ -160,21 +178,42 @@ def test_external_metrics_are_one_mean_of_a_workload(scraped: Prometheus, name: 
     assert settled(lambda: external(rule, scraped, workload), mean) == mean
 
 
-@pytest.mark.parametrize("workload", ["infer", "nobody"])
+@pytest.mark.parametrize("workload", ["infer", "llm-train", "llm-gpt", "nobody"])
 def test_external_metrics_say_nothing_of_what_is_unknown(scraped: Prometheus, workload: str) -> None:
-    """SM use of MIG, and a workload without pods, have no answer: replicas then stay as they are."""
+    """SM use of MIG, Jobs, and a workload without pods have no answer: replicas then stay as they are."""
     (rule,) = (rule for rule in ADAPTER["external"] if rule["name"]["as"] == "workload_gpu_utilization")
     assert external(rule, scraped, workload) == []
 
 
 @pytest.mark.parametrize(
     ("workload", "expected"),
-    [("llm", [1.4 / 3]), ("embedder", [1.0]), ("llm-chat", [1.0]), ("infer", []), ("nobody", [])],
+    [
+        ("llm", [1.4 / 3]),
+        ("embedder", [1.0]),
+        ("llm-chat", [1.0]),
+        ("ranker", [0.75]),
+        ("infer", []),
+        ("llm-train", []),
+        ("llm-gpt", []),
+        ("nobody", []),
+    ],
 )
-def test_keda_is_given_one_value(scraped: Prometheus, workload: str, expected: list[float]) -> None:
-    """KEDA's query gives the mean of the workload's known pods as one element, and none where nothing is known."""
-    query, mean = QUERY.replace("llm-", f"{workload}-"), near(expected)
-    assert settled(lambda: [value for _, value in scraped.ask(query)], mean) == mean
+def test_keda_asks_what_the_rules_answer(scraped: Prometheus, workload: str, expected: list[float]) -> None:
+    """KEDA's query, and the docs' on the rules, give the same mean of a Deployment's known pods as one element.
+
+    Beside them are a pod with a slot on no device, a pod that uses a GPU of which nothing is known, Jobs with near
+    names, and what a second scrape left that has ended. Where nothing is known, neither has an answer.
+    """
+    (on_rules,) = (query for query in blocks("promql") if "namespace_workload_pod" in query)
+    queries = (QUERY.replace("llm-", f"{workload}-"), on_rules.replace('"llm"', f'"{workload}"'))
+    for query in queries:
+        assert query != QUERY or workload == "llm"
+        mean = near(expected)
+        assert settled(partial(values, scraped, query), mean) == mean
+
+
+def values(scraped: Prometheus, query: str) -> list[float]:
+    return [value for _, value in scraped.ask(query)]
 
 
 @pytest.mark.parametrize("query", blocks("promql"))
@@ -186,7 +225,7 @@ def test_the_queries_of_the_docs_have_answers(scraped: Prometheus, query: str) -
 def test_gpumap_itself_is_credited_with_nothing(tmp_path: Path) -> None:
     """With honorLabels false and nothing relabelled the rules keep silent."""
     waited = 'count_over_time(gpumap_container_sm_seconds_total{exported_pod="trainer-0"}[1m]) > 3'
-    with serve(int(time.time()) - 3600) as page, prometheus(tmp_path, page, waited, honor_labels=False) as scraped:
+    with serve(int(time.time()) - 3600) as page, with_rules(tmp_path, page, waited, honor_labels=False) as scraped:
         credited = "sum by (pod) (rate(gpumap_container_sm_seconds_total[1m]))"
         assert [labels for labels, _ in scraped.ask(credited)] == [{"pod": "gpumap-k2p4x"}]
         assert scraped.ask(RECORDED) == []
@@ -199,10 +238,13 @@ def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
     (folder := tmp_path / "prometheus").mkdir()
     with demo(node, "--interval", "500ms") as url:
         ready = f'{USAGE}{{pod="recommender"}} > 0.001 and on () {USAGE}{{pod="trainer"}} > 0.01'
-        with prometheus(folder, url.removeprefix("http://"), ready, honor_labels=True) as scraped:
+        with with_rules(folder, url.removeprefix("http://"), ready, honor_labels=True) as scraped:
             usage = {labels["pod"]: value for labels, value in scraped.ask(USAGE)}
             memory = "namespace_pod:gpumap_container_gpu_memory_used_bytes:sum"
             used = {labels["pod"]: value for labels, value in scraped.ask(memory)}
+            of_devices = "namespace_pod:gpumap_container_gpu_memory_used_per_device:ratio"
+            assert settled(lambda: {labels["pod"] for labels, _ in scraped.ask(of_devices)}, used.keys()) == used.keys()
+            assert all(0 <= value <= 1 for _, value in scraped.ask(of_devices))
     assert usage["notebook-idle"] == used["notebook-idle"] == 0
     assert min(usage[pod] for pod in ("trainer", "greedy", "recommender", "ranker", "squatter")) > 0
     assert not [pod for pod in usage if pod.startswith("mig-")]
@@ -224,7 +266,7 @@ def test_the_old_rule_finds_its_names_in_the_dialect(tmp_path: Path) -> None:
     query = expand(rule, name, "research", pods=("greedy", "notebook-idle", "notebook-pair"))
     with demo(node, "--interval", "500ms", "--dialect", "dcgm") as url:
         ready = f'count_over_time({name}{{exported_pod="greedy"}}[1m]) > 3'
-        with prometheus(folder, url.removeprefix("http://"), ready, honor_labels=False) as scraped:
+        with with_rules(folder, url.removeprefix("http://"), ready, honor_labels=False) as scraped:
             usage = {labels["exported_pod"]: value for labels, value in scraped.ask(query)}
     assert set(usage) == {"greedy", "notebook-idle", "notebook-pair"}
     assert usage["notebook-idle"] == 0

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -44,8 +42,9 @@ from gpumap.look.bill.window import parse_time, window_of
 from gpumap.look.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.look.tables.layout import Shape
 from gpumap.metrics.accounting import ACCOUNTING
+from tests.command import gpumap, gpumap_in_loop, one_line
 from tests.demo_process import GPUMAP, environment
-from tests.test_cli import gpumap, gpumap_in_loop, one_line
+from tests.played_prometheus import Answer, Rows, answering, api, refusal, serving, sleeping
 
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC).timestamp()
 TRAINER: Key = ("ml", "trainer", "main", "GPU-1")
@@ -373,39 +372,11 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
 
 # --- servers that fail ------------------------------------------------------------------------------------------------
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[str]:
-    """A server whose every page is this answer. Gives its URL."""
-    app = web.Application()
-    app.router.add_route("*", "/{rest:.*}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
 
 async def bill(url: str, *arguments: str, code: int = 1) -> str:
     """What the command says of its failure, the address left out."""
     done = await gpumap_in_loop("bill", "--prometheus", url, "--from", "2024-01-01", "--to", "2024-01-02", *arguments)
     return one_line(done, code).removeprefix(f"{url} ")
-
-
-def answering(text: str, status: int = 200, **headers: str) -> Answer:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=text, status=status, headers=headers)
-
-    return answer
-
-
-def refusal(kind: str, error: str) -> str:
-    return json.dumps({"status": "error", "errorType": kind, "error": error})
 
 
 EMPTY = {"series": [], "query": {"resultType": "vector", "result": []}, "query_range": {"resultType": "matrix"}}
@@ -449,36 +420,11 @@ async def test_a_login_page_is_no_answer() -> None:
         assert says == f"{url} redirects to https://sso.example.com/login?next=x: give the URL that answers itself"
 
 
-async def sleeping(_: web.Request) -> web.Response:
-    await asyncio.sleep(60)
-    return web.Response()
-
-
 async def test_a_server_that_is_away() -> None:
     """It does not answer, or not in time: said at once, and once."""
     assert await bill("http://127.0.0.1:9") == "did not answer: connection refused"
     async with serving(sleeping) as url:
         assert await bill(url, "--timeout", "200ms") == "did not answer within 0.2 s"
-
-
-Rows = list[dict[str, object]]
-
-
-def api(vector: Rows | None = None, matrix: Rows | None = None, asked: list[web.Request] | None = None) -> Answer:
-    """A server of the API, that has these rows for whatever it is asked."""
-
-    async def answer(request: web.Request) -> web.Response:
-        await request.post()
-        if asked is not None:
-            asked.append(request)
-        data: object = []
-        if request.path.endswith("/query"):
-            data = {"resultType": "vector", "result": vector or []}
-        elif request.path.endswith("/query_range"):
-            data = {"resultType": "matrix", "result": matrix or []}
-        return web.json_response({"status": "success", "data": data})
-
-    return answer
 
 
 def vector(value: object, **labels: str) -> Rows:

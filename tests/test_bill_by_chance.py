@@ -13,7 +13,8 @@ import pytest
 
 from gpumap.join.ledger import KEPT_SECONDS
 from gpumap.look.bill.counting import ENERGY, GAP, HELD
-from tests.scraped import Samples, labels, prometheus, store
+from tests.prometheus import prometheus
+from tests.scraped import Samples, labels, store
 from tests.test_bill_prometheus import END, EVERY, FIRST, HOUR, LAST, MINUTE, START, Play, ask, life
 
 KEPT = int(KEPT_SECONDS)
@@ -93,8 +94,8 @@ def run_prometheus(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fix
     lives = play_lives(play, request.param)
     of = labels(uuid="GPU-0", instance="10.0.0.1:9401", job="gpumap", cluster="a")
     play.samples.scrape(GAP.name, of, range(FIRST, LAST, EVERY), lambda time: Decimal(0))
-    with prometheus(store(play.samples, folder), folder) as url:
-        yield Chances(url, play.samples, lives)
+    with prometheus(folder, data=store(play.samples, folder)) as server:
+        yield Chances(server.url, play.samples, lives)
 
 
 @pytest.mark.parametrize(("start", "end"), [(START, END), (START + 37 * MINUTE, END - 53 * MINUTE)])

@@ -17,8 +17,9 @@ import pytest
 
 from gpumap.join.ledger import KEPT_SECONDS
 from gpumap.look.bill.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED
-from tests.scraped import Samples, Value, labels, prometheus, store
-from tests.test_cli import gpumap, one_line
+from tests.command import gpumap, one_line
+from tests.prometheus import prometheus
+from tests.scraped import Samples, Value, labels, store
 
 MINUTE, HOUR = 60, 3600
 START = int(datetime(2024, 3, 4, 20, tzinfo=UTC).timestamp())
@@ -229,8 +230,8 @@ def run_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     for happen in (whole_lives, restarts, side_by_side, gaps, incomplete, other_cluster, teams):
         happen(play)
     data = store(play.samples, folder)
-    with prometheus(data, folder) as url:
-        yield Known(url, play.samples, data)
+    with prometheus(folder, data=data) as server:
+        yield Known(server.url, play.samples, data)
 
 
 def ask(url: str, *arguments: str, start: int = START, end: int = END, match: str = 'cluster="a"') -> Any:
@@ -353,15 +354,17 @@ def test_bills_of_two_halves_are_the_bill_of_the_whole(known: Known, middle: int
 @pytest.mark.parametrize("samples", [6000, 30_000])
 def test_a_server_that_does_little_at_a_time_says_the_same(known: Known, tmp_path: Path, samples: int) -> None:
     """Where a day is too many samples for it, parts of the day are asked for, and add up to the same digits."""
-    with prometheus(known.data, tmp_path, f"--query.max-samples={samples}") as url:
-        assert ask(url) == ask(known.url)
+    with prometheus(tmp_path, f"--query.max-samples={samples}", data=known.data) as server:
+        assert ask(server.url) == ask(known.url)
 
 
 def test_a_server_that_does_too_little_fails_in_one_line(known: Known, tmp_path: Path) -> None:
     """It says what the server said, and prints no part of a bill."""
-    with prometheus(known.data, tmp_path, "--query.max-samples=10") as url:
-        done = gpumap("bill", "--prometheus", url, "--from", str(START), "--to", str(END))
-        assert one_line(done, 1).startswith(f"{url} answered 422 Unprocessable Entity: query processing would load too")
+    with prometheus(tmp_path, "--query.max-samples=10", data=known.data) as server:
+        done = gpumap("bill", "--prometheus", server.url, "--from", str(START), "--to", str(END))
+        assert one_line(done, 1).startswith(
+            f"{server.url} answered 422 Unprocessable Entity: query processing would load too"
+        )
 
 
 def test_labels_that_the_scraper_renamed_are_found(known: Known) -> None:

@@ -68,12 +68,13 @@ def test_the_number_of_series_is_within_the_budget(kind: str) -> None:
 
 
 def test_all_that_there_is_was_counted() -> None:
-    """Each container on a leaf, each leaf and each GPU of the node has series, and nothing else does."""
+    """Each container on a leaf, each leaf and each GPU of the node has series, with or without a name, and nothing
+    else does."""
     snapshot = whole_node()
     counts = count_series(snapshot)
     assert len(counts["container"]) == len(snapshot.containers)
     assert len(counts["leaf"]) == len(snapshot.leaves)
-    assert len(counts["gpu"]) == len(snapshot.gpus)
+    assert len(counts["gpu"]) == len(snapshot.gpus) + bool(snapshot.nameless_gpus)
 
 
 def test_a_source_that_fails_in_many_ways_costs_the_agent_little() -> None:

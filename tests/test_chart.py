@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 import gpumap
+from gpumap.flags import FLAGS
+from gpumap.kubectl.agents import agents_of
+from gpumap.kubectl.source import SELECTOR
 from tests.tools import tool
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "gpumap"
@@ -320,6 +323,23 @@ def test_ports_and_probes_agree() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
     assert manifests["Service"]["spec"]["ports"] == [{"name": "metrics", "port": 9500, "targetPort": "metrics"}]
     assert render()["Service"]["spec"]["ports"][0]["port"] == 9401
+
+
+@pytest.mark.parametrize("values", [(), ("service.port=9500",), (r"podLabels.app\.kubernetes\.io/name=other",)])
+def test_the_plugin_finds_the_charts_agents(values: tuple[str, ...]) -> None:
+    """By the label and the port's name that the chart gives its pods; without a port it asks at gpumap's own."""
+    template = render(*values, release="prod")["DaemonSet"]["spec"]["template"]
+    name, _, value = SELECTOR.partition("=")
+    assert template["metadata"]["labels"][name] == value
+    (port,) = template["spec"]["containers"][0]["ports"]
+    port["containerPort"] = 9500
+    metadata = {**template["metadata"], "name": "prod-gpumap-x", "namespace": "monitoring"}
+    pod = {"metadata": metadata, "spec": {**template["spec"], "nodeName": "gpu-1"}, "status": {"phase": "Running"}}
+    (agent,) = agents_of([pod])
+    assert (agent.node, agent.port, agent.https, agent.why_not) == ("gpu-1", 9500, False, "")
+    port["name"] = "other"
+    (agent,) = agents_of([pod])
+    assert f":{agent.port}" == next(flag.default for flag in FLAGS if flag.name == "--listen")
 
 
 def test_the_service_monitor_keeps_our_labels_and_adds_the_node() -> None:

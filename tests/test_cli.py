@@ -27,39 +27,12 @@ from gpumap.commands import command_parser
 from gpumap.settings import FLAGS, LATER_FLAGS
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
+from tests.command import gpumap, gpumap_in_loop, one_line
 from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, Node, gpu_uuid, short_directory
 from tests.processes import PlainProcesses
 
 WHOLE = gpu_uuid(1)
-
-
-def gpumap(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end. What it writes on stderr never holds a traceback."""
-    done = subprocess.run(
-        [str(GPUMAP), *arguments],
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
-
-
-async def gpumap_in_loop(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The same while this process serves what it asks."""
-    return await asyncio.to_thread(gpumap, *arguments, **variables)
-
-
-def one_line(done: subprocess.CompletedProcess[str], code: int) -> str:
-    """The single line that a failure says, and nothing else."""
-    assert (done.returncode, done.stdout) == (code, ""), done
-    assert done.stderr.startswith("gpumap: ")
-    assert done.stderr.count("\n") == 1
-    return done.stderr.removeprefix("gpumap: ").rstrip("\n")
 
 
 @pytest.fixture(name="node")
@@ -346,7 +319,9 @@ async def test_map_where_nothing_answers(tmp_path: Path) -> None:
     """No kubelet and no driver: it says which, and exits with 1."""
     missing = str(tmp_path / "missing")
     done = await gpumap_in_loop("map", "--kubelet-root", missing, "--nvml-library", missing, "--pod-log-root", missing)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1
+    assert done.stderr.endswith(": neither its kubelet nor NVML answers\n")
+    assert len(done.stderr.splitlines()) == 1
     assert "No devices." in done.stdout
     assert "kubelet is down: socket_missing" in done.stdout
     assert "nvml is down: library_not_found" in done.stdout

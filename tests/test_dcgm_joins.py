@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
@@ -19,24 +20,34 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.dialects import dcgm_join
 from gpumap.exposition import Exposition
 from gpumap.metrics import GROUPS, native
-from gpumap.model import ContainerName
-from tests.scraped import Samples, labels, prometheus, store
-from tests.test_dialect_dcgm import CARD, P1, P2, PARTITIONED, SHARED, TRAINER, sample_node
-from tests.test_prometheus import Prometheus
+from gpumap.model import ContainerName, Uuid
+from gpumap.snapshot import Snapshot
+from tests import dcgm_exporter
+from tests.dcgm_exporter import MIB
+from tests.dcgm_nodes import (
+    CARD,
+    P1,
+    P2,
+    PARTITIONED,
+    SHARED,
+    TRAINER,
+    card,
+    holder,
+    node,
+    sample_node,
+    use,
+)
+from tests.fences import read_blocks
+from tests.fleet import BESIDE_DCGM
+from tests.prometheus import Prometheus, prometheus
+from tests.scraped import Samples, kept, labels, store
 
 GUIDE = Path(__file__).parent.parent / "docs" / "migrate" / "dcgm-exporter.md"
-FENCE = re.compile(r"```promql( [^\n]*with-dcgm[^\n]*)\n(.*?)```", re.DOTALL)
 FREE = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e55"
-MIB = 1 << 20
+LONE = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e56")
+"""Of which one container has a part, and nobody else one."""
+P3 = ContainerName("ml", "p3", "a")
 START, HOUR = 1_800_000_000, 3600
-RENAMED = {
-    "DCGM_FI_PROF_SM_ACTIVE": ("DCGM_FI_PROF_SM_UTIL_RATIO", 1),
-    "DCGM_FI_DEV_POWER_USAGE": ("DCGM_FI_DEV_BOARD_POWER_WATTS", 1),
-    "DCGM_FI_DEV_XID_ERRORS": ("DCGM_FI_DEV_XID_ERROR", 1),
-    "DCGM_FI_DEV_FB_USED": ("DCGM_FI_DEV_FB_USED_BYTES", MIB),
-}
-"""Since 4.9: the name, and what the value is multiplied by."""
-BY_PROCESS = "DCGM_FI_DEV_FB_USED"
 
 
 class World(NamedTuple):
@@ -77,65 +88,68 @@ DEVICES = (
     Device(PARTITIONED, "3", 2048, ((TRAINER, 2048),)),
     Device(PARTITIONED, "5", 16, ()),
     Device(FREE, "", 8, ()),
+    Device(LONE, "", 100, ((P3, 100),)),
 )
-POWER = {CARD: 700, SHARED: 400, PARTITIONED: 300, FREE: 70}
-XID = {CARD: 0, SHARED: 31, PARTITIONED: 79, FREE: 0}
+POWER = {CARD: 700, SHARED: 400, PARTITIONED: 300, FREE: 70, LONE: 50}
+XID = {CARD: 0, SHARED: 31, PARTITIONED: 79, FREE: 0, LONE: 0}
 SM_ACTIVE = {
     (CARD, ""): "0.75",
     (SHARED, ""): "0.5",
     (PARTITIONED, "3"): "0.25",
     (PARTITIONED, "5"): "0",
     (FREE, ""): "0",
+    (LONE, ""): "0.125",
 }
 
 
-def dcgm_rows(device: Device) -> Iterator[tuple[str, dict[str, str], Decimal]]:
+def dcgm_rows(device: Device, *, since_4_9: bool) -> Iterator[tuple[str, Mapping[str, str], Decimal]]:
     """As by KUBERNETES_VIRTUAL_GPUS: every value once a slot, memory as the device's and as each slot's."""
     known = {"gpu": str(DEVICES.index(device)), "UUID": device.uuid, "modelName": "NVIDIA H200"}
     if device.instance:
         known |= {"GPU_I_PROFILE": "1g.10gb", "GPU_I_ID": device.instance}
-    shared = len(device.slots) > 1
+    if since_4_9:
+        known["DCGM_FI_SYSTEM_DRIVER_VERSION"] = "570"
     values = {
         "DCGM_FI_PROF_SM_ACTIVE": Decimal(SM_ACTIVE[device.uuid, device.instance]),
         "DCGM_FI_DEV_POWER_USAGE": Decimal(POWER[device.uuid]),
         "DCGM_FI_DEV_XID_ERRORS": Decimal(XID[device.uuid]),
-        BY_PROCESS: Decimal(device.used_mib),
+        "DCGM_FI_DEV_FB_USED": Decimal(device.used_mib),
     }
-    for name, value in values.items():
-        more = {"err_code": str(value)} if name == "DCGM_FI_DEV_XID_ERRORS" else {}
-        if not device.slots or (shared and name == BY_PROCESS):
-            yield name, known | more, value
-        for number, (holder, used) in enumerate(device.slots):
-            pod = {"container": holder.container, "namespace": holder.namespace, "pod": holder.pod}
-            slot = {"vgpu": str(number)} if shared else {}
-            yield name, known | more | pod | slot, Decimal(used) if name == BY_PROCESS else value
+    slots = (
+        dcgm_exporter.Slot(
+            {"container": name.container, "namespace": name.namespace, "pod": name.pod},
+            {"DCGM_FI_DEV_FB_USED": Decimal(used)},
+        )
+        for name, used in device.slots
+    )
+    return dcgm_exporter.rows(dcgm_exporter.Device(known, values, tuple(slots)), "node1", since_4_9=since_4_9)
+
+
+def whole_node() -> Snapshot:
+    """The node of the dialect's own tests, and the card with the lone sharer."""
+    sample, more = sample_node(), node(holder(P3, LONE, use(100 * MIB), gpus=0.25), gpus=(card(4, LONE),))
+    return replace(
+        sample,
+        gpus=sample.gpus + more.gpus,
+        leaves=sample.leaves + more.leaves,
+        containers=sample.containers + more.containers,
+    )
 
 
 def gpumap_rows() -> Iterator[tuple[str, dict[str, str], Decimal]]:
-    text = Exposition((*native(GROUPS, process_metrics=False), *dcgm_join.FAMILIES)).render(sample_node()).decode()
+    text = Exposition((*native(GROUPS, process_metrics=False), *dcgm_join.FAMILIES)).render(whole_node()).decode()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             yield sample.name, sample.labels, Decimal(sample.value)
-
-
-def scraped(of: Mapping[str, str], target: Mapping[str, str], *, honored: bool) -> dict[str, str]:
-    """The labels as Prometheus keeps them: where both have one, it is the exporter's if its labels are honored."""
-    if honored:
-        return {**target, **of}
-    return {**{f"exported_{name}" if name in target else name: value for name, value in of.items()}, **target}
 
 
 def fill() -> Samples:
     samples = Samples()
     for world in WORLDS:
         target = {"job": "dcgm-exporter", "namespace": "monitoring", "pod": "dcgm-exporter-x7", "container": "exporter"}
-        node = (
-            {"hostname": "node1", "DCGM_FI_SYSTEM_DRIVER_VERSION": "570"} if world.since_4_9 else {"Hostname": "node1"}
-        )
-        for name, of, value in (row for device in DEVICES for row in dcgm_rows(device)):
-            name, factor = RENAMED[name] if world.since_4_9 else (name, 1)
-            stored = labels(**scraped(of | node, target, honored=world.honored))
-            samples.scrape(name, stored, [world.moment], lambda _, value=value, factor=factor: value * factor)  # type: ignore[misc]
+        for name, of, value in (row for one in DEVICES for row in dcgm_rows(one, since_4_9=world.since_4_9)):
+            stored = labels(**kept(of, target, honored=world.honored))
+            samples.scrape(name, stored, [world.moment], lambda _, value=value: value)  # type: ignore[misc]
         target = {
             "job": "gpumap",
             "instance": "10.0.0.7:9401",
@@ -144,7 +158,7 @@ def fill() -> Samples:
             "container": "g",
         }
         for name, of, value in gpumap_rows():
-            stored = labels(**scraped(of, target, honored=world.gpumap_honored))
+            stored = labels(**kept(of, target, honored=world.gpumap_honored))
             samples.scrape(name, stored, [world.moment], lambda _, value=value: value)  # type: ignore[misc]
     return samples
 
@@ -152,21 +166,21 @@ def fill() -> Samples:
 @pytest.fixture(name="server", scope="module")
 def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("joins")
-    with prometheus(store(fill(), folder), folder) as url:
-        yield Prometheus(url)
+    with prometheus(folder, data=store(fill(), folder)) as server:
+        yield server
 
 
 def queries(heading: str) -> list[str]:
     """The queries of a part of the guide that ask both exporters."""
     part = GUIDE.read_text().split(f"\n### {heading}\n", 1)[1].split("\n## ", 1)[0].split("\n### ", 1)[0]
-    return [query for _, query in FENCE.findall(part)]
+    return [block.body for block in read_blocks(part, "promql") if block.words & {*BESIDE_DCGM}]
 
 
 def translated(query: str, world: World) -> str:
     """The query as it is written since 4.9, where the guide has it as before."""
     if world.since_4_9:
         query = query.replace("(DCGM_FI_DEV_FB_USED) * 1048576", "(DCGM_FI_DEV_FB_USED_BYTES)")
-        for old, (new, _) in RENAMED.items():
+        for old, (new, _) in dcgm_exporter.RENAMED.items():
             query = re.sub(rf"\b{old}\b", new, query)
     if not world.gpumap_honored:
         query = query.replace("group_left (namespace, pod, container)", f"group_left ({', '.join(spelled(world))})")
@@ -215,7 +229,7 @@ def test_each_owner_has_its_devices_value(server: Prometheus, world: World) -> N
 
 @in_each_world
 def test_exclusive_devices_have_their_owners_name(server: Prometheus, world: World) -> None:
-    """A shared device is left out, instead of being given to one of its holders."""
+    """A shared device is left out, instead of being given to one of its holders, also while it has but one."""
     (query,) = queries("Exclusive devices alone")
     assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == {
         (CARD, "", *TRAINER): 700,
@@ -227,7 +241,7 @@ def test_exclusive_devices_have_their_owners_name(server: Prometheus, world: Wor
 def test_a_sum_counts_each_card_once(server: Prometheus, world: World) -> None:
     """The shared card's power is shared out; what each namespace has adds up to the cards that are held."""
     (query,) = queries("A sum that counts nothing twice")
-    assert ask(server, world, translated(query, world), spelled(world)[0]) == {("ml",): 700 + 400}
+    assert ask(server, world, translated(query, world), spelled(world)[0]) == {("ml",): 700 + 400 + 50}
 
 
 @in_each_world
@@ -251,6 +265,7 @@ def test_what_a_container_uses_meets_what_dcgm_sees(server: Prometheus, world: W
             (SHARED, "", *P1): (own[P1] or 0) / (4000 * MIB),
             (SHARED, "", *P2): (own[P2] or 0) / (4000 * MIB),
             (PARTITIONED, "3", *TRAINER): 1 / 2,
+            (LONE, "", *P3): 1,
         }
     )
 
@@ -260,7 +275,12 @@ def test_the_exporters_own_pods_are_spelled_by_its_scrape(server: Prometheus, wo
     """`exported_pod` without honorLabels, `pod` with them: one of the two queries has the pods."""
     not_honored, honored = (translated(query, world) for query in queries("Pods by dcgm-exporter itself"))
     scale = MIB if world.since_4_9 else 1
-    expected = {("ml", "job-0"): 6144 * scale, ("ml", "p1"): 2048 * scale, ("ml", "p2"): 2048 * scale}
+    expected = {
+        ("ml", "job-0"): 6144 * scale,
+        ("ml", "p1"): 2048 * scale,
+        ("ml", "p2"): 2048 * scale,
+        ("ml", "p3"): 100 * scale,
+    }
     if world.honored:
         found = ask(server, world, honored, "namespace", "pod")
         assert {key: value for key, value in found.items() if key[1] != "dcgm-exporter-x7"} == expected
@@ -275,3 +295,38 @@ def test_a_join_without_max_is_refused(server: Prometheus, world: World) -> None
     naive = f"{name} * on (UUID, GPU_I_ID) group_left () gpumap_dcgm_owner_info"
     with pytest.raises(pytest.fail.Exception, match="many-to-many"):
         server.api("query", query=naive, time=str(world.moment))
+
+
+UNITS: dict[str, int | Decimal] = {
+    "": 1,
+    "MHz": 10**6,
+    "mJ": Decimal("0.001"),
+    "%": Decimal("0.01"),
+    "MiB": MIB,
+    "MB/s": 10**6,
+}
+
+
+def names_in(cell: str) -> list[str]:
+    """The fields that a cell of the guide's table names, those in braces and those without their beginning too."""
+    names: list[str] = []
+    for name in re.findall(r"`([A-Z_{},0-9]+)`", cell):
+        whole = name if name.startswith("DCGM_") else "_".join(names[0].split("_")[:3]) + name
+        head, _, rest = whole.partition("{")
+        choices, _, tail = rest.partition("}")
+        names += [f"{head}{choice}{tail}" for choice in choices.split(",")]
+    return names
+
+
+def test_the_guide_has_the_renames_that_the_worlds_have() -> None:
+    """Its table says of each field the name since 4.9, and by its old unit what the value is multiplied by."""
+    table = GUIDE.read_text().split("| before 4.9 |", 1)[1].split("\n\n", 1)[0]
+    said: dict[str, tuple[str, int | Decimal]] = {}
+    for line in table.splitlines()[2:]:
+        _, before, since, *_ = line.split("|")
+        if before.startswith((" label", " labels")) or since.strip() == "as before":
+            continue
+        unit = re.search(r"\(([^;)]+)", before)
+        factor = UNITS[unit[1] if unit else ""]
+        said |= {old: (new, factor) for old, new in zip(names_in(before), names_in(since), strict=True)}
+    assert said == dcgm_exporter.RENAMED

@@ -40,16 +40,19 @@ def test_a_read_is_answered_by_the_driver_and_each_gpu() -> None:
 def test_a_gpu_tells_only_what_is_asked() -> None:
     """Of the groups that are asked each adds its fields; without any there are the basic ones, no activity either."""
     gpus = world(parse_scenario(TEXT), 15.0).gpus
-    every = {"health", "links", "gpm"}
+    every = {"health", "links", "gpm", "codec", "card"}
     assert [groups.only(gpu, every) for gpu in gpus] == [*gpus]
     basic = [groups.only(gpu, ("device", "use")) for gpu in gpus]
     for one, full in zip(basic, gpus, strict=True):
         assert (one.clocks_hertz, one.recovery_action, one.pcie_receive_bytes, one.activity) == ((), None, None, None)
+        assert (one.encoder_ratio, one.vbios_version, one.ecc_totals, one.pcie_replays) == (None, "", (), None)
         assert (one.uuid, one.energy_joules, one.processes) == (full.uuid, full.energy_joules, full.processes)
     assert gpus[1].instances[0].activity is not None
     assert basic[1].instances[0].activity is None
     links = groups.only(gpus[1], ("links",))
     assert (links.pcie_receive_bytes, links.ecc_errors) == (gpus[1].pcie_receive_bytes, ())
+    card = groups.only(gpus[1], ("card",))
+    assert (card.compute_capability, card.pcie_replays, card.clocks_hertz) == ("9.0", 0, ())
 
 
 def test_a_hung_gpu_answers_when_its_fault_is_over() -> None:

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from gpumap.dialects.arms import FAMILIES, NEEDS
+from gpumap.dialects.arms import FAMILIES
 from gpumap.model import ContainerName
 from gpumap.snapshot import ContainerOnDevice, Owner, Snapshot, UnmatchedSlots
 from tests.dialect_pages import (
     ALONE,
-    ESCAPED,
     GPUSHARE,
     HARD,
     MAIN,
@@ -21,30 +20,22 @@ from tests.dialect_pages import (
     Rows,
     blind,
     card,
-    documented_lints,
-    golden,
     holder,
     leaf,
-    lints,
     node,
-    page,
     partitioned,
     process,
     rows,
-    shuffled,
     squatted,
-    titans,
     used,
     without_nvml,
 )
+from tests.dialect_samples import FIRST, SECOND, V100, hangzhou
+from tests.generated import nodes
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Process as NodeProcess
 from tests.nodes import TestNode
-from tests.snapshots import busy_node
-from tests.test_laws import nodes
 
-V100 = "GPU-5a9b1c2d-0000-1111-2222-333344445555"
-FIRST, SECOND = ("default", "app-3g-v1-0", "app-3g-v1"), ("default", "app-3g-v1-1", "app-3g-v1")
 PROCESS = ("MEM_USED", "SM_UTIL", "MEM_COPY_UTIL", "ENCODE_UTIL", "DECODE_UTIL")
 
 
@@ -63,26 +54,8 @@ def only(snapshot: Snapshot, name: str) -> float | None:
     return values[0] if values else None
 
 
-def hangzhou() -> Snapshot:
-    """The node of reference 002: two applications with 4 GiB each of a V100, that use 6396 MiB together."""
-    return node(
-        "cn-hangzhou.192.168.2.167",
-        [leaf(card(0, V100, "Tesla V100-SXM2-16GB"))],
-        [holder(name, V100, used(3198), slots=GPUSHARE, gpus=4 / 15, memory_mib=4096) for name in (FIRST, SECOND)],
-        [
-            process(4711, V100, 3198, FIRST, "cuda_malloc", 0.0),
-            process(4712, V100, 3198, SECOND, "cuda_malloc", 0.07),
-        ],
-    )
-
-
 def held(*containers: ContainerOnDevice) -> Snapshot:
     return node("n", [leaf(card(0, V100, "Tesla V100-SXM2-16GB"))], containers)
-
-
-def test_the_page_of_the_references_node() -> None:
-    """Two applications that share a card: who uses what, was granted what, and how much of the card is given away."""
-    assert page(FAMILIES, hangzhou()) == golden("arms")
 
 
 def test_the_questions_of_the_dashboards() -> None:
@@ -107,7 +80,6 @@ def test_a_processs_times_are_its_own_in_percent() -> None:
         sm_ratio=0.29, memory_controller_ratio=0.07, encoder_ratio=0.5, decoder_ratio=0.25
     )
     snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [times, process(8, V100, None, HARD, sm=None)])
-    assert NEEDS == ()
     assert {name: told(snapshot, f"PROCESS_{name}", "ProcessId") for name in PROCESS} == {
         "MEM_USED": {("7",): 1},
         "SM_UTIL": {("7",): 29},
@@ -245,7 +217,7 @@ def test_a_process_of_which_a_part_is_not_told_is_absent() -> None:
 
 
 def test_two_holders_of_compute_instances_share_memory_that_is_given_once() -> None:
-    """Each was granted all of it; of the card it is given away once."""
+    """Each was granted all of it, and shares it; of the card it is given away once."""
     snapshot = partitioned(
         [
             holder((name, "p", "c"), one.uuid, gpus=1 / 7, memory_mib=9728)
@@ -254,6 +226,34 @@ def test_two_holders_of_compute_instances_share_memory_that_is_given_once() -> N
     )
     assert only(snapshot, "DEV_FB_ALLOCATED") == pytest.approx(9728 / 81920)
     assert list(told(snapshot, "CONTAINER_MEM_ALLOCATED", "NamespaceName").values()) == [9728, 9728]
+    assert set(told(snapshot, "CONTAINER_MEM_ALLOCATED", "NamespaceName", "AllocateMode")) == {
+        ("a", "share"),
+        ("b", "share"),
+    }
+    assert only(snapshot, "ALLOCATE_MODE") == 2
+    alone = partitioned([holder(HARD, SHARED_1.uuid, gpus=1 / 7, memory_mib=9728)])
+    assert only(alone, "ALLOCATE_MODE") == 2, "the other compute instance is there for somebody else"
+
+
+def test_a_squatter_is_none_whatever_else_it_was_given() -> None:
+    """Who holds one MIG device of a card and uses another was not given that one."""
+    held_by = [holder(HARD, SHARED_1.uuid, gpus=1 / 7), holder(HARD, SHARED_2.uuid, gpus=1 / 7)]
+    processes = [
+        process(7, SHARED_1.uuid, 1, HARD),
+        process(8, ALONE.uuid, 2, HARD, owner=Owner.UNASSIGNED),
+        process(9, ALONE.uuid, 3, HARD, owner=Owner.UNKNOWN),
+        process(10, SHARED_1.uuid, 4, HARD),
+        process(10, ALONE.uuid, 4, HARD, owner=Owner.UNASSIGNED),
+        process(11, SHARED_1.uuid, 5, HARD, owner=Owner.GONE),
+    ]
+    snapshot = partitioned([replace(one, allocated_memory_bytes=9728 << 20) for one in held_by], processes)
+    assert set(told(snapshot, "PROCESS_MEM_USED", "ProcessId", "AllocateMode")) == {
+        ("7", "exclusive"),
+        ("8", "none"),
+        ("9", ""),
+        ("10", "none"),
+        ("11", "none"),
+    }
 
 
 def test_a_shared_mig_device_is_shared() -> None:
@@ -274,13 +274,28 @@ def test_a_whole_partitioned_card_is_exclusive() -> None:
     assert only(snapshot, "CONTAINER_MEM_ALLOCATED") == 81920
 
 
-def test_names_are_escaped_and_order_does_not_matter() -> None:
-    """A name comes back as it is, and the same node is the same page."""
-    snapshot = node("n", [leaf(card(0, V100, "V100"))], [], [process(7, V100, 1, ESCAPED, 'x"\\')])
-    labels = ("NamespaceName", "PodName", "ContainerName", "ProcessName")
-    assert told(snapshot, "PROCESS_MEM_USED", *labels) == {(*ESCAPED, 'x"\\'): 1}
-    for one in (hangzhou(), titans(), busy_node()):
-        assert page(FAMILIES, shuffled(one)) == page(FAMILIES, one)
+@given(nodes())
+def test_what_is_granted_adds_up_to_what_is_given_away(truth: TestNode) -> None:
+    """On generated nodes: by container and by card it is the same memory, but that of compute instances with two
+    holders, which each of them has and the card gives once."""
+    snapshot = truth.collect()
+    totals = told(snapshot, "DEV_FB_TOTAL", "UUID")
+    granted: dict[str, float] = {}
+    for (uuid, *_), value in told(
+        snapshot, "CONTAINER_MEM_ALLOCATED", "UUID", "NamespaceName", "PodName", "ContainerName"
+    ).items():
+        granted[uuid] = granted.get(uuid, 0) + value
+    holders: dict[tuple[str, int], set[ContainerName]] = {}
+    for one in snapshot.leaves:
+        if one.gpu is not None and one.instance is not None:
+            names = {row.name for row in snapshot.containers if row.holds and row.uuid == one.uuid}
+            holders.setdefault((one.gpu.uuid, one.instance.gpu_instance_id), set()).update(names)
+    shared = {uuid for (uuid, _), names in holders.items() if len(names) > 1}
+    for (uuid,), ratio in told(snapshot, "DEV_FB_ALLOCATED", "UUID").items():
+        given_away, rounded = ratio * totals[(uuid,)], len(snapshot.containers) + 1
+        assert given_away <= granted.get(uuid, 0) + rounded
+        if uuid not in shared:
+            assert given_away == pytest.approx(granted.get(uuid, 0), abs=rounded)
 
 
 @given(nodes())
@@ -292,8 +307,3 @@ def test_processes_and_cards_are_there_once(truth: TestNode) -> None:
     assert all(0 <= value <= 100 for value in told(snapshot, "PROCESS_SM_UTIL", "ProcessId", "UUID").values())
     assert all(value >= 0 for value in told(snapshot, "DEV_FB_ALLOCATED", "UUID").values())
     assert only(snapshot, "ALLOCATE_MODE") in (None, 0, 1, 2)
-
-
-def test_promtool_says_what_is_documented() -> None:
-    """`promtool check metrics` names what docs/dialects.md lists, and nothing else."""
-    assert lints(page(FAMILIES, hangzhou())) == documented_lints("arms", FAMILIES)

@@ -7,7 +7,6 @@ from gpumap.dialects.cadvisor import FAMILIES
 from gpumap.snapshot import Snapshot
 from tests.dialect_pages import (
     ALONE,
-    ESCAPED,
     GIB,
     HARD,
     MAIN,
@@ -19,25 +18,20 @@ from tests.dialect_pages import (
     Rows,
     blind,
     card,
-    documented_lints,
-    golden,
     holder,
     leaf,
-    lints,
     node,
     page,
     partitioned,
     rows,
-    shuffled,
     squatted,
     titans,
     used,
     user,
     without_nvml,
 )
+from tests.generated import nodes
 from tests.nodes import TestNode
-from tests.snapshots import busy_node
-from tests.test_laws import nodes
 
 PREFIX = "container_accelerator_"
 CONTAINER = ("namespace", "pod", "container")
@@ -46,11 +40,6 @@ SAMPLE_LABELS = ("acc_id", "container", "make", "model", "namespace", "pod")
 
 def told(snapshot: Snapshot, name: str, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, PREFIX + name, *(labels or (*CONTAINER, "acc_id")))
-
-
-def test_the_page_of_the_references_node() -> None:
-    """Names, labels and HELP are cAdvisor's, which on reference 000's node told each pod its card's memory."""
-    assert page(FAMILIES, titans()) == golden("cadvisor")
 
 
 def test_sharers_of_a_card_have_their_own_and_the_cards_total() -> None:
@@ -104,14 +93,6 @@ def test_a_whole_partitioned_card_is_its_devices() -> None:
     assert told(partitioned([whole]), "memory_total_bytes") == {(*HARD, PARENT): 80 * GIB}
 
 
-def test_names_are_escaped_and_order_does_not_matter() -> None:
-    """A name comes back as it is, and the same node is the same page."""
-    snapshot = node("n", [leaf(card(0, TITAN[0], "TITAN V"))], [holder(ESCAPED, TITAN[0], used(1))])
-    assert told(snapshot, "memory_used_bytes") == {(*ESCAPED, TITAN[0]): MIB}
-    for one in (titans(), busy_node()):
-        assert page(FAMILIES, shuffled(one)) == page(FAMILIES, one)
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_labels_are_in_the_originals_order(family: object) -> None:
     """client_golang sorts them, so they are sorted on cAdvisor's page."""
@@ -125,8 +106,3 @@ def test_nobody_has_more_than_is_used(truth: TestNode) -> None:
     measured = {(*row.name, row.uuid): row.use.memory_bytes for row in snapshot.containers if row.use is not None}
     assert told(snapshot, "memory_used_bytes") == {key: value for key, value in measured.items() if value is not None}
     assert all(0 <= value <= 100 for value in told(snapshot, "duty_cycle").values())
-
-
-def test_promtool_says_what_is_documented() -> None:
-    """`promtool check metrics` names what docs/dialects.md lists, and nothing else."""
-    assert lints(page(FAMILIES, titans())) == documented_lints("cadvisor", FAMILIES)

@@ -7,7 +7,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.dialects.gpu_mem_monitor import FAMILIES
 from gpumap.snapshot import Owner, Snapshot
 from tests.dialect_pages import (
-    ESCAPED,
     HARD,
     MAIN,
     MIB,
@@ -19,24 +18,18 @@ from tests.dialect_pages import (
     Rows,
     blind,
     card,
-    documented_lints,
-    golden,
     holder,
     leaf,
-    lints,
     node,
-    page,
     partitioned,
     process,
     rows,
-    shuffled,
     squatted,
     titans,
     without_nvml,
 )
+from tests.generated import nodes
 from tests.nodes import TestNode
-from tests.snapshots import busy_node
-from tests.test_laws import nodes
 
 NAME = "pod_used_gpu_mem_MB"
 GTX = "GPU-78d64296-8254-ef39-35ec-cb35bd6e6192"
@@ -52,11 +45,6 @@ OWN_LABELS = ("app_pid", "gpu_name", "gpu_uuid", "pod_name", "pod_namespace")
 
 def told(snapshot: Snapshot, *labels: str) -> Rows:
     return rows(FAMILIES, snapshot, NAME, *(labels or ("app_pid", "pod_namespace", "pod_name")))
-
-
-def test_the_page_of_the_references_node() -> None:
-    """The processes that nvidia-smi lists in reference 000 have their own values, in whole MiB."""
-    assert page(FAMILIES, titans()) == golden("gpu-mem-monitor")
 
 
 def test_the_sample_of_the_original() -> None:
@@ -116,14 +104,6 @@ def test_compute_instances_have_their_own_processes() -> None:
     }
 
 
-def test_names_are_escaped_and_order_does_not_matter() -> None:
-    """A name comes back as it is, and the same node is the same page."""
-    snapshot = node("n", [leaf(card(0, TITAN[0], 'T"\\\n'))], [], [process(7, TITAN[0], 1, ESCAPED)])
-    assert told(snapshot) == {("7", *ESCAPED[:2]): 1}
-    for one in (titans(), busy_node()):
-        assert page(FAMILIES, shuffled(one)) == page(FAMILIES, one)
-
-
 @given(nodes())
 def test_every_process_that_tells_its_memory_is_there_once(truth: TestNode) -> None:
     """On generated nodes: as many rows as processes, nothing added and nothing lost."""
@@ -134,8 +114,3 @@ def test_every_process_that_tells_its_memory_is_there_once(truth: TestNode) -> N
         for one in snapshot.processes
         if seen and one.memory_bytes is not None
     }
-
-
-def test_promtool_says_what_is_documented() -> None:
-    """`promtool check metrics` names what docs/dialects.md lists, and nothing else."""
-    assert lints(page(FAMILIES, titans())) == documented_lints("gpu-mem-monitor", FAMILIES)

@@ -8,22 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.demo.groups import FIELDS as ASKED_FIELDS
-from gpumap.dialects.nvidia_smi import FAMILIES, NEEDS
+from gpumap.dialects.nvidia_smi import FAMILIES
+from gpumap.dialects.nvidia_smi_fields import COUNTED_EVENTS, EVENTS
 from gpumap.dialects.nvidia_smi_readers import plain
-from gpumap.exposition import Exposition
 from gpumap.metrics import GROUPS, native
-from gpumap.model import DeviceMemory, GpuProcess, GpuReading, Moment, NvmlReading, Source, Uuid
-from gpumap.nvml_worker.health import ECC_LOCATIONS
-from gpumap.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.model import DeviceMemory, GpuProcess, GpuReading, Moment, Uuid
+from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS
+from gpumap.snapshot import GpuXids, Snapshot
 from tests.dialect_pages import (
     ALONE,
     ESCAPED,
-    GIB,
     PARENT,
     SHARED_1,
     SHARED_2,
@@ -31,12 +27,9 @@ from tests.dialect_pages import (
     TRAIN,
     WEB,
     card,
-    documented_lints,
-    golden,
     holder,
     instance,
     leaf,
-    lints,
     node,
     page,
     partitioned,
@@ -44,14 +37,11 @@ from tests.dialect_pages import (
     rows,
     used,
 )
-from tests.nodes import TestNode
-from tests.snapshots import ACTIVITY, busy_node, empty_node, gpu
-from tests.test_laws import nodes
+from tests.dialect_samples import SUPER, nvml, original
+from tests.snapshots import busy_node, empty_node, gpu
 from tests.tools import tool
 
 BOARD = Path(__file__).parent / "boards" / "14574.json"
-SUPER = Uuid("GPU-df6e7a7c-7314-46f8-abc4-b88b36dcf3aa")
-LOST = Uuid("GPU-11111111-1111-1111-1111-111111111111")
 
 
 def value(snapshot: Snapshot, name: str, *labels: str) -> dict[tuple[str, ...], float]:
@@ -65,80 +55,7 @@ def changed(snapshot: Snapshot, change: Callable[[GpuReading], GpuReading]) -> S
     return replace(snapshot, gpus=tuple(cards.values()), leaves=leaves)
 
 
-def nvml(snapshot: Snapshot, **record: object) -> Snapshot:
-    """With another record of what NVML answered."""
-    told = (replace(one, **record) if one.source is Source.NVML else one for one in snapshot.sources)  # type: ignore[arg-type]
-    return replace(snapshot, sources=tuple(told))
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def rtx() -> Gpu:
-    """The card of the original's docs/METRICS.md: it has a fan, and neither ECC nor rows to remap."""
-    reading = GpuReading(
-        0,
-        uuid=SUPER,
-        memory=DeviceMemory(8 * GIB, 706740224, 7883194368, 0),
-        processes=(GpuProcess(4242, 499122176, "C+G"),),
-        utilization_ratio=0.42,
-        memory_controller_ratio=0.02,
-        encoder_ratio=0.0,
-        decoder_ratio=0.0,
-        temperatures_celsius=(("gpu", 34.0),),
-        power_watts=28.07,
-        power_limit_watts=250.0,
-        energy_joules=12_345.678,
-        clocks_hertz=(("graphics", 6e6), ("sm", 6e6), ("memory", 1.6e7), ("video", 5.4e8)),
-        clock_events=(("gpu_idle", True), ("sw_power_cap", False), ("hw_slowdown", False)),
-        performance_state=8,
-        fan_ratios=(("0", 0.0), ("1", 0.3)),
-        compute_mode="default",
-        power_limits_watts=(("requested", 250.0), ("default", 250.0), ("min", 105.0), ("max", 350.0)),
-        max_clocks_hertz=(("graphics", 2.1e9), ("sm", 2.1e9), ("memory", 7.751e9), ("video", 1.95e9)),
-        vbios_version="90.04.7A.40.73",
-        compute_capability="7.5",
-    )
-    return Gpu(SUPER, 0, 0, "00000000:71:00.0", "NVIDIA GeForce RTX 2080 SUPER", False, None, 0.0, 1e9, reading, "none")
-
-
-def original() -> Snapshot:
-    """That card with a process on it, a partitioned one, and one that is lost."""
-    parent = card(1, PARENT, "NVIDIA H200", 143771, partitioned=True)
-    assert parent.reading is not None
-    devices = (
-        SHARED_1._replace(processes=()),
-        SHARED_2._replace(processes=()),
-        ALONE._replace(processes=(), activity=ACTIVITY),
-    )
-    reading = parent.reading._replace(
-        instances=devices,
-        utilization_ratio=None,
-        memory_controller_ratio=None,
-        encoder_ratio=None,
-        decoder_ratio=None,
-        fan_ratios=(),
-        ecc_totals=(("corrected", "volatile", 1), ("uncorrected", "volatile", 0), ("uncorrected", "aggregate", 2)),
-        retired_pages_pending=False,
-        vbios_version="96.00.A5.00.03",
-        compute_capability="9.0",
-    )
-    parent = replace(parent, reading=reading)
-    gone = replace(gpu(2, fault="lost"), uuid=LOST, recovery_action=None)
-    leaves = [leaf(rtx()), *(leaf(parent, one) for one in devices)]
-    made = node("n", leaves, processes=[process(4242, SUPER, 476, comm="python")])
-    made = nvml(made, up=True, attempts=7, last_success=Moment(9.5, 1751475457.0), failures=1, last_seconds=0.0557)
-    return replace(
-        made,
-        gpus=(*made.gpus, gone),
-        driver=NvmlReading("471.11", "11.4", "11.471.11", ()),
-        xids=(GpuXids(LOST, ((79, 1),), 0.0, 79, ((79, 1751475400.5),)),),
-    )
-
-
-def test_the_page_is_written_as_the_original_writes_it() -> None:
-    """Names, the label, units and values of its sample: ratios 0-1, bytes, hertz, and HELP the field's name."""
-    assert page(FAMILIES, original()) == golden("nvidia-smi")
 
 
 def test_the_samples_of_the_originals_documentation_are_there() -> None:
@@ -165,52 +82,7 @@ def test_uuids_are_in_lower_case_without_prefix() -> None:
     assert plain(Uuid("GPU-ABCDEF00-0000-0000-0000-00000000000A")) == "abcdef00-0000-0000-0000-00000000000a"
 
 
-def test_promtool_says_what_the_documentation_lists() -> None:
-    """`promtool check metrics` on a page with every family says what docs/dialects.md lists, and no more."""
-    everything = changed(original(), tell_all)
-    memory = DeviceMemory(8, 4, 3, 1)
-    everything = replace(everything, leaves=tuple(replace(one, memory=memory) for one in everything.leaves))
-    text = page(FAMILIES, everything)
-    assert set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == {family.name for family in FAMILIES}
-    assert sorted(lints(text)) == documented_lints("nvidia-smi", FAMILIES)
-
-
-def tell_all(reading: GpuReading) -> GpuReading:
-    """A card of no age: it has all that any has."""
-    kinds = ("corrected", "uncorrected")
-    return reading._replace(
-        retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
-        retired_pages_pending=True,
-        ecc_errors=tuple((kind, location, 1) for kind in kinds for location in ECC_LOCATIONS),
-        ecc_totals=tuple((kind, since, 1) for kind in kinds for since in ("volatile", "aggregate")),
-        memory=DeviceMemory(8, 4, 3, 1),
-    )
-
-
-def test_openmetrics_can_be_read_too() -> None:
-    """Its strict parser takes the page, gauges whose names end in _total among it."""
-    text = Exposition(FAMILIES, openmetrics=True).render(original()).decode()
-    found = {family.name for family in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
-    assert {"nvidia_smi_energy_joules", "nvidia_smi_ecc_errors_uncorrected_aggregate_total"} <= found
-
-
-@settings(max_examples=40, deadline=None)
-@given(nodes())
-def test_no_series_is_there_twice(made: TestNode) -> None:
-    """On any node each series stands once; `rows` looks."""
-    made.collect()
-    rows(FAMILIES, made.collect(), "nvidia_smi_gpu_info", "uuid")
-
-
 # --- what is not known ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("group", ["health", "codec", "gpm"])
-def test_the_groups_that_it_needs_are_asked_for(group: str) -> None:
-    """Each group without which families of the dialect would be empty is among its needs, by its own name."""
-    assert group in NEEDS
-    assert group in GROUPS
-    assert {"gpm", "health"} <= ASKED_FIELDS.keys()
 
 
 def test_what_a_card_does_not_support_is_absent() -> None:
@@ -262,6 +134,12 @@ def test_before_the_first_collection_nobody_knows() -> None:
 
 
 # --- clocks, errors, enums --------------------------------------------------------------------------------------------
+
+
+def test_clock_events_are_the_drivers_words() -> None:
+    """Of its own and of those whose time it counts: a word that is none of them would never have a value."""
+    assert set(EVENTS) < set(CLOCK_EVENTS)
+    assert set(COUNTED_EVENTS) < set(CLOCK_EVENT_TIMES)
 
 
 def test_clock_events_stand_under_both_names() -> None:

@@ -1,5 +1,6 @@
 """What holds of every dialect: its page is valid, whatever the node, alone and with all the others."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,13 +14,15 @@ from gpumap.dialects import DIALECTS
 from gpumap.exposition import Exposition
 from gpumap.families import Family, Numbered
 from gpumap.metrics import GROUPS, native, self_families
-from gpumap.model import ContainerName
+from gpumap.model import ContainerName, DeviceMemory, GpuReading
+from gpumap.readings import ECC_LOCATIONS, ECC_TYPES
 from gpumap.snapshot import Gpu, GpuXids, Snapshot
-from tests.dialect_pages import DOCS, documented_lints, lints
+from tests.dialect_pages import DOCS, GOLDEN, documented_lints, golden, lints, shuffled, titans
+from tests.dialect_samples import SAMPLES
+from tests.generated import nodes
 from tests.nodes import TestNode
 from tests.snapshots import DRIVER, busy_node, empty_node, gpu, pascal
 from tests.test_exposition import AWKWARD
-from tests.test_laws import nodes
 
 NATIVE = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
 EVERY: dict[str, tuple[Family | Numbered, ...]] = {
@@ -27,6 +30,9 @@ EVERY: dict[str, tuple[Family | Numbered, ...]] = {
     **{name: dialect.families for name, dialect in DIALECTS.items()},
     "all": (*NATIVE, *(family for dialect in DIALECTS.values() for family in dialect.families)),
 }
+IN_THE_SNAPSHOTS_ORDER = {"nvidia-smi"}
+"""Its lines follow the snapshot, which the step sorts."""
+MEMORY = DeviceMemory(8, 4, 3, 1)
 each_dialect = pytest.mark.parametrize("dialect", EVERY)
 
 
@@ -45,6 +51,25 @@ def _telling(one: Gpu, like: Gpu) -> Gpu:
         name: getattr(one.reading, name) for name in ("index", "uuid", "minor", "memory", "partitioned", "instances")
     }
     return replace(one, reading=like.reading._replace(**own))
+
+
+def full(snapshot: Snapshot) -> Snapshot:
+    """The same node, whose GPUs and devices are of no age: each tells all that any tells."""
+    told = {one.uuid: replace(one, reading=one.reading and _full(one.reading)) for one in snapshot.gpus}
+    leaves = tuple(
+        replace(leaf, gpu=told.get(leaf.gpu.uuid) if leaf.gpu else None, memory=MEMORY) for leaf in snapshot.leaves
+    )
+    return replace(snapshot, gpus=tuple(told.values()), leaves=leaves)
+
+
+def _full(reading: GpuReading) -> GpuReading:
+    return reading._replace(
+        memory=MEMORY,
+        retired_pages=(("single_bit_ecc", 2), ("double_bit_ecc", 0)),
+        retired_pages_pending=True,
+        ecc_errors=tuple((kind, location, 1) for kind in ECC_TYPES for location in ECC_LOCATIONS),
+        ecc_totals=tuple((kind, since, 1) for kind in ECC_TYPES for since in ("volatile", "aggregate")),
+    )
 
 
 def check(families: Iterable[Family | Numbered], snapshot: Snapshot) -> None:
@@ -87,12 +112,48 @@ def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
 @pytest.mark.parametrize("text", AWKWARD.values(), ids=AWKWARD.keys())
 def test_awkward_names_come_back(dialect: str, text: str) -> None:
     """Each label value is escaped, in every dialect."""
-    snapshot = busy_node(gpus=4, sharing=2)
-    containers = tuple(
-        replace(row, name=ContainerName(text, f"{row.name.pod}{text}", row.name.container))
-        for row in snapshot.containers
+    snapshot = renamed(busy_node(gpus=4, sharing=2), text)
+    check(EVERY[dialect], snapshot)
+    read = [sample for family in parse_text(_text(dialect, snapshot)) for sample in family.samples]
+    assert text in {value for sample in read for value in sample.labels.values()}
+
+
+def renamed(snapshot: Snapshot, text: str) -> Snapshot:
+    """The same node, everything on it that has a name named after `text`."""
+
+    def name(of: ContainerName) -> ContainerName:
+        return ContainerName(text, f"{of.pod}{text}", of.container)
+
+    return replace(
+        snapshot,
+        containers=tuple(replace(row, name=name(row.name)) for row in snapshot.containers),
+        processes=tuple(one._replace(name=one.name and name(one.name), comm=text) for one in snapshot.processes),
     )
-    check(EVERY[dialect], replace(snapshot, containers=containers))
+
+
+@pytest.mark.parametrize("dialect", SAMPLES)
+def test_the_page_is_the_one_that_was_reviewed(dialect: str) -> None:
+    """Of the node of its reference: names, HELP, TYPE, labels and their order, units, numbers (`make golden`)."""
+    assert _text(dialect, SAMPLES[dialect]()) == golden(dialect)
+
+
+def test_every_dialect_has_such_a_page() -> None:
+    """And there is no page of none."""
+    assert SAMPLES.keys() == DIALECTS.keys() == {path.stem for path in GOLDEN.glob("*.prom")}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_order_does_not_matter(dialect: str) -> None:
+    """The same node is the same page, in whatever order it is told."""
+    for one in (SAMPLES[dialect](), titans(), busy_node()):
+        assert sorted(_text(dialect, shuffled(one)).splitlines()) == sorted(_text(dialect, one).splitlines())
+        if dialect not in IN_THE_SNAPSHOTS_ORDER:
+            assert _text(dialect, shuffled(one)) == _text(dialect, one)
+
+
+def test_no_two_dialects_emit_one_name() -> None:
+    """Each family of the page belongs to one dialect, so that all can be on at once."""
+    assert [name for name, times in Counter(family.name for family in EVERY["all"]).items() if times > 1] == []
 
 
 @each_dialect
@@ -112,10 +173,19 @@ def test_a_dialect_is_silent_where_nothing_is_known(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_promtool_says_only_what_the_docs_list(dialect: str) -> None:
-    """docs/dialects.md quotes each lint that a dialect causes, with the names that cause it."""
-    found = lints(_text(dialect, tell_all(busy_node())))
-    assert set(found) <= set(documented_lints(dialect, EVERY[dialect]))
+def test_promtool_says_what_the_docs_list(dialect: str) -> None:
+    """docs/dialects.md quotes each lint that a dialect causes, with the names that cause it: these and no others."""
+    nodes = tell_all(busy_node()), full(SAMPLES[dialect]())
+    found = {line for one in nodes for line in lints(_text(dialect, one))}
+    assert sorted(found) == documented_lints(dialect, EVERY[dialect])
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_family_has_a_sample(dialect: str) -> None:
+    """On one of these nodes; that which has none would be a name without a meaning."""
+    text = "".join(_text(dialect, one) for one in (tell_all(busy_node()), full(SAMPLES[dialect]())))
+    written = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    assert [one.name for one in EVERY[dialect] if isinstance(one, Family) and one.name not in written] == []
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

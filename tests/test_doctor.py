@@ -16,7 +16,7 @@ import pytest
 
 from gpumap import remedies
 from gpumap.document import Document, document
-from gpumap.look import asking
+from gpumap.look import this_node
 from gpumap.look.checks import Check
 from gpumap.look.doctor import Answer, Facts, Opinion, Privileges, as_values, examine, works
 from gpumap.look.facts import CAPABILITIES, look, privileges
@@ -28,13 +28,13 @@ from gpumap.snapshot import ContainerXids, GpuXids, Snapshot
 from gpumap.terminal import Screen, cells
 from tests import standin
 from tests.agent import run_agent, serve, until
+from tests.command import gpumap_in_loop
 from tests.node import GIB, Node, gpu_uuid
 from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 from tests.snapshots import busy_node, empty_node, gpu
-from tests.test_cli import gpumap_in_loop
 
 LADDER = [
     "kubelet",
@@ -473,7 +473,7 @@ async def here(node: Node) -> tuple[Document, Facts]:
     """What doctor learns when it runs in this process."""
     flags = {"kubelet_root": str(node.kubelet_root), "pod_log_root": str(node.directory / "log")}
     settings = resolve(argparse.Namespace(**flags, proc=str(node.processes.root), nvml_library="/none"), {})
-    async with contextlib.aclosing(asking.from_node(settings, 1.0)) as sights:
+    async with contextlib.aclosing(this_node.from_node(settings, 1.0)) as sights:
         found = await anext(sights)
     assert isinstance(found, Seen)
     return found.documents[0], await look(settings)

@@ -12,20 +12,30 @@ from hypothesis import given, settings
 
 from gpumap.document import Document, document
 from gpumap.look.fleet import families
-from gpumap.look.fleet.cluster import knowers, sort_out, told_twice
-from gpumap.look.fleet.documents import document_of
 from gpumap.look.fleet.families import Family, Selection, chosen, needed, question
-from gpumap.look.fleet.targets import Node, down_nodes, names_of, nodes_of, selection_of, targets_by_key
-from gpumap.look.fleet.values import read
+from gpumap.look.fleet.found import Answers, are_mixed, found_in, told_twice
+from gpumap.look.fleet.placing import differ_in_own
+from gpumap.look.fleet.targets import (
+    Node,
+    Target,
+    down_nodes,
+    names_of,
+    scraped_by_key,
+    selection_of,
+    targets_by_key,
+)
+from gpumap.look.fleet.untold import nowhere, untold
+from gpumap.look.fleet.values import Told, read
 from gpumap.look.seen import Seen
 from gpumap.look.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.look.tables.narrowed import of_namespace
 from gpumap.metrics import GROUPS, native, self_families
 from gpumap.snapshot import Node as SnapshotNode
 from gpumap.snapshot import Snapshot
+from tests.generated import nodes as made_nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.scraped import kept
 from tests.snapshots import busy_node
-from tests.test_laws import nodes as made_nodes
 from tests.test_map_schema import VALIDATOR
 
 PAGE = (*native(GROUPS, process_metrics=False), *self_families("1", "3"))
@@ -41,48 +51,73 @@ def series(scrapes: Iterable[Scrape], *, honour: bool) -> Iterator[tuple[str, La
         for family in PAGE:
             for one in family.read(snapshot):
                 own = dict(zip(family.labels, one.labels, strict=True))
-                stored = {**target, **own} if honour else {**{_moved(k, target): v for k, v in own.items()}, **target}
+                stored = kept(own, target, honored=honour)
                 yield family.name + one.suffix, {k: v for k, v in stored.items() if v}, one.value
 
 
-def _moved(name: str, target: Labels) -> str:
-    return f"exported_{name}" if name in target else name
-
-
-def cluster_of(*scrapes: Scrape, honour: bool = True, parts: frozenset[str] = families.ALL) -> tuple[Seen, list[Node]]:
-    """What a look would see, asked of a server that knows these series."""
-    stored = list(series(scrapes, honour=honour))
+def cluster_of(
+    *scrapes: Scrape,
+    honour: bool = True,
+    parts: frozenset[str] = families.ALL,
+    dropped: frozenset[str] = frozenset(),
+) -> tuple[Seen, list[Node]]:
+    """What a look would see, asked of a server that knows these series; `missing` is what nodes do not tell."""
+    stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
     told = [(labels, value) for name, labels, value in stored if name == families.SNAPSHOT]
     selection = selection_of([{**labels, "__name__": families.SNAPSHOT} for labels, _ in told], "")
     targets = targets_by_key(told, {}, selection)
 
-    def answers(family: Family) -> list[tuple[Mapping[str, str], tuple[float, str]]]:
-        by = question(family, selection).partition("(")[2].partition(")")[0].split(", ")
-        groups: dict[tuple[tuple[str, str], ...], float] = {}
-        for name, labels, value in stored:
-            if name == family.name and _is_kept(family, labels, value):
-                key = tuple((one, labels[one]) for one in by if one in labels)
-                groups[key] = max(groups.get(key, value), value)
-        return [(dict(key), (0.0, repr(value))) for key, value in groups.items()]
+    def ask(family: Family, selection: Selection) -> Told:
+        return read(family, answer(stored, family, selection), selection)
 
-    infos = read(families.NODE_INFO, answers(families.NODE_INFO), selection)
-    cluster = sort_out({family.name: read(family, answers(family), selection) for family in needed(parts)})
-    found = nodes_of(targets, names_of(targets, infos), knowers(cluster))
-    doubted = tuple(sorted(told_twice(cluster, found)))
-    return Seen(tuple(document_of(node, targets, cluster) for node in found), doubted, fleet=True), found
+    names = names_of(targets, ask(families.NODE_INFO, selection))
+    labels = [one.labels for one in targets.values()]
+    selection = selection._replace(by_target=differ_in_own(labels), targets=scraped_by_key(targets, names))
+    asked = needed(parts)
+    answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked}, selection.by_target)
+    if are_mixed(answers):
+        apart = selection._replace(by_target=True)
+        answers = answers._replace(told={one.name: ask(one, apart) for one in asked}, by_target=True)
+    found = found_in(answers)
+    missing = [
+        *(f"{one.node.shown}: {why}" for one in found for why in untold(one, parts, "")),
+        *sorted(told_twice(found)),
+        *nowhere(found),
+        *(row for one in answers.told.values() for row in one.odd),
+    ]
+    seen = Seen(tuple(one.document for one in found), tuple(missing), fleet=True)
+    return seen, [one.node for one in found]
+
+
+def answer(
+    stored: Iterable[tuple[str, Labels, float]], family: Family, selection: Selection
+) -> list[tuple[Mapping[str, str], tuple[float, str]]]:
+    """As a server answers the family's question."""
+    by = question(family, selection).partition("(")[2].partition(")")[0].split(", ")
+    groups: dict[tuple[tuple[str, str], ...], float] = {}
+    for name, labels, value in stored:
+        if name == family.name and _is_kept(family, labels, value):
+            key = tuple((one, labels[one]) for one in by if one in labels)
+            groups[key] = max(groups.get(key, value), value)
+    return [(dict(key), (0.0, repr(value))) for key, value in groups.items()]
 
 
 def _is_kept(family: Family, labels: Labels, value: float) -> bool:
-    """What the selector and the comparison of its question leave."""
-    owner = labels.get("owner", "")
-    only = {
-        "": True,
-        'owner!~"assigned|unassigned"': owner not in ("assigned", "unassigned"),
-        'owner="gone"': owner == "gone",
-        'source="kubelet"': labels.get("source") == "kubelet",
-        'capability="pid_visibility"': labels.get("capability") == "pid_visibility",
-    }[family.only]
-    return only and {"": True, "== 0": value == 0, "!= 0": value != 0, "> 0": value > 0}[family.kept]
+    """What the selectors and the comparison of its question leave."""
+    if family.always and _fits(family.always, labels):
+        return True
+    return (
+        _fits(family.only, labels) and {"": True, "== 0": value == 0, "!= 0": value != 0, "> 0": value > 0}[family.kept]
+    )
+
+
+def _fits(matcher: str, labels: Labels) -> bool:
+    """Whether a selector takes them: `a="b"`, or `a!~"b|c"`."""
+    if "!~" in matcher:
+        name, _, alternatives = matcher.partition("!~")
+        return labels.get(name, "") not in alternatives.strip('"').split("|")
+    name, _, value = matcher.partition("=")
+    return not matcher or labels.get(name, "") == value.strip('"')
 
 
 def target(instance: str, **labels: str) -> Labels:
@@ -227,7 +262,8 @@ def test_who_does_not_answer() -> None:
     seen, nodes = cluster_of((node_of("gpu-1", 0), target("a:1", node="gpu-1")))
     assert seen.documents
     rows = [target("z:1", node="gpu-1"), target("c:1", node="gpu-3"), {"job": "gpumap", "instance": "d:1"}]
-    assert down_nodes(rows, [], nodes) == ["d:1", "gpu-3"]
+    there = {nodes[0].keys[0]: Target(target("a:1", node="gpu-1"), 0.0)}
+    assert [down.shown for down in down_nodes(rows, there, nodes)] == ["d:1", "gpu-3"]
 
 
 def test_many_broken_nodes_do_not_fill_the_screen() -> None:
@@ -254,6 +290,13 @@ def test_questions() -> None:
     assert question(families.USED, selection) == (
         "max by (namespace, pod, container, uuid, exported_namespace) "
         '(gpumap_container_gpu_memory_used_bytes{cluster="a"})'
+    )
+    assert question(families.OWNER_PROCESSES._replace(only='owner="gone"'), selection) == (
+        'max by (uuid, owner) (gpumap_device_processes{owner="gone",cluster="a"}) != 0 '
+        'or max by (uuid, owner) (gpumap_device_processes{owner="unknown",cluster="a"})'
+    )
+    assert question(families.USED, selection._replace(by_target=True)).startswith(
+        "max by (namespace, pod, container, uuid, exported_namespace, instance) "
     )
     assert question(families.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]

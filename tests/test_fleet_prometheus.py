@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import urllib.parse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from tests.command import gpumap, one_line
+from tests.command import gpumap_in_loop as in_loop
 from tests.demo_process import demo, fetch
-from tests.scraped import prometheus
-from tests.test_bill import answering, refusal, serving, sleeping
-from tests.test_cli import gpumap, one_line
-from tests.test_cli import gpumap_in_loop as in_loop
-from tests.test_prometheus import eventually
+from tests.played_prometheus import answering, refusal, serving, sleeping
+from tests.prometheus import each_second, eventually, prometheus
 
 OWN = {"namespace": "gpumap", "pod": "gpumap-x", "container": "gpumap", "endpoint": "metrics", "service": "gpumap"}
 
@@ -42,27 +42,16 @@ def run_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
 def run_server(agents: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prometheus that honours one node's labels and not the other's, and cannot scrape a third one."""
     folder = tmp_path_factory.mktemp("prometheus")
-    config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-        "scrape_configs": [
-            job("honoured", agents["gpu-1"], honour=True, node="gpu-1"),
-            {
-                **job("moved", agents["gpu-2"], honour=False, node="gpu-2"),
-                "static_configs": [
-                    job("moved", agents["gpu-2"], honour=False, node="gpu-2")["static_configs"][0],
-                    {"targets": ["127.0.0.1:9"], "labels": {**OWN, "node": "gpu-3"}},
-                ],
-            },
-        ],
-    }
-    with prometheus(folder / "data", folder, config=json.dumps(config)) as url:
-
-        def rows(query: str) -> int:
-            asked = urllib.parse.urlencode({"query": query})
-            return len(json.loads(fetch(f"{url}/api/v1/query?{asked}")[0])["data"]["result"])
-
-        eventually(lambda: rows("up == 0") == 1 and rows("count_over_time(gpumap_node_info[1m]) > 2") == 2)
-        yield url
+    moved = job("moved", agents["gpu-2"], honour=False, node="gpu-2")
+    silent = {"targets": ["127.0.0.1:9"], "labels": {**OWN, "node": "gpu-3"}}
+    jobs = (
+        job("honoured", agents["gpu-1"], honour=True, node="gpu-1"),
+        {**moved, "static_configs": [*moved["static_configs"], silent]},
+    )
+    with prometheus(folder, config=each_second(*jobs)) as server:
+        often = "count_over_time(gpumap_node_info[1m]) > 2"
+        eventually(lambda: len(server.ask("up == 0")) == 1 and len(server.ask(often)) == 2)
+        yield server.url
 
 
 def names(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
@@ -114,6 +103,35 @@ def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
     pods = gpumap("waste", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "name")
     assert "pod/notebook-idle" in pods.stdout.splitlines()
     assert all(line.startswith("pod/") for line in pods.stdout.splitlines())
+
+
+def test_agents_that_serve_a_part(tmp_path: Path) -> None:
+    """What a real server does not know of a node is no zero: it is said, and the exit code tells that it is missing."""
+    serves = {
+        "foreign": ("--dialect", "dcgm"),
+        "held": ("--collect", "allocation"),
+        "used": ("--collect", "use", "--scenario", "sharing"),
+    }
+    with contextlib.ExitStack() as running:
+        jobs = []
+        for name, flags in serves.items():
+            (tmp_path / name).mkdir()
+            url = running.enter_context(demo(tmp_path / name, "--interval", "1s", "--node-name", name, *flags))
+            jobs.append(job(name, url, honour=True, node=name))
+        (tmp_path / "server").mkdir()
+        server = running.enter_context(prometheus(tmp_path / "server", config=each_second(*jobs)))
+        eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds")) == len(serves))
+        eventually(lambda: len(server.ask("gpumap_device_holders")) > 0)
+        done = gpumap("inspect", "--used", "--prometheus", server.url, "-o", "json")
+        found = json.loads(done.stdout)
+        said = " ".join(found["missing"])
+        assert done.returncode == 1
+        assert "3 nodes, foreign, held, used: its gpumap serves nothing of its GPUs themselves" in said
+        assert "node held: its gpumap serves nothing of who uses its GPUs" in said
+        assert "is not told: who holds and who uses it is not shown" in said
+        waste = gpumap("waste", "--prometheus", server.url)
+        assert waste.returncode == 1
+        assert "No waste was found" not in waste.stdout
 
 
 def test_no_gpumap_there(server: str) -> None:

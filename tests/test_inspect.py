@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,21 +24,20 @@ from gpumap.document import Document, document
 from gpumap.errors import FatalError
 from gpumap.look.inspect import notes as inspect_notes
 from gpumap.look.inspect.cards import GPU_MEM, Amount
-from gpumap.look.inspect.command import only
 from gpumap.look.inspect.grants import NodeGrants, grants, natural
+from gpumap.look.inspect.report import only
 from gpumap.look.seen import Seen
 from gpumap.look.tables.document import key_of
 from gpumap.look.tables.inspect import LEGEND, inspect_table, inspect_values
 from gpumap.look.tables.tabwriter import tabulated
 from gpumap.snapshot import Snapshot
-from tests.demo_process import GPUMAP, demo, environment, fetch
+from tests.demo_process import GPUMAP, demo, environment
 from tests.fleet import PATIENCE_SECONDS, gpumap_job, wait_for_holders
+from tests.generated import runs
 from tests.golden import CAPTURES
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.scraped import prometheus
+from tests.prometheus import each_second, eventually, prometheus
 from tests.sharing import answer
-from tests.test_laws import runs
-from tests.test_prometheus import Prometheus
 
 GOLDEN = Path(__file__).with_name("inspect")
 MIB = 1 << 20
@@ -309,6 +307,55 @@ def test_before_the_kubelet_has_answered_nothing_is_granted_for_all_that_is_know
     assert [one for one in notes(Seen((found,)), used=False) if one.startswith("the kubelet")]
 
 
+def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
+    """What it said is served for --stale-after. Then nobody knows who holds what: it is not 0, not even of one pod."""
+    train = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    node = TestNode([Gpu(0), Gpu(1)], [train], [Process(10, gpu_uuid(0), train)])
+    node.collect()
+    node.down = {"kubelet"}
+    young = named(node.collect(5.0), "node")
+    assert row_of("node", young) == ["unknown", "80/80", "0/80", "80/160"]
+    found = named(node.collect(90.0), "node")
+    assert row_of("node", found) == ["unknown", "-/80", "-/80", "-/160"]
+    assert rows(found)[-1] == ["-/160", "(-)"]
+    assert row_of("train", found, details=True, used=True) == ["ml", "1/-", "0/-"]
+    assert "who holds its devices is not known" in notes(Seen((found,)), used=False)
+
+
+def untold(found: Document, **nothing: object) -> Document:
+    """As a server has it whose gpumap does not serve all groups."""
+    return {**found, "collect": None, "devices": [{**device, **nothing} for device in found["devices"]]}
+
+
+def test_what_no_series_tells_is_not_zero() -> None:
+    """Neither what is granted of cards, nor which cards there are, where their groups are not served."""
+    well = shared_out("well", None, [V100, V100], Slots("a", 0, 4))
+    free = untold(on_cards(gpus=[Gpu(0), Gpu(1)]), holders_known=False)
+    assert row_of("node", free, well) == ["unknown", "-/80", "-/80", "-/160"]
+    assert rows(free, well)[-1] == [">=4/190", "(>=2%)"]
+    lost = {**untold(on_cards(), gpu_uuid=None, index=None, memory=None), "gpus": []}
+    assert row_of("node", lost, well, used=True) == ["unknown", "-/-/-", "-/-/-", "-/0/-"]
+    half = on_cards(gpus=[Gpu(0), Gpu(1)])
+    half["devices"][1]["holders_known"] = False
+    assert row_of("node", half) == ["unknown", "0/80", "-/80", "-/160"]
+    assert "who holds 1 is not known" in notes(Seen((half,)), used=False)
+
+
+def test_two_gpus_of_one_index_are_both_there() -> None:
+    """Nodes of one name, in clusters that nothing tells apart: nothing is lost, and it is said."""
+    names = ("east", "west")
+    pods = [Pod("ml", name, {"main": {"nvidia.com/gpu": [str(gpu_uuid(n))]}}) for n, name in enumerate(names)]
+    found = on_cards(*pods, gpus=[Gpu(0), Gpu(1)])
+    for row in (*found["gpus"], *found["devices"]):
+        row["index"] = 0
+    assert row_of("node", found) == ["unknown", "80/80", "80/80", "160/160"]
+    first, second = (row_of(name, found, details=True)[1:] for name in ("east", "west"))
+    assert sorted([first, second]) == [["0", "80"], ["80", "0"]]
+    assert [one for one in notes(Seen((found,)), used=False) if "has index 0, as another one has" in one]
+    (node,) = inspect_values(grants(Seen((found,))), ())["nodes"]
+    assert {(gpu["index"], gpu["uuid"]) for gpu in node["gpus"]} == {(0, gpu_uuid(0)), (0, gpu_uuid(1))}
+
+
 def test_slots_of_others_on_no_card_are_told_beside() -> None:
     """They are on one of the cards, nobody knows which: sums are least amounts."""
     lost = Pod("ml", "lost", {"main": {"tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]}})
@@ -480,6 +527,7 @@ def test_mistakes_in_flags(agent: str) -> None:
         (("--sort-by", "name"), "--sort-by is no flag of gpumap inspect; see gpumap inspect --help"),
         (("-o", "csv"), '"csv" is not table, json or yaml'),
         (("a", "b"), '"b" is one word too many'),
+        (("",), "NODE: is empty"),
         (("--interval", "1s"), "--interval is of use with --watch alone"),
     ):
         done = gpumap("--url", agent, *arguments)
@@ -498,17 +546,16 @@ def run_cluster(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         nodes = {"made-node": agent, "sharing-node": sharing}
         wait_for_holders(sharing)
         wait_for_holders(agent)
-        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
         job = gpumap_job("gpumap", "/metrics", nodes, ())
-        with prometheus(home / "data", home, config=json.dumps({**config, "scrape_configs": [job]})) as url:
-            deadline = time.monotonic() + PATIENCE_SECONDS
+        with prometheus(home, config=each_second(job)) as server:
             # The server is asked by whole seconds: what was scraped just now is of the next one.
-            while (
-                Prometheus(url).by("node", "count by (node) (gpumap_allocation_info offset 2s)").keys() != nodes.keys()
-            ):
-                assert time.monotonic() < deadline, fetch(f"{url}/api/v1/targets")[0]
-                time.sleep(0.2)
-            yield {"": url, **nodes}
+            holding = "count by (node) (gpumap_allocation_info offset 2s)"
+            eventually(
+                lambda: server.by("node", holding).keys() == nodes.keys(),
+                PATIENCE_SECONDS,
+                about=lambda: server.api("targets"),
+            )
+            yield {"": server.url, **nodes}
 
 
 @pytest.mark.parametrize("details", [(), ("-d",)])

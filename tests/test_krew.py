@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import pytest
 import yaml
 
 from gpumap import __version__
-from scripts.make_krew import HALF, MANIFEST, PURE, filled, locked
+from scripts.make_krew import HALF, MANIFEST, ON_THE_NODE, PURE, filled, locked
 from tests.api_server import JANE, ApiServer, PlayedPod
 from tests.demo_process import demo, environment
 from tests.tools import tool
@@ -67,6 +68,15 @@ def test_the_packages_are_those_of_the_lock() -> None:
     assert all("--hash=sha256:" in locked(lock, name) for name in (*PURE, *HALF))
     left_out = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)) - {*PURE, *HALF}
     assert left_out == {"grpcio", "nvidia-ml-py", "prometheus-client", "protobuf"}
+
+
+def test_the_parts_that_stay_on_the_node() -> None:
+    """Those that the plugin may not import, and no others, are left out of the archive."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (one for one in contracts if one.get("source_modules") == ["gpumap.kubectl"])
+    named = {f"gpumap.{name.removesuffix('.py')}" for name in ON_THE_NODE}
+    assert set(contract["forbidden_modules"]) == named
+    assert all((ROOT / "src" / "gpumap" / name).exists() for name in ON_THE_NODE)
 
 
 def make(into: Path) -> Path:
@@ -120,9 +130,8 @@ def test_the_same_inputs_make_the_same_archive(built: Path, tmp_path: Path) -> N
     with tarfile.open(archive) as packed:
         names = packed.getnames()
     assert not [name for name in names if name.endswith((".so", ".pyd", ".pyc"))]
-    assert not [
-        name for name in names if re.match("lib/(grpc|google|pynvml|gpumap/(_proto|nvml_worker|sources)/)", name)
-    ]
+    not_ours = ("grpc", "google", "pynvml", *(f"gpumap/{name}" for name in ON_THE_NODE))
+    assert not [name for name in names if name.startswith(tuple(f"lib/{one}" for one in not_ours))]
     licences = {name.split("/")[1].partition("-")[0] for name in names if "LICEN" in name and name.startswith("lib/")}
     assert licences >= {name.replace("-", "_") for name in (*PURE, *HALF)}
 

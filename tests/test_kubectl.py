@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -22,6 +23,7 @@ from gpumap.kubectl.proxy import proxying
 from gpumap.kubectl.reasons import RULE
 from tests.api_server import JANE, JOHN, ApiServer, PlayedPod, map_of
 from tests.demo_process import GPUMAP, demo, environment, fetch
+from tests.test_watch import HOME, on_terminal
 from tests.tools import tool
 
 PLUGIN = GPUMAP.with_name("kubectl-gpumap")
@@ -357,6 +359,43 @@ async def test_a_watch_that_is_ended_leaves_nothing(cluster: Cluster, number: si
         assert cluster.left_over() == []
 
 
+async def test_inspect_is_of_all_namespaces(cluster: Cluster) -> None:
+    """It takes -A, as the other commands, and shows the same; an empty NODE is no node."""
+    plain, every = await cluster.run("inspect", "-d"), await cluster.run("inspect", "-A", "-d")
+    assert (plain.returncode, every.stdout) == (0, plain.stdout)
+    empty = await cluster.run("inspect", "")
+    assert (empty.returncode, empty.stderr) == (2, "gpumap: NODE: is empty\n")
+
+
+async def test_a_watch_that_is_ended_again_and_again(cluster: Cluster) -> None:
+    """What ends it may come more than once, also while it ends: still 0, and nothing is left."""
+    async with watching(cluster, "top", "-A") as (process, _):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):  # send_signal may take its exit code from asyncio
+                    os.kill(process.pid, signal.SIGTERM)
+                await asyncio.sleep(0.002)
+        assert (process.returncode, cluster.left_over()) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("top", "gpu-1", "--context", "john"), "top gpu-1 -n default --context john"),
+        (("map", "--sort-by", "sm"), "map -n ml-team --sort-by sm"),
+        (("-A",), "map -A"),
+        (("inspect", "--node", "gpu-2"), "inspect gpu-2"),
+    ],
+)
+async def test_a_watch_says_what_was_asked(cluster: Cluster, words: tuple[str, ...], says: str) -> None:
+    """Above its table stand the plugin's name, the node, the namespace and the context."""
+    command = (str(tool("kubectl")), "gpumap", *words, "-w", "--interval", "200ms")
+    with on_terminal(command, cluster.environment()) as screen:
+        await screen.until(lambda said: HOME in said and "\n" in said, "it shows nothing")
+        assert re.search(rf"kubectl gpumap {says}   every 0.2s   \d\d:\d\d:\d\d", screen.frames[0])
+        assert await screen.interrupt() == 0
+
+
 async def test_a_watch_outlives_the_api_server_and_the_proxy(cluster: Cluster) -> None:
     """What fails is told once, and asked on; a proxy that ended is started again."""
     async with watching(cluster, "top", "-A", "-o", "json") as (_, shown):
@@ -434,6 +473,27 @@ def test_a_pod_that_is_not_there_yet_or_no_longer() -> None:
     assert [agent.why_not for agent in agents_of([waits])] == ["is not running (ImagePullBackOff)"]
     waits["status"] = {"phase": "Pending"}
     assert [agent.why_not for agent in agents_of([waits])] == ["is not running (Pending)"]
+
+
+def test_the_agents_container_among_others() -> None:
+    """What stands beside the agent may have a port of that name too, and may run while the agent does not."""
+    pod = PlayedPod("n", "a", port=9500).as_json()
+    beside = {"name": "proxy", "ports": [{"name": "metrics", "containerPort": 8443}]}
+    pod["spec"]["containers"].insert(0, beside)
+    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"
+    states = pod["status"]["containerStatuses"]
+    states.insert(0, {"name": "proxy", "state": {"running": {}}})
+    assert [agent.why_not for agent in agents_of([pod])] == [""]
+    states[1]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+    assert [agent.why_not for agent in agents_of([pod])] == ["is not running (CrashLoopBackOff)"]
+
+
+@pytest.mark.parametrize(("ended", "said"), [({"reason": "Error"}, "Error"), ({}, "terminated")])
+def test_a_pod_whose_agent_has_ended(ended: dict[str, str], said: str) -> None:
+    """Between its end and its next start the pod is Running, and nobody is there to answer."""
+    pod = PlayedPod("n", "a").as_json()
+    pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    assert [agent.why_not for agent in agents_of([pod])] == [f"is not running ({said})"]
 
 
 @pytest.mark.parametrize("nonsense", [{}, {"metadata": None, "spec": {}}, {"metadata": {"name": "a"}, "spec": []}])

@@ -18,9 +18,9 @@ from gpumap.document import VERSION, Document, document
 from gpumap.join.health import untried
 from gpumap.model import Source
 from gpumap.snapshot import Owner, Snapshot
+from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node
-from tests.test_laws import nodes
 
 SCHEMA = resources.files("gpumap").joinpath("map.schema.json").read_text(encoding="utf-8")
 SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)

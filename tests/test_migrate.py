@@ -3,69 +3,28 @@
 docs/migrate/README.md tells what the words after `promql` mean.
 """
 
+import json
 import math
 import re
-import textwrap
+import subprocess
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.fleet import BESIDE_DCGM, WORLDS, Fleet, Relabeling, running_fleet
-from tests.test_prometheus import Prometheus
+from tests.fleet import BESIDE_DCGM, WORLDS, Fleet, running_fleet
+from tests.guides import FENCES, GUIDES, NATIVE, SAME, WORDS, Fence, blocks, native, read_relabelings
+from tests.prometheus import Prometheus
+from tests.tools import tool
 
-GUIDES = Path(__file__).resolve().parent.parent / "docs" / "migrate"
-FENCE = re.compile(
-    r"^(?P<indent> *)```promql(?P<words>[^\n]*)\n(?P<query>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
-)
-SAME = ("same-as-old", "same-values-as-old")
-WORDS = {"old", *SAME, "gone", "empty", "sometimes", *WORLDS[1:]}
 ROUNDED = 1e-3
 """How much of a value the originals' units may round off: whole MiB."""
 SETTLE_SECONDS = 1.5
 """How long ago a question is about: a scrape of then has been stored, of every name at once."""
 
 Rows = dict[frozenset[tuple[str, str]], float]
-
-
-@dataclass(frozen=True)
-class Fence:
-    place: str
-    """The guide and the line."""
-    words: frozenset[str]
-    query: str
-    old: str | None
-    """The last `old` query before this one."""
-
-    @property
-    def world(self) -> str:
-        chosen = [word for word in self.words if word in WORLDS]
-        return chosen[0] if chosen else "dialects"
-
-
-def read_fences(guide: Path) -> Iterator[Fence]:
-    text = guide.read_text(encoding="utf-8")
-    old = None
-    for match in FENCE.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
-        words, query = frozenset(match["words"].split()), textwrap.dedent(match["query"])
-        yield Fence(f"{guide.name}:{line}", words, query, old)
-        if "old" in words:
-            old = query
-
-
-def read_relabelings() -> Iterator[Relabeling]:
-    """What the guides advise for gpumap's scrape, in Prometheus's own spelling: source_labels, not sourceLabels."""
-    for guide in sorted(GUIDES.glob("*.md")):
-        for text in re.findall(r"^```yaml metricRelabelings\n(.*?)^```$", guide.read_text("utf-8"), re.M | re.S):
-            for rule in yaml.safe_load(text):
-                yield {re.sub("[A-Z]", lambda big: f"_{big[0].lower()}", name): value for name, value in rule.items()}
-
-
-FENCES = [fence for guide in sorted(GUIDES.glob("*.md")) for fence in read_fences(guide)]
 
 
 @pytest.fixture(name="fleet", scope="module")
@@ -112,7 +71,6 @@ DIALECT = re.compile("DCGM_|gpumap_dcgm_owner_info|pod_and_gpu_map_info")
 """What stands there, and yet is not in gpumap's own names."""
 BY_POD = re.compile(r"\bby \([^)]*\bpod\b")
 """Asked by pod, what has no pod is the agent's by its scrape: a family of devices was taken for one of containers."""
-NATIVE = [fence for fence in FENCES if fence.words <= {*SAME}]
 
 
 @pytest.mark.parametrize("fence", NATIVE, ids=lambda fence: fence.place)
@@ -135,7 +93,192 @@ def test_a_join_with_dcgm_exporter_has_a_row_for_each_owner(fleet: Fleet, world:
     joined = ask(fleet[world], f"{owners} * on(UUID, GPU_I_ID) group_left() {fields}", moment)
     assert len(expected) > 30
     assert set(expected.values()) == {1}
-    assert joined.keys() == expected.keys()
+    partitioned = {dict(owner)["UUID"] for owner in expected if "GPU_I_ID" in dict(owner)}
+    whole = {owner for owner in expected if "GPU_I_ID" not in dict(owner) and dict(owner)["UUID"] in partitioned}
+    assert whole, (
+        "who holds a partitioned GPU whole is told of the GPU, which the exporter has no row of, and of its parts"
+    )
+    assert joined.keys() == expected.keys() - whole
+
+
+TOTALS = {
+    'container_gpu_memory_total{gpu_memory="total"} * 1024 * 1024': "(gpumap_container_gpu_memory_used_bytes)\n",
+    'container_gpu_memory_total{gpu_memory="total"} / 256': "/ (256 * 1024 * 1024)",
+    'container_gpu_utilization{gpu="total"}': "100 * sum by (namespace, pod, container, instance)",
+}
+"""Old queries of gpu-manager.md, and what the new one has in it."""
+
+
+@pytest.mark.parametrize("old", TOTALS)
+def test_totals_of_gpu_manager_are_sums(fleet: Fleet, old: str) -> None:
+    """But for a container of which one card does not answer: it has no total in the old name."""
+    assert any(fence.query.strip() == old for fence in FENCES)
+    moment = time.time() - SETTLE_SECONDS
+    totals = ask(fleet["dialects"], old, moment)
+    sums = ask(fleet["dialects"], native("gpu-manager.md", TOTALS[old]), moment)
+    known = {labels: value for labels, value in sums.items() if ("namespace", "halves") not in labels}
+    assert len(known) == len(sums) - 1
+    assert_same(known, totals, by_labels=False)
+
+
+MEASURED = re.compile(r"\s+and gpumap_container_gpu_memory_used_bytes")
+"""What keeps a grant out of a quotient whose use is not known."""
+QUOTIENTS = [fence for fence in NATIVE if MEASURED.search(fence.query)]
+
+
+@pytest.mark.parametrize("fence", QUOTIENTS, ids=lambda fence: fence.place)
+def test_unknown_use_is_not_taken_for_idleness(fleet: Fleet, fence: Fence) -> None:
+    """On the node with a lost card whoever has a known use uses one half of the grant; without the `and` less."""
+    query = fence.query.replace('{namespace="recsys"}', "")
+    moment = time.time() - SETTLE_SECONDS
+
+    def broken(query: str) -> set[float]:
+        answer = ask(fleet["dialects"], query, moment)
+        places = {("node", "broken-node"), ("namespace", "halves"), ("namespace", "alone")}
+        return {value / (100 if "100 *" in query else 1) for labels, value in answer.items() if labels & places}
+
+    assert broken(query) == {0.5}
+    assert min(broken(MEASURED.sub("", query))) < 0.5
+
+
+def test_quotients_of_used_by_granted_are_tested() -> None:
+    """Those of cadvisor, gpu-manager (two), gpushare, gpu-mem-monitor and ARMS."""
+    assert len(QUOTIENTS) >= 6
+
+
+HOLDERS = {
+    "which": ("pod-gpu-metrics-exporter.md", "index) ("),
+    "temperature": ("pod-gpu-metrics-exporter.md", "temperature"),
+    "memory": ("nvidia_gpu_exporter.md", "gpumap_gpu_memory_used_bytes"),
+}
+
+
+@pytest.mark.parametrize("which", HOLDERS)
+def test_a_partitioned_gpu_held_whole_has_its_holder(fleet: Fleet, which: str) -> None:
+    """Its uuid is in no row of gpumap_device_info; the join names who has it, and every other holder once."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet["dialects"], native(*HOLDERS[which]), moment)
+    named = [
+        (told["node"], told["namespace"], told["pod"], told["container"], told["uuid"]) for told in map(dict, answer)
+    ]
+    assert len(named) == len(set(named))
+    assert any(pod[:2] == ("broken-node", "whole") for pod in named)
+    if which == "which":
+        assert all({"model", "index"} <= dict(told).keys() for told in answer)
+        assert len(named) == ask(fleet["dialects"], "count(gpumap_allocation_info)", moment)[frozenset()]
+
+
+@pytest.mark.parametrize(
+    ("guide", "part", "whole"),
+    [
+        ("cadvisor.md", "gpumap_container_allocated_gpus *", "sum(gpumap_container_allocated_gpus)"),
+        ("pod-gpu-metrics-exporter.md", "gpumap_container_allocated_gpus *", "sum(gpumap_container_allocated_gpus)"),
+        ("pod-gpu-metrics-exporter.md", "count by (model, uuid)", "count(count by (uuid) (gpumap_allocation_info))"),
+    ],
+)
+def test_nothing_is_lost_by_model(fleet: Fleet, guide: str, part: str, whole: str) -> None:
+    """All that is held has a model, a partitioned GPU that is held whole too."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet["dialects"], native(guide, part), moment)
+    assert frozenset() not in answer
+    assert sum(answer.values()) == pytest.approx(ask(fleet["dialects"], whole, moment)[frozenset()])
+
+
+def test_mig_devices_of_a_gpu_held_whole_are_not_free(fleet: Fleet) -> None:
+    """Nobody holds them one by one; a node on which all is held has nothing free."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet["dialects"], native("pod-gpu-metrics-exporter.md", "gpumap_device_holders == 0"), moment)
+    one_by_one = ask(fleet["dialects"], "count by (node) (gpumap_device_holders == 0)", moment)
+    assert one_by_one.keys() - answer.keys() == {frozenset({("node", "broken-node")})}
+
+
+def test_shared_devices_are_those_of_the_nodes_that_arms_calls_shared(fleet: Fleet) -> None:
+    """Also where one container has a part of a card and is alone on it."""
+    moment = time.time() - SETTLE_SECONDS
+    old = ask(fleet["dialects"], "count by (node) (DCGM_CUSTOM_ALLOCATE_MODE == 2)", moment)
+    new = ask(fleet["dialects"], native("arms.md", "0 < gpumap_container_allocated_gpus < 1"), moment)
+    assert frozenset({("node", "broken-node")}) in old
+    assert new.keys() == old.keys()
+
+
+def test_memory_errors_of_long_ago_raise_no_alert(fleet: Fleet) -> None:
+    """A counter of the card's whole life stands at three; nothing was added."""
+    moment = time.time() - SETTLE_SECONDS
+    of_life = 'sum(gpumap_gpu_ecc_errors_total{type="uncorrected",node="broken-node"})'
+    assert ask(fleet["dialects"], of_life, moment)[frozenset()] == 3
+    answer = ask(fleet["dialects"], native("nvidia_gpu_exporter.md", "gpumap_gpu_ecc_errors_total"), moment)
+    assert set(answer.values()) == {0}
+
+
+def test_alerts_name_who_holds_a_partitioned_gpu_whole(fleet: Fleet) -> None:
+    """Each rule of nvidia_gpu_exporter.md that has a holder, with its threshold at 0."""
+    groups = [
+        yaml.safe_load(rules)["groups"][0] for rules in blocks(GUIDES / "nvidia_gpu_exporter.md", "yaml", "rules")
+    ]
+    record, *alerts = (rule for group in groups for rule in group["rules"])
+    moment = time.time() - SETTLE_SECONDS
+    named = set()
+    for alert in alerts:
+        expr = re.sub(r"> [\d.]+", ">= 0", alert["expr"].replace(record["record"], f"({record['expr']})"))
+        answer = ask(fleet["dialects"], expr, moment)
+        if any(("namespace", "whole") in told for told in answer):
+            named.add(alert["alert"])
+    assert named == {"GPUMemory", "GPUTemperature", "GPUMemoryAlmostFull", "GPUHot"}
+
+
+_HOLDER = 'namespace="ml",pod="a",container="main"'
+ONE_LOST = {
+    f'gpumap_container_sm_seconds_total{{{_HOLDER},uuid="GPU-0"}}': "0+30x10",
+    f'gpumap_container_sm_seconds_total{{{_HOLDER},uuid="GPU-1"}}': "100x10",
+    f'gpumap_container_sm_utilization_ratio{{{_HOLDER},uuid="GPU-0"}}': "0.5x10",
+    f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
+    f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-1"}}': "1x10",
+    'gpumap_gpu_utilization_ratio{uuid="GPU-0"}': "0.5x10",
+    'gpumap_gpu_up{uuid="GPU-0"}': "1x10",
+    'gpumap_gpu_up{uuid="GPU-1"}': "0x10",
+}
+"""A container keeps half of one card busy; its other one does not answer."""
+NVML_DOWN = {
+    f'gpumap_allocation_info{{{_HOLDER},uuid="GPU-0"}}': "1x10",
+    f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
+}
+"""What stands: the kubelet's word."""
+
+
+@pytest.mark.parametrize(
+    ("series", "guide", "part", "labels", "value"),
+    [
+        (ONE_LOST, "gpu-manager.md", "allocated_gpus > 0", f"{{{_HOLDER}}}", 50),
+        (ONE_LOST, "cadvisor.md", "avg by (namespace, pod) (\n", '{namespace="ml",pod="a"}', 50),
+        (ONE_LOST, "gpu-manager.md", "count by (node)", '{node="n"}', 50),
+        (ONE_LOST, "nvitop-exporter.md", "gpumap_container_allocated_gpus", '{namespace="ml",pod="a"}', 0.5),
+        (NVML_DOWN, "cadvisor.md", "gpumap_container_allocated_gpus *", "{}", 1),
+        (NVML_DOWN, "pod-gpu-metrics-exporter.md", "gpumap_container_allocated_gpus *", "{}", 1),
+        (NVML_DOWN, "pod-gpu-metrics-exporter.md", "count by (model, uuid)", "{}", 1),
+        (
+            NVML_DOWN,
+            "pod-gpu-metrics-exporter.md",
+            "index) (",
+            f'gpumap_allocation_info{{{_HOLDER},uuid="GPU-0",node="n",instance="n:9401"}}',
+            1,
+        ),
+    ],
+)
+def test_what_does_not_answer_is_neither_idle_nor_unheld(
+    tmp_path: Path, series: Mapping[str, str], guide: str, part: str, labels: str, value: float
+) -> None:
+    """A lost card is in no mean of what is busy; while NVML is down, who holds what is told without a model."""
+    samples = [{"series": f'{name[:-1]},node="n",instance="n:9401"}}', "values": of} for name, of in series.items()]
+    asked = {
+        "expr": native(guide, part),
+        "eval_time": "10m",
+        "exp_samples": [{"labels": labels, "value": value}],
+    }
+    test = {"interval": "1m", "input_series": samples, "promql_expr_test": [asked]}
+    (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "tests": [test]}), encoding="utf-8")
+    command = [str(tool("promtool")), "test", "rules", "test.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_words_of_fences_are_known() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.nvml_worker import health
-from gpumap.readings import Health, Links
+from gpumap.readings import Card, Health, Links
 from tests import standin
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
 from tests.worker import Start, Worker
@@ -28,6 +28,16 @@ CALLS_OF_HEALTH = {
     "nvmlDeviceGetFanSpeed_v2",
     "nvmlDeviceGetMemoryErrorCounter",
 }
+CALLS_OF_THE_CARD = {
+    "nvmlDeviceGetVbiosVersion": 1,
+    "nvmlDeviceGetCudaComputeCapability": 1,
+    "nvmlDeviceGetMaxClockInfo": 4,
+    "nvmlDeviceGetPowerManagementDefaultLimit": 1,
+    "nvmlDeviceGetPowerManagementLimitConstraints": 1,
+    "nvmlDeviceGetComputeMode": 3,
+    "nvmlDeviceGetPowerManagementLimit": 3,
+}
+"""In three readings."""
 CALLS_OF_CODEC = {"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization"}
 
 
@@ -100,8 +110,7 @@ def test_health_is_told_in_base_units(start: Start) -> None:
     assert (reading.row_remap_pending, reading.row_remap_failure) == (True, False)
     assert reading.retired_pages == (("single_bit_ecc", 2), ("double_bit_ecc", 0))
     assert reading.recovery_action == "drain_and_reset"
-    assert reading.ecc_totals == (("corrected", "volatile", 5), ("uncorrected", "aggregate", 1 << 40))
-    assert (reading.retired_pages_pending, reading.compute_mode) == (True, "exclusive_process")
+    assert (reading.ecc_totals, reading.compute_mode, reading.vbios_version) == ((), None, "")
     assert (reading.pcie_transmit_bytes, reading.nvlink_transmit_bytes, reading.refusals) == (None, None, ())
 
 
@@ -110,7 +119,7 @@ def test_links_are_told_in_bytes(start: Start) -> None:
     reading = start(groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == ((1 << 60) + 1, 20)
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, 4 << 10)
-    assert reading.pcie_replays == 12
+    assert reading.pcie_replays is None
     assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ((), None, ())
 
 
@@ -119,12 +128,13 @@ def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Pat
     calls = tmp_path / "calls"
     worker = start(GPUMAP_STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[healthy_gpu()])
-    optional = CALLS_OF_HEALTH | CALLS_OF_CODEC
+    optional = CALLS_OF_HEALTH | CALLS_OF_CODEC | CALLS_OF_THE_CARD.keys()
     for groups, expected in (
         ((), set()),
         (("links",), set()),
         (("codec",), CALLS_OF_CODEC),
         (("health", "links", "allocation"), CALLS_OF_HEALTH),
+        (("card",), CALLS_OF_THE_CARD.keys()),
         ((), set()),
     ):
         worker.groups = groups
@@ -140,49 +150,47 @@ def test_groups_may_change_from_one_reading_to_the_next(start: Start) -> None:
     worker = start()
     driver = Driver(gpus=[healthy_gpu()])
     told = []
-    for groups in ((), ("health",), ("links",), ("health", "links"), ()):
+    for groups in ((), ("health",), ("links",), ("health", "links"), ("links", "card"), ()):
         worker.groups = groups
         reading = worker.read_one(driver)
-        told.append((reading.recovery_action is not None, reading.pcie_receive_bytes is not None))
+        told.append([one is not None for one in (reading.recovery_action, reading.pcie_receive_bytes)])
+        assert (reading.vbios_version != "") is (reading.pcie_replays is not None) is ("card" in groups)
         assert reading.temperatures_celsius == (("gpu", 40.0), ("memory", 45.0))
-    assert told == [(False, False), (True, False), (False, True), (True, True), (False, False)]
+    assert told == [[False, False], [True, False], [False, True], [True, True], [False, True], [False, False]]
 
 
 def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
     """The card is asked for it, partitioned or not."""
     gpu = healthy_gpu()
-    worker = start(groups=("health", "links"))
+    worker = start(groups=("health", "links", "card"))
     whole = worker.read_one(Driver(gpus=[gpu]))
     gpu.instances, gpu.mig_mode = [MigInstance(MIG_A)], True
     card = worker.read_one(Driver(gpus=[gpu]))
     assert card.partitioned
-    names = (*Health._fields, *Links._fields)
+    names = (*Health._fields, *Links._fields, *Card._fields)
     assert [getattr(card, name) for name in names] == [getattr(whole, name) for name in names]
 
 
 # --- what a card is made for ------------------------------------------------------------------------------------------
 
-CALLS_OF_THE_CARD = {
-    "nvmlDeviceGetVbiosVersion": 1,
-    "nvmlDeviceGetCudaComputeCapability": 1,
-    "nvmlDeviceGetMaxClockInfo": 4,
-    "nvmlDeviceGetPowerManagementDefaultLimit": 1,
-    "nvmlDeviceGetPowerManagementLimitConstraints": 1,
-}
-
 
 def test_what_a_card_is_made_for_is_told(start: Start) -> None:
-    """Its firmware, its CUDA architecture, its highest clocks, and between which limits its power can be set."""
-    reading = start(groups=("health",)).read_one(Driver(gpus=[healthy_gpu()]))
+    """Its firmware, its CUDA architecture, its highest clocks, who may compute on it, between which limits its power
+    can be set, and what it counted of errors in all; nothing of the other groups."""
+    reading = start(groups=("card",)).read_one(Driver(gpus=[healthy_gpu()]))
     assert (reading.vbios_version, reading.compute_capability) == ("96.00.A5.00.03", "9.0")
     assert reading.max_clocks_hertz == (("graphics", 1.98e9), ("sm", 1.98e9), ("memory", 2.619e9))
     assert reading.power_limits_watts == (("requested", 400.0), ("default", 700.0), ("min", 200.0), ("max", 750.0))
+    assert reading.ecc_totals == (("corrected", "volatile", 5), ("uncorrected", "aggregate", 1 << 40))
+    assert (reading.retired_pages_pending, reading.compute_mode) == (True, "exclusive_process")
+    assert reading.pcie_replays == 12
+    assert (reading.clocks_hertz, reading.retired_pages, reading.pcie_receive_bytes) == ((), (), None)
 
 
 def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> None:
-    """Also what it does not support; the limit that is set is asked each time, since somebody may set it."""
+    """Also what it does not support; what is set is asked each time, since somebody may set it."""
     calls = tmp_path / "calls"
-    worker = start(groups=("health",), GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(groups=("card",), GPUMAP_STANDIN_CALLS=str(calls))
     gpu = healthy_gpu()
     driver = Driver(gpus=[gpu])
     before = worker.read_one(driver)
@@ -197,7 +205,7 @@ def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> 
 
 def test_what_is_refused_of_a_card_is_asked_again(start: Start) -> None:
     """A refusal costs its own value, and is told; the value comes with the reading in which it is answered."""
-    worker = start(groups=("health",))
+    worker = start(groups=("card",))
     driver = Driver(gpus=[healthy_gpu()], fail={("nvmlDeviceGetVbiosVersion", 0): Code.UNKNOWN})
     reading = worker.read_one(driver)
     assert (reading.vbios_version, reading.compute_capability) == ("", "9.0")

@@ -12,10 +12,10 @@ from gpumap.document import Document
 from gpumap.look.tables import Shape
 from gpumap.snapshot import Snapshot
 from tests.browser import Site, Tab, tab
+from tests.generated import runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.sharing import answer
 from tests.shown import top_values, waste_values
-from tests.test_laws import runs
 from tests.test_page import UUID, cards, holder, partitioned, row, shared_card
 from tests.test_page import start_browser as start_browser  # the fixture `browser`
 from tests.test_page import start_site as start_site  # the fixture `site`

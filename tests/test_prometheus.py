@@ -3,16 +3,9 @@
 Prometheus always prefers OpenMetrics. The text format reaches it through a relay that asks gpumap for text.
 """
 
-import json
 import re
-import threading
-import time
-import urllib.error
 import urllib.parse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,51 +13,18 @@ from gpumap.dialects import DIALECTS
 from gpumap.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Exposition
 from gpumap.families import Family, Series
 from gpumap.metrics import GROUPS, native, self_families
-from tests.demo_process import demo, fetch, running, wait_for
+from tests.demo_process import demo, fetch
 from tests.dialect_pages import documented_lints, lints
+from tests.pages import Page, serving_pages
+from tests.prometheus import Prometheus, each_second, eventually, prometheus
 from tests.snapshots import empty_node
 from tests.test_exposition import AWKWARD
-from tests.tools import tool
 
-PATIENCE_SECONDS = 30.0
 MIB = 1 << 20
 GIB = 1 << 30
 PAGES = ("openmetrics", "text")
 """The jobs that scrape /metrics."""
 JOBS = (*PAGES, "nodes", "awkward-openmetrics", "awkward-text")
-
-Row = tuple[dict[str, str], float]
-
-
-@dataclass(frozen=True)
-class Prometheus:
-    url: str
-
-    def api(self, path: str, **parameters: str) -> Any:
-        try:
-            return json.loads(fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")[0])["data"]
-        except urllib.error.HTTPError as error:
-            with error:
-                pytest.fail(f"{parameters}: {error.read().decode()}")
-
-    def ask(self, query: str) -> list[Row]:
-        """Answer an instant query: labels and value of each series."""
-        return [(row["metric"], float(row["value"][1])) for row in self.api("query", query=query)["result"]]
-
-    def value(self, query: str) -> float:
-        ((_, value),) = self.ask(query)
-        return value
-
-    def by(self, label: str, query: str) -> dict[str, float]:
-        return {labels[label]: value for labels, value in self.ask(query)}
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Poll: two scrapes are never of one moment, and the demo's pods come and go."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def awkward_page(*, openmetrics: bool) -> bytes:
@@ -78,30 +38,15 @@ def awkward_page(*, openmetrics: bool) -> bytes:
 def run_relay(gpumap: str) -> Iterator[str]:
     """Serves gpumap's page in the text format, and the awkward label values in both."""
 
-    class Relay(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/text":
-                page, content_type = fetch(f"{gpumap}/metrics", accept="text/plain")
-                body = page.encode()
-            else:
-                openmetrics = self.path == "/awkward-openmetrics"
-                content_type = OPENMETRICS_TYPE if openmetrics else TEXT_TYPE
-                body = awkward_page(openmetrics=openmetrics)
-            self.send_response(200)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def relay(path: str) -> Page:
+        if path == "/text":
+            page, content_type = fetch(f"{gpumap}/metrics", accept="text/plain")
+            return Page(page.encode(), content_type)
+        openmetrics = path == "/awkward-openmetrics"
+        return Page(awkward_page(openmetrics=openmetrics), OPENMETRICS_TYPE if openmetrics else TEXT_TYPE)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Relay) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving_pages(relay) as address:
+        yield f"http://{address}"
 
 
 @pytest.fixture(name="gpumap", scope="module")
@@ -117,36 +62,15 @@ def run_prometheus(gpumap: str, relay: str, tmp_path_factory: pytest.TempPathFac
     """A Prometheus that has scraped every job a few times."""
     folder = tmp_path_factory.mktemp("prometheus")
     urls = {"openmetrics": f"{gpumap}/metrics", "nodes": f"{gpumap}/metrics/nodes"}
-    config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-        "scrape_configs": [scrape(job, urls.get(job, f"{relay}/{job}")) for job in JOBS],
-    }
-    (folder / "prometheus.yml").write_text(json.dumps(config))
-    command = (
-        tool("prometheus"),
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        "--web.listen-address=127.0.0.1:0",
-    )
-    log = folder / "prometheus.log"
+    jobs = [scrape(job, urls.get(job, f"{relay}/{job}")) for job in JOBS]
+    with prometheus(folder, config=each_second(*jobs)) as server:
 
-    def address() -> str | None:
-        match = re.search(r'msg="Listening on" address=(\S+)', log.read_text())
-        return match and f"http://{match[1]}"
+        def scraped() -> bool:
+            counts = server.by("job", "count_over_time(up[1m])")
+            return set(counts) == set(JOBS) and min(counts.values()) >= 3
 
-    with running(command, log, folder) as process:
-        prometheus = Prometheus(wait_for("address", address, process, log))
-
-        def scraped() -> str | None:
-            try:
-                fetch(f"{prometheus.url}/-/ready")  # it listens before it can answer
-            except OSError:
-                return None
-            counts = prometheus.by("job", "count_over_time(up[1m])")
-            return "yes" if set(counts) == set(JOBS) and min(counts.values()) >= 3 else None
-
-        wait_for("scrapes", scraped, process, log)
-        yield prometheus
+        eventually(scraped)
+        yield server
 
 
 def scrape(job: str, url: str) -> dict[str, object]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from tests.test_bill import answering, api, serving
-from tests.test_cli import gpumap, one_line
-from tests.test_cli import gpumap_in_loop as in_loop
+from tests.certificates import make_certificate, make_signed_certificate
+from tests.command import gpumap, one_line
+from tests.command import gpumap_in_loop as in_loop
+from tests.played_prometheus import answering, api, serving
 
 COMMANDS = (("map",), ("bill", "--from", "1d"))
 
@@ -99,33 +99,14 @@ def test_two_ways_to_say_who_asks(files: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def https(folder: Path) -> AsyncIterator[str]:
-    """A server with a certificate of an authority of its own, whose file is `ca.pem` of the folder."""
+    """A server with a certificate of an authority of its own, whose file is `ca.crt` of the folder."""
     for name in ("ca", "other"):
-        made = ("-out", f"{folder}/{name}.pem", "-keyout", f"{folder}/{name}.key")
-        _openssl("req", "-x509", "-days", "2", *_KEY, f"/CN={name}", *made)
-    _openssl("req", *_KEY, "/CN=prometheus", "-out", f"{folder}/it.csr", "-keyout", f"{folder}/it.key")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    signed = ("-CA", f"{folder}/ca.pem", "-CAkey", f"{folder}/ca.key", "-CAcreateserial", "-extfile", f"{folder}/names")
-    _openssl("x509", "-req", "-days", "2", "-in", f"{folder}/it.csr", *signed, "-out", f"{folder}/it.pem")
+        make_certificate(folder, name)
+    make_signed_certificate(folder, "prometheus", "ca")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "it.pem", folder / "it.key")
-    app = web.Application()
-    app.router.add_route("*", "/{rest:.*}", answering("", 403))
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
-        await site.start()
-        yield f"https://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj")
-
-
-def _openssl(*arguments: str) -> None:
-    subprocess.run(("openssl", *arguments), check=True, capture_output=True, timeout=60)
+    context.load_cert_chain(folder / "prometheus.crt", folder / "prometheus.key")
+    async with serving(answering("", 403), tls=context) as url:
+        yield url
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -133,8 +114,38 @@ async def test_an_authority_of_ones_own(tmp_path: Path, command: tuple[str, ...]
     """With --ca-file its servers are trusted, with another one's or without none: one line says so."""
     async with https(tmp_path) as url:
         where = (*command, "--prometheus", url)
-        said = one_line(await in_loop(*where, "--ca-file", str(tmp_path / "ca.pem")), 1)
+        said = one_line(await in_loop(*where, "--ca-file", str(tmp_path / "ca.crt")), 1)
         assert said.startswith(f"{url} answered 403 Forbidden")
-        for flags in ((), ("--ca-file", str(tmp_path / "other.pem"))):
+        for flags in ((), ("--ca-file", str(tmp_path / "other.crt"))):
             said = one_line(await in_loop(*where, *flags), 1)
             assert said.startswith(f"{url} did not answer: its certificate is not trusted: ")
+
+
+@pytest.mark.parametrize("flag", ["--prometheus", "--url"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "bob:s3cr3t@127.0.0.1:9090",
+        "http://bob:s3c/r3t@127.0.0.1:1",
+        "http://bob:s3@r3t@127.0.0.1:99999/",
+        "http://bob:s3cr3t@127.0.0.1:1",
+    ],
+)
+def test_a_password_in_a_url_is_never_shown(flag: str, url: str) -> None:
+    """Whatever is wrong with the URL, or with the server behind it: neither the user nor the password is said."""
+    done = gpumap("map", flag, url)
+    says = done.stdout + done.stderr
+    assert done.returncode in (1, 2)
+    assert "127.0.0.1" in one_line(done, done.returncode)
+    assert not any(secret in says for secret in ("bob", "s3c", "r3t", "s3@"))
+
+
+async def test_what_was_sent_is_not_said_again(files: Path) -> None:
+    """Some servers answer a refusal with what they were sent: a token is not shown for that."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=401, text=f"no {request.headers['Authorization']} here")
+
+    async with serving(refuse) as url:
+        done = await in_loop("map", "--prometheus", url, "--token-file", str(files / "token"))
+    assert one_line(done, 1).endswith("answered 401 Unauthorized: no Bearer … here")

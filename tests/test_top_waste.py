@@ -6,23 +6,30 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
+from gpumap.capture import format as on_disk
+from gpumap.capture import replay
 from gpumap.document import Document, document
 from gpumap.look.doctor import examine
-from gpumap.look.tables import Shape, doctor_table
+from gpumap.look.reports import REPORTS
+from gpumap.look.seen import Seen
+from gpumap.look.show import View, _show
+from gpumap.look.tables import Shape, doctor_table, top_names, waste_names
 from gpumap.look.tables.document import key_of, sources_up
 from gpumap.look.tables.findings import findings
 from gpumap.snapshot import Snapshot
 from gpumap.terminal import Screen, unsteering
 from tests.agent import Agent, run_agent
+from tests.command import gpumap_in_loop
+from tests.generated import runs
+from tests.golden import captures
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import map_table, top_table, top_values, waste_table, waste_values
-from tests.test_cli import gpumap_in_loop
-from tests.test_laws import runs
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 
@@ -372,6 +379,88 @@ def test_waste_is_sorted() -> None:
     assert [one["finding"] for one in turned] == ["unused", "idle", "squatter"]
 
 
+def test_a_verdict_is_the_same_for_one_namespace() -> None:
+    """Who holds a partitioned GPU whole is judged by all of its devices, also by those that nothing is known of."""
+    whole = holder("whole", CARD)
+    node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [whole])
+    node.collect()
+    found = document(node.collect())
+    assert wasted(found) == wasted(found, namespace="ml") == {"idle": ("whole",)}
+    dark = next(device for device in found["devices"] if device["gpu_instance_id"] == 2)
+    dark["users"] = dark["owners"] = []
+    assert wasted(found) == wasted(found, namespace="ml") == {}
+    for shape in (Shape(), Shape(namespace="ml")):
+        assert waste_table(found, shape).startswith("No waste was found in what is known.")
+        assert "What is used of 0/2/0 4g" in waste_table(found, shape)
+    assert waste_table(found, Shape(namespace="web")).startswith("Nothing in namespace web is known to hold or use")
+
+
+def test_where_nothing_is_told_nothing_is_judged() -> None:
+    """Of devices of which nobody says who holds or uses them: no sums, no waste, and nothing that is free."""
+    node = TestNode([Gpu(0)], [])
+    node.collect()
+    found = document(node.collect())
+    assert waste_table(found, Shape()).startswith("No waste was found.\n")
+    lacking: tuple[Document, ...] = ({"holders_known": False}, {"owners": []})
+    for nothing in lacking:
+        less = {**found, "collect": [], "devices": [{**device, **nothing} for device in found["devices"]]}
+        assert not waste_table(less, Shape()).startswith("No waste was found.\n")
+        assert "is not known" in waste_table(less, Shape())
+        assert "is not known" in map_table(less, Shape())
+        assert map_table(less, Shape(namespace="ml")).startswith("Nothing in namespace ml is known to hold or use")
+        sums = waste_values(less, Shape())["sums"]
+        assert (sums["idle_gpus"], sums["unused_bytes"], sums["over_bytes"]) == (None, None, None)
+    dark = {**found, "devices": [{**device, "owners": [], "holders_known": False} for device in found["devices"]]}
+    assert set(waste_values(dark, Shape())["sums"].values()) == {None}
+    assert waste_table(dark, Shape()).startswith("Nothing could be judged.")
+
+
+def test_names_are_of_pods_that_are_there() -> None:
+    """-o name is for other commands, which find no pod that is gone."""
+    node = busy()
+    leave(node, "work")
+    node.collect()
+    seen = Seen((document(node.collect()),))
+    assert ("ml", "work") not in top_names(seen, Shape())
+    assert ("ml", "work") not in waste_names(seen, Shape())
+    assert ("ml", "squat") in top_names(seen, Shape())
+
+
+async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 and a line for each, or for a few, in every form."""
+
+    async def sights() -> AsyncIterator[Seen]:
+        yield Seen((well, *dark), fleet=True)
+
+    node = TestNode([Gpu(0)], [])
+    node.collect()
+    well = document(node.collect())
+    node.down = {"kubelet", "nvml"}
+    dead = document(node.collect(90.0))
+    dark = [{**dead, "node": {"name": f"node-{n}", "internal_ip": None}} for n in range(7)]
+    for form in ("table", "wide", "json", "yaml", "name"):
+        view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
+        assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
+        said = capsys.readouterr().err.splitlines()
+        assert said[0] == "gpumap: node node-0: neither its kubelet nor NVML answers"
+        assert said[5] == "gpumap: and 2 more of the kind"
+
+
+async def test_an_agent_that_answers_nonsense_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no map is missing; the other nodes are shown."""
+
+    async def sights() -> AsyncIterator[Seen]:
+        yield Seen((well, {**well, "node": {"name": "odd", "internal_ip": None}, "devices": [1]}), fleet=True)
+
+    well = document(busy().collect())
+    for form in ("table", "json"):
+        view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
+        assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
+        told = capsys.readouterr()
+        assert "work" in told.out
+        assert "node odd: what its agent answered is no map of gpumap's" in told.out
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs())
 def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
@@ -390,13 +479,30 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
 
 
 def accounts_for_memory(found: Document) -> None:
+    """The rows of a device add up to what its owners have, each of which tells all its bytes; L1 has these add up."""
     for device in found["devices"]:
-        if device["memory"] is None or any(one["memory_bytes"] is None for one in device["processes"]):
+        if not device["owners"] or any(one["memory_bytes"] is None for one in device["processes"]):
             continue
+        of_owners = sum(owner["memory_bytes"] or 0 for owner in device["owners"])
+        assert device["memory"] is None or of_owners == device["memory"]["used_bytes"]
         for shape in (Shape(), Shape(processes=True)):
             rows = [row for row in top_values(found, shape)["rows"] if row["uuid"] == device["uuid"]]
             told = sum(row["memory_bytes"] or 0 for row in rows)
-            assert told == device["memory"]["used_bytes"], (shape, rows, device)
+            assert told == of_owners, (shape, rows, device)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(runs(lambda _, snapshot: accounts_for_memory(document(snapshot))))
+def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNode]) -> None:
+    """Also while a pod's name is another's, the kubelet is away, or a pod is not yet known to be gone."""
+    assert run
+
+
+@pytest.mark.parametrize("capture", captures(), ids=lambda path: path.name)
+def test_top_accounts_for_all_memory_of_a_capture(capture: Path) -> None:
+    """Of every collection of it."""
+    for snapshot in asyncio.run(replay.snapshots(on_disk.load(capture))):
+        accounts_for_memory(document(snapshot))
 
 
 def claims_no_more_than_there_is(found: Document) -> None:

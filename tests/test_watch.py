@@ -14,7 +14,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,9 @@ from aiohttp import web
 from gpumap.document import Document, document
 from gpumap.terminal import cells
 from tests.agent import PATIENCE_SECONDS, Agent, run_agent
+from tests.command import gpumap_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
-from tests.test_cli import gpumap_in_loop
 
 HOME, TO_END = "\x1b[H", "\x1b[J"
 STEERING = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -80,17 +80,26 @@ class Terminal:
         return self.said.split(HOME)[1:]
 
 
+def terminal(
+    *arguments: str, columns: int = 200, lines: int = 60, **variables: str
+) -> contextlib.AbstractContextManager[Terminal]:
+    """Run `gpumap` on a new terminal of that size."""
+    return on_terminal([str(GPUMAP), *arguments], variables, columns, lines)
+
+
 @contextlib.contextmanager
-def terminal(*arguments: str, columns: int = 200, lines: int = 60, **variables: str) -> Iterator[Terminal]:
-    """Run `gpumap` on a new terminal of that size, as its controlling one: Ctrl-C reaches it."""
+def on_terminal(
+    command: Sequence[str], variables: Mapping[str, str], columns: int = 200, lines: int = 60
+) -> Iterator[Terminal]:
+    """Run a command with a new terminal as its controlling one: Ctrl-C reaches it."""
     master, slave = pty.openpty()
     surroundings = {
         name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")
     }
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     process = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", str(GPUMAP), *arguments],
-        env=surroundings | {"TERM": "xterm-256color"} | variables,
+        ["setsid", "--ctty", "--wait", *command],
+        env={**surroundings, "TERM": "xterm-256color", **variables},
         stdin=slave,
         stdout=slave,
         stderr=slave,

@@ -43,6 +43,8 @@ def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
         return 0
     except BrokenPipeError:
         return 0  # nobody reads on
+    except OSError as error:
+        return _failed(_one_line(OSError(error.strerror or str(error))), 1)
     except Exception as error:
         return _failed(f"failed: {type(error).__name__}: {_one_line(error)}", 1)
     finally:

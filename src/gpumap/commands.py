@@ -31,7 +31,7 @@ def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
     given = parse(command_parser(), arguments)
     if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor"):
-        from gpumap.look import asking, show  # noqa: F401 # the look itself imports them again
+        from gpumap.look import agent, show  # noqa: F401 # the look itself imports them again
     return lambda: int(given.run(given))
 
 

@@ -148,6 +148,7 @@ def _device(
         "allocatable": [{"resource": resource, "slots": slots} for resource, slots in leaf.allocatable],
         "owners": [_owner(use) for use in leaf.owners],
         "holders": [_holder(row) for row in rows if row.holds],
+        "holders_known": leaf.holders is not None,
         "users": [_user(row, use, _owner_of(row.name, holders, processes)) for row in rows if (use := row.use)],
         "processes": [_process(process) for process in processes],
     }

@@ -19,6 +19,11 @@ class Series(NamedTuple):
     suffix: str = ""
 
 
+def whether(value: bool | None) -> int | None:
+    """A sample's value: 1 where it is so, and 0 where it is known that it is not."""
+    return None if value is None else int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """`name` as it stands on the text page, a counter's with `_total`. `read` gives the samples in a fixed order."""

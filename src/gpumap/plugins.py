@@ -26,6 +26,11 @@ MOUNTED_DEVICES = "/var/run/nvidia-container-devices/"
 """Where a plugin that names devices by mounts puts them; IMEX channels stand in a folder below."""
 DRA_DRIVER = "gpu.nvidia.com"
 """NVIDIA's DRA driver; its devices' resource is its name."""
+GPU_MEM = "aliyun.com/gpu-mem"
+"""gpushare's resource."""
+MIB, GIB = 1 << 20, 1 << 30
+_MIB_UNIT_FACTOR = 1.25
+"""A card that has more GiB slots than this by its size has MiB slots: gpushare's unit stands nowhere."""
 
 
 class Unit(enum.Enum):
@@ -48,21 +53,34 @@ class Trust(enum.Enum):
     ANSWER = "the plugin's answer"
 
 
+class Limit(enum.Enum):
+    """What a slot limits of its holder."""
+
+    COMPUTE = "a share of the card's compute"
+    MEMORY = "memory alone"
+
+
 class Plugin(NamedTuple):
-    """One device plugin's ids of one kind."""
+    """One device plugin's ids of one kind. `called` is the resource by which alone it is known what slots limit."""
 
     name: str
     resource: re.Pattern[str]
     shapes: frozenset[str]
     unit: Unit
     trust: Trust
+    called: str = ""
+    limits: Limit | None = None
 
 
 _ANY = r".*"
 
 
-def _plugin(name: str, resource: str, shapes: str, unit: Unit, trust: Trust) -> Plugin:
-    return Plugin(name, re.compile(resource, re.DOTALL), frozenset(shapes.split()), unit, trust)
+def _plugin(
+    name: str, resource: str, shapes: str, unit: Unit, trust: Trust, limits: Limit | None = None, called: str = ""
+) -> Plugin:
+    if limits is not None and not called:
+        called = resource.replace("\\", "")  # the pattern is one name, escaped
+    return Plugin(name, re.compile(resource, re.DOTALL), frozenset(shapes.split()), unit, trust, called, limits)
 
 
 _FAMILIES = ("volcano.sh/vgpu-", "tencent.com/vcuda-")
@@ -70,8 +88,8 @@ _VGPU_SHAPES = "uuid split memory-split core-split"
 PLUGINS = (
     # The kubelet picks these ids freely. What is granted stands in the answer to the first, device by device: the
     # other two are amounts of it in units that nobody tells (volcano-vgpu-device-plugin, pkg/plugin/server.go).
-    _plugin("volcano-vgpu-number", r"volcano\.sh/vgpu-number", _VGPU_SHAPES, Unit.SPLIT, Trust.ANSWER),
-    _plugin("volcano-vgpu-memory", r"volcano\.sh/vgpu-memory", _VGPU_SHAPES, Unit.UNTOLD, Trust.ANSWER),
+    _plugin("volcano-vgpu-number", r"volcano\.sh/vgpu-number", _VGPU_SHAPES, Unit.SPLIT, Trust.ANSWER, Limit.MEMORY),
+    _plugin("volcano-vgpu-memory", r"volcano\.sh/vgpu-memory", _VGPU_SHAPES, Unit.UNTOLD, Trust.ANSWER, Limit.MEMORY),
     _plugin("volcano-vgpu-cores", r"volcano\.sh/vgpu-cores", _VGPU_SHAPES, Unit.UNTOLD, Trust.ANSWER),
     _plugin("aws-vgpu", r"k8s\.amazonaws\.com/vgpu", "split", Unit.REPLICA, Trust.ID),
     _plugin("nvidia", _ANY, "uuid", Unit.DEVICE, Trust.ID),
@@ -81,17 +99,34 @@ PLUGINS = (
     _plugin("nvidia-tegra", _ANY, "tegra", Unit.UNTOLD, Trust.ID),
     _plugin("gke", _ANY, "node", Unit.DEVICE, Trust.ID),
     _plugin("gke-sharing", _ANY, "node-share", Unit.REPLICA, Trust.ID),
-    _plugin("gpushare", _ANY, "gpushare", Unit.GPUSHARE, Trust.ANSWER),
+    _plugin("gpushare", _ANY, "gpushare", Unit.GPUSHARE, Trust.ANSWER, Limit.MEMORY, GPU_MEM),
     _plugin("hami", _ANY, "split", Unit.SPLIT, Trust.ANSWER),
-    _plugin("vcuda-core", _ANY, "vcuda-core", Unit.CORE, Trust.ANSWER),
-    _plugin("vcuda-memory", _ANY, "vcuda-memory", Unit.VCUDA_MEMORY, Trust.ANSWER),
-    _plugin("volcano-gpu-memory", r"volcano\.sh/gpu-memory", "index-unit", Unit.VOLCANO_MEMORY, Trust.ANSWER),
+    _plugin("vcuda-core", _ANY, "vcuda-core", Unit.CORE, Trust.ANSWER, Limit.COMPUTE, "tencent.com/vcuda-core"),
+    _plugin(
+        "vcuda-memory", _ANY, "vcuda-memory", Unit.VCUDA_MEMORY, Trust.ANSWER, Limit.MEMORY, "tencent.com/vcuda-memory"
+    ),
+    _plugin(
+        "volcano-gpu-memory", r"volcano\.sh/gpu-memory", "index-unit", Unit.VOLCANO_MEMORY, Trust.ANSWER, Limit.MEMORY
+    ),
     # Many ids a card, of which each stands for a whole one (volcano-sh/devices, pkg/plugin/nvidia/server.go).
     _plugin("volcano-gpu-number", r"volcano\.sh/gpu-number", "index-unit", Unit.DEVICE, Trust.ANSWER),
     _plugin("untold", _ANY, "index-unit memory-split core-split", Unit.UNTOLD, Trust.ANSWER),
     _plugin("passed-through", _ANY, "passed-through", Unit.UNTOLD, Trust.ID),
 )
 DRA = _plugin("nvidia-dra", re.escape(DRA_DRIVER), "dra dra-passed-through", Unit.DEVICE, Trust.ID)
+
+
+_LIMITS = {one.called: one.limits for one in PLUGINS if one.limits is not None}
+
+
+def limit_of(resource: str) -> Limit | None:
+    """What slots of a resource limit; `None` where its name does not tell."""
+    return _LIMITS.get(resource)
+
+
+def gpushare_slot_bytes(slots: int, memory_bytes: int) -> int:
+    """What one of gpushare's slots is, on a card that has so many and so much memory."""
+    return MIB if slots * GIB > _MIB_UNIT_FACTOR * memory_bytes else GIB
 
 
 class Recognised(NamedTuple):

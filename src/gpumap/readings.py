@@ -53,6 +53,13 @@ CLOCK_EVENT_TIMES = (
     "hw_power_brake_slowdown",
 )
 """Reasons whose time the driver counts: nvml.h, NVML_FI_DEV_PERF_POLICY_* and NVML_FI_DEV_CLOCKS_EVENT_REASON_*."""
+ECC_TYPES = ("corrected", "uncorrected")
+ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")
+"""Both by nvml.h's numbers, nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
+
+
+CARD = "card"
+"""Asked of NVML for dialects alone: no family of a group of `--collect` shows it."""
 
 
 class DeviceMemory(NamedTuple):
@@ -199,13 +206,6 @@ class Health(NamedTuple):
     row_remap_failure: bool | None = None
     retired_pages: tuple[tuple[str, int], ...] = ()
     recovery_action: str | None = None
-    ecc_totals: tuple[tuple[str, str, int], ...] = ()
-    retired_pages_pending: bool | None = None
-    compute_mode: str | None = None
-    power_limits_watts: tuple[tuple[str, float], ...] = ()
-    max_clocks_hertz: tuple[tuple[str, float], ...] = ()
-    vbios_version: str = ""
-    compute_capability: str = ""
 
 
 class Links(NamedTuple):
@@ -215,6 +215,18 @@ class Links(NamedTuple):
     pcie_receive_bytes: int | None = None
     nvlink_transmit_bytes: int | None = None
     nvlink_receive_bytes: int | None = None
+
+
+class Card(NamedTuple):
+    """The fields of a `GpuReading` of these names: what is asked for the group `card`."""
+
+    ecc_totals: tuple[tuple[str, str, int], ...] = ()
+    retired_pages_pending: bool | None = None
+    compute_mode: str | None = None
+    power_limits_watts: tuple[tuple[str, float], ...] = ()
+    max_clocks_hertz: tuple[tuple[str, float], ...] = ()
+    vbios_version: str = ""
+    compute_capability: str = ""
     pcie_replays: int | None = None
 
 

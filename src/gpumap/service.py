@@ -14,6 +14,7 @@ import platform
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
@@ -25,6 +26,7 @@ from gpumap.join import Rules
 from gpumap.join.hidden import RESTART_AFTER_SECONDS
 from gpumap.metrics import GROUPS, native, self_families
 from gpumap.model import Moment
+from gpumap.readings import CARD
 from gpumap.settings import Listen, Settings
 from gpumap.snapshot import HiddenDevice, Node, Snapshot
 from gpumap.sources.checkpoint import CheckpointSource
@@ -134,8 +136,13 @@ def pages_by_path(settings: Settings) -> dict[str, tuple[Family, ...]]:
 
 def asked_groups(settings: Settings) -> tuple[str, ...]:
     """What NVML is asked for: the native groups that were chosen, and what a dialect needs."""
-    needs = {group for dialect in _spoken(settings) for group in dialect.needs}
-    return tuple(group for group in GROUPS if group in settings.groups or group in needs)
+    wanted = {*settings.groups, *(group for dialect in _spoken(settings) for group in dialect.needs)}
+    return tuple(group for group in (*GROUPS, CARD) if group in wanted)
+
+
+def with_everything(settings: Settings) -> Settings:
+    """Settings for a capture: NVML is asked for all that any group and dialect shows."""
+    return replace(settings, groups=tuple(GROUPS), dialects=tuple(DIALECTS))
 
 
 def _spoken(settings: Settings) -> list[Dialect]:

@@ -5,7 +5,7 @@ Nothing from outside may steer a terminal, begin a line of its own, or move what
 
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 ELLIPSIS = "…"
@@ -55,6 +55,17 @@ def contained(text: str) -> str:
     return text + _LEFT_TO_RIGHT_MARK
 
 
+def all_contained(texts: Sequence[str]) -> list[str]:
+    """The same of many texts: most are plain, which is seen of all of them at once."""
+    together = "".join(texts)
+    return list(texts) if together.isascii() and together.isprintable() else list(map(contained, texts))
+
+
+def widest(texts: Sequence[str]) -> int:
+    """How many cells the widest of many texts takes; 0 where there is none."""
+    return max(map(len if "".join(texts).isascii() else cells, texts), default=0)
+
+
 def cells(text: str) -> int:
     """How many cells of a terminal a text takes: 2 for East Asian wide characters, 0 for what is set over others."""
     return len(text) if text.isascii() else sum(map(_cells, text))
@@ -70,6 +81,12 @@ def shortened(text: str, room: int) -> str:
     head = "".join(_start(text, room - 1 - tail_room))
     tail = "".join(reversed([*_start(text[::-1], tail_room)]))
     return head + ELLIPSIS + tail.lstrip("".join(one for one in tail if _cells(one) == 0))
+
+
+def cut_off(text: str, most: int) -> str:
+    """Give a text in one line, and of one that has more than so many characters the first of them."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]}{ELLIPSIS}"
 
 
 def wrapped(text: str, room: int) -> Iterator[str]:

@@ -14,8 +14,8 @@ from gpumap.capture.format import About, Capture, Frame
 from gpumap.capture.taps import Files, Heard, TappedIdentity, TappedKubelet, TappedNvml, TappedProcfs
 from gpumap.collect import Collector
 from gpumap.join import Rules
-from gpumap.metrics import GROUPS
 from gpumap.model import Source
+from gpumap.service import asked_groups, with_everything
 from gpumap.settings import Settings
 from gpumap.snapshot import Node, Snapshot
 from gpumap.sources.nvml import NvmlSource
@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
-        self._nvml_source = NvmlSource(driver_command, tuple(GROUPS))
+        self._nvml_source = NvmlSource(driver_command, asked_groups(with_everything(settings)))
         self._nvml = TappedNvml(self._nvml_source)
         self._procfs = TappedProcfs(settings.proc, settings.own)
         self._kubelet = TappedKubelet(settings.kubelet_socket)

@@ -32,7 +32,7 @@ INTERVAL_SECONDS = 5.0
 BEGAN = Moment(1000.0, 1.7e9)
 """When a replay begins, whenever it does."""
 GROUPS = tuple(metrics.GROUPS)
-"""Each group of families is on the page, and NVML is asked for it."""
+"""Each group of families is on the page. NVML is asked for these, and for what dialects show."""
 
 CLOCK_DEPENDENT = frozenset(
     {
@@ -75,7 +75,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
     with temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         settings = node.settings(resolve(argparse.Namespace(), {}))
-        settings = replace(settings, interval_seconds=INTERVAL_SECONDS, push=False, groups=GROUPS)
+        settings = service.with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
         try:
             await node.show(frames[0])
             async with service.collector(settings, node.driver_command, found.append, clock) as loop:

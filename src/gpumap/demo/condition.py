@@ -65,7 +65,7 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
     has_process = bool(reading.processes) or any(instance.processes for instance in reading.instances)
     events = {"gpu_idle": idle, "sw_power_cap": capped}
     lasted = {"low_utilization": counted.idle_seconds, "sw_power_cap": counted.capped_seconds}
-    has_fans = _OWN_FANS.search(gpu.model) is not None
+    has_fans = _has_fans(gpu)
     reading = reading._replace(
         clocks_hertz=_clocks(gpu, load),
         clock_events=tuple((reason, events.get(reason, False)) for reason in KNOWN_EVENTS),
@@ -73,14 +73,12 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
         performance_state=0 if has_process else 8,
         fan_ratios=(("0", round(0.3 + 0.5 * load, 2)),) if has_fans else (),
         recovery_action="none",
-        compute_mode="default",
     )
-    reading = _with_limits(reading, gpu)
     return reading if has_fans else _with_memory_errors(reading, gpu, seconds)
 
 
-def _with_limits(reading: GpuReading, gpu: GpuSpec) -> GpuReading:
-    """What the card is made for; nobody has set another power limit than its default."""
+def with_card(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
+    """What is told for the group `card`; nobody has set another power limit than its default."""
     hopper = is_hopper(gpu.model)
     watts = gpu.power_limit_watts
     limits = {"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts}
@@ -89,6 +87,23 @@ def _with_limits(reading: GpuReading, gpu: GpuSpec) -> GpuReading:
         max_clocks_hertz=_top(gpu).hertz(),
         vbios_version=VBIOS if hopper else OLDER_VBIOS,
         compute_capability="9.0" if hopper else "8.0",
+        compute_mode="default",
+        ecc_totals=() if _has_fans(gpu) else _ecc_totals(gpu, seconds),
+        pcie_replays=0,
+    )
+
+
+def _has_fans(gpu: GpuSpec) -> bool:
+    return _OWN_FANS.search(gpu.model) is not None
+
+
+def _ecc_totals(gpu: GpuSpec, seconds: float) -> tuple[tuple[str, str, int], ...]:
+    grown = _grown(gpu, seconds)
+    return (
+        ("corrected", "volatile", grown),
+        ("uncorrected", "volatile", 0),
+        ("corrected", "aggregate", gpu.wear.corrected + grown),
+        ("uncorrected", "aggregate", gpu.wear.uncorrected),
     )
 
 
@@ -106,8 +121,7 @@ def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
 
 def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
     """Cards in a server have ECC, and spare rows for what it cannot mend."""
-    wear = gpu.wear
-    grown = 0 if wear.corrected_every_seconds is None else int(max(seconds, 0.0) / wear.corrected_every_seconds)
+    wear, grown = gpu.wear, _grown(gpu, seconds)
     return reading._replace(
         ecc_errors=(
             ("corrected", "sram", 0),
@@ -115,16 +129,16 @@ def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> Gp
             ("uncorrected", "sram", 0),
             ("uncorrected", "dram", wear.uncorrected),
         ),
-        ecc_totals=(
-            ("corrected", "volatile", grown),
-            ("uncorrected", "volatile", 0),
-            ("corrected", "aggregate", wear.corrected + grown),
-            ("uncorrected", "aggregate", wear.uncorrected),
-        ),
         remapped_rows=(("correctable", wear.remapped[0]), ("uncorrectable", wear.remapped[1])),
         row_remap_pending=wear.remap_pending,
         row_remap_failure=wear.remap_failure,
     )
+
+
+def _grown(gpu: GpuSpec, seconds: float) -> int:
+    """Errors that were corrected since the play began."""
+    every = gpu.wear.corrected_every_seconds
+    return 0 if every is None else int(max(seconds, 0.0) / every)
 
 
 def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReading:
@@ -135,7 +149,6 @@ def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReadi
         pcie_receive_bytes=int(counted.pcie_receive_bytes),
         nvlink_transmit_bytes=over_nvlink,
         nvlink_receive_bytes=over_nvlink,
-        pcie_replays=0,
     )
 
 

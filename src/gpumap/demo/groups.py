@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from gpumap.model import GpuReading, MigInstance
-from gpumap.readings import Health, Links
+from gpumap.readings import CARD, Card, Health, Links
 
 LISTENS = "health"
 """The group for which XID events are listened to."""
-FIELDS: Mapping[str, tuple[str, ...]] = {"health": Health._fields, "links": Links._fields, "gpm": ("activity",)}
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "health": Health._fields,
+    "links": Links._fields,
+    "gpm": ("activity",),
+    "codec": ("encoder_ratio", "decoder_ratio"),
+    CARD: Card._fields,
+}
 _BLANK = GpuReading(index=-1)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from gpumap.demo.cast import ProcessLife, play_of
-from gpumap.demo.condition import activity, is_hopper, with_health, with_links
+from gpumap.demo.condition import activity, is_hopper, with_card, with_health, with_links
 from gpumap.demo.counters import counters
 from gpumap.demo.load import fault_at, load_of_card, load_of_leaf, power_watts, wave_at
 from gpumap.demo.play import (
@@ -52,6 +52,7 @@ def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], sec
     counted = counters(scenario, gpu, seconds)
     reading = _basic(gpu, lives, load, seconds, moment)._replace(energy_joules=round(counted.joules, 3))
     reading = with_links(with_health(reading, gpu, load, counted, seconds), gpu, counted)
+    reading = with_card(reading, gpu, seconds)
     return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
 
 

@@ -22,8 +22,9 @@ def _no_pages(node: str) -> Mapping[str, tuple[Family, ...]]:
 
 
 class Dialect(NamedTuple):
-    """`families` stand on /metrics. `needs` are the groups of `--collect` without which some of them have no value;
-    `pages` gives the families of pages of its own, by their path, for a node's name."""
+    """`families` stand on /metrics. `needs` are the groups of NVML's answers without which some of them have no
+    value: those of `--collect`, and `gpumap.readings.CARD`. `pages` gives the families of pages of its own, by their
+    path, for a node's name."""
 
     families: tuple[Family | Numbered, ...]
     needs: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "nvidia-smi": Dialect(nvidia_smi.FAMILIES, nvidia_smi.NEEDS),
     "dcgm": Dialect(dcgm.FAMILIES, dcgm.NEEDS),
     "dcgm-join": Dialect(dcgm_join.FAMILIES),
-    "arms": Dialect(arms.FAMILIES, arms.NEEDS),
+    "arms": Dialect(arms.FAMILIES),
 }
 """By their `--dialect` name; `native` is gpumap's own (`gpumap.metrics`)."""
 DEFAULT_DIALECTS = ("native", "pod-gpu-map")

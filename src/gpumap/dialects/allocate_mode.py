@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 
-from gpumap.dialects.rows import gpus_by_uuid
+from gpumap.dialects.rows import gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model import ContainerName, Uuid
 from gpumap.snapshot import ContainerOnDevice, Leaf, Snapshot
 
@@ -26,18 +26,40 @@ def combine(modes: Collection[Mode | None]) -> Mode | None:
     return max((mode for mode in modes if mode is not None), default=Mode.NONE) if None not in modes else None
 
 
+def modes_by_device(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode | None]:
+    """How each holder was given each device that it holds."""
+    leaves = leaves_by_uuid(snapshot)
+    holders: dict[Uuid, set[ContainerName]] = defaultdict(set)
+    for row in snapshot.containers:
+        if owns(row):
+            holders[row.uuid].add(row.name)
+    beside = _beside(snapshot)
+    return {
+        (row.name, row.uuid): _mode(
+            row, leaves.get(row.uuid), [holders[uuid] for uuid in beside.get(row.uuid, [row.uuid])]
+        )
+        for row in snapshot.containers
+        if row.holds
+    }
+
+
 def modes_by_holder(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode | None]:
     """How each holder was given what it holds on a card."""
     gpus = gpus_by_uuid(snapshot)
-    leaves = {leaf.uuid: leaf for leaf in snapshot.leaves}
-    holders = Counter(row.uuid for row in snapshot.containers if row.holds and row.allocated_gpus != 0)
     found: dict[tuple[ContainerName, Uuid], list[Mode | None]] = {}
-    for row in snapshot.containers:
-        if row.holds:
-            gpu = gpus.get(row.uuid)
-            mode = _mode(row, leaves.get(row.uuid), holders[row.uuid])
-            found.setdefault((row.name, gpu.uuid if gpu is not None else row.uuid), []).append(mode)
+    for (name, uuid), mode in modes_by_device(snapshot).items():
+        gpu = gpus.get(uuid)
+        found.setdefault((name, gpu.uuid if gpu is not None else uuid), []).append(mode)
     return {key: combine(of_card) for key, of_card in found.items()}
+
+
+def _beside(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
+    """The compute instances, itself too, with which each one shares its GPU instance's memory."""
+    instances: dict[tuple[Uuid, int], list[Uuid]] = {}
+    for leaf in snapshot.leaves:
+        if leaf.gpu is not None and leaf.instance is not None:
+            instances.setdefault((leaf.gpu.uuid, leaf.instance.gpu_instance_id), []).append(leaf.uuid)
+    return {uuid: uuids for uuids in instances.values() for uuid in uuids}
 
 
 def mode_of_node(snapshot: Snapshot) -> Mode | None:
@@ -47,12 +69,15 @@ def mode_of_node(snapshot: Snapshot) -> Mode | None:
     return combine([*modes_by_holder(snapshot).values(), *([None] if snapshot.unmatched else [])])
 
 
-def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: int) -> Mode | None:
-    """Exclusive is what leaves nothing of the device to others, whatever the resource is called."""
+def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[ContainerName]]) -> Mode | None:
+    """Exclusive is what leaves nothing of the device to others, whatever the resource is called.
+
+    `holders` are those of the device, and of each compute instance that shares its memory.
+    """
     gpus, granted = row.allocated_gpus, row.allocated_memory_bytes
     if gpus == 0:
         return Mode.NONE  # a claim with admin access: it looks on
-    if holders > 1:
+    if any(of_device != {row.name} for of_device in holders):
         return Mode.SHARE
     if gpus is not None and gpus >= 1:
         return Mode.EXCLUSIVE

@@ -8,31 +8,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gpumap.dialects.allocate_mode import Mode, mode_of_node, modes_by_holder
-from gpumap.dialects.rows import ON_SOME_CARD, gpus_by_uuid, granted_bytes, mib, percent, sees_processes
+from gpumap.dialects.allocate_mode import Mode, combine, mode_of_node, modes_by_device, modes_by_holder
+from gpumap.dialects.rows import (
+    ON_SOME_CARD,
+    all_told,
+    device_node,
+    driver_version,
+    gpus_by_uuid,
+    granted_bytes,
+    granted_mib,
+    leaves_by_uuid,
+    mib,
+    percent,
+    sees_processes,
+)
 from gpumap.families import Family, Series
 from gpumap.model import ContainerName, Uuid
+from gpumap.plugins import Limit, limit_of
 from gpumap.snapshot import ContainerOnDevice, Gpu, Leaf, Owner, ProcessUse, Snapshot, UnmatchedSlots
-
-NEEDS: tuple[str, ...] = ()
 
 _CARD_LABELS = ("UUID", "device", "gpu", "modelName")
 _DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)
 _OWNER_LABELS = ("AllocateMode", "ContainerName", "NamespaceName", "NodeName", "PodName")
 _CONTAINER_LABELS = (*_OWNER_LABELS, *_CARD_LABELS)
 _PROCESS_LABELS = (*_OWNER_LABELS, "ProcessId", "ProcessName", "ProcessType", *_CARD_LABELS)
-_COMPUTE = frozenset({"tencent.com/vcuda-core"})
-"""Resources whose slots are shares of a card's compute, so that `allocated_gpus` is one."""
-_MEMORY_ALONE = frozenset(
-    {
-        "aliyun.com/gpu-mem",
-        "tencent.com/vcuda-memory",
-        "volcano.sh/gpu-memory",
-        "volcano.sh/vgpu-memory",
-        "volcano.sh/vgpu-number",
-    }
-)
-"""Resources that limit no compute."""
 _NOT_GIVEN = frozenset({Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.MPS_SERVER})
 _Modes = Mapping[tuple[ContainerName, Uuid], Mode | None]
 _Leaves = Mapping[Uuid, Leaf]
@@ -42,7 +41,7 @@ def _card(uuid: Uuid, gpu: Gpu | None) -> tuple[str, ...]:
     """The labels of a card; of a device that NVML does not tell, its id alone. `device` is its node below /dev."""
     if gpu is None:
         return (uuid, "", "", "")
-    return (gpu.uuid, "" if gpu.minor is None else f"nvidia{gpu.minor}", str(gpu.index), gpu.model)
+    return (gpu.uuid, device_node(gpu), str(gpu.index), gpu.model)
 
 
 def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[str, ...]:
@@ -58,14 +57,13 @@ def _processes(
     def read(snapshot: Snapshot) -> Iterator[Series]:
         if not sees_processes(snapshot):
             return  # the PIDs may be of another PID namespace
-        gpus, modes = gpus_by_uuid(snapshot), modes_by_holder(snapshot)
+        gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
         on_card: dict[tuple[Uuid, int], list[ProcessUse]] = {}
         for process in sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid)):
             gpu = gpus.get(process.uuid)
             on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
         for (uuid, pid), rows in sorted(on_card.items()):
-            told = [number for row in rows if (number := value(row)) is not None]
-            if len(told) == len(rows):
+            if (told := all_told(map(value, rows))) is not None:
                 owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
                 types = "+".join(sorted({row.types for row in rows}))
                 yield Series((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), shown(sum(told)))
@@ -74,19 +72,21 @@ def _processes(
 
 
 def _mode_of(rows: Iterable[ProcessUse], card: Uuid, modes: _Modes) -> Mode | None:
-    """How the card was given to a process's container; `NONE` where it certainly was not."""
+    """How its container was given what a process is on; `NONE` where some of that certainly was not given to it."""
+    found: list[Mode | None] = []
     for row in rows:
-        if row.name is not None and (row.name, card) in modes:
-            return modes[row.name, card]
-    return Mode.NONE if all(row.owner in _NOT_GIVEN for row in rows) else None
+        if row.owner in _NOT_GIVEN:
+            return Mode.NONE
+        name = row.name if row.owner is Owner.ASSIGNED else None
+        found.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
+    return combine(found)
 
 
 def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
     """A family with a value for all that a container holds of a card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        gpus, modes = gpus_by_uuid(snapshot), modes_by_holder(snapshot)
-        leaves = {leaf.uuid: leaf for leaf in snapshot.leaves}
+        gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
         for (container, uuid), rows in sorted(_holdings(snapshot, gpus).items()):
             if (number := value(rows, leaves)) is not None:
                 owner = _owner(modes[container, uuid], container, snapshot.node.name)
@@ -107,26 +107,21 @@ def _holdings(
     return found
 
 
-def _granted_mib(rows: list[ContainerOnDevice], leaves: _Leaves) -> int | None:
-    granted = granted_bytes(rows, leaves)
-    return mib(granted) if granted is not None else None
-
-
 def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | None:
     """The share of a card that a container may compute on at most; 0 is no limit."""
-    limits = [limit for row in rows if (limit := _limit(row, leaves.get(row.uuid))) is not None]
-    return math.fsum(limits) if len(limits) == len(rows) else None
+    limits = all_told(_limit(row, leaves.get(row.uuid)) for row in rows)
+    return math.fsum(limits) if limits is not None else None
 
 
 def _limit(row: ContainerOnDevice, leaf: Leaf | None) -> float | None:
     """Told by the resource, or by MIG. Of replicas that have memory (MPS, HAMi) the snapshot does not tell it."""
-    resources = {resource for resource, _ in row.slots}
+    limits = {limit_of(resource) for resource, _ in row.slots}
     is_whole = leaf is not None and leaf.memory is not None and row.allocated_memory_bytes == leaf.memory.total_bytes
-    if resources & _COMPUTE:
-        return row.allocated_gpus
+    if Limit.COMPUTE in limits:
+        return row.allocated_gpus  # its slots are shares of a card's compute
     if leaf is not None and leaf.instance is not None:
         return row.allocated_gpus if is_whole else None
-    if resources <= _MEMORY_ALONE or is_whole or (row.allocated_gpus or 0) >= 1:
+    if limits <= {Limit.MEMORY} or is_whole or (row.allocated_gpus or 0) >= 1:
         return 0
     return 0 if row.allocated_memory_bytes is None and row.allocated_gpus is not None else None
 
@@ -135,11 +130,10 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
     """A family with a value for each card; `value` is told its memory in bytes."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        driver = snapshot.driver.driver_version if snapshot.driver is not None else ""
         for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.uuid):
             memory = gpu.reading.memory if gpu.reading is not None else None
             if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
-                yield Series((driver, snapshot.node.name, *_card(gpu.uuid, gpu)), number)
+                yield Series((driver_version(snapshot), snapshot.node.name, *_card(gpu.uuid, gpu)), number)
 
     return Family(name, "gauge", help, _DEVICE_LABELS, read)
 
@@ -152,7 +146,7 @@ def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | 
         return None
     gpus = gpus_by_uuid(snapshot)
     held = [row for row in snapshot.containers if row.holds and gpus.get(row.uuid) == gpu]
-    granted = granted_bytes(held, {leaf.uuid: leaf for leaf in snapshot.leaves})
+    granted = granted_bytes(held, leaves_by_uuid(snapshot))
     return granted / total_bytes if granted is not None and total_bytes else None
 
 
@@ -183,7 +177,7 @@ FAMILIES = (
         "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
         _compute_limit,
     ),
-    _held("DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", _granted_mib),
+    _held("DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
     _devices(
         "DCGM_CUSTOM_DEV_FB_ALLOCATED",
         "Allocated framebuffer memory ratio(0~1) of device,it is a custom metric created by ack",

@@ -6,15 +6,22 @@ internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. No val
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpumap.dialects.dcgm_entities import Entity
 from gpumap.dialects.dcgm_readers import XIDS, of_activity, of_memory, on_cards, shared_out
+from gpumap.dialects.reading import (
+    Reading,
+    clock,
+    ecc_total,
+    event_seconds,
+    power_limit,
+    remapped_rows,
+    retired_pages,
+    temperature,
+)
 from gpumap.dialects.rows import mib
-from gpumap.families import Family
-from gpumap.model import GpuReading
+from gpumap.families import Family, whether
 
-NEEDS = ("codec", "health", "links", "gpm")
+NEEDS = ("codec", "health", "links", "gpm", "card")
 
 
 def _mib(number_bytes: int | None) -> int | None:
@@ -29,32 +36,8 @@ def _scaled(value: float | None, by: float) -> float | None:
     return int(scaled) if scaled == int(scaled) else scaled
 
 
-def _of(pairs: tuple[tuple[str, float], ...], word: str) -> float | None:
-    return dict(pairs).get(word)
-
-
-def _clock(domain: str) -> Callable[[GpuReading], float | None]:
-    return lambda reading: _scaled(_of(reading.clocks_hertz, domain), 1e-6)
-
-
-def _temperature(sensor: str) -> Callable[[GpuReading], float | None]:
-    return lambda reading: _scaled(_of(reading.temperatures_celsius, sensor), 1)
-
-
-def _violation(reason: str) -> Callable[[GpuReading], float | None]:
-    return lambda reading: _scaled(_of(reading.clock_event_seconds, reason), 1e9)
-
-
-def _retired(word: str) -> Callable[[GpuReading], float | None]:
-    return lambda reading: _of(reading.retired_pages, word)
-
-
-def _remapped(word: str) -> Callable[[GpuReading], float | None]:
-    return lambda reading: _of(reading.remapped_rows, word)
-
-
-def _ecc(kind: str, since: str) -> Callable[[GpuReading], float | None]:
-    return lambda reading: {(one, when): count for one, when, count in reading.ecc_totals}.get((kind, since))
+def _times(by: float, value: Reading) -> Reading:
+    return lambda reading: _scaled(value(reading), by)
 
 
 def _whole_utilization(entity: Entity) -> float | None:
@@ -63,26 +46,22 @@ def _whole_utilization(entity: Entity) -> float | None:
     return None if reading is None or entity.gpu.partitioned else _scaled(reading.utilization_ratio, 100)
 
 
-def _whether(value: bool | None) -> int | None:
-    return None if value is None else int(value)
-
-
 _CLOCKS_AND_POWER = (
-    on_cards("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", _clock("sm")),
-    on_cards("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", _clock("memory")),
-    on_cards("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C).", _temperature("memory")),
-    on_cards("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", _temperature("gpu")),
+    on_cards("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", _times(1e-6, clock("sm"))),
+    on_cards("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", _times(1e-6, clock("memory"))),
+    on_cards("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C).", _times(1, temperature("memory"))),
+    on_cards("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", _times(1, temperature("gpu"))),
     on_cards("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", lambda reading: reading.power_watts),
     on_cards(
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
         "Total energy consumption since boot (in mJ).",
-        lambda reading: _scaled(reading.energy_joules, 1000),
+        _times(1000, lambda reading: reading.energy_joules),
         "counter",
     ),
     on_cards(
         "DCGM_FI_DEV_POWER_MGMT_LIMIT",
         "Power management limit (in W).",
-        lambda reading: _of(reading.power_limits_watts, "requested"),
+        power_limit("requested"),
     ),
     on_cards(
         "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "Enforced power limit (in W).", lambda reading: reading.power_limit_watts
@@ -105,19 +84,18 @@ _UTILIZATION = (
     on_cards(
         "DCGM_FI_DEV_MEM_COPY_UTIL",
         "Memory utilization (in %).",
-        lambda reading: _scaled(reading.memory_controller_ratio, 100),
+        _times(100, lambda reading: reading.memory_controller_ratio),
     ),
-    on_cards(
-        "DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %).", lambda reading: _scaled(reading.encoder_ratio, 100)
-    ),
-    on_cards(
-        "DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %).", lambda reading: _scaled(reading.decoder_ratio, 100)
-    ),
+    on_cards("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %).", _times(100, lambda reading: reading.encoder_ratio)),
+    on_cards("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %).", _times(100, lambda reading: reading.decoder_ratio)),
 )
 
 _VIOLATIONS = tuple(
     on_cards(
-        f"DCGM_FI_DEV_{name}_VIOLATION", f"Throttling duration due to {why} (in ns).", _violation(reason), "counter"
+        f"DCGM_FI_DEV_{name}_VIOLATION",
+        f"Throttling duration due to {why} (in ns).",
+        _times(1e9, event_seconds(reason)),
+        "counter",
     )
     for name, why, reason in (
         ("POWER", "power constraints", "sw_power_cap"),
@@ -150,7 +128,7 @@ _MEMORY_ERRORS = (
         on_cards(
             f"DCGM_FI_DEV_ECC_{bits}_{short}_TOTAL",
             f"Total number of {words} {lasting} ECC errors.",
-            _ecc(kind, since),
+            ecc_total(kind, since),
             "counter",
         )
         for short, lasting, since in (("VOL", "volatile", "volatile"), ("AGG", "persistent", "aggregate"))
@@ -160,33 +138,33 @@ _MEMORY_ERRORS = (
         on_cards(
             f"DCGM_FI_DEV_RETIRED_{bits}",
             f"Total number of retired pages due to {words} errors.",
-            _retired(word),
+            retired_pages(cause),
             "counter",
         )
-        for bits, words, word in (("SBE", "single-bit", "single_bit_ecc"), ("DBE", "double-bit", "double_bit_ecc"))
+        for bits, words, cause in (("SBE", "single-bit", "single_bit_ecc"), ("DBE", "double-bit", "double_bit_ecc"))
     ),
     on_cards(
         "DCGM_FI_DEV_RETIRED_PENDING",
         "Total number of pages pending retirement.",
-        lambda reading: _whether(reading.retired_pages_pending),
+        lambda reading: whether(reading.retired_pages_pending),
         "counter",
     ),
     on_cards(
         "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
         "Number of remapped rows for uncorrectable errors",
-        _remapped("uncorrectable"),
+        remapped_rows("uncorrectable"),
         "counter",
     ),
     on_cards(
         "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
         "Number of remapped rows for correctable errors",
-        _remapped("correctable"),
+        remapped_rows("correctable"),
         "counter",
     ),
     on_cards(
         "DCGM_FI_DEV_ROW_REMAP_FAILURE",
         "Whether remapping of rows has failed",
-        lambda reading: _whether(reading.row_remap_failure),
+        lambda reading: whether(reading.row_remap_failure),
     ),
 )
 

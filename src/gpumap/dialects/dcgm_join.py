@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpumap.dialects.dcgm_entities import cards, entities
+from gpumap.dialects.rows import owns
 from gpumap.families import Family, Series
 from gpumap.snapshot import Snapshot
 
@@ -24,7 +25,7 @@ def _owners(snapshot: Snapshot) -> Iterator[Series]:
     known = {gpu.uuid for gpu in snapshot.gpus}
     for row in snapshot.containers:
         # While NVML is down: a GPU's uuid is dcgm-exporter's key as it is; of a MIG device nobody can tell the GPU.
-        if row.holds and row.uuid.startswith("GPU-") and row.uuid not in known:
+        if owns(row) and row.uuid.startswith("GPU-") and row.uuid not in known:
             yield Series((row.uuid, "", "", *row.name), 1)
 
 

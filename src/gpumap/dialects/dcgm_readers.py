@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gpumap.dialects.dcgm_entities import Entity, cards, entities
+from gpumap.dialects.reading import Reading
+from gpumap.dialects.rows import device_node, driver_version
 from gpumap.families import Family, Kind, Series
-from gpumap.model import Activity, ContainerName, DeviceMemory, GpuReading
+from gpumap.model import Activity, ContainerName, DeviceMemory
 from gpumap.snapshot import ContainerUse, Snapshot
 
 LABELS = (
@@ -37,12 +39,12 @@ def _labels(snapshot: Snapshot, entity: Entity, name: ContainerName | None) -> t
         str(gpu.index),
         gpu.uuid,
         gpu.pci_bus_id,
-        "" if gpu.minor is None else f"nvidia{gpu.minor}",
+        device_node(gpu),
         gpu.model,
         entity.profile,
         "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id),
         snapshot.node.name,
-        snapshot.driver.driver_version if snapshot.driver is not None else "",
+        driver_version(snapshot),
         container,
         namespace,
         pod,
@@ -53,7 +55,7 @@ def _family(name: str, help: str, read: Callable[[Snapshot], Iterator[Series]], 
     return Family(name, kind, help, LABELS, read, optional_labels=_OPTIONAL)
 
 
-def on_cards(name: str, help: str, value: Callable[[GpuReading], float | None], kind: Kind = "gauge") -> Family:
+def on_cards(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Family:
     """Of the card as a whole, once also where it is partitioned."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
@@ -111,14 +113,25 @@ def shared_out(
 
 
 def _xid_rows(snapshot: Snapshot) -> Iterator[Series]:
-    """0 where none was heard. Stands also while the GPU does not answer: then above all it is asked for."""
+    """0 where none was heard. Stands also while the GPU does not answer: then above all it is asked for.
+
+    A code is of whom it hit, which need not be who holds the GPU now. Of several none is named: the row is the card's.
+    """
     by_gpu = {xids.uuid: xids for xids in snapshot.xids}
     for card in cards(snapshot):
         xids = by_gpu.get(card.gpu.uuid)
         code = None if xids is None else xids.last_code if xids.counts else 0
         if code is not None:
-            labels = _labels(snapshot, card, card.sole)
+            hit = _hit(snapshot, card, code)
+            name = card.sole if code == 0 else next(iter(hit)) if len(hit) == 1 else None
+            labels = _labels(snapshot, card, name)
             yield Series((*labels[:-2], str(code), *labels[-2:]), code)
+
+
+def _hit(snapshot: Snapshot, card: Entity, code: int) -> set[ContainerName]:
+    """The containers that were on the card, or on a part of it that was meant, when it had errors of a code."""
+    devices = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
+    return {one.name for one in snapshot.container_xids if one.code == code and one.uuid in devices}
 
 
 XIDS = Family(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpumap.dialects.rows import ON_SOME_CARD, gpus_by_uuid, granted_bytes, mib, percent
+from gpumap.dialects.rows import ON_SOME_CARD, all_told, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
 from gpumap.families import Family, Series
 from gpumap.model import ContainerName, Uuid
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Snapshot
@@ -52,8 +52,7 @@ def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool
         of_card.setdefault(part.card, []).append(part.value)
     numbers = {}
     for card, values in of_card.items():
-        told = [value for value in values if value is not None]
-        if card is not None and len(told) == len(values):
+        if card is not None and (told := all_told(values)) is not None:
             numbers[f"gpu{card}"] = shown(sum(told))
     yield from sorted(numbers.items())
     if numbers and is_all and len(numbers) == len(of_card):
@@ -81,7 +80,7 @@ def _requested(name: str, help: str, label: str, value: Callable[[_Rows, Mapping
     """A family of what containers were given; `value` is asked of all that one holds."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        leaves = {leaf.uuid: leaf for leaf in snapshot.leaves}
+        leaves = leaves_by_uuid(snapshot)
         elsewhere = {slots.name for slots in snapshot.unmatched}
         for container, rows in _by_container(snapshot):
             if container in elsewhere:
@@ -100,14 +99,9 @@ def _nothing(rows: _Rows) -> int | None:
     return 0 if any(row.use is not None and row.use.unassigned for row in rows) else None
 
 
-def _granted_mib(held: _Rows, leaves: Mapping[Uuid, Leaf]) -> int | None:
-    granted = granted_bytes(held, leaves)
-    return mib(granted) if granted is not None else None
-
-
 def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Leaf]) -> float | None:
-    shares = [row.allocated_gpus for row in held if row.allocated_gpus is not None]
-    return math.fsum(shares) if len(shares) == len(held) else None
+    shares = all_told(row.allocated_gpus for row in held)
+    return math.fsum(shares) if shares is not None else None
 
 
 FAMILIES = (
@@ -119,6 +113,6 @@ FAMILIES = (
         lambda used_bytes: mib(int(used_bytes)),
     ),
     _used("container_gpu_utilization", "gpu utilization", "gpu", lambda use: use.sm_ratio, percent),
-    _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", _granted_mib),
+    _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", granted_mib),
     _requested("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", _granted_gpus),
 )

@@ -15,7 +15,7 @@ from gpumap.families import Family
 from gpumap.model import Activity, DeviceMemory
 from gpumap.snapshot import Leaf
 
-NEEDS = ("codec", "health", "gpm")
+NEEDS = ("codec", "health", "gpm", "card")
 
 _INFO = (
     "compute_cap",

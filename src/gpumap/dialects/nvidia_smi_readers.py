@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumap.dialects.rows import gpus_by_uuid, sees_processes
+from gpumap.dialects.reading import Reading
+from gpumap.dialects.rows import all_told, driver_version, gpus_by_uuid, sees_processes
 from gpumap.families import Family, Kind, Series
 from gpumap.model import GpuReading, Source, Uuid
 from gpumap.readings import RECOVERY_ACTIONS
 from gpumap.snapshot import Gpu, Leaf, Snapshot, SourceHealth
-
-Reading = Callable[[GpuReading], float | None]
 
 _EXIT_CODES = {
     "no_permission": 4,
@@ -59,7 +58,7 @@ def info(snapshot: Snapshot) -> Iterator[Series]:
                 driver.cuda_version if driver is not None else "",
                 "[N/A]",  # driver models are of Windows: so nvidia-smi says of them elsewhere
                 "[N/A]",
-                driver.driver_version if driver is not None else "",
+                driver_version(snapshot),
                 str(gpu.index),
                 gpu.model,
                 gpu.pci_bus_id,
@@ -141,8 +140,7 @@ def process_info(snapshot: Snapshot) -> Iterator[Series]:
 def process_memory(snapshot: Snapshot) -> Iterator[Series]:
     """What it uses on all of the GPU's MIG devices; absent where one of them does not tell."""
     for labels, memory in sorted(_compute_apps(snapshot).items()):
-        told = [number for number in memory if number is not None]
-        if len(told) == len(memory):
+        if (told := all_told(memory)) is not None:
             yield Series(labels, sum(told))
 
 

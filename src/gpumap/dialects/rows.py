@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from gpumap.model import Uuid
 from gpumap.snapshot import ContainerOnDevice, Gpu, Leaf, Snapshot
+
+_Value = TypeVar("_Value")
 
 ON_SOME_CARD = frozenset({"untrusted_id", "unparsed"})
 """Reasons of unmatched slots that may be on any card which NVML sees; the others' are on one that it does not see."""
@@ -27,6 +30,26 @@ def gpus_by_uuid(snapshot: Snapshot) -> dict[Uuid, Gpu]:
     return {**found, **{gpu.uuid: gpu for gpu in snapshot.gpus}}
 
 
+def leaves_by_uuid(snapshot: Snapshot) -> dict[Uuid, Leaf]:
+    return {leaf.uuid: leaf for leaf in snapshot.leaves}
+
+
+def device_node(gpu: Gpu) -> str:
+    """The GPU's node below /dev; empty where it is not known."""
+    return "" if gpu.minor is None else f"nvidia{gpu.minor}"
+
+
+def driver_version(snapshot: Snapshot) -> str:
+    return snapshot.driver.driver_version if snapshot.driver is not None else ""
+
+
+def all_told(values: Iterable[_Value | None]) -> list[_Value] | None:
+    """The values, if each of them is told: what is not known in a part is not known in all."""
+    values = list(values)
+    told = [value for value in values if value is not None]
+    return told if len(told) == len(values) else None
+
+
 def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:
     """The memory that `rows` were granted in all; `None` where one of them was not told.
 
@@ -40,12 +63,18 @@ def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]
         of_memory.setdefault((owner, shared), []).append(row)
     total = 0
     for (_, instance), holding in of_memory.items():
-        granted = [found for row in holding if (found := _granted(row, leaves.get(row.uuid))) is not None]
-        if len(granted) < len(holding):
+        granted = all_told(_granted(row, leaves.get(row.uuid)) for row in holding)
+        if granted is None:
             return None
         sizes = [size for row in holding if (size := _size(leaves.get(row.uuid))) is not None]
         total += sum(granted) if instance is None else min(sum(granted), max(sizes or granted))
     return total
+
+
+def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:
+    """`granted_bytes`, as the originals show it."""
+    granted = granted_bytes(rows, leaves)
+    return mib(granted) if granted is not None else None
 
 
 def _granted(row: ContainerOnDevice, leaf: Leaf | None) -> int | None:
@@ -57,6 +86,11 @@ def _granted(row: ContainerOnDevice, leaf: Leaf | None) -> int | None:
 
 def _size(leaf: Leaf | None) -> int | None:
     return leaf.memory.total_bytes if leaf is not None and leaf.memory is not None else None
+
+
+def owns(row: ContainerOnDevice) -> bool:
+    """Whether a device was given to a container. A claim with admin access, of which it has nothing, looks on."""
+    return row.holds and row.allocated_gpus != 0
 
 
 def sees_processes(snapshot: Snapshot) -> bool:

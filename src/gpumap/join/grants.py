@@ -14,12 +14,7 @@ from gpumap.device_ids import is_gpu
 from gpumap.join.inventory import Inventory
 from gpumap.join.offers import IdsByDevice
 from gpumap.model import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PreparedDevice, Uuid
-from gpumap.plugins import Plugin, Unit
-
-MIB = 1 << 20
-GIB = 1 << 30
-MIB_UNIT_FACTOR = 1.25
-"""A card that has more GiB slots than this by its size has MiB slots: gpushare's unit stands nowhere."""
+from gpumap.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
 
 _NUMBER = re.compile("[0-9]{1,9}")
 _LIMIT = re.compile(r"([0-9]{1,12})([kmgKMG]?)(?:[iI]?[bB])?")
@@ -174,8 +169,7 @@ class _Computing:
         share = slots / count if count else None
         if not count or total is None:
             return _Stated((share,), (None,))
-        unit = MIB if count * GIB > MIB_UNIT_FACTOR * total else GIB
-        return _Stated((share,), (slots * unit,))
+        return _Stated((share,), (slots * gpushare_slot_bytes(count, total),))
 
     def _split(self, holding: Holding) -> _Stated:
         """Limits, device by device, in the answer's order; for the SMs that of the first (HAMi, plugin/server.go)."""

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from gpumap.units import counted
 
-PORT_NAME = "metrics"
-"""As the chart calls the agent's port."""
+CONTAINER_NAME, PORT_NAME = "gpumap", "metrics"
+"""As the chart calls the agent's container and its port."""
 DEFAULT_PORT = 9401
 _OVER = ("Succeeded", "Failed")
 """Phases of a pod that will not run again: another one has taken its place, or will."""
@@ -74,7 +74,8 @@ def _agent(pod: Json) -> Agent | None:
         name, namespace, node = str(metadata["name"]), str(metadata["namespace"]), str(spec.get("nodeName") or "")
         if not node or metadata.get("deletionTimestamp") or status.get("phase") in _OVER:
             return None
-        port, https = _port(spec)
+        container = _container(spec)
+        port, https = _port(container)
         return Agent(
             node=node,
             namespace=namespace,
@@ -85,31 +86,39 @@ def _agent(pod: Json) -> Agent | None:
                 one.get("type") == "Ready" and one.get("status") == "True" for one in _list(status, "conditions")
             ),
             created=str(metadata.get("creationTimestamp") or ""),
-            why_not=_why_not(status),
+            why_not=_why_not(status, str(container.get("name") or "")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError("is no pod") from error
 
 
-def _port(spec: Json) -> tuple[int, bool]:
+def _container(spec: Json) -> Json:
+    """The agent's own among the pod's: the one that the chart names, else the first with its port. A proxy may stand
+    beside it, whose port has the same name."""
+    found = _list(spec, "containers")
+    with_port = [one for one in found if any(port.get("name") == PORT_NAME for port in _list(one, "ports"))]
+    return next((one for one in found if one.get("name") == CONTAINER_NAME), (with_port or found or [{}])[0])
+
+
+def _port(container: Json) -> tuple[int, bool]:
     """The port that the chart calls `metrics`, and whether the probes speak TLS to it."""
-    for container in _list(spec, "containers"):
-        for port in _list(container, "ports"):
-            number = port.get("containerPort")
-            if port.get("name") == PORT_NAME and isinstance(number, int):
-                probes = (container.get("readinessProbe") or {}, container.get("livenessProbe") or {})
-                return number, any((one.get("httpGet") or {}).get("scheme") == "HTTPS" for one in probes)
+    for port in _list(container, "ports"):
+        number = port.get("containerPort")
+        if port.get("name") == PORT_NAME and isinstance(number, int):
+            probes = (container.get("readinessProbe") or {}, container.get("livenessProbe") or {})
+            return number, any((one.get("httpGet") or {}).get("scheme") == "HTTPS" for one in probes)
     return DEFAULT_PORT, False
 
 
-def _why_not(status: Json) -> str:
-    """What the pod waits for, where it does not run."""
-    states = [one.get("state") or {} for one in _list(status, "containerStatuses")]
-    waits = next((str(state["waiting"].get("reason") or "waiting") for state in states if state.get("waiting")), "")
-    runs = any(state.get("running") for state in states) or not waits
-    if status.get("phase") == "Running" and runs:
+def _why_not(status: Json, container: str) -> str:
+    """What the agent's container waits for, or how it ended, where it does not run."""
+    of_container = [one for one in _list(status, "containerStatuses") if one.get("name") == container]
+    state = (of_container[0].get("state") or {}) if of_container else {}
+    others = (how for how in ("waiting", "terminated") if state.get(how) is not None)
+    ended = next((state[how].get("reason") or how for how in others), "")
+    if status.get("phase") == "Running" and not ended:
         return ""
-    return f"is not running ({waits or status.get('reason') or status.get('phase') or 'unknown'})"
+    return f"is not running ({ended or status.get('reason') or status.get('phase') or 'unknown'})"
 
 
 def _list(found: Json, name: str) -> list[Json]:

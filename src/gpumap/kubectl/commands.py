@@ -10,13 +10,30 @@ from gpumap import __version__
 from gpumap.command_line import Parser, add_command, parse, top_parser
 from gpumap.errors import UsageError
 from gpumap.kubectl.flags import KUBECTL_FLAGS, add_kubectl_flags, passed_on, request_seconds
-from gpumap.look.commands import add_idle_after, add_output, add_processes, run
-from gpumap.look.inspect.command import add_details, run_inspect
-from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
+from gpumap.look.orders import (
+    INSPECT_SAYS,
+    MAP_ORDERS,
+    MAP_SAYS,
+    TOP_ORDERS,
+    TOP_SAYS,
+    WASTE_ORDERS,
+    WASTE_SAYS,
+)
+from gpumap.look.output_flags import (
+    WATCH_INTERVAL,
+    add_idle_after,
+    add_inspect_output,
+    add_output,
+    add_processes,
+    shape_of,
+    sorted_by,
+    view_of,
+)
 
 if TYPE_CHECKING:
-    from gpumap.kubectl.cluster import Asked
-    from gpumap.look.seen import Sights
+    from gpumap.kubectl.source import Scope
+    from gpumap.look.reports import Report
+    from gpumap.look.tables import Shape
 
     Commands = argparse._SubParsersAction[Parser]
 
@@ -33,7 +50,7 @@ otherwise; the devices are those of all nodes. Flags follow the command: kubectl
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
     given = parse(command_parser(), _as_words(arguments))
-    from gpumap.kubectl import cluster  # noqa: F401 # the look itself imports it again
+    from gpumap.kubectl import source  # noqa: F401 # the look itself imports it again
     from gpumap.look import show  # noqa: F401
 
     return lambda: int(given.run(given))
@@ -66,8 +83,8 @@ def _add_map(commands: Commands) -> None:
     show = add_command(
         commands,
         "map",
-        _map,
-        says="show who holds and who uses each GPU",
+        _show,
+        says=MAP_SAYS,
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster, every namespace", f"{PROGRAM} map -A"),
@@ -75,7 +92,7 @@ def _add_map(commands: Commands) -> None:
             ("the pods of a namespace that hold or use a GPU", f"{PROGRAM} map -n ml-team -o name"),
         ],
     )
-    add_output(show, MAP_ORDERS)
+    add_output(show, MAP_ORDERS, WATCH_INTERVAL)
     _add_cluster(show)
 
 
@@ -83,8 +100,8 @@ def _add_top(commands: Commands) -> None:
     top = add_command(
         commands,
         "top",
-        _top,
-        says="show who uses GPU memory and SM time now, largest first",
+        _show,
+        says=TOP_SAYS,
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} top -A"),
@@ -92,7 +109,7 @@ def _add_top(commands: Commands) -> None:
             ("another cluster", f"{PROGRAM} top -A --context prod"),
         ],
     )
-    add_processes(add_output(top, TOP_ORDERS))
+    add_processes(add_output(top, TOP_ORDERS, WATCH_INTERVAL))
     _add_cluster(top)
 
 
@@ -100,15 +117,15 @@ def _add_waste(commands: Commands) -> None:
     waste = add_command(
         commands,
         "waste",
-        _waste,
-        says="show what is held or granted and not used, and used without a grant",
+        _show,
+        says=WASTE_SAYS,
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} waste -A"),
             ("who of the namespace has computed nothing for an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
         ],
     )
-    add_idle_after(add_output(waste, WASTE_ORDERS))
+    add_idle_after(add_output(waste, WASTE_ORDERS, WATCH_INTERVAL))
     _add_cluster(waste)
 
 
@@ -117,7 +134,7 @@ def _add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         _inspect,
-        says="show how much of each GPU's memory is granted, as `kubectl inspect gpushare` does",
+        says=INSPECT_SAYS,
         more="Of all namespaces.",
         usage="[NODE] [flags]",
         examples=[
@@ -125,7 +142,7 @@ def _add_inspect(commands: Commands) -> None:
             ("one node, pod by pod, and what is really used", f"{PROGRAM} inspect gpu-1 -d --used"),
         ],
     )
-    add_details(inspect)
+    add_inspect_output(inspect, WATCH_INTERVAL)
     _add_cluster(inspect, of_namespaces=False)
 
 
@@ -136,61 +153,61 @@ def _add_cluster(parser: Parser, *, of_namespaces: bool = True) -> None:
     if of_namespaces:
         what.add_argument("-n", "--namespace", metavar="NAME", help="workloads of it (default: the context's)")
         what.add_argument("-A", "--all-namespaces", action="store_true", help="workloads of all namespaces")
+    else:
+        what.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces, which it always shows")
     what.add_argument("--node", metavar="NODE", help="one node alone; the same as NODE")
     what.add_argument("--agent-namespace", metavar="NAME", help="where gpumap's agents run; else in any namespace")
     what.add_argument("--agent-selector", metavar="LABELS", help="their labels (default: the chart's)")
     add_kubectl_flags(parser)
-    parser.set_defaults(url=None)
 
 
 # --- carrying them out ------------------------------------------------------------------------------------------------
 
 
-def _map(given: argparse.Namespace) -> int:
-    from gpumap.look.tables import map_names, map_table, map_values
+def _show(given: argparse.Namespace) -> int:
+    from gpumap.look.reports import REPORTS
 
-    return run(_within(given), map_table, map_values, _look, names=map_names)
-
-
-def _top(given: argparse.Namespace) -> int:
-    from gpumap.look.tables import top_names, top_table, top_values
-
-    return run(_within(given), top_table, top_values, _look, names=top_names)
-
-
-def _waste(given: argparse.Namespace) -> int:
-    from gpumap.look.tables import waste_names, waste_table, waste_values
-
-    return run(_within(given), waste_table, waste_values, _look, names=waste_names)
+    namespace = _namespace(given)
+    where = f" -n {namespace}" if namespace else " -A"
+    return _run(given, REPORTS[given.command], shape_of(given, namespace), where)
 
 
 def _inspect(given: argparse.Namespace) -> int:
-    return run_inspect(given, _look)
+    from gpumap.look.inspect.report import inspect_report
+    from gpumap.look.tables import Shape
+
+    return _run(given, inspect_report(details=given.details, used=given.used), Shape())
 
 
-def _within(given: argparse.Namespace) -> argparse.Namespace:
-    """With the namespace whose workloads are shown, as kubectl chooses it; empty for all."""
+def _run(given: argparse.Namespace, report: Report, shape: Shape, where: str = "") -> int:
+    """Show it of the cluster; `where` says in a watch's head of which namespaces."""
+    from gpumap.kubectl.source import from_cluster
+    from gpumap.look.show import run
+
+    scope = _scope(given)
+    node = f" {scope.node}" if scope.node else ""
+    context = f" --context {given.kubectl_context}" if given.kubectl_context else ""
+    view = view_of(given, report, shape, f"{PROGRAM} {given.command}{node}{where}{sorted_by(shape)}{context}")
+    return run(from_cluster(scope, view.interval_seconds), view)
+
+
+def _namespace(given: argparse.Namespace) -> str:
+    """Whose workloads are shown, as kubectl chooses it; empty for all."""
     from gpumap.kubectl.proxy import current_namespace
 
     if given.all_namespaces:
-        given.namespace = ""
-    elif given.namespace is None:
-        given.namespace = current_namespace(passed_on(given))
-    return given
+        return ""
+    return current_namespace(passed_on(given)) if given.namespace is None else str(given.namespace)
 
 
-def _look(given: argparse.Namespace, interval_seconds: float) -> Sights:
-    from gpumap.kubectl.cluster import from_cluster
+def _scope(given: argparse.Namespace) -> Scope:
+    from gpumap.kubectl.source import SELECTOR, Scope
 
-    return from_cluster(_asked(given), interval_seconds)
-
-
-def _asked(given: argparse.Namespace) -> Asked:
-    from gpumap.kubectl.cluster import SELECTOR, Asked
-
+    if "" in (given.only_node, given.node):
+        raise UsageError("NODE: is empty")
     if given.only_node and given.node and given.only_node != given.node:
         raise UsageError(f"--node {given.node}: NODE is {given.only_node}; say it once")
-    return Asked(
+    return Scope(
         kubectl_flags=passed_on(given),
         selector=given.agent_selector or SELECTOR,
         agent_namespace=given.agent_namespace or "",

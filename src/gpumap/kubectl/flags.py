@@ -10,6 +10,8 @@ from typing import NamedTuple
 from gpumap.errors import UsageError
 from gpumap.units import parse_duration
 
+_TIMEOUT = "30s"
+
 
 class KubectlFlag(NamedTuple):
     """As `kubectl options` has it. `metavar` is empty for a switch."""
@@ -42,9 +44,8 @@ KUBECTL_FLAGS = (
     KubectlFlag("--tls-server-name", "NAME", "the name in the server's certificate"),
     KubectlFlag("--insecure-skip-tls-verify", "", "trust any certificate"),
     KubectlFlag("--cache-dir", "DIR", "kubectl's cache"),
-    KubectlFlag("--request-timeout", "DURATION", "for each request, such as 30s; 0: for ever (default: 30s)"),
+    KubectlFlag("--request-timeout", "DURATION", f"for each request, such as 30s; 0: for ever (default: {_TIMEOUT})"),
 )
-_SECONDS = 30.0
 _FOR_EVER = re.compile(r"0+[smh]?", re.ASCII)
 
 
@@ -79,9 +80,7 @@ def _words(given: argparse.Namespace) -> Iterator[str]:
 
 def request_seconds(given: argparse.Namespace) -> float | None:
     """The deadline of each request; None where there is none. Read as kubectl does: seconds need no unit."""
-    text: str | None = given.kubectl_request_timeout
-    if text is None:
-        return _SECONDS
+    text: str = _TIMEOUT if given.kubectl_request_timeout is None else given.kubectl_request_timeout
     if _FOR_EVER.fullmatch(text):
         return None
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpumap.errors import FatalError
+from gpumap.terminal import cut_off
 
 START_SECONDS = 15.0
 _END_SECONDS = 2.0
@@ -145,4 +146,4 @@ def _last_line(text: str) -> str:
     lines = [line.strip().removeprefix("error: ") for line in text.splitlines() if line.strip()]
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
     said = errors[-1].removeprefix("error: ") if errors else lines[-1] if lines else ""
-    return said if len(said) <= _SAID_CHARACTERS else f"{said[:_SAID_CHARACTERS]}…"
+    return cut_off(said, _SAID_CHARACTERS)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 
-from gpumap.look.tables.amounts import of_nodes
+from gpumap.terminal import cut_off
 
 RULE = '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}'
 """What a Role or ClusterRole must have, besides listing pods."""
@@ -16,7 +15,7 @@ def no_map(status: int, body: bytes) -> str:
     """Why a status came instead of a map: from the API server, which says so in a Status, or from the agent."""
     message = _status_message(body)
     if message is None:
-        return f"its agent answered {status}: {_short(body.decode(errors='replace'))}"
+        return f"its agent answered {status}: {cut_off(body.decode(errors='replace'), _SAID_CHARACTERS)}"
     match status:
         case 403:
             return f"{_who_may_not(message)}; ask for the rule {RULE}"
@@ -29,7 +28,7 @@ def no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
     """Why there is no list of pods: in the API server's words, or in kubectl's, which did not reach it."""
     message = _status_message(body)
     if message is None:
-        return f"the API server did not answer: {_short(body.decode(errors='replace')) or status}"
+        return f"the API server did not answer: {cut_off(body.decode(errors='replace'), _SAID_CHARACTERS) or status}"
     match status:
         case 401:
             return f"the API server does not know who asks: {message}"
@@ -37,14 +36,6 @@ def no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
             advice = "; --agent-namespace asks in one namespace alone" if of_all_namespaces else ""
             return _who_may_not(message) + advice
     return f"the API server answered {status}: {message}"
-
-
-def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """A sentence for each reason, with the nodes it keeps from being seen; of (node, reason)."""
-    nodes: dict[str, list[str]] = {}
-    for node, reason in reasons:
-        nodes.setdefault(reason, []).append(node)
-    return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]
 
 
 def _who_may_not(message: str) -> str:
@@ -60,9 +51,4 @@ def _status_message(body: bytes) -> str | None:
         return None
     if not isinstance(found, dict) or found.get("kind") != "Status":
         return None
-    return _short(str(found.get("message") or found.get("reason") or "no reason told"))
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]}…"
+    return cut_off(str(found.get("message") or found.get("reason") or "no reason told"), _SAID_CHARACTERS)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from gpumap import remedies
-from gpumap.document import OF_GPUS, Document
+from gpumap.document import OF_GPUS, VERSION, Document
 from gpumap.look.checks import Check
 from gpumap.look.gpu_checks import gpu_capabilities, gpu_checks
 from gpumap.model import Source
@@ -91,7 +91,7 @@ def as_values(document: Document, checks: tuple[Check, ...]) -> Document:
     """For scripts: the checks as they are."""
     node, timestamp = document.get("node"), document.get("timestamp")
     rows = [asdict(one) for one in checks]
-    return {"version": 1, "timestamp": timestamp, "node": node, "ok": works(checks), "checks": rows}
+    return {"version": VERSION, "timestamp": timestamp, "node": node, "ok": works(checks), "checks": rows}
 
 
 def _stale(why: str) -> Iterator[Check]:

@@ -1,4 +1,5 @@
-"""What tables can be sorted by, in words: for the flags, which need no table. The first is the default. Pure."""
+"""What tables show and can be sorted by, in words: for the flags, which need no table. The first order is the default.
+Pure."""
 
 MAP_ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 TOP_ORDERS = (
@@ -9,3 +10,8 @@ WASTE_ORDERS = (
     *("severity", "waste", "gpus", "granted", "used", "idle"),
     *("device", "namespace", "pod", "container", "node"),
 )
+
+MAP_SAYS = "show who holds and who uses each GPU"
+TOP_SAYS = "show who uses GPU memory and SM time now, largest first"
+WASTE_SAYS = "show what is held or granted and not used, and used without a grant"
+INSPECT_SAYS = "show how much of each GPU's memory is granted, as `kubectl inspect gpushare` does"

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from yarl import URL
 
-from gpumap.errors import FatalError, UsageError
+from gpumap.errors import FatalError
 from gpumap.look.silence import why_silent
+from gpumap.terminal import cut_off
+
+T = TypeVar("T")
 
 ANSWER_BYTES_MAX = 256 << 20
 _PIECE_BYTES = 1 << 16
@@ -31,14 +35,23 @@ _TOO_MUCH = frozenset({408, 413, 422, 429, 500, 502, 503, 504})
 _WHOLE = {"partial_response": "false", "nocache": "1"}
 """Thanos: fail where a store does not answer. VictoriaMetrics: evaluate at the moments that were asked for, and not at
 those of its cache. Who does not know a parameter does not mind it."""
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
-
-_STRINGS = frozenset({str})
+_DICTS, _LISTS, _STRINGS = frozenset({dict}), frozenset({list}), frozenset({str})
 _NUMBERS = frozenset({int, float})
 
 Point = tuple[float, str]
 """Unix seconds, and a value as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which server is asked, and as whom. `url` is what stands before /api/v1, without user and password: they are in
+    `headers`, as every way to say who asks is. `tls` is None where the system's certificates are trusted."""
+
+    url: str
+    headers: Mapping[str, str] = field(repr=False)
+    tls: ssl.SSLContext | None
+    timeout_seconds: float
 
 
 class TooMuchError(FatalError):
@@ -71,9 +84,9 @@ class Prometheus:
         asked = {"query": expression} | ({} if moment is None else {"time": str(moment)})
         found = self._result(await self._ask("query", asked), "vector")
         try:
-            rows: list[tuple[Mapping[str, str], Point]] = [(one["metric"], one["value"]) for one in found]
-            if all(_are_labels(labels) and _is_point(point) for labels, point in rows):
-                return rows
+            metrics, points = [one["metric"] for one in found], [one["value"] for one in found]
+            if _all_labels(metrics) and _all_points(points):
+                return list(zip(metrics, points, strict=True))
         except (KeyError, TypeError):
             pass
         raise self._nonsense("a row that is none of a vector")
@@ -86,7 +99,7 @@ class Prometheus:
     async def series(self, selector: str, start: int, end: int) -> list[Mapping[str, str]]:
         """The labels of the series that have samples in this time, and somewhat around it."""
         found = await self._ask("series", {"match[]": selector, "start": str(start), "end": str(end)})
-        if not isinstance(found, list) or not all(map(_are_labels, found)):
+        if not isinstance(found, list) or not _all_labels(found):
             raise self._nonsense("what is no list of series")
         return found
 
@@ -121,14 +134,14 @@ class Prometheus:
             raise FatalError(f"{self.url} answered in part: some of its storage is away, and nothing is shown of that")
         if warnings := found.get("warnings"):
             said = "; ".join(map(str, warnings)) if isinstance(warnings, list) else str(warnings)
-            raise FatalError(f"{self.url} answered, but warns: {_short(said)}")
+            raise FatalError(f"{self.url} answered, but warns: {cut_off(said, _SAID_CHARACTERS)}")
         return found["data"]
 
     def _rows(self, data: Any) -> list[Row]:
         rows = []
         for one in self._result(data, "matrix"):
-            points = one.get("values") if isinstance(one, dict) and _are_labels(one.get("metric")) else None
-            if not isinstance(points, list) or not all(map(_is_point, points)):
+            points = one.get("values") if isinstance(one, dict) and _all_labels([one.get("metric")]) else None
+            if not isinstance(points, list) or not _all_points(points):
                 raise self._nonsense("a row that is none of a matrix")
             rows.append(Row(one["metric"], [(float(moment), value) for moment, value in points]))
         return rows
@@ -147,11 +160,20 @@ class Prometheus:
     def _refusal(self, got: aiohttp.ClientResponse, body: bytes) -> FatalError:
         if 300 <= got.status < 400:
             target = got.headers.get("Location", "nowhere")
-            return FatalError(f"{self.url} redirects to {_short(target)}: give the URL that answers itself")
+            return FatalError(
+                f"{self.url} redirects to {cut_off(target, _SAID_CHARACTERS)}: give the URL that answers itself"
+            )
         hints = {401: "who is asking? see --header", 403: "it refuses", 404: "is a path missing in the URL?"}
-        said = _said(body) or hints.get(got.status, "")
+        said = self._without_secrets(_said(body)) or hints.get(got.status, "")
         failure = TooMuchError if got.status in _TOO_MUCH else FatalError
         return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {said}" if said else ""))
+
+    def _without_secrets(self, said: str) -> str:
+        """Some servers say back what was sent to them."""
+        sent = {word for value in self._session.headers.values() for word in value.split() if len(word) > 3}
+        for word in sent - {"Bearer", "Basic"}:
+            said = said.replace(word, "…")
+        return said
 
     def _silence(self, error: Exception) -> FatalError:
         if isinstance(error, TimeoutError):
@@ -160,74 +182,49 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def connect(
-    url: str, headers: Mapping[str, str], timeout_seconds: float, tls: ssl.SSLContext | None = None
-) -> AsyncGenerator[Prometheus, None]:
-    """A server to ask, until the block ends. Raises UsageError for what is no URL. Without `tls` the system's
-    certificates are trusted."""
-    address = address_of(url)
-    timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    connector = aiohttp.TCPConnector(ssl=True if tls is None else tls)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers, connector=connector) as session:
-        yield Prometheus(session, address, timeout_seconds)
+async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
+    """A server to ask, until the block ends."""
+    timeout = aiohttp.ClientTimeout(total=server.timeout_seconds)
+    connector = aiohttp.TCPConnector(ssl=True if server.tls is None else server.tls)
+    async with aiohttp.ClientSession(timeout=timeout, headers=server.headers, connector=connector) as session:
+        yield Prometheus(session, URL(server.url), server.timeout_seconds)
 
 
-def address_of(url: str) -> URL:
-    """The URL below which /api/v1 is. Raises UsageError."""
-    shown = re.sub("//[^/@]*@", "//", url)
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--prometheus {shown}: does not start with http:// or https://")
+async def together(questions: Sequence[Awaitable[T]]) -> list[T]:
+    """All answers; where one fails, the other questions are let go."""
+    tasks = [asyncio.ensure_future(one) for one in questions]
     try:
-        given = URL(url)
-        known = bool(given.host) and given.port is not None
-    except ValueError:
-        known = False
-    if not known:
-        raise UsageError(f"--prometheus {shown}: is not a URL")
-    path = re.sub(r"(/api/v1(/query)?)?/*$", "", given.path)
-    return given.with_path(path, keep_query=True)
-
-
-def credentials_of(url: str) -> tuple[str, str] | None:
-    """User and password of a URL that has them."""
-    given = URL(url)
-    return None if given.user is None and given.password is None else (given.user or "", given.password or "")
-
-
-def headers_of(given: Sequence[str]) -> dict[str, str]:
-    """Read `Name: value`, each once. Raises UsageError, which does not repeat the value: it may be a secret."""
-    headers: dict[str, str] = {}
-    for text in given:
-        name, colon, value = text.partition(":")
-        if not colon or not _HEADER_NAME.fullmatch(name) or not value.strip() or not value.strip().isprintable():
-            raise UsageError('--header: is not of the form "Name: value"')
-        if name.lower() in map(str.lower, headers):
-            raise UsageError(f"--header: {name} is given twice")
-        headers[name] = value.strip()
-    return headers
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _said(body: bytes) -> str:
     """The reason that an API's answer gives, or the first words of a proxy's."""
     try:
         found = json.loads(body)
-        return _short(str(found["error"])) if isinstance(found, dict) and "error" in found else ""
+        return cut_off(str(found["error"]), _SAID_CHARACTERS) if isinstance(found, dict) and "error" in found else ""
     except (ValueError, RecursionError):
         text = body.decode(errors="replace").strip()
-        return "" if text.startswith("<") else _short(text)
+        return "" if text.startswith("<") else cut_off(text, _SAID_CHARACTERS)
 
 
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]}…"
+def _all_labels(found: Sequence[Any]) -> bool:
+    """Whether each is a series' labels. All at once, as there may be a million."""
+    return set(map(type, found)) <= _DICTS and set(map(type, chain.from_iterable(map(dict.values, found)))) <= _STRINGS
 
 
-def _are_labels(found: object) -> bool:
-    return type(found) is dict and _STRINGS.issuperset(map(type, found.values()))
-
-
-def _is_point(found: object) -> bool:
-    if type(found) is not list or len(found) != 2 or type(found[1]) is not str:
+def _all_points(found: Sequence[Any]) -> bool:
+    """Whether each is a moment and a value as it was written."""
+    if not found:
+        return True
+    if set(map(type, found)) != _LISTS or set(map(len, found)) != {2}:
         return False
-    moment = found[0]
-    return type(moment) in _NUMBERS and math.isfinite(moment)
+    moments, values = zip(*found, strict=True)
+    return (
+        set(map(type, values)) == _STRINGS
+        and set(map(type, moments)) <= _NUMBERS
+        and all(map(math.isfinite, {*moments}))
+    )

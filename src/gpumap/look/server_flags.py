@@ -9,8 +9,7 @@ import argparse
 import base64
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpumap.errors import UsageError
@@ -19,26 +18,18 @@ from gpumap.units import parse_duration
 if TYPE_CHECKING:
     import ssl
 
+    from yarl import URL
+
+    from gpumap.look.prometheus import Server
+
 _MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
 _MATCH = re.compile(rf"\s*{_MATCHER}(\s*,\s*{_MATCHER})*\s*,?\s*", re.ASCII)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _TIMEOUT = "1m"
 _SECRET_BYTES_MAX = 1 << 16
+NO_URL = "is not a URL (in a password, / is written %2F, and @ %40)"
 _DETAILS = ("header", "token_file", "user", "password_file", "ca_file", "match", "timeout")
 """What is of use with --prometheus alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFlags:
-    """A server to ask. `url` is without user and password: they are in `headers`, as every way to say who asks is.
-
-    `tls` is None where the system's certificates are trusted. `match` are matchers as in PromQL, without braces.
-    """
-
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: ssl.SSLContext | None = None
-    timeout_seconds: float = 60.0
-    match: str = ""
 
 
 def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) -> None:
@@ -59,17 +50,18 @@ def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) 
     group.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
 
 
-def server_of(given: argparse.Namespace) -> ServerFlags:
+def server_of(given: argparse.Namespace) -> Server:
     """Read what was given, files included. Raises UsageError. --prometheus must be there."""
-    from gpumap.look.prometheus import address_of, credentials_of, headers_of
+    from gpumap.look.prometheus import Server
 
-    url = str(address_of(given.prometheus).with_user(None))
-    return ServerFlags(
+    address = _address(given.prometheus)
+    url = str(address.with_user(None))
+    in_url = None if address.user is None and address.password is None else (address.user or "", address.password or "")
+    return Server(
         url=url,
-        headers=_with_authorization(given, headers_of(given.header or ()), credentials_of(given.prometheus)),
+        headers=_with_authorization(given, _headers(given.header or ()), in_url),
         tls=_trusted(given.ca_file, url),
         timeout_seconds=seconds_of("--timeout", given.timeout or _TIMEOUT),
-        match=matchers_of("--match", given.match or ""),
     )
 
 
@@ -95,6 +87,42 @@ def seconds_of(flag: str, text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from error
+
+
+def without_password(url: str) -> str:
+    """As a URL may be shown, whatever it is: the user and the password, all before the last @, are for the server."""
+    return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
+
+
+def _address(url: str) -> URL:
+    """The URL below which /api/v1 is. Raises UsageError."""
+    from yarl import URL
+
+    shown = without_password(url)
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--prometheus {shown}: does not start with http:// or https://")
+    try:
+        given = URL(url)
+        known = bool(given.host) and given.port is not None
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"--prometheus {shown}: {NO_URL}")
+    path = re.sub(r"(/api/v1(/query)?)?/*$", "", given.path)
+    return given.with_path(path, keep_query=True)
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    """Read `Name: value`, each once. Raises UsageError, which does not repeat the value: it may be a secret."""
+    headers: dict[str, str] = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon or not _HEADER_NAME.fullmatch(name) or not value.strip() or not value.strip().isprintable():
+            raise UsageError('--header: is not of the form "Name: value"')
+        if name.lower() in map(str.lower, headers):
+            raise UsageError(f"--header: {name} is given twice")
+        headers[name] = value.strip()
+    return headers
 
 
 def _with_authorization(

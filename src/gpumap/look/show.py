@@ -1,10 +1,11 @@
 """Shows what was seen of nodes once or again and again: in a table's words, as JSON or YAML, in place on a terminal.
 
-Where documents come from stands in `gpumap.look.asking`. A watch outlives an agent's failures; a single look does not.
+A watch outlives an agent's failures; a single look does not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -13,19 +14,20 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import yaml
 
 from gpumap.document import Document
 from gpumap.errors import FatalError
-from gpumap.look.doctor import Facts, as_values, examine, works
+from gpumap.look.reports import Report
 from gpumap.look.seen import Seen, Sights
-from gpumap.look.tables import Shape, doctor_table
-from gpumap.look.tables.amounts import age
-from gpumap.look.tables.document import few, sources_up
-from gpumap.look.tables.narrowed import of_namespace
+from gpumap.look.tables import Shape
+from gpumap.look.tables.document import few
+from gpumap.look.tables.known import blind, is_blind
+from gpumap.look.words import age
+from gpumap.stopping import until_stopped
 from gpumap.terminal import PIPE, Screen, cells, printable, unsteering, wrapped
 
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -37,25 +39,25 @@ _MALFORMED = (KeyError, TypeError, AttributeError, ValueError, OverflowError, Re
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a command shows: its table, its values for scripts, how the user wants them, and what was asked.
+    """A report as its reader wants it. `head` says above a watch what was asked."""
 
-    `notes` are told on standard error beside a table that has no room for them; `names` are the pods, namespace and
-    name, that it is about.
-    """
-
-    table: Callable[[Seen, Shape], str]
-    values: Callable[[Seen, Shape], Document]
+    report: Report
     form: str
     shape: Shape
-    asked: str = ""
-    notes: Callable[[Seen], Sequence[str]] | None = None
-    names: Callable[[Seen, Shape], Sequence[tuple[str, str]]] | None = None
+    head: str
+    watch: bool
+    interval_seconds: float
 
 
-async def show(sights: Sights, view: View, *, watch: bool, interval_seconds: float) -> int:
-    """Print the first sight, or each of them. Gives 1 where no node's kubelet or NVML answered."""
+def run(sights: Sights, view: View) -> int:
+    """Show it, until that is done or a signal comes. Gives the exit code."""
+    return asyncio.run(until_stopped(_show(sights, view)))
+
+
+async def _show(sights: Sights, view: View) -> int:
+    """Print the first sight, or each of them. Gives 1 where a node is missing, or neither its kubelet nor NVML answers."""
     take_any_text()
-    painter = _Painter(view, interval_seconds) if watch else None
+    painter = _Painter(view) if view.watch else None
     try:
         async with contextlib.aclosing(sights):
             async for found in sights:
@@ -64,40 +66,15 @@ async def show(sights: Sights, view: View, *, watch: bool, interval_seconds: flo
                     continue
                 if isinstance(found, FatalError):
                     raise found
-                text, up = _read(found, view, screen_of_stdout())
-                beside = _beside(found, view)
+                found, text, beside = _read(found, view, screen_of_stdout())
                 print(end=text, flush=True)
                 _tell(beside)
-                _tell_old(found)
-                return 0 if up & {"kubelet", "nvml"} and not found.missing else 1
+                tell_old(found)
+                return 1 if found.missing or any(map(is_blind, found.documents)) else 0
     finally:
         if painter is not None:
             painter.leave()
     return 1
-
-
-async def show_doctor(
-    sights: Sights, look_around: Callable[[], Awaitable[Facts]] | None, *, form: str, shape: Shape
-) -> int:
-    """Print what works and what not, by a document and the facts around. Gives 1 where something required fails."""
-    take_any_text()
-    async with contextlib.aclosing(sights):
-        seen = await anext(sights)
-    if isinstance(seen, FatalError):
-        raise seen
-    (found,) = seen.documents
-    facts = await look_around() if look_around else None
-    try:
-        checks = examine(found, facts)
-        if form == "table":
-            text = doctor_table(checks, replace(shape, screen=screen_of_stdout()))
-        else:
-            text = json.dumps(as_values(found, checks), indent=2, ensure_ascii=False) + "\n"
-    except _MALFORMED as error:
-        raise _no_map() from error
-    print(end=text, flush=True)
-    _tell_old(seen)
-    return 0 if works(checks) else 1
 
 
 def screen_of_stdout() -> Screen:
@@ -119,9 +96,8 @@ def take_any_text() -> None:
 class _Painter:
     """Shows one document after the other: over the last one on a terminal, else below it."""
 
-    def __init__(self, view: View, interval_seconds: float) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
-        self._interval_seconds = interval_seconds
         self._in_place = sys.stdout.isatty() and not _is_dumb() and view.form in ("table", "wide")
         self._last = ""
         self._failed = ""
@@ -135,8 +111,7 @@ class _Painter:
         try:
             if isinstance(found, FatalError):
                 raise found
-            text, _ = _read(found, self._view, screen)
-            beside = _beside(found, self._view)
+            found, text, beside = _read(found, self._view, screen)
         except FatalError as error:
             self._say(printable(" ".join(str(error).split())), screen)
             return
@@ -147,7 +122,7 @@ class _Painter:
         if not self._in_place:
             _tell(one for one in self._beside if one not in said_before)
         if self._old and not was_old and not self._in_place:
-            _tell_old(found)
+            tell_old(found)
         if self._in_place:
             self._repaint(screen)
         else:
@@ -169,7 +144,7 @@ class _Painter:
             self._failed = failure
 
     def _repaint(self, screen: Screen) -> None:
-        head = f"{self._view.asked}   every {self._interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
+        head = f"{self._view.head}   every {self._view.interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
         size = shutil.get_terminal_size()
         columns = max(size.columns, 1)
         lines = [screen.paint(printable(head), "bold")]
@@ -221,13 +196,13 @@ def _often(found: Document) -> float:
 
 
 def _beside(seen: Seen, view: View) -> list[str]:
-    """What is told beside the table. Raises FatalError where a document is none."""
-    try:
-        if view.form not in ("table", "wide"):
-            return [printable(f"missing: {one}") for one in few(seen.missing, fleet=True)]
-        return [printable(one) for one in view.notes(seen)] if view.notes and view.form == "table" else []
-    except _MALFORMED as error:
-        raise _no_map() from error
+    """What is told beside the table."""
+    told: list[str] = []
+    if view.form not in ("table", "wide"):
+        told += [f"missing: {one}" for one in few(seen.missing, fleet=True)]
+    elif view.report.notes and view.form == "table":
+        told += view.report.notes(seen)
+    return [printable(one) for one in (*told, *blind(seen))]
 
 
 def _tell(sentences: Iterable[str]) -> None:
@@ -235,7 +210,8 @@ def _tell(sentences: Iterable[str]) -> None:
         print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
 
 
-def _tell_old(seen: Seen) -> None:
+def tell_old(seen: Seen) -> None:
+    """Say beside what is shown that it is old, where it is."""
     if old := collected_long_ago(seen, time.time()):
         print(f"gpumap: {old}", file=sys.stderr, flush=True)
 
@@ -244,24 +220,53 @@ def _is_dumb() -> bool:
     return os.environ.get("TERM", "") in ("", "dumb")
 
 
-def _read(seen: Seen, view: View, screen: Screen) -> tuple[str, set[str]]:
-    """The text to show, and which sources are up on any node. Raises FatalError where a document is none."""
+def _read(seen: Seen, view: View, screen: Screen) -> tuple[Seen, str, list[str]]:
+    """What can be shown of it, the text to show, and what is told beside it. Raises FatalError where nothing can."""
+    shape = replace(view.shape, screen=screen)
     try:
-        shape = replace(view.shape, screen=screen)
-        return _text(of_namespace(seen, shape.namespace), view, shape), set().union(*map(sources_up, seen.documents))
+        return seen, _text(seen, view, shape), _beside(seen, view)
+    except _MALFORMED:
+        seen = _without_nonsense(seen, view)
+    with reading():
+        return seen, _text(seen, view, shape), _beside(seen, view)
+
+
+def _without_nonsense(seen: Seen, view: View) -> Seen:
+    """A cluster's documents that can be shown; what an agent answered that is none is missing. One agent must not hide
+    all others."""
+    sound, missing = [], list(seen.missing)
+    for document in seen.documents if seen.fleet else ():
+        alone = Seen((document,), fleet=True)
+        try:
+            _text(alone, view, view.shape), _beside(alone, view)
+            sound.append(document)
+        except _MALFORMED:
+            missing.append(f"node {_name_in(document)}: what its agent answered is no map of gpumap's")
+    return Seen(tuple(sound), tuple(missing), fleet=True) if sound else seen
+
+
+def _name_in(document: Document) -> str:
+    try:
+        return str(document["node"]["name"])
+    except _MALFORMED:
+        return "?"
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Raises FatalError where what is read in the block turns out to be no document."""
+    try:
+        yield
     except _MALFORMED as error:
-        raise _no_map() from error
-
-
-def _no_map() -> FatalError:
-    return FatalError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)")
+        raise FatalError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)") from error
 
 
 def _text(seen: Seen, view: View, shape: Shape) -> str:
+    report = view.report
     if view.form == "json":
-        return unsteering(json.dumps(view.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
+        return unsteering(json.dumps(report.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
-        return yaml.safe_dump(view.values(seen, shape), sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(report.values(seen, shape), sort_keys=False, allow_unicode=True)
     if view.form == "name":
-        return "".join(f"pod/{printable(name)}\n" for _, name in (view.names(seen, shape) if view.names else ()))
-    return view.table(seen, shape)
+        return "".join(f"pod/{printable(name)}\n" for _, name in (report.names(seen, shape) if report.names else ()))
+    return report.table(seen, shape)

@@ -18,4 +18,8 @@ def why_silent(error: Exception) -> str:
         return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
     if isinstance(error, aiohttp.ClientResponseError):
         return "it does not speak HTTP; is it https://?"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "its answer broke off"
+    if isinstance(error, ConnectionError):
+        return "it closed the connection; is it https://?"
     return str(error) or type(error).__name__

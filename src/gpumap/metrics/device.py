@@ -54,6 +54,17 @@ def _last_success(snapshot: Snapshot) -> Iterator[Series]:
             yield Series((gpu.uuid,), gpu.last_success)
 
 
+def _without_device(snapshot: Snapshot) -> Iterator[Series]:
+    """GPUs that no gpumap_device_info is about, so that none is missed where a node's are counted."""
+    with_device = {leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu is not None}
+    for gpu in snapshot.gpus:
+        if gpu.uuid not in with_device:
+            place = (str(gpu.index), _text(gpu.minor), gpu.pci_bus_id, gpu.model)
+            yield Series((gpu.uuid, *place, gpu.fault or ""), 1)
+    for nameless in snapshot.nameless_gpus:
+        yield Series(("", str(nameless.index), "", "", "", nameless.fault), 1)
+
+
 def _driver_info(snapshot: Snapshot) -> Iterator[Series]:
     if snapshot.driver is not None:
         yield Series((snapshot.driver.driver_version, snapshot.driver.cuda_version, snapshot.driver.nvml_version), 1)
@@ -102,6 +113,13 @@ DEVICE = (
         "Why the GPU did not answer.",
         ("uuid", "reason"),
         lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.gpus if gpu.fault is not None],
+    ),
+    Family(
+        "gpumap_gpu_without_device_info",
+        "gauge",
+        "A GPU without a device: partitioned, with no MIG device; or one that has not told its uuid, and why.",
+        ("uuid", "index", "minor", "pci_bus_id", "model", "reason"),
+        _without_device,
     ),
     Family(
         "gpumap_gpu_last_success_timestamp_seconds",

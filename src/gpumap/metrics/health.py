@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from gpumap.families import Family, Series
+from gpumap.families import Family, Series, whether
 from gpumap.metrics.allocation import CONTAINER_LABELS
 from gpumap.metrics.measured import measured, measured_by
-from gpumap.model import GpuReading
 from gpumap.snapshot import Snapshot
-
-
-def _whether(value: Callable[[GpuReading], bool | None]) -> Callable[[GpuReading], int | None]:
-    return lambda reading: None if (found := value(reading)) is None else int(found)
 
 
 def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
@@ -74,12 +69,12 @@ MEMORY_ERRORS = (
     measured(
         "gpumap_gpu_row_remap_pending",
         "Whether rows wait for the GPU's next reset to be replaced.",
-        _whether(lambda reading: reading.row_remap_pending),
+        lambda reading: whether(reading.row_remap_pending),
     ),
     measured(
         "gpumap_gpu_row_remap_failure",
         "Whether a row could not be replaced: no spare one was left.",
-        _whether(lambda reading: reading.row_remap_failure),
+        lambda reading: whether(reading.row_remap_failure),
     ),
     measured_by(
         "type",

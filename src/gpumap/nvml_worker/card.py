@@ -1,18 +1,37 @@
-"""What a card is made for, and what does not change while its handle is good: asked once, kept with the handle."""
+"""The group `card`: what a card is made for and set to, its totals of errors. Only dialects show it.
+
+What does not change while the handle is good is asked once, and kept with it. All of it is asked of the card, also
+where it is partitioned.
+"""
 
 from ctypes import byref, c_uint
 from typing import NamedTuple
 
+from gpumap.nvml_worker import field_values as fi
 from gpumap.nvml_worker.asking import Asking
+from gpumap.nvml_worker.field_values import Values, flag, whole
 from gpumap.nvml_worker.library import Handle, Library
+from gpumap.readings import COMPUTE_MODES, Card
 
 CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
 """nvml.h, nvmlClockType_t."""
 _CLOCKS_ON = tuple((domain, number, f"max clock {domain}") for domain, number in CLOCKS)
+_ECC_TOTALS = (
+    ("corrected", "volatile", fi.CORRECTED_VOLATILE),
+    ("uncorrected", "volatile", fi.UNCORRECTED_VOLATILE),
+    ("corrected", "aggregate", fi.CORRECTED_AGGREGATE),
+    ("uncorrected", "aggregate", fi.UNCORRECTED_AGGREGATE),
+)
+CARD_FIELDS = (*(field for _, _, field in _ECC_TOTALS), fi.RETIRED_PENDING, fi.PCIE_REPLAYS)
+NO_CARD = Card()
 
 
-class Card(NamedTuple):
-    """The fields of a `GpuReading` of these names; of the power limits those that nobody sets."""
+def word_of(words: tuple[str, ...], number: int) -> str:
+    return words[number] if 0 <= number < len(words) else f"code_{number}"
+
+
+class _Made(NamedTuple):
+    """What stays; of the power limits those that nobody sets."""
 
     vbios_version: str
     compute_capability: str
@@ -27,22 +46,39 @@ class CardOfGpu:
         self._library = library
         self._asking = asking
         self._gpu = gpu
-        self._card: Card | None = None
+        self._made: _Made | None = None
         self._forgotten = asking.forgotten
 
-    def read(self) -> Card:
-        """Kept once every part has been told, or is not supported. Raises `RefusedError` where the GPU is gone."""
-        if self._card is not None and self._forgotten == self._asking.forgotten:
-            return self._card
+    def read(self, said: Values) -> Card:
+        """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
+        made = self._read_made()
+        mode = self._asking.ask(self._compute_mode)
+        requested = self._asking.ask(self._requested_power_limit)
+        set_to = () if requested is None else (("requested", requested),)
+        return Card(
+            ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
+            retired_pages_pending=flag(said.get(fi.RETIRED_PENDING)),
+            compute_mode=None if mode is None else word_of(COMPUTE_MODES, mode),
+            power_limits_watts=set_to + made.power_limits_watts,
+            max_clocks_hertz=made.max_clocks_hertz,
+            vbios_version=made.vbios_version,
+            compute_capability=made.compute_capability,
+            pcie_replays=whole(said.get(fi.PCIE_REPLAYS)),
+        )
+
+    def _read_made(self) -> _Made:
+        """Kept once every part has been told, or is not supported."""
+        if self._made is not None and self._forgotten == self._asking.forgotten:
+            return self._made
         self._forgotten, before = self._asking.forgotten, self._asking.refusals
-        card = Card(
+        made = _Made(
             self._asking.ask(self._library.vbios_version, self._gpu) or "",
             self._asking.ask(self._library.compute_capability, self._gpu) or "",
             self._max_clocks(),
             self._power_limits(),
         )
-        self._card = card if self._asking.refusals == before else None
-        return card
+        self._made = made if self._asking.refusals == before else None
+        return made
 
     def _max_clocks(self) -> tuple[tuple[str, float], ...]:
         told = [(name, self._asking.ask(self._max_clock, number, on=on)) for name, number, on in _CLOCKS_ON]
@@ -55,6 +91,12 @@ class CardOfGpu:
         return limits if span is None else (*limits, ("min", span[0]), ("max", span[1]))
 
     # --- single questions, each of which raises `RefusedError` ---
+
+    def _compute_mode(self) -> int:
+        return self._library.ask_number("nvmlDeviceGetComputeMode", self._gpu)
+
+    def _requested_power_limit(self) -> float:
+        return self._library.ask_number("nvmlDeviceGetPowerManagementLimit", self._gpu) / 1000
 
     def _max_clock(self, domain: int) -> float:
         megahertz = c_uint()

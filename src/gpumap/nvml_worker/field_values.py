@@ -36,6 +36,14 @@ _NARROW_TYPES = frozenset(VALUE_FIELDS.index(name) for name in ("uiVal", "siVal"
 _TRAFFIC = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_TRANSMIT, NVLINK_RECEIVE})
 
 
+def flag(number: float | None) -> bool | None:
+    return None if number is None else bool(number)
+
+
+def whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
 class FieldValues:
     """Those of one GPU. What it does not support is left out of the next call, until `Asking.forget`."""
 

@@ -7,36 +7,35 @@ from ctypes import byref, c_uint, c_ulonglong
 
 from gpumap.nvml_worker import field_values as fi
 from gpumap.nvml_worker.asking import Asking
-from gpumap.nvml_worker.card import CLOCKS, CardOfGpu
-from gpumap.nvml_worker.field_values import Values
+from gpumap.nvml_worker.card import CARD_FIELDS, CLOCKS, word_of
+from gpumap.nvml_worker.field_values import Values, flag, whole
 from gpumap.nvml_worker.library import Handle, Library
-from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, COMPUTE_MODES, RECOVERY_ACTIONS, Health, Links
+from gpumap.readings import (
+    CARD,
+    CLOCK_EVENT_TIMES,
+    CLOCK_EVENTS,
+    ECC_LOCATIONS,
+    ECC_TYPES,
+    RECOVERY_ACTIONS,
+    Health,
+    Links,
+)
 
 _EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
 """Reasons and their bits."""
 CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, (74, 75, 76, 77, 78, 79, 80, 81, 269, 270, 271), strict=True))
 """Reasons and the field values of their times, in nanoseconds."""
-ECC_TYPES = ("corrected", "uncorrected")
-ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram")
-"""By nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
 _REMAPPED = (("correctable", fi.REMAPPED_CORRECTABLE), ("uncorrectable", fi.REMAPPED_UNCORRECTABLE))
-_ECC_TOTALS = (
-    ("corrected", "volatile", fi.CORRECTED_VOLATILE),
-    ("uncorrected", "volatile", fi.UNCORRECTED_VOLATILE),
-    ("corrected", "aggregate", fi.CORRECTED_AGGREGATE),
-    ("uncorrected", "aggregate", fi.UNCORRECTED_AGGREGATE),
-)
 _RETIRED = (("single_bit_ecc", fi.RETIRED_SINGLE_BIT), ("double_bit_ecc", fi.RETIRED_DOUBLE_BIT))
 _FIELDS: dict[str, tuple[int, ...]] = {
     "health": (
         *(field for _, field in (*CLOCK_EVENT_FIELDS, *_REMAPPED, *_RETIRED)),
-        *(field for _, _, field in _ECC_TOTALS),
         fi.REMAP_PENDING,
         fi.REMAP_FAILURE,
-        fi.RETIRED_PENDING,
         fi.RECOVERY_ACTION,
     ),
-    "links": (fi.PCIE_TRANSMIT, fi.PCIE_RECEIVE, fi.NVLINK_TRANSMIT, fi.NVLINK_RECEIVE, fi.PCIE_REPLAYS),
+    "links": (fi.PCIE_TRANSMIT, fi.PCIE_RECEIVE, fi.NVLINK_TRANSMIT, fi.NVLINK_RECEIVE),
+    CARD: CARD_FIELDS,
 }
 _AGGREGATE = 1  # nvml.h, NVML_AGGREGATE_ECC: unlike the volatile counts they outlive the driver's next load
 _UNKNOWN_STATE = 32  # nvml.h, NVML_PSTATE_UNKNOWN
@@ -56,21 +55,16 @@ def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def recovery_word(action: float) -> str:
-    return _word(RECOVERY_ACTIONS, int(action))
-
-
-def _word(words: tuple[str, ...], number: int) -> str:
-    return words[number] if 0 <= number < len(words) else f"code_{number}"
+    return word_of(RECOVERY_ACTIONS, int(action))
 
 
 def read_links(said: Values) -> Links:
     transmit, receive = said.get(fi.NVLINK_TRANSMIT), said.get(fi.NVLINK_RECEIVE)
     return Links(
-        _whole(said.get(fi.PCIE_TRANSMIT)),
-        _whole(said.get(fi.PCIE_RECEIVE)),
+        whole(said.get(fi.PCIE_TRANSMIT)),
+        whole(said.get(fi.PCIE_RECEIVE)),
         None if transmit is None else int(transmit) << 10,
         None if receive is None else int(receive) << 10,
-        _whole(said.get(fi.PCIE_REPLAYS)),
     )
 
 
@@ -81,7 +75,6 @@ class HealthOfGpu:
         self._questions = _Questions(library)
         self._asking = asking
         self._gpu = gpu
-        self._card = CardOfGpu(library, asking, gpu)
         self._known_events: tuple[tuple[str, int], ...] | None = None
         self._events: dict[int, tuple[tuple[str, bool], ...]] = {}
         self._fans: tuple[tuple[int, str], ...] | None = None
@@ -91,7 +84,6 @@ class HealthOfGpu:
     def read(self, said: Values) -> Health:
         """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
         action = said.get(fi.RECOVERY_ACTION)
-        card = self._card.read()
         return Health(
             clocks_hertz=self._read_clocks(),
             clock_events=self._read_clock_events(),
@@ -102,26 +94,11 @@ class HealthOfGpu:
             fan_ratios=self._read_fans(),
             ecc_errors=self._read_ecc_errors(),
             remapped_rows=tuple([(word, int(said[field])) for word, field in _REMAPPED if field in said]),
-            row_remap_pending=_flag(said.get(fi.REMAP_PENDING)),
-            row_remap_failure=_flag(said.get(fi.REMAP_FAILURE)),
+            row_remap_pending=flag(said.get(fi.REMAP_PENDING)),
+            row_remap_failure=flag(said.get(fi.REMAP_FAILURE)),
             retired_pages=tuple([(word, int(said[field])) for word, field in _RETIRED if field in said]),
             recovery_action=None if action is None else recovery_word(action),
-            ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
-            retired_pages_pending=_flag(said.get(fi.RETIRED_PENDING)),
-            compute_mode=self._read_compute_mode(),
-            power_limits_watts=self._read_requested_limit() + card.power_limits_watts,
-            max_clocks_hertz=card.max_clocks_hertz,
-            vbios_version=card.vbios_version,
-            compute_capability=card.compute_capability,
         )
-
-    def _read_compute_mode(self) -> str | None:
-        mode = self._asking.ask(self._questions.compute_mode, self._gpu)
-        return None if mode is None else _word(COMPUTE_MODES, mode)
-
-    def _read_requested_limit(self) -> tuple[tuple[str, float], ...]:
-        watts = self._asking.ask(self._questions.requested_power_limit_watts, self._gpu)
-        return () if watts is None else (("requested", watts),)
 
     def _read_clocks(self) -> tuple[tuple[str, float], ...]:
         told: list[tuple[str, float]] = []
@@ -210,12 +187,6 @@ class _Questions:
     def performance_state(self, gpu: Handle) -> int:
         return self._library.ask_number("nvmlDeviceGetPerformanceState", gpu)
 
-    def compute_mode(self, gpu: Handle) -> int:
-        return self._library.ask_number("nvmlDeviceGetComputeMode", gpu)
-
-    def requested_power_limit_watts(self, gpu: Handle) -> float:
-        return self._library.ask_number("nvmlDeviceGetPowerManagementLimit", gpu) / 1000
-
     def fans(self, gpu: Handle) -> int:
         return self._library.ask_number("nvmlDeviceGetNumFans", gpu)
 
@@ -240,11 +211,3 @@ class _Questions:
 
 def _events_of(now: int, known: tuple[tuple[str, int], ...]) -> tuple[tuple[str, bool], ...]:
     return tuple([(word, bool(now & bit)) for word, bit in known])
-
-
-def _flag(number: float | None) -> bool | None:
-    return None if number is None else bool(number)
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gpumap.nvml_worker.activity import WHOLE_GPU, Activities
 from gpumap.nvml_worker.asking import Asking
+from gpumap.nvml_worker.card import NO_CARD, CardOfGpu
 from gpumap.nvml_worker.codes import RESET_REQUIRED, fault
 from gpumap.nvml_worker.field_values import MEMORY_TEMPERATURE, RECOVERY_ACTION, FieldValues, ask_field
 from gpumap.nvml_worker.health import NO_HEALTH, NO_LINKS, HealthOfGpu, fields_of, read_links, recovery_word
@@ -14,7 +15,7 @@ from gpumap.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.nvml_worker.lists import Lists
 from gpumap.nvml_worker.mig import MigDevices
 from gpumap.nvml_worker.processes import ProcessesOfGpu, Sampler
-from gpumap.readings import DeviceMemory, GpuReading, Uuid
+from gpumap.readings import CARD, DeviceMemory, GpuReading, Uuid
 
 
 class Epoch(NamedTuple):
@@ -42,6 +43,7 @@ class _Device:
         self.mig_devices = MigDevices(library, asking, self.lists, handle)
         self.field_values = FieldValues(library, asking, handle)
         self.health = HealthOfGpu(library, asking, handle)
+        self.card = CardOfGpu(library, asking, handle)
         self.activities = Activities(library, asking, handle)
         self.identity: Identity | None = None
 
@@ -207,6 +209,7 @@ class GpuReader:
         gpu = self._asking.ask_newest((library.temperature, library.temperature_v1), handle)
         health = device.health.read(said) if "health" in self._groups else NO_HEALTH
         links = read_links(said) if "links" in self._groups else NO_LINKS
+        card = device.card.read(said) if CARD in self._groups else NO_CARD
         return {
             "temperatures_celsius": _temperatures(gpu, said.get(MEMORY_TEMPERATURE)),
             "power_watts": ask(library.power_watts, handle),
@@ -214,6 +217,7 @@ class GpuReader:
             "energy_joules": ask(library.energy_joules, handle),
             **health._asdict(),
             **links._asdict(),
+            **card._asdict(),
         }
 
 

@@ -10,10 +10,10 @@
 
 A read is answered by one error, or by the driver and then each GPU as soon as it is ready, except those in `skip` and
 those still `busy` with an earlier read. GPUs in `last` are read after the others, one by one. Unknown keys are ignored.
-`groups` are those groups of families whose calls are made besides the basic ones. An XID event is told as it comes,
-equal ones of a moment together. Before each driver's line stands what is listened to, every event of that time told
-before; so it does when listening to a GPU begins or ends. Both are of no read; their times are of the monotonic clock,
-which all processes of a machine share.
+`groups` are those groups of families whose calls are made besides the basic ones, and `card`. An XID event is told as
+it comes, equal ones of a moment together. Before each driver's line stands what is listened to, every event of that
+time told before; so it does when listening to a GPU begins or ends. Both are of no read; their times are of the
+monotonic clock, which all processes of a machine share.
 """
 
 import json

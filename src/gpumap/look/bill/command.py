@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap.command_line import Parser, add_command, one_of
 from gpumap.errors import FatalError, UsageError
+from gpumap.look.output_flags import add_form, add_no_headers
 from gpumap.look.server_flags import add_server_flags, matchers_of, server_of
 
 if TYPE_CHECKING:
@@ -87,11 +88,8 @@ def add_bill(commands: Commands) -> None:
     what.add_argument("--label", metavar="NAME", help="with --by label: the pods' label, such as team")
     what.add_argument("--price-per-gpu-hour", metavar="X", help="adds the cost of what was held, in X's currency")
     output = bill.add_argument_group("output")
-    help_ = f"form: {', '.join(_FORMS)} (default: {_FORMS[0]})"
-    output.add_argument(
-        "-o", "--output", metavar="FORM", type=one_of(*_FORMS), choices=_FORMS, default=_FORMS[0], help=help_
-    )
-    output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
+    add_form(output, _FORMS)
+    add_no_headers(output)
     where = bill.add_argument_group("where from")
     add_server_flags(where, required=True)
     where.add_argument(
@@ -117,7 +115,7 @@ def _bill(given: argparse.Namespace) -> int:
     async def make() -> int:
         from gpumap.look.prometheus import connect
 
-        async with connect(asked.url, asked.headers, asked.timeout_seconds, asked.tls) as server:
+        async with connect(asked) as server:
             waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
             try:
                 made.append(await _made(server, request))

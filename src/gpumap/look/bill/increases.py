@@ -7,10 +7,9 @@ add up to what the whole would have been.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
@@ -35,7 +34,7 @@ from gpumap.look.bill.counting import (
 from gpumap.look.bill.holes import Hole, holes, joined
 from gpumap.look.bill.reckoning import Gain, Told, UnsteadyError, added, gains, overcharged, refined
 from gpumap.look.bill.window import Window
-from gpumap.look.prometheus import Prometheus, Row, TooMuchError
+from gpumap.look.prometheus import Prometheus, Row, TooMuchError, together
 
 T = TypeVar("T")
 COUNTERS = (*OF_CONTAINERS, *OF_GPUS)
@@ -113,7 +112,7 @@ async def _told_all(server: Prometheus, asked: Asked, window: Window, steps: int
     Two series of one counter, before a restart and after, are one in a long step: where there was one, its short ones
     are asked for, and those of the next long step, which begins with what the short ones end with.
     """
-    told = await _together([_told(server, counter, asked, window, steps) for counter in COUNTERS])
+    told = await together([_told(server, counter, asked, window, steps) for counter in COUNTERS])
     end = (window.end - window.start) // window.step_seconds
     looked_into: dict[int, set[str]] = {}
     for one in told if steps > 1 else ():
@@ -123,7 +122,7 @@ async def _told_all(server: Prometheus, asked: Asked, window: Window, steps: int
     refinements = [
         _refined(server, asked, window, steps, looked_into, one, to) for one, to in zip(COUNTERS, told, strict=True)
     ]
-    return dict(zip(COUNTERS, await _together(refinements), strict=True))
+    return dict(zip(COUNTERS, await together(refinements), strict=True))
 
 
 def _unsteady(told: Told) -> Iterator[tuple[Key, Event]]:
@@ -209,17 +208,6 @@ async def _inside(
                 if key[-1] in uuids:
                     found.setdefault(key, {}).setdefault(number, []).append(event)
     return found
-
-
-async def _together(questions: Sequence[Awaitable[T]]) -> list[T]:
-    """All of them; where one fails, the others are let go."""
-    tasks = [asyncio.ensure_future(one) for one in questions]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _told(server: Prometheus, counter: Counter, asked: Asked, window: Window, steps: int) -> Told:

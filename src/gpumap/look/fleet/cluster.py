@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gpumap.look.fleet import families
@@ -31,6 +31,12 @@ class OfTarget(NamedTuple):
     """GPUs that do not answer."""
     uuids: list[str]
     """Devices."""
+    deviceless: list[Labels]
+    """GPUs without a device: uuid, index, minor, PCI bus id, model, and why it does not answer."""
+    driver: list[Labels]
+    """Versions of the driver, CUDA and NVML; none, where the group `device` is not served or NVML never answered."""
+    pods: list[Labels]
+    """Namespace, name and UID of those that hold or use a device."""
 
 
 class Cluster(NamedTuple):
@@ -43,6 +49,8 @@ class Cluster(NamedTuple):
     offers: dict[str, Slots]
     owners: dict[str, list[tuple[str, Value | None, Value | None]]]
     """By uuid: owner, bytes, processes."""
+    held: dict[str, int]
+    """How many containers hold each device of which that is known."""
     faults: dict[str, str]
     targets: dict[Key, OfTarget]
 
@@ -53,7 +61,7 @@ class Cluster(NamedTuple):
 
 def sort_out(told: Mapping[str, Told]) -> Cluster:
     """Sort what was told, by the names of families."""
-    cluster = Cluster(told, {}, {}, {}, {}, {}, {}, {})
+    cluster = Cluster(told, {}, {}, {}, {}, {}, {}, {}, {})
     places: dict[str, set[Key]] = {}
     for row in sorted(cluster.of(families.DEVICE_INFO)):
         cluster.infos.setdefault(row[0], row[:_INFO_WIDTH])
@@ -62,6 +70,8 @@ def sort_out(told: Mapping[str, Told]) -> Cluster:
     for _, gpu_uuid, *of_gpu, _, _, _ in list(cluster.infos.values()):
         # A partitioned GPU that was given out whole is a device of which nothing is told but by its instances.
         cluster.infos.setdefault(gpu_uuid, (gpu_uuid, gpu_uuid, *of_gpu, "", "", ""))
+    for uuid, *of_gpu, _ in (row[: len(families.DEVICELESS.by)] for row in sorted(cluster.of(families.DEVICELESS))):
+        cluster.infos.setdefault(uuid, (uuid, uuid, *of_gpu, "", "", ""))
     for namespace, pod, container, uuid in sorted(cluster.of(families.PROCESSES)):
         cluster.users.setdefault(uuid, []).append((namespace, pod, container))
     _sort_owners(cluster)
@@ -84,7 +94,7 @@ def devices_of(cluster: Cluster, node: Node) -> list[str]:
 def newest(cluster: Cluster, node: Node) -> OfTarget:
     """What the node's gpumap says of it: the one that collected last, where there are several for a while."""
     found = (cluster.targets[key] for key in node.keys if key in cluster.targets)
-    return next(found, None) or OfTarget({}, {}, {}, {}, [], [])
+    return next(found, None) or _silent()
 
 
 def knowers(cluster: Cluster) -> dict[str, list[Key]]:
@@ -96,20 +106,27 @@ def knowers(cluster: Cluster) -> dict[str, list[Key]]:
     return found
 
 
-def told_twice(cluster: Cluster, nodes: Iterable[Node]) -> dict[str, list[str]]:
-    """Devices that more than one node has, which cannot be: what is told of them is of one or the other."""
-    found: dict[str, list[str]] = {}
-    for node in nodes:
-        for uuid in devices_of(cluster, node):
-            found.setdefault(uuid, []).append(node.shown)
-    return {uuid: names for uuid, names in found.items() if len(names) > 1}
+def cards(cluster: Cluster) -> dict[Key, dict[str, str]]:
+    """The GPUs that each target knows, by their index."""
+    found: dict[Key, dict[str, str]] = {}
+    for row in cluster.of(families.DEVICE_INFO):
+        found.setdefault(row[_INFO_WIDTH:], {})[row[2]] = row[1]
+    return found
+
+
+def placeless(cluster: Cluster) -> list[str]:
+    """Devices that containers hold or use, and of which no target tells that it has them."""
+    placed = {uuid for target in cluster.targets.values() for uuid in target.uuids}
+    return sorted((cluster.holders.keys() | cluster.users.keys()) - placed)
 
 
 def _sort_slots(cluster: Cluster, places: dict[str, set[Key]]) -> None:
     """Who holds what, and what is offered. A device that NVML does not tell of stands where its holder is."""
-    for (namespace, pod, container, uuid, resource), key, slots in _by_target(cluster, families.SLOTS):
+    for (namespace, pod, container, uuid, resource), slots in sorted(cluster.of(families.SLOTS).items()):
         held = cluster.holders.setdefault(uuid, {}).setdefault((namespace, pod, container), {})
         held[resource] = max(held.get(resource, 0), int(slots))
+    for (uuid,), key, count in _by_target(cluster, families.HOLDER_COUNT):
+        cluster.held[uuid] = max(cluster.held.get(uuid, 0), int(count))
         if uuid not in cluster.infos:
             places.setdefault(uuid, set()).add(key)
     for (uuid, resource), key, slots in _by_target(cluster, families.ALLOCATABLE):
@@ -142,12 +159,22 @@ def _sort_targets(cluster: Cluster) -> None:
         _of_target(cluster, key).unmatched[labels] = int(slots)
     for (uuid,), key, _ in _by_target(cluster, families.GPU_DOWN):
         _of_target(cluster, key).down.append(uuid)
+    for labels, key, _ in _by_target(cluster, families.DEVICELESS):
+        _of_target(cluster, key).deviceless.append(labels)
+    for labels, key, _ in _by_target(cluster, families.DRIVER_INFO):
+        _of_target(cluster, key).driver.append(labels)
+    for labels, key, _ in _by_target(cluster, families.POD_INFO):
+        _of_target(cluster, key).pods.append(labels)
 
 
 def _of_target(cluster: Cluster, key: Key) -> OfTarget:
     if key not in cluster.targets:
-        cluster.targets[key] = OfTarget({}, {}, {}, {}, [], [])
+        cluster.targets[key] = _silent()
     return cluster.targets[key]
+
+
+def _silent() -> OfTarget:
+    return OfTarget({}, {}, {}, {}, [], [], [], [], [])
 
 
 def _by_target(cluster: Cluster, family: Family) -> Iterator[tuple[Labels, Key, Value]]:

@@ -11,8 +11,9 @@ from gpumap import remedies
 from gpumap.document import OF_GPUS, VERSION, Document
 from gpumap.look.fleet import families
 from gpumap.look.fleet.cluster import Cluster, Container, OfTarget, devices_of, newest
-from gpumap.look.fleet.gpus import gpu_document, memory_document
+from gpumap.look.fleet.gpus import gpu_document, memory_document, remedy_of
 from gpumap.look.fleet.targets import Key, Node, Target
+from gpumap.look.fleet.users import users_by_owner
 
 _SOURCES = ("kubelet", "nvml", "procfs", "pod_identity")
 _NO_INFO = ("",) * (len(families.DEVICE_INFO.by) - 1)
@@ -23,6 +24,9 @@ def document_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> 
     target = targets[node.keys[0]]
     said = newest(cluster, node)
     devices = sorted((_device(uuid, cluster) for uuid in devices_of(cluster, node)), key=_place)
+    gpus = sorted(_gpus(devices, said, cluster), key=lambda gpu: (gpu["index"], gpu["uuid"]))
+    measured = any(gpu["up"] for gpu in gpus)
+    unmatched = list(_unmatched(said))
     return {
         "version": VERSION,
         "timestamp": target.collected_at,
@@ -30,12 +34,12 @@ def document_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> 
         "collect": None,
         "stale": None,
         "node": {"name": node.shown, "internal_ip": node.internal_ip},
-        "driver": None,
-        "gpus": sorted(_gpus(devices, cluster), key=lambda gpu: (gpu["index"], gpu["uuid"])),
-        "nameless_gpus": [],
+        "driver": _driver(said),
+        "gpus": gpus,
+        "nameless_gpus": [_nameless(int(index), reason) for uuid, index, *_, reason in said.deviceless if not uuid],
         "devices": devices,
-        "unmatched": list(_unmatched(said)),
-        "pods": _pods(devices),
+        "unmatched": unmatched,
+        "pods": _pods(devices, unmatched, said),
         "accounts": [],
         "container_xids": [],
         "device_health": None,
@@ -45,7 +49,7 @@ def document_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> 
         "remedies": {
             name: remedies.CAPABILITIES[name]
             for name, present in said.capabilities.items()
-            if not present and name in remedies.CAPABILITIES and name not in OF_GPUS
+            if not present and name in remedies.CAPABILITIES and (measured or name not in OF_GPUS)
         },
     }
 
@@ -53,7 +57,9 @@ def document_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> 
 def faults_of_nameless(node: Node, cluster: Cluster) -> Iterator[str]:
     """GPUs that do not answer, and have no device of which anything is told: a sentence each."""
     known = {cluster.infos[uuid][1] for uuid in devices_of(cluster, node) if uuid in cluster.infos}
-    for uuid in newest(cluster, node).down:
+    said = newest(cluster, node)
+    known |= {uuid for uuid, *_ in said.deviceless}
+    for uuid in said.down:
         if uuid not in known:
             yield f"node {node.shown}: GPU {uuid} is down: {cluster.faults.get(uuid, 'unknown')}"
 
@@ -80,6 +86,7 @@ def _device(uuid: str, cluster: Cluster) -> Document:
             cluster.of(families.MEMORY_TOTAL).get(key),
             cluster.of(families.MEMORY_USED).get(key),
             cluster.of(families.MEMORY_RESERVED).get(key),
+            asked=families.MEMORY_USED.name in cluster.told,
         ),
         "activity": None,
         "allocatable": _slots(cluster.offers.get(uuid, {})),
@@ -88,8 +95,9 @@ def _device(uuid: str, cluster: Cluster) -> Document:
             for owner, memory_bytes, processes in cluster.owners.get(uuid, ())
         ],
         "holders": [_holder(name, uuid, cluster) for name in sorted(holders)],
+        "holders_known": uuid in cluster.held,
         "users": [
-            _user(name, uuid, cluster, holds=name in holders or name in whole) for name in cluster.users.get(uuid, ())
+            _user(name, uuid, cluster, owner) for name, owner in users_by_owner(uuid, {*holders, *whole}, cluster)
         ],
         "processes": [],
     }
@@ -105,18 +113,17 @@ def _holder(name: Container, uuid: str, cluster: Cluster) -> Document:
     }
 
 
-def _user(name: Container, uuid: str, cluster: Cluster, *, holds: bool) -> Document:
+def _user(name: Container, uuid: str, cluster: Cluster, owner: str) -> Document:
     key = (*name, uuid)
-    unassigned = key in cluster.of(families.UNASSIGNED)
     return {
         **_names(name),
-        "owner": "assigned" if holds else "unassigned" if unassigned else "unknown",
+        "owner": owner,
         "memory_bytes": cluster.of(families.USED).get(key),
         "memory_peak_bytes": cluster.of(families.PEAK).get(key),
         "processes": cluster.of(families.PROCESSES)[key],
         "sm_ratio": cluster.of(families.SM).get(key),
         "memory_controller_busy_ratio": None,
-        "unassigned": unassigned,
+        "unassigned": key in cluster.of(families.UNASSIGNED),
         "last_active": cluster.of(families.LAST_ACTIVE).get(key),
     }
 
@@ -143,35 +150,47 @@ def _number(text: str) -> int | None:
 # --- GPUs, and the node as a whole ------------------------------------------------------------------------------------
 
 
-def _gpus(devices: Iterable[Document], cluster: Cluster) -> Iterator[Document]:
-    """The physical GPUs that these devices are on."""
+def _gpus(devices: Iterable[Document], said: OfTarget, cluster: Cluster) -> Iterator[Document]:
+    """The physical GPUs that these devices are on, and those that have none."""
     leaves: dict[str, list[Document]] = {}
     for device in devices:
         if device["gpu_uuid"] is not None and device["index"] is not None:
             leaves.setdefault(device["gpu_uuid"], []).append(device)
+    for uuid, *_ in said.deviceless:
+        if uuid:
+            leaves.setdefault(uuid, [])
     for uuid, of_gpu in leaves.items():
-        info = cluster.infos[of_gpu[0]["uuid"]]
+        info = cluster.infos[of_gpu[0]["uuid"] if of_gpu else uuid]
         total = cluster.of(families.GPU_MEMORY_TOTAL).get((uuid,))
         used = cluster.of(families.GPU_MEMORY_USED).get((uuid,))
         own = next((device["memory"] for device in of_gpu if device["uuid"] == uuid), None)
         yield gpu_document(
             uuid=uuid,
-            index=of_gpu[0]["index"],
+            index=int(info[2]),
             minor=_number(info[3]),
             pci_bus_id=info[4],
             model=info[5],
-            partitioned=total is not None or any(device["uuid"] != uuid for device in of_gpu),
+            partitioned=total is not None or not of_gpu or any(device["uuid"] != uuid for device in of_gpu),
             fault=cluster.faults.get(uuid),
-            memory=own or memory_document(total, used),
+            memory=own or memory_document(total, used, asked=families.GPU_MEMORY_USED.name in cluster.told),
             utilization_ratio=cluster.of(families.UTILIZATION).get((uuid,)),
             stuck_seconds=cluster.of(families.STUCK).get((uuid,), 0.0),
         )
 
 
-def _pods(devices: Iterable[Document]) -> list[Document]:
+def _nameless(index: int, fault: str) -> Document:
+    return {"index": index, "fault": fault, "remedy": remedy_of(fault, index)}
+
+
+def _driver(said: OfTarget) -> Document | None:
+    return dict(zip(families.DRIVER_INFO.by, said.driver[0], strict=True)) if said.driver else None
+
+
+def _pods(devices: Iterable[Document], unmatched: Iterable[Document], said: OfTarget) -> list[Document]:
     rows = (row for device in devices for row in (*device["holders"], *device["users"]))
-    names = sorted({(row["namespace"], row["pod"]) for row in rows})
-    return [{"namespace": namespace, "pod": pod, "uid": None} for namespace, pod in names]
+    uids: dict[tuple[str, str], str] = {(row["namespace"], row["pod"]): "" for row in (*rows, *unmatched)}
+    uids.update({(namespace, pod): uid for namespace, pod, uid in said.pods})
+    return [{"namespace": namespace, "pod": pod, "uid": uid or None} for (namespace, pod), uid in sorted(uids.items())]
 
 
 def _sources(said: OfTarget) -> Iterator[Document]:

@@ -21,7 +21,6 @@ def gpu_document(
     stuck_seconds: Value,
 ) -> Document:
     """A GPU. What is measured of it besides is in other series, and not asked for."""
-    remedy = remedies.FAULTS.get(fault) if fault else None
     return {
         "uuid": uuid,
         "index": index,
@@ -31,7 +30,7 @@ def gpu_document(
         "partitioned": partitioned,
         "up": fault is None,
         "fault": fault,
-        "remedy": remedy.replace("<index>", str(index)) if remedy else None,
+        "remedy": remedy_of(fault, index),
         "recovery_action": None,
         "remedies": {},
         "stuck_seconds": stuck_seconds,
@@ -60,13 +59,22 @@ def gpu_document(
     }
 
 
-def memory_document(total: Value | None, used: Value | None, reserved: Value | None = None) -> Document | None:
-    """`None` where it cannot be read. What is free is the rest: NVML's parts add up (nvml.h, nvmlMemory_v2_t)."""
-    if total is None or used is None:
+def remedy_of(fault: str | None, index: int) -> str | None:
+    """What to do about a GPU that does not answer."""
+    remedy = remedies.FAULTS.get(fault) if fault else None
+    return remedy.replace("<index>", str(index)) if remedy else None
+
+
+def memory_document(
+    total: Value | None, used: Value | None, reserved: Value | None = None, *, asked: bool = True
+) -> Document | None:
+    """`None` where it cannot be read; where use was not asked for, the size alone. What is free is the rest: NVML's
+    parts add up (nvml.h, nvmlMemory_v2_t)."""
+    if total is None or (asked and used is None):
         return None
     return {
         "total_bytes": total,
         "used_bytes": used,
-        "free_bytes": max(total - used - (reserved or 0), 0),
+        "free_bytes": None if used is None else max(total - used - (reserved or 0), 0),
         "reserved_bytes": reserved,
     }

@@ -10,32 +10,33 @@ import asyncio
 import contextlib
 import gc
 import math
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from gpumap.command_line import did_you_mean
 from gpumap.document import Document
 from gpumap.errors import FatalError
 from gpumap.look.fleet import families
-from gpumap.look.fleet.cluster import knowers, sort_out, told_twice
-from gpumap.look.fleet.documents import document_of, faults_of_nameless
+from gpumap.look.fleet.documents import faults_of_nameless
 from gpumap.look.fleet.families import ALL, Family, Selection, chosen, needed, question
+from gpumap.look.fleet.found import Answers, Found, are_mixed, found_in, told_twice
+from gpumap.look.fleet.placing import OWN, differ_in_own
 from gpumap.look.fleet.targets import (
     Key,
-    Node,
     Target,
     down_nodes,
     key_of,
     names_of,
     nodes_of,
+    scraped_by_key,
     selection_of,
     targets_by_key,
 )
+from gpumap.look.fleet.untold import nowhere, untold
 from gpumap.look.fleet.values import Told, read
-from gpumap.look.prometheus import Prometheus, Row, connect
+from gpumap.look.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.look.seen import Seen, Sights
-from gpumap.look.server_flags import ServerFlags
-from gpumap.look.tables.amounts import age, listed, of_nodes
+from gpumap.look.words import age, by_reason, listed
 
 T = TypeVar("T")
 
@@ -45,18 +46,24 @@ _ODD_SHOWN = 3
 
 
 async def from_prometheus(
-    server: ServerFlags, interval_seconds: float, parts: frozenset[str] = ALL, node: str = ""
+    server: Server,
+    match: str,
+    interval_seconds: float,
+    parts: frozenset[str] = ALL,
+    node: str = "",
+    namespace: str = "",
 ) -> Sights:
-    """What a server knows of every node, or of the one that is named so. One that fails is told in its place."""
-    async with connect(server.url, server.headers, server.timeout_seconds, server.tls) as asked:
+    """What a server knows of every node, or of the one that is named so; of containers in this namespace alone, where
+    one is named. One that fails is told in its place."""
+    async with connect(server) as asked:
         while True:
             found: Seen | FatalError
-            try:
-                with _no_search_for_cycles():
-                    found = await _look(asked, server.match, parts, node)
-            except FatalError as error:
-                found = error
-            yield found
+            with _no_search_for_cycles():  # also while it is drawn
+                try:
+                    found = await _look(asked, match, parts, node, namespace)
+                except FatalError as error:
+                    found = error
+                yield found
             await asyncio.sleep(interval_seconds)
 
 
@@ -82,27 +89,35 @@ class _Scraped(NamedTuple):
     down: list[Mapping[str, str]]
 
 
-async def _look(server: Prometheus, match: str, parts: Collection[str], node: str) -> Seen:
+async def _look(server: Prometheus, match: str, parts: Collection[str], node: str, namespace: str) -> Seen:
     moment = await _now(server)
     scraped = _only(node, await _scraped(server, match, moment), server.url)
-    asked = needed(parts)
-    told = await _together([_told(server, family, scraped.selection, moment) for family in asked])
-    cluster = sort_out({family.name: one for family, one in zip(asked, told, strict=True)})
-    nodes = nodes_of(scraped.targets, scraped.names, knowers(cluster))
-    found = [(one, document_of(one, scraped.targets, cluster)) for one in nodes]
-    silent = {one.shown for one, document in found if _is_old(document, moment)}
+    scraped = scraped._replace(selection=scraped.selection._replace(namespace=namespace))
+    answers = await _answers(server, scraped, parts, moment)
+    if are_mixed(answers):
+        apart = scraped.selection._replace(by_target=True)
+        answers = await _answers(server, scraped._replace(selection=apart), parts, moment)
+    found = found_in(answers)
+    silent = {one.node.shown for one in found if _is_old(one.document, moment)}
     missing = [
-        *_grouped((name, "its gpumap cannot be scraped (up is 0)") for name in _down(scraped, nodes, node)),
-        *_grouped(
-            (one.shown, f"its gpumap has collected nothing for {age(moment - document['timestamp'])}")
-            for one, document in found
-            if one.shown in silent
+        *by_reason((name, "its gpumap cannot be scraped (up is 0)") for name in _down(scraped, found, node)),
+        *by_reason(
+            (one.node.shown, f"its gpumap has collected nothing for {age(moment - one.document['timestamp'])}")
+            for one in found
+            if one.node.shown in silent
         ),
-        *(sentence for one in nodes for sentence in faults_of_nameless(one, cluster)),
-        *_doubts(told_twice(cluster, nodes)),
-        *_odd([row for one in told for row in one.odd]),
+        *by_reason(
+            (one.node.shown, why)
+            for one in found
+            if one.node.shown not in silent
+            for why in untold(one, parts, namespace)
+        ),
+        *(sentence for one in found for sentence in faults_of_nameless(one.node, one.cluster)),
+        *_doubts(told_twice(found)),
+        *nowhere(found),
+        *_odd([row for one in answers.told.values() for row in one.odd]),
     ]
-    documents = tuple(document for one, document in found if one.shown not in silent)
+    documents = tuple(one.document for one in found if one.node.shown not in silent)
     return Seen(documents, tuple(missing), fleet=not node or len(documents) != 1)
 
 
@@ -119,10 +134,10 @@ async def _now(server: Prometheus) -> int:
 
 
 async def _scraped(server: Prometheus, match: str, moment: int) -> _Scraped:
-    rows, counts, down = await _together(
+    rows, spaced, down = await together(
         [
             server.instant(families.targets_question(match), moment),
-            server.instant(families.scrapes_question(match), moment),
+            server.instant(families.spacings_question(match), moment),
             server.instant(families.down_question(match), moment),
         ]
     )
@@ -132,25 +147,23 @@ async def _scraped(server: Prometheus, match: str, moment: int) -> _Scraped:
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
     told = [(row.labels, found) for row in rows if (found := _float(row)) is not None]
-    scrapes = {key_of(row.labels, selection): count for row in counts if (count := _float(row))}
-    targets = targets_by_key(told, scrapes, selection)
-    infos = await _told(server, families.NODE_INFO, selection, moment)
-    return _Scraped(selection, targets, names_of(targets, infos), [row.labels for row in down])
+    spacings = {key_of(row.labels, selection): spacing for row in spaced if (spacing := _float(row))}
+    targets = targets_by_key(told, spacings, selection)
+    names = names_of(targets, await _told(server, families.NODE_INFO, selection, moment))
+    labels = [target.labels for target in targets.values()]
+    selection = selection._replace(by_target=differ_in_own(labels), targets=scraped_by_key(targets, names))
+    return _Scraped(selection, targets, names, [row.labels for row in down])
+
+
+async def _answers(server: Prometheus, scraped: _Scraped, parts: Collection[str], moment: int) -> Answers:
+    asked, selection = needed(parts), scraped.selection
+    told = await together([_told(server, family, selection, moment) for family in asked])
+    by_name = {family.name: one for family, one in zip(asked, told, strict=True)}
+    return Answers(scraped.targets, scraped.names, asked, by_name, selection.by_target)
 
 
 async def _told(server: Prometheus, family: Family, selection: Selection, moment: int) -> Told:
     return read(family, await server.vector(question(family, selection), moment), selection)
-
-
-async def _together(questions: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All of them; where one fails, the others are let go."""
-    tasks = [asyncio.ensure_future(one) for one in questions]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _float(row: Row) -> float | None:
@@ -171,19 +184,20 @@ def _only(node: str, scraped: _Scraped, url: str) -> _Scraped:
     nodes = nodes_of(scraped.targets, scraped.names, {})
     keys = {key for one in nodes if node in (one.name, one.shown) for key in one.keys}
     if not keys:
-        if node in down_nodes(scraped.down, scraped.targets.values(), nodes):
+        if any(node in down for down in down_nodes(scraped.down, scraped.targets, nodes)):
             raise FatalError(f"{url} cannot scrape the gpumap of {node} (up is 0)")
         known = [one.shown for one in nodes]
         raise FatalError(f'{url} has no gpumap series of a node "{node}"{did_you_mean(node, known)}')
     targets = {key: target for key, target in scraped.targets.items() if key in keys}
-    matchers = chosen([target.labels for target in targets.values()], scraped.selection.key)
+    telling = [name for name in scraped.selection.key if name not in OWN]
+    matchers = chosen([target.labels for target in targets.values()], telling)
     match = ",".join(one for one in (scraped.selection.match, *matchers) if one)
     return scraped._replace(selection=scraped.selection._replace(match=match), targets=targets)
 
 
-def _down(scraped: _Scraped, nodes: Sequence[Node], node: str) -> list[str]:
-    found = down_nodes(scraped.down, scraped.targets.values(), nodes)
-    return [name for name in found if not node or name == node]
+def _down(scraped: _Scraped, found: Sequence[Found], node: str) -> list[str]:
+    downs = down_nodes(scraped.down, scraped.targets, [one.node for one in found])
+    return [down.shown for down in downs if not node or node in down]
 
 
 # --- what is missing --------------------------------------------------------------------------------------------------
@@ -196,21 +210,12 @@ def _is_old(document: Document, moment: int) -> bool:
     return not document["devices"] and moment - document["timestamp"] > oldest
 
 
-def _grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A sentence for each reason, with the nodes that it is about."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in reasons:
-        by_reason.setdefault(why, []).append(name)
-    for why, names in by_reason.items():
-        yield f"{of_nodes(names)}: {why}"
-
-
 def _doubts(several: Mapping[str, Sequence[str]]) -> Iterator[str]:
     by_nodes: dict[str, list[str]] = {}
     for uuid, names in several.items():
         by_nodes.setdefault(" and ".join(names), []).append(uuid)
     for names, uuids in by_nodes.items():
-        yield f"{names} both have {listed(uuids)}: what is shown of it is of one of them"
+        yield f"{names} have {listed(uuids)}, as one machine alone can: it is shown, and counted, at each of them"
 
 
 def _odd(rows: Sequence[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.look.fleet.families import NODE_INFO, SEEN_SECONDS, Selection
+from gpumap.look.fleet.families import NODE_INFO, Scraped, Selection
 from gpumap.look.fleet.values import Told
 
 Key = tuple[str, ...]
@@ -22,6 +22,7 @@ _OF_A_SCRAPE = frozenset(
 )
 _OF_A_REPLICA = frozenset({"prometheus_replica", "replica", "__replica__", "rule_replica", "receive_replica"})
 """What operators, Thanos and Cortex call the label in which two servers that scrape the same differ."""
+_NO_CARDS: Mapping[Key, Mapping[str, str]] = {}
 _FIRST = ("instance", "job", "cluster")
 """Tried first, as they mostly are enough."""
 
@@ -64,16 +65,21 @@ def key_of(labels: Mapping[str, str], selection: Selection) -> Key:
 
 
 def targets_by_key(
-    rows: Iterable[tuple[Mapping[str, str], float]], scrapes: Mapping[Key, float], selection: Selection
+    rows: Iterable[tuple[Mapping[str, str], float]], spacings: Mapping[Key, float], selection: Selection
 ) -> dict[Key, Target]:
     """The newest of each: two servers may have scraped it."""
     found: dict[Key, Target] = {}
     for labels, collected_at in rows:
         key = key_of(labels, selection)
         if key not in found or found[key].collected_at < collected_at:
-            count = scrapes.get(key)
-            found[key] = Target(labels, collected_at, SEEN_SECONDS / count if count else None)
+            found[key] = Target(labels, collected_at, spacings.get(key) or None)
     return found
+
+
+def scraped_by_key(targets: Mapping[Key, Target], names: Mapping[Key, tuple[str, str]]) -> dict[Key, Scraped]:
+    """What rows that tell their target in part are placed by."""
+    newest = sorted(targets, key=lambda key: (-targets[key].collected_at, key))
+    return {key: Scraped(frozenset(targets[key].labels), names[key][0]) for key in newest}
 
 
 def names_of(targets: Mapping[Key, Target], infos: Told) -> dict[Key, tuple[str, str]]:
@@ -91,16 +97,19 @@ def _called(labels: Mapping[str, str]) -> str:
 
 
 def nodes_of(
-    targets: Mapping[Key, Target], names: Mapping[Key, tuple[str, str]], gpus: Mapping[str, Collection[Key]]
+    targets: Mapping[Key, Target],
+    names: Mapping[Key, tuple[str, str]],
+    gpus: Mapping[str, Collection[Key]],
+    cards: Mapping[Key, Mapping[str, str]] = _NO_CARDS,
 ) -> list[Node]:
-    """Targets by node, in the order of what they are called. `gpus` are the targets that know each GPU."""
+    """Targets by node, in the order of what they are called. `gpus` are the targets that know each GPU; `cards` the
+    GPUs of each by index: at one place there are no two, so that targets which say otherwise are of two nodes."""
     groups: dict[tuple[str, Key], list[Key]] = {}
     for key, target in targets.items():
         groups.setdefault((names[key][0], _apart(target.labels)), []).append(key)
-    merged = _merged(groups, names, gpus)
+    merged = [of_node for keys in _merged(groups, names, gpus) for of_node in _divided(keys, targets, cards)]
     of_name: dict[str, list[list[Key]]] = {}
     for keys in merged:
-        keys.sort(key=lambda key: (-targets[key].collected_at, key))
         of_name.setdefault(names[keys[0]][0], []).append(keys)
     found = []
     for name, several in of_name.items():
@@ -111,17 +120,47 @@ def nodes_of(
     return sorted(found, key=lambda node: (node.shown, node.keys))
 
 
-def down_nodes(rows: Iterable[Mapping[str, str]], targets: Iterable[Target], nodes: Iterable[Node]) -> list[str]:
-    """What targets that do not answer are called, without those whose node answers by another one."""
-    answering = {(target.labels.get("instance", ""), _apart(target.labels)) for target in targets}
-    names = {node.name for node in nodes}
-    return sorted(
-        {
-            _called(row)
-            for row in rows
-            if _called(row) not in names and (row.get("instance", ""), _apart(row)) not in answering
-        }
-    )
+class Down(NamedTuple):
+    """A node whose gpumap does not answer; `shown` is its name where others have it too."""
+
+    name: str
+    shown: str
+
+
+def down_nodes(rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[Node]) -> list[Down]:
+    """The nodes of targets that do not answer, without those that answer by another one."""
+    answering = {(target.labels.get("instance", ""), _apart(target.labels)) for target in targets.values()}
+    of_name: dict[str, dict[Key, Mapping[str, str]]] = {}
+    for node in nodes:
+        for key in node.keys:
+            of_name.setdefault(node.name, {}).setdefault(_apart(targets[key].labels), targets[key].labels)
+    found: dict[tuple[str, Key], Mapping[str, str]] = {}
+    for row in rows:
+        name, apart = _called(row), _apart(row)
+        if apart not in of_name.get(name, {}) and (row.get("instance", ""), apart) not in answering:
+            found[name, apart] = row
+    for (name, apart), row in found.items():
+        of_name.setdefault(name, {})[apart] = row
+    shown = []
+    for name, apart in found:
+        prefixes = dict(zip(of_name[name], _prefixes(list(of_name[name].values())), strict=True))
+        shown.append(Down(name, f"{prefixes[apart]}{name}"))
+    return sorted(shown, key=lambda down: down.shown)
+
+
+def _divided(keys: list[Key], targets: Mapping[Key, Target], cards: Mapping[Key, Mapping[str, str]]) -> list[list[Key]]:
+    """Targets whose cards may be in one machine, each time the newest first."""
+    found: list[tuple[dict[str, str], list[Key]]] = []
+    for key in sorted(keys, key=lambda key: (-targets[key].collected_at, key)):
+        own = cards.get(key, {})
+        for places, members in found:
+            if all(places.get(index, uuid) == uuid for index, uuid in own.items()):
+                places.update(own)
+                members.append(key)
+                break
+        else:
+            found.append((dict(own), [key]))
+    return [members for _, members in found]
 
 
 def _candidates(labels: Collection[str]) -> Iterator[str]:
@@ -175,11 +214,14 @@ def _merged(
 
 
 def _prefixes(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """What stands before a name that several nodes have: their clusters, or all labels in which they differ."""
+    """What stands before a name that several nodes have: their clusters, or all labels in which they differ; where that
+    is none, their jobs, or what they are reached at."""
     if len(rows) == 1:
         return [""]
     names = sorted({name for row in rows for name in row} - _OF_A_SCRAPE - _OF_A_REPLICA)
     differing = [name for name in names if len({row.get(name) for row in rows}) > 1]
-    if len({row.get("cluster") for row in rows}) == len(rows):
-        differing = ["cluster"]
+    for name in ("cluster", *(() if differing else ("job", "instance"))):
+        if len({row.get(name) for row in rows}) == len(rows):
+            differing = [name]
+            break
     return ["".join(f"{row[name]}/" for name in differing if row.get(name)) for row in rows]

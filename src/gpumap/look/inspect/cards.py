@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from gpumap.document import Document
 from gpumap.look.tables.document import Key, key_of
+from gpumap.look.tables.known import use_known
+from gpumap.plugins import gpushare_slot_bytes
 
 GPU_MEM = "aliyun.com/gpu-mem"
 MIB, GIB = 1 << 20, 1 << 30
-_MIB_UNIT_FACTOR = 1.25
-"""As gpumap.join.grants tells the units apart: a card with more slots than it could have GiB has MiB slots."""
 _GIB_SLOTS_MAX = 100
 """Where the card's size is not known: more slots are MiB (gpushare-device-plugin, cmd/inspect/nodeinfo.go, setUnit)."""
 
@@ -35,7 +35,8 @@ UNKNOWN = Amount(0, whole=False)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU. `over`: a pod uses more of it than it was granted."""
+    """A GPU. `over`: a pod uses more of it than it was granted. `tells_holders` and `tells_use`: who has no share of it
+    holds, or uses, none."""
 
     index: int
     uuid: str | None
@@ -43,6 +44,8 @@ class Card:
     total: Amount
     used: Amount
     over: bool = False
+    tells_holders: bool = False
+    tells_use: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,13 @@ def sum_of(amounts: Iterable[Amount]) -> Amount:
 
 
 def count(
-    index: int | None, uuid: str, memory: Document | None, devices: Sequence[Document], *, knows_holders: bool
+    index: int | None,
+    uuid: str,
+    memory: Document | None,
+    devices: Sequence[Document],
+    *,
+    knows_holders: bool,
+    sees_processes: bool,
 ) -> Counted:
     """Count what the devices of one GPU say. `memory` is the GPU's; where it is none, that of the device itself."""
     memory = memory or next((device["memory"] for device in devices if device["uuid"] == uuid), None)
@@ -108,9 +117,12 @@ def count(
     if index is None:
         return Counted(None, total, shares, slot_bytes)
     allocated = _granted(holdings, devices) if knows_holders else UNKNOWN
-    used = Amount(memory["used_bytes"]) if memory else UNKNOWN
+    used = _told(memory["used_bytes"]) if memory else UNKNOWN
     over = any(share.over for share in shares.values())
-    return Counted(Card(index, uuid, allocated, total, used, over), total, shares, slot_bytes)
+    leaves = [device for device in devices if device["mig_profile"] is not None] or devices
+    tells_use = sees_processes and all(map(use_known, leaves))
+    card = Card(index, uuid, allocated, total, used, over, tells_holders=knows_holders, tells_use=tells_use)
+    return Counted(card, total, shares, slot_bytes)
 
 
 def slots_in(rows: Iterable[Document]) -> int:
@@ -186,5 +198,5 @@ def _slot_bytes(devices: Sequence[Document], offered: int, memory_bytes: int | N
     if not slots:
         return None
     if memory_bytes is not None and offered:
-        return MIB if offered * GIB > _MIB_UNIT_FACTOR * memory_bytes else GIB
+        return gpushare_slot_bytes(offered, memory_bytes)
     return guessed_slot_bytes(slots)

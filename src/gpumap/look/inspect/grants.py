@@ -24,6 +24,7 @@ from gpumap.look.inspect.cards import (
 )
 from gpumap.look.seen import Seen
 from gpumap.look.tables.document import key_of, sources_up
+from gpumap.look.tables.known import holders_known
 
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -40,6 +41,7 @@ class NodeGrants(NamedTuple):
     """A node. `pending` is held and on no card that is known; `None` where nothing is.
 
     `blind`: which GPUs it has is not known. `slot_bytes`: of gpushare's slots here; `None` where there are none.
+    `moved`: at which places GPUs stand that have the index of another one, and that index.
     """
 
     name: str
@@ -52,6 +54,7 @@ class NodeGrants(NamedTuple):
     used: Amount
     blind: bool
     slot_bytes: int | None
+    moved: Mapping[int, int] = {}
 
 
 class Grants(NamedTuple):
@@ -83,11 +86,13 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 def _node(document: Document) -> NodeGrants | None:
     """Count one node; `None` for one that has no GPU."""
     knows_holders = _knows_holders(document)
-    counted = _counted(document, knows_holders=knows_holders)
+    index_of = _indexes(document)
+    place_of = _places(index_of, [one["index"] for one in document["nameless_gpus"]])
+    counted = _counted(document, place_of, knows_holders=knows_holders)
     placed = [one.card for one in counted if one.card is not None]
     slot_bytes = _slot_bytes(counted, document["unmatched"])
     waiting = _unmatched(document["unmatched"], slot_bytes or GIB)
-    blind = not placed and "nvml" not in sources_up(document)
+    blind = not placed and ("nvml" not in sources_up(document) or bool(document["devices"]))
     if not counted and not waiting and not blind and not document["nameless_gpus"]:
         return None
     pods = _pods([*(one.shares for one in counted), waiting])
@@ -108,33 +113,59 @@ def _node(document: Document) -> NodeGrants | None:
         used=sum_of([*(card.used for card in cards), *dark]),
         blind=blind,
         slot_bytes=slot_bytes,
+        moved={place_of[uuid]: index for uuid, index in index_of.items() if place_of[uuid] != index},
     )
 
 
 def _knows_holders(document: Document) -> bool:
-    """Whether the kubelet has ever said who holds what: before, nobody was seen to hold anything, which is not 0."""
+    """Whether it is known of each device who holds it. Where nobody has said, nobody was seen to, which is not 0."""
+    if document["devices"]:
+        return all(map(holders_known, document["devices"]))
     told = [one for one in document["sources"] if one["source"] == "kubelet"]
     return not document.get("stale") and any(one["up"] or one["last_success"] is not None for one in told)
 
 
-def _counted(document: Document, *, knows_holders: bool) -> list[Counted]:
-    """Each GPU with its devices, those without a device too; then devices of which nobody knows the GPU."""
-    memory_of = {gpu["uuid"]: gpu["memory"] for gpu in document["gpus"]}
+def _indexes(document: Document) -> dict[str, int]:
+    """Of all GPUs, those without a device too."""
     index_of: dict[str, int] = {gpu["uuid"]: gpu["index"] for gpu in document["gpus"]}
     for device in document["devices"]:
         if device["gpu_uuid"] is not None and device["index"] is not None:
             index_of.setdefault(device["gpu_uuid"], device["index"])
-    devices_of: dict[str, list[Document]] = {uuid: [] for uuid in index_of}
+    return index_of
+
+
+def _places(index_of: Mapping[str, int], others: Iterable[int]) -> dict[str, int]:
+    """Each at its index. Nodes of one name, of two clusters that nothing else tells apart, have two of an index: then
+    one of them stands behind all."""
+    place_of: dict[str, int] = {}
+    taken: set[int] = set()
+    late = []
+    for uuid, index in sorted(index_of.items(), key=lambda pair: pair[::-1]):
+        if index in taken:
+            late.append(uuid)
+        else:
+            place_of[uuid] = index
+            taken.add(index)
+    behind = max([*taken, *others], default=-1) + 1
+    return place_of | {uuid: behind + number for number, uuid in enumerate(late)}
+
+
+def _counted(document: Document, place_of: Mapping[str, int], *, knows_holders: bool) -> list[Counted]:
+    """Each GPU with its devices, those without a device too; then devices of which nobody knows the GPU."""
+    memory_of = {gpu["uuid"]: gpu["memory"] for gpu in document["gpus"]}
+    devices_of: dict[str, list[Document]] = {uuid: [] for uuid in place_of}
     lost: list[Document] = []
     for device in document["devices"]:
         # A partitioned GPU that is given out whole is its own, though no series tells where it stands.
         devices_of.get(device["gpu_uuid"] or device["uuid"], lost).append(device)
-    found = [
-        count(index_of[uuid], uuid, memory_of.get(uuid), devices, knows_holders=knows_holders)
-        for uuid, devices in devices_of.items()
-    ]
-    found += [count(None, one["uuid"], one["memory"], [one], knows_holders=knows_holders) for one in lost]
-    return found
+    sees = bool(document["capabilities"].get("pid_visibility"))
+
+    def counted(place: int | None, uuid: str, memory: Document | None, devices: list[Document]) -> Counted:
+        knows = all(map(holders_known, devices)) if devices else knows_holders
+        return count(place, uuid, memory, devices, knows_holders=knows, sees_processes=sees)
+
+    found = [counted(place_of[uuid], uuid, memory_of.get(uuid), devices) for uuid, devices in devices_of.items()]
+    return found + [counted(None, one["uuid"], one["memory"], [one]) for one in lost]
 
 
 def _slot_bytes(counted: Iterable[Counted], unmatched: Sequence[Document]) -> int | None:
@@ -164,13 +195,18 @@ def _in_places(cards: Sequence[Card], nameless: Sequence[Document]) -> tuple[Car
 
 
 def _pods(found: Iterable[Mapping[PodKey, Share]]) -> tuple[PodGrants, ...]:
-    """By the first card that they have, those on no card last; then by name."""
+    """By the first card that they hold, those on no card last; then by name."""
     shares: dict[PodKey, list[Share]] = {}
     for of_card in found:
         for key, share in of_card.items():
             shares.setdefault(key, []).append(share)
     rows = [PodGrants(*key, _by_place(of_pod)) for key, of_pod in shares.items()]
-    return tuple(sorted(rows, key=lambda row: (_place(row.shares[0]), natural(row.namespace), natural(row.pod))))
+    return tuple(sorted(rows, key=lambda row: (_first(row.shares), natural(row.namespace), natural(row.pod))))
+
+
+def _first(shares: Sequence[Share]) -> float:
+    """Where a pod stands: by the first card that it holds, whatever others it uses."""
+    return _place(next((one for one in shares if one.held), shares[0]))
 
 
 def _by_place(shares: Iterable[Share]) -> tuple[Share, ...]:

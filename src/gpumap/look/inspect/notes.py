@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from gpumap.document import Document
 from gpumap.look.inspect.cards import GPU_MEM
-from gpumap.look.inspect.grants import Grants
+from gpumap.look.inspect.grants import Grants, NodeGrants
 from gpumap.look.seen import Seen
-from gpumap.look.tables.amounts import of_nodes
-from gpumap.look.tables.document import invisible, sources_up
+from gpumap.look.tables.document import few, invisible, name_of, sources_up
+from gpumap.look.tables.known import untold
+from gpumap.look.words import by_reason
 
 NOT_KNOWN = "- is not known, and >= so much at least: a GPU that is shared in time grants no memory of its own"
 
@@ -17,12 +18,14 @@ NOT_KNOWN = "- is not known, and >= so much at least: a GPU that is shared in ti
 def notes(seen: Seen, found: Grants, *, used: bool) -> list[str]:
     """What is missing, a sentence each; of many nodes each sentence once, with their names. `found` is what was counted
     of what was seen."""
-    nodes: dict[str, list[str]] = {}
-    for document in seen.documents:
-        for sentence in dict.fromkeys(_of_node(document, used=used)):
-            nodes.setdefault(sentence, []).append(document["node"]["name"])
     many = seen.fleet or len(seen.documents) > 1
-    said = [f"{of_nodes(names)}: {sentence}" if many else sentence for sentence, names in nodes.items()]
+    told = [
+        (name_of(document), sentence)
+        for document in seen.documents
+        for sentence in dict.fromkeys(_of_node(document, used=used))
+    ]
+    told += [(node.name, sentence) for node in found.nodes for sentence in _moved(node)]
+    said = list(few(by_reason(told), fleet=True)) if many else [sentence for _, sentence in told]
     if not found.nodes:
         said.append("no GPU was seen")
     return [*seen.missing, *said, *([] if _is_known(found, used=used) else [NOT_KNOWN])]
@@ -37,6 +40,7 @@ def _of_node(document: Document, *, used: bool) -> Iterator[str]:
         yield "NVML does not answer: whose a GPU is, is not known; what is held stands under PENDING"
     if "kubelet" not in up:
         yield "the kubelet does not answer: who holds what may be old, or is not known"
+    yield from untold(document, use=used)
     for gpu in document["gpus"]:
         if not gpu["up"]:
             yield f"GPU {gpu['index']} is down: {gpu['fault']}"
@@ -47,6 +51,12 @@ def _of_node(document: Document, *, used: bool) -> Iterator[str]:
             yield f"slots of {resource} are on no GPU that is known ({reason}), and not in the table"
     if used and "nvml" in up and not document["capabilities"].get("pid_visibility"):
         yield f"what pods use is not known. {invisible(document)}"
+
+
+def _moved(node: NodeGrants) -> Iterator[str]:
+    for place, index in node.moved.items():
+        uuid = next(card.uuid for card in node.cards if card.index == place)
+        yield f"GPU {uuid} has index {index}, as another one has: it stands at {place} (are two nodes called the same?)"
 
 
 def _is_known(found: Grants, *, used: bool) -> bool:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 UNKNOWN = "-"
-_NODES_LISTED = 20
 _TIB_FROM = 10 * 1024
 """Of GiB: sums of a cluster's."""
 
@@ -34,32 +31,3 @@ def ratio(value: float | None) -> str:
 
 def number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
-
-
-def age(seconds: float | None) -> str:
-    """A duration as kubectl writes it: its largest part or two, as `45s`, `5m30s`, `3h`, `2d4h`."""
-    if seconds is None:
-        return UNKNOWN
-    left = int(max(seconds, 0))
-    if left < 120:
-        return f"{left}s"
-    for small, large, many in (("s", "m", 60), ("m", "h", 60)):
-        whole, rest = divmod(left, many)
-        if whole < (10 if large == "m" else 8) and rest:
-            return f"{whole}{large}{rest}{small}"
-        if whole < (180 if large == "m" else 48):
-            return f"{whole}{large}"
-        left = whole
-    days, hours = divmod(left, 24)
-    return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
-
-
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 4 more`."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def of_nodes(names: Sequence[str]) -> str:
-    """Whom a sentence is about: `node a`, or `3 nodes, a, b, c`."""
-    return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"

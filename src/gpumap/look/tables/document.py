@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from gpumap.document import Document
+from gpumap.document import VERSION, Document
 from gpumap.look.seen import Seen
-from gpumap.look.tables.amounts import of_nodes
-from gpumap.look.tables.layout import Shape
+from gpumap.look.words import by_reason
 
 T = TypeVar("T")
 Key = tuple[str, str, str]
@@ -51,11 +50,12 @@ def device_name(device: Document) -> str:
 
 def others(device: Document) -> Iterator[Other]:
     """By owner, then by pod and container; without those that neither use memory nor run."""
-    users = {key_of(row) for row in device["users"]}
+    users = {key_of(row): row for row in device["users"]}
+    beside = _beside_users(device["processes"], users)
     for owner in device["owners"]:
         name, told = owner["owner"], owner["memory_bytes"]
         of_owner = [process for process in device["processes"] if process["owner"] == name]
-        rest = [one for one in of_owner if name in _NO_USERS or key_of(one) not in users]
+        rest = [one for one in of_owner if name in _NO_USERS or key_of(one) not in users or one["pid"] in beside]
         if name == "unaccounted" or (name == "sibling" and not rest):
             if told:
                 yield Other(name, NOBODY, told, (), None)
@@ -67,12 +67,28 @@ def others(device: Document) -> Iterator[Other]:
             yield Other(name, key, sum_of(one["memory_bytes"] for one in processes), processes, len(processes))
 
 
+def _beside_users(processes: Iterable[Document], users: Mapping[Key, Document]) -> set[int]:
+    """PIDs of processes that have a user's name and are not in its row: nobody knows whose they are, of a pod that was
+    there before under that name, or of one of several. What a row counts is what it has."""
+    doubted = {key_of(one) for one in processes if one["owner"] == "unknown"}
+    found: set[int] = set()
+    for key in doubted & users.keys():
+        of_name = [one for one in processes if one["owner"] not in _NO_USERS and key_of(one) == key]
+        too_many = len(of_name) - users[key]["processes"]
+        if too_many > 0:
+            unknown = [one for one in of_name if one["owner"] == "unknown"]
+            pods = [[one for one in unknown if one["pod_uid"] == uid] for uid in {one["pod_uid"] for one in unknown}]
+            rest = next((of_pod for of_pod in pods if len(of_pod) == too_many), unknown)
+            found.update(one["pid"] for one in rest)
+    return found
+
+
 def _without_processes(device: Document, owner: Document) -> Iterator[Other]:
     """An owner of a document without processes, less the containers that have rows of their own."""
     rows = [user for user in device["users"] if user["owner"] == owner["owner"]]
     memory_bytes, count = owner["memory_bytes"], owner["processes"]
     if memory_bytes is not None:
-        memory_bytes -= sum_of(row["memory_bytes"] for row in rows) or 0
+        memory_bytes = max(memory_bytes - (sum_of(row["memory_bytes"] for row in rows) or 0), 0)
     if count is not None:
         count = max(count - sum(row["processes"] for row in rows), 0)
     if memory_bytes or count:
@@ -104,20 +120,6 @@ def sources_up(document: Document) -> set[str]:
     return {source["source"] for source in document["sources"] if source["up"] and not document.get("stale")}
 
 
-def no_rows(seen: Seen, shape: Shape) -> str:
-    """What stands in the place of a table without a device."""
-    if shape.namespace:
-        return f"Nothing in namespace {shape.namespace} holds or uses a GPU."
-    stale = any(document.get("stale") for document in seen.documents)
-    return "No current data." if stale else "No devices."
-
-
-def troubles(seen: Seen) -> Iterator[str]:
-    """What keeps what was seen from being whole, a sentence each: of nodes, and nodes that are not seen at all."""
-    yield from few(of_each(seen, _troubles), seen.fleet)
-    yield from few(seen.missing, seen.fleet)
-
-
 def few(sentences: Iterable[str], fleet: bool) -> Iterator[str]:
     """So many of a cluster's that a screen holds them."""
     told = list(sentences)
@@ -135,7 +137,7 @@ def name_of(document: Document) -> str:
 def cluster_values(seen: Seen) -> Document:
     """What values of a cluster begin with: the nodes that they are of, and when each was collected."""
     nodes = [{**document["node"], "timestamp": document["timestamp"]} for document in seen.documents]
-    return {"version": 1, "nodes": nodes}
+    return {"version": VERSION, "nodes": nodes}
 
 
 def pods_in(rows: Iterable[Key]) -> list[tuple[str, str]]:
@@ -149,26 +151,9 @@ def of_each(seen: Seen, sentences: Callable[[Document], Iterable[str]]) -> Itera
         for document in seen.documents:
             yield from sentences(document)
         return
-    names: dict[str, list[str]] = {}
-    for document in seen.documents:
-        for sentence in dict.fromkeys(sentences(document)):
-            names.setdefault(sentence, []).append(document["node"]["name"])
-    for sentence, nodes in names.items():
-        yield f"{of_nodes(nodes)}: {sentence}"
-
-
-def _troubles(document: Document) -> Iterator[str]:
-    if document.get("stale"):
-        yield document["stale"]
-    for gpu in document["gpus"]:
-        if not gpu["up"]:
-            yield f"GPU {gpu['index']} {gpu['uuid']} is down: {gpu['fault']}"
-    for source in document["sources"]:
-        if not source["up"]:
-            why = f": {source['reason']} ({source['detail'] or ''})" if source["reason"] else ""
-            yield f"{source['source']} is down{why}"
-    if not document["capabilities"].get("pid_visibility"):
-        yield invisible(document)
+    yield from by_reason(
+        (name_of(document), sentence) for document in seen.documents for sentence in dict.fromkeys(sentences(document))
+    )
 
 
 def invisible(document: Document) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from typing import NamedTuple
 
 from gpumap.document import Document
-from gpumap.look.tables.amounts import age, size
-from gpumap.look.tables.document import Key, device_name, invisible, key_of, others, sources_up, sum_of
+from gpumap.look.tables.amounts import size
+from gpumap.look.tables.document import Key, device_name, invisible, key_of, name_of, others, sources_up, sum_of
+from gpumap.look.tables.known import holders_known, untold, use_known
+from gpumap.look.words import age
 from gpumap.units import counted
 
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use that nobody granted takes from others, an idle device only from who pays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """`gpus` is the share that is held. `waste_bytes`: granted but not used, or used but not granted."""
 
     kind: str
@@ -34,8 +35,7 @@ class Finding:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(NamedTuple):
     """What a holder uses of what it holds: on the leaf itself, or on the leaves of a GPU that it holds whole.
 
     `pod_at_work`: other containers of its pod are at work there, a sidecar, an init container: the pod uses its GPU.
@@ -49,17 +49,20 @@ class _Use:
     pod_at_work: bool
 
 
-def findings(document: Document, idle_after_seconds: float) -> list[Finding]:
-    """Everything that is found, worst first."""
+def findings(document: Document, idle_after_seconds: float, namespace: str = "") -> list[Finding]:
+    """Everything that is found, worst first; of pods of this namespace alone, where one is named: they are judged by
+    all that the node has."""
     found: list[Finding] = []
+    node = name_of(document)
+    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
     for place, device in enumerate(document["devices"]):
-        found += _squatters(place, device)
-        found += _leftovers(place, device)
-        for holder in device["holders"]:
-            use = _use_of(document, device, holder, idle_after_seconds)
+        found += [one for one in _squatters(place, device, node) if _is_in(one.key[0], namespace)]
+        found += [one for one in _leftovers(place, device, node) if _is_in(one.key[0], namespace)]
+        for holder in _of(namespace, device["holders"]):
+            use = _use_of(document, device, holder, partitioned, idle_after_seconds)
             if use is not None:
-                found += _of_holder(place, device, holder, use, document["timestamp"], idle_after_seconds)
-    found += _unmatched(document)
+                found += _of_holder(place, device, holder, use, document, idle_after_seconds)
+    found += [one for one in _unmatched(document) if _is_in(one.key[0], namespace)]
     return sorted(found, key=_rank)
 
 
@@ -69,8 +72,8 @@ def worst_first(one: Finding) -> tuple[int, float, int, str, int, Key]:
     return kind, gpus, waste, one.node, place, key
 
 
-def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
-    """What cannot be judged here, and why, a sentence each."""
+def unknown(document: Document, idle_after_seconds: float, namespace: str = "") -> Iterator[str]:
+    """What cannot be judged here, and why, a sentence each; of rows, those of the namespace that is named."""
     if document.get("stale"):
         yield document["stale"]
         return
@@ -80,28 +83,32 @@ def unknown(document: Document, idle_after_seconds: float) -> Iterator[str]:
     elif not document["capabilities"].get("pid_visibility"):
         yield f"No verdict on idleness, squatters and leftovers. {invisible(document)}"
     if "kubelet" not in up:
-        yield "The kubelet does not answer: who holds what may be old, and squatters and leftovers are not told."
+        what = "may be old" if any(map(holders_known, document["devices"])) else "is not known"
+        yield f"The kubelet does not answer: who holds what {what}, and squatters and leftovers are not told."
     elif "pod_identity" not in up:
         yield "Processes cannot be named: squatters and leftovers are not told."
     for gpu in document["gpus"]:
         if not gpu["up"]:
             yield f"GPU {gpu['index']} is down ({gpu['fault']}): nothing on it is judged."
-    yield from _ungranted(document)
-    silent = [device_name(device) for device in document["devices"] if _tells_no_time(device)]
+    for sentence in untold(document):
+        yield f"{sentence[0].upper()}{sentence[1:]}."
+    yield from _ungranted(document, namespace)
+    silent = [device_name(device) for device in document["devices"] if _tells_no_time(device, namespace)]
     if silent:
         yield f"Time on SMs is not told of all on {', '.join(silent)}: there, idle is who has no memory and no process."
-    waiting = [user for device in document["devices"] for user in device["users"] if _may_become_idle(user)]
+    users = (user for device in document["devices"] for user in _of(namespace, device["users"]))
+    waiting = [user for user in users if _may_become_idle(user)]
     young = [one for one in waiting if document["timestamp"] - one["last_active"] < idle_after_seconds]
     if young:
         yield f"Not idle for {age(idle_after_seconds)} yet, but not computing just now: {_names(young)}."
 
 
-def _ungranted(document: Document) -> Iterator[str]:
+def _ungranted(document: Document, namespace: str) -> Iterator[str]:
     """Holders without a grant of memory; others on the same device may have one."""
     without = [
         (device_name(device), key_of(holder))
         for device in document["devices"]
-        for holder in device["holders"]
+        for holder in _of(namespace, device["holders"])
         if holder["allocated_memory_bytes"] is None
     ]
     if without:
@@ -120,12 +127,15 @@ SUMMED = (
 )
 
 
-def sums(found: list[Finding], document: Document) -> dict[str, float | None]:
+def sums(found: list[Finding], document: Document, namespace: str = "") -> dict[str, float | None]:
     """What adds up; `None` where nothing can be judged. GPUs whose share nobody knows are not in it."""
-    up = sources_up(document)
+    up, devices = sources_up(document), document["devices"]
     measured = "nvml" in up and bool(document["capabilities"].get("pid_visibility"))
-    held = measured and ("kubelet" in up or any(device["holders"] for device in document["devices"]))
+    measured = measured and (not devices or any(map(use_known, devices)))
+    told = any(map(holders_known, devices)) if devices else "kubelet" in up
+    held = measured and told
     accused = measured and up >= {"kubelet", "pod_identity"}
+    unmatched = _of(namespace, document["unmatched"])
     shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
     return {
         "idle_gpus": round(sum(shares), 3) if held else None,
@@ -134,7 +144,7 @@ def sums(found: list[Finding], document: Document) -> dict[str, float | None]:
         "over_bytes": _wasted(found, "over") if held else None,
         "squatter_bytes": _wasted(found, "squatter") if accused else None,
         "leftover_bytes": _wasted(found, "leftover") if accused else None,
-        "unmatched_slots": sum(row["slots"] for row in document["unmatched"]) if "kubelet" in up else None,
+        "unmatched_slots": sum(row["slots"] for row in unmatched) if "kubelet" in up and told else None,
     }
 
 
@@ -164,7 +174,7 @@ def _unused(found: list[Finding], document: Document) -> int:
     return sum(min(unused, totals.get(gpu, unused)) for gpu, unused in by_gpu.items())
 
 
-def _squatters(place: int, device: Document) -> Iterator[Finding]:
+def _squatters(place: int, device: Document, node: str) -> Iterator[Finding]:
     for user in device["users"]:
         if user["unassigned"]:
             key = key_of(user)
@@ -175,11 +185,11 @@ def _squatters(place: int, device: Document) -> Iterator[Finding]:
             who = _named(device, pids) if pids or device["processes"] else _counted(user["processes"])
             yield Finding(
                 "squatter", place, device_name(device), device["uuid"], key, None, None, used, used,
-                f"uses what it was not assigned: {who}", pids=pids,
+                f"uses what it was not assigned: {who}", pids=pids, node=node,
             )  # fmt: skip
 
 
-def _leftovers(place: int, device: Document) -> Iterator[Finding]:
+def _leftovers(place: int, device: Document, node: str) -> Iterator[Finding]:
     for other in others(device):
         if other.owner == "gone":
             pids = tuple(one["pid"] for one in other.processes)
@@ -187,17 +197,17 @@ def _leftovers(place: int, device: Document) -> Iterator[Finding]:
             who = _named(device, pids) if pids else _counted(other.running)
             yield Finding(
                 "leftover", place, device_name(device), device["uuid"], other.key, None, None, used, used,
-                f"its pod is gone, and left {who}", pids=pids,
+                f"its pod is gone, and left {who}", pids=pids, node=node,
             )  # fmt: skip
 
 
 def _of_holder(
-    place: int, device: Document, holder: Document, use: _Use, now: float, idle_after_seconds: float
+    place: int, device: Document, holder: Document, use: _Use, document: Document, idle_after_seconds: float
 ) -> Iterator[Finding]:
     if holder["allocated_gpus"] == 0:
         return  # admin access: it was given nothing that it could waste
     granted, used = holder["allocated_memory_bytes"], use.memory_bytes
-    idle_seconds = None if use.last_active is None else max(now - use.last_active, 0.0)
+    idle_seconds = None if use.last_active is None else max(document["timestamp"] - use.last_active, 0.0)
     waste = max(granted - used, 0) if granted is not None and used is not None else None
     kind = why = ""
     if granted is not None and used is not None and used > granted:
@@ -215,12 +225,14 @@ def _of_holder(
         yield Finding(
             kind, place, device_name(device), device["uuid"], key_of(holder), holder["allocated_gpus"],
             granted, used, waste, why, idle_seconds=idle_seconds if kind == "idle" and use.tells_sm else None,
+            node=name_of(document),
         )  # fmt: skip
 
 
-def _use_of(document: Document, device: Document, holder: Document, idle_after_seconds: float) -> _Use | None:
+def _use_of(
+    document: Document, device: Document, holder: Document, partitioned: Container[str], idle_after_seconds: float
+) -> _Use | None:
     key = key_of(holder)
-    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
     leaves = [device]
     if device["uuid"] in partitioned:
         leaves = [one for one in document["devices"] if one["gpu_uuid"] == device["uuid"] and one is not device]
@@ -259,12 +271,21 @@ def _unmatched(document: Document) -> Iterator[Finding]:
         why = f"{row['slots']} of {row['resource']} on no device: {row['reason']}"
         yield Finding(
             "unmatched", len(document["devices"]), "", "", key_of(row), None, None, None, None, why,
-            remedy=row.get("remedy"),
+            remedy=row.get("remedy"), node=name_of(document),
         )  # fmt: skip
 
 
-def _tells_no_time(device: Document) -> bool:
-    holders = {key_of(row) for row in device["holders"]}
+def _of(namespace: str, rows: list[Document]) -> list[Document]:
+    """The rows of a namespace; all of them, where none is named."""
+    return [row for row in rows if row["namespace"] == namespace] if namespace else rows
+
+
+def _is_in(named: str, namespace: str) -> bool:
+    return not namespace or named == namespace
+
+
+def _tells_no_time(device: Document, namespace: str) -> bool:
+    holders = {key_of(row) for row in _of(namespace, device["holders"])}
     return any(user["sm_ratio"] is None for user in device["users"] if key_of(user) in holders)
 
 

@@ -112,15 +112,22 @@ def _details(found: Grants, *, used: bool) -> Iterator[str]:
 
 def _pod_row(pod: PodGrants, node: NodeGrants, unit: int, *, used: bool) -> str:
     shares = {share.index: share for share in pod.shares}
-    cells = [_share_cell(shares.get(card.index), unit, used=used) for card in node.cards]
+    cells = [_card_cell(shares.get(card.index), card, unit, used=used) for card in node.cards]
     if node.pending is not None:
-        cells.append(_share_cell(shares.get(None), unit, used=False))
+        waits = shares.get(None)
+        cells.append(_share_cell(waits, unit, used=False) if waits is not None and waits.held else "0")
     return "".join(f"{printable(one)}\t" for one in (pod.pod, pod.namespace, *cells))
 
 
-def _share_cell(share: Share | None, unit: int, *, used: bool) -> str:
-    if share is None or not (used or share.held):
-        return "0/0" if used else "0"
+def _card_cell(share: Share | None, card: Card, unit: int, *, used: bool) -> str:
+    """Who has no share of a card has nothing of it, where all that have one are known."""
+    if share is not None and (used or share.held):
+        return _share_cell(share, unit, used=used)
+    granted = "0" if card.tells_holders else UNKNOWN
+    return f"{'0' if card.tells_use else UNKNOWN}/{granted}" if used else granted
+
+
+def _share_cell(share: Share, unit: int, *, used: bool) -> str:
     granted = _text(share.allocated, unit)
     return f"{_text(share.used, unit)}{OVER if share.over else ''}/{granted}" if used else granted
 
@@ -177,11 +184,15 @@ def _node_values(node: NodeGrants) -> Document:
         "node": node.name,
         "internal_ip": node.address,
         "gpus": [
-            {"index": card.index, "uuid": card.uuid, **_amounts(card.allocated, card.total, card.used)}
+            {
+                "index": node.moved.get(card.index, card.index),
+                "uuid": card.uuid,
+                **_amounts(card.allocated, card.total, card.used),
+            }
             for card in node.cards
         ],
         "pods": [
-            {"namespace": pod.namespace, "pod": pod.pod, "gpus": [_share_values(share) for share in pod.shares]}
+            {"namespace": pod.namespace, "pod": pod.pod, "gpus": [_share_values(share, node) for share in pod.shares]}
             for pod in node.pods
         ],
         "pending_bytes": None if node.pending is None else _bytes(node.pending),
@@ -189,9 +200,9 @@ def _node_values(node: NodeGrants) -> Document:
     }
 
 
-def _share_values(share: Share) -> Document:
+def _share_values(share: Share, node: NodeGrants) -> Document:
     return {
-        "index": share.index,
+        "index": None if share.index is None else node.moved.get(share.index, share.index),
         "allocated_bytes": _bytes(share.allocated),
         "used_bytes": _bytes(share.used),
         "over": share.over,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gpumap.terminal import PIPE, Screen, cells, contained, printable, shortened, wrapped
+from gpumap.terminal import PIPE, Screen, all_contained, cells, printable, shortened, widest, wrapped
 
 _SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4))
 """Cells between columns, and cells that are left of a long name: the first of these that fits the terminal."""
@@ -55,28 +55,38 @@ class Row(NamedTuple):
 
 
 def aligned(columns: Sequence[Column], rows: Iterable[Row], shape: Shape) -> str:
-    """The table as text without an end of line."""
-    rows = list(rows)
+    """The table as text without an end of line. What can be is done by column: a cluster has 100 000 rows."""
+    rows, screen = list(rows), shape.screen
     chosen = [number for number, column in enumerate(columns) if shape.wide or not column.wide]
-    if shape.screen.columns is not None and not shape.wide and _least(columns, chosen, rows) > shape.screen.columns:
+    texts = {number: all_contained([row.cells[number] for row in rows]) for number in chosen}
+    taken = {number: widest(texts[number]) for number in chosen}
+    if screen.columns is not None and not shape.wide and _least(columns, taken) > screen.columns:
         chosen = [number for number in chosen if not columns[number].spare]
-    lines = [[contained(row.cells[number]) for number in chosen] for row in rows]
-    head = [[columns[number].title for number in chosen]] if shape.headers else []
+    lines = [[columns[number].title, *texts[number]] if shape.headers else texts[number] for number in chosen]
     sentences = columns[chosen[-1]].sentence
-    widths = [max(map(cells, column), default=0) for column in zip(*head, *lines, strict=True)]
+    widths = [max(taken[number], len(columns[number].title) if shape.headers else 0) for number in chosen]
     names = [place for place, number in enumerate(chosen) if columns[number].name]
-    widths, gap, indent = _laid_out(widths, names, shape.screen, sentences=sentences)
-    shown = [_line(titles[: len(widths)], widths, gap) for titles in head]
-    for row, line in zip(rows, lines, strict=True):
-        place = chosen.index(row.coloured) if row.coloured in chosen else None
-        said = []
-        if sentences and shape.screen.columns is not None:
-            said = list(wrapped(line[-1], shape.screen.columns - indent))
-        if said and len(widths) == len(line):
-            line = [*line[:-1], said.pop(0)]
-        shown.append(_line(line[: len(widths)], widths, gap, shape.screen, row.colour, place))
-        shown += [" " * indent + more for more in said]
-    return "\n".join(shown)
+    widths, gap, indent = _laid_out(widths, names, screen, sentences=sentences)
+    below: list[list[str]] = []
+    if sentences and screen.columns is not None:
+        below = [list(wrapped(text, screen.columns - indent)) for text in texts[chosen[-1]]]
+        if len(widths) == len(chosen):
+            lines[-1] = [*lines[-1][: len(lines[-1]) - len(rows)], *(said.pop(0) if said else "" for said in below)]
+    filled = [_filled(column, width) for column, width in zip(lines, widths, strict=False)]
+    shown = _joined(filled, gap)
+    if screen.colours:
+        cells_of = list(zip(*filled, strict=True))[len(shown) - len(rows) :]
+        places = {number: place for place, number in enumerate(chosen)}
+        shown[len(shown) - len(rows) :] = [
+            _painted(parts, gap, screen, row.colour, None if row.coloured is None else places.get(row.coloured))
+            for row, parts in zip(rows, cells_of, strict=True)
+        ]
+    if not any(below):
+        return "\n".join(shown)
+    below = [[]] * (len(shown) - len(rows)) + below
+    return "\n".join(
+        "\n".join([line, *(" " * indent + more for more in said)]) for line, said in zip(shown, below, strict=True)
+    )
 
 
 def notes(texts: Iterable[str], screen: Screen, colour: str = "") -> str:
@@ -92,15 +102,15 @@ def joined(blocks: Iterable[str]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _least(columns: Sequence[Column], chosen: Sequence[int], rows: Sequence[Row]) -> int:
-    """Cells that a table takes whose names are short, but can still be told apart."""
+def _least(columns: Sequence[Column], taken: Mapping[int, int]) -> int:
+    """Cells that a table takes whose names are short, but can still be told apart. `taken` is by column."""
     gap, shortest = _SQUEEZES[_ROOMY - 1]
-    widest = {
-        number: max([len(columns[number].title), *(cells(contained(row.cells[number])) for row in rows)])
-        for number in chosen
+    widest_of = {
+        number: max(len(columns[number].title), width)
+        for number, width in taken.items()
         if not columns[number].sentence
     }
-    least = [min(width, shortest) if columns[number].name else width for number, width in widest.items()]
+    least = [min(width, shortest) if columns[number].name else width for number, width in widest_of.items()]
     return sum(least) + gap * (len(least) - 1)
 
 
@@ -135,28 +145,25 @@ def _fitting(widths: list[int], names: Sequence[int], screen: Screen, squeezes: 
     return widths, gap
 
 
-def _line(
-    line: Sequence[str],
-    widths: Sequence[int],
-    gap: int,
-    screen: Screen = PIPE,
-    colour: str = "",
-    place: int | None = None,
-) -> str:
-    parts = list(_padded(line, widths))
-    parts[-1] = parts[-1].rstrip(" ")
+def _filled(texts: Sequence[str], width: int) -> list[str]:
+    """A column's texts, each in as many cells."""
+    if "".join(texts).isascii() and widest(texts) <= width:
+        return [text.ljust(width) for text in texts]
+    return [one + " " * (width - cells(one)) for one in (shortened(text, width) for text in texts)]
+
+
+def _joined(columns: Sequence[Sequence[str]], gap: int) -> list[str]:
+    """The lines of columns."""
+    between = " " * gap
+    return [between.join(parts).rstrip(" ") for parts in zip(*columns, strict=True)]
+
+
+def _painted(parts: Sequence[str], gap: int, screen: Screen, colour: str, place: int | None) -> str:
+    """A line whose cell at `place` has a colour, or that has it as a whole."""
+    cells_of = [*parts[:-1], parts[-1].rstrip(" ")]
     if place is not None:
-        parts[place] = screen.paint(parts[place], colour)
-    text = (" " * gap).join(parts)
+        cells_of[place] = screen.paint(cells_of[place], colour)
+    text = (" " * gap).join(cells_of)
     if place is None:
         text = screen.paint(text, colour)
     return text.rstrip(" ")
-
-
-def _padded(line: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    for text, width in zip(line, widths, strict=True):
-        taken = cells(text)
-        if taken > width:
-            text = shortened(text, width)
-            taken = cells(text)
-        yield text + " " * (width - taken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from gpumap.document import Document
+from gpumap.document import VERSION, Document
 from gpumap.look.orders import MAP_ORDERS
 from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, number, percent, ratio, size
@@ -14,12 +14,12 @@ from gpumap.look.tables.document import (
     in_order,
     key_of,
     name_of,
-    no_rows,
     others,
     pods_in,
-    troubles,
 )
+from gpumap.look.tables.known import no_rows, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.look.tables.narrowed import of_namespace
 from gpumap.look.tables.node_column import in_columns, with_node
 
 """What containers below a device may be sorted by: the first is by name; numbers stand largest first."""
@@ -48,20 +48,22 @@ COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 
 def map_table(seen: Seen, shape: Shape) -> str:
     """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
+    shown = of_namespace(seen, shape.namespace)
     rows = [
         row._replace(cells=[name_of(document), *row.cells])
-        for document in seen.documents
+        for document in shown.documents
         for row in _rows(document, shape)
     ]
     columns = with_node(_COLUMNS, seen)
     blocks = [aligned(columns, in_columns(rows, seen), shape) if rows else no_rows(seen, shape)]
-    return joined([*blocks, unmatched_table(seen, shape), notes(troubles(seen), shape.screen, "red")])
+    return joined([*blocks, unmatched_table(shown, shape), notes(troubles(seen), shape.screen, "red")])
 
 
 def map_values(seen: Seen, shape: Shape) -> Document:
     """The same for scripts: the document as it is, or those of a cluster."""
+    seen = of_namespace(seen, shape.namespace)
     if seen.fleet:
-        return {"version": 1, "nodes": list(seen.documents), "missing": list(seen.missing)}
+        return {"version": VERSION, "nodes": list(seen.documents), "missing": list(seen.missing)}
     (document,) = seen.documents
     return document
 
@@ -70,7 +72,7 @@ def map_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
     """The pods that hold or use a device, or hold slots on none."""
     found = [
         key_of(row)
-        for document in seen.documents
+        for document in of_namespace(seen, shape.namespace).documents
         for rows in (*((*one["holders"], *one["users"]) for one in document["devices"]), document["unmatched"])
         for row in rows
     ]

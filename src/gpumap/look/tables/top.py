@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
-from gpumap.document import Document
+from gpumap.document import VERSION, Document
 from gpumap.look.orders import TOP_ORDERS
 from gpumap.look.seen import Seen
-from gpumap.look.tables.amounts import UNKNOWN, age, number, percent, size
+from gpumap.look.tables.amounts import UNKNOWN, number, percent, size
 from gpumap.look.tables.document import (
     Key,
     cluster_values,
@@ -16,18 +16,18 @@ from gpumap.look.tables.document import (
     in_order,
     key_of,
     name_of,
-    no_rows,
     others,
     pods_in,
-    troubles,
 )
+from gpumap.look.tables.known import all_known, no_rows, troubles
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.look.tables.map import COLOURS
+from gpumap.look.tables.narrowed import of_namespace
 from gpumap.look.tables.node_column import in_columns, with_node
+from gpumap.look.words import age
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One row. `pid`, `type` and `name` are a single process's."""
 
     place: int
@@ -49,6 +49,14 @@ class Use:
     type: str | None = None
     name: str | None = None
     node: str = ""
+
+
+class _Place(NamedTuple):
+    """A device, its number among its node's, and the node."""
+
+    number: int
+    device: Document
+    node: str
 
 
 _BY_NUMBER: dict[str, Callable[[Use], float | None]] = {
@@ -74,10 +82,10 @@ def top_table(seen: Seen, shape: Shape) -> str:
     uses = _sorted(seen, shape)
     moments = {name_of(document): document["timestamp"] for document in seen.documents}
     columns = with_node(_PROCESS_COLUMNS if shape.processes else _COLUMNS, seen)
-    if not any(document["devices"] for document in seen.documents):
+    if not uses and (shape.namespace or not any(document["devices"] for document in seen.documents)):
         table = no_rows(seen, shape)
     elif not uses:
-        table = "Nothing is in use."
+        table = "Nothing is in use." if all_known(seen) else "Nothing is known to be in use."
     elif shape.processes:
         table = aligned(columns, in_columns(map(_process_row, uses), seen), shape)
     else:
@@ -90,7 +98,7 @@ def top_values(seen: Seen, shape: Shape) -> Document:
     """The same rows for scripts, in bytes and ratios; what is not known is null."""
     rows = []
     for use in _sorted(seen, shape):
-        row = {key: value for key, value in asdict(use).items() if key not in ("place", "node")}
+        row = {key: value for key, value in use._asdict().items() if key not in ("place", "node")}
         row |= {key: row[key] or None for key in ("namespace", "pod", "container")}
         if not shape.processes:
             row = {key: value for key, value in row.items() if key not in ("pid", "type", "name")}
@@ -98,21 +106,22 @@ def top_values(seen: Seen, shape: Shape) -> Document:
     if seen.fleet:
         return {**cluster_values(seen), "rows": rows, "missing": list(seen.missing)}
     (document,) = seen.documents
-    return {"version": 1, "timestamp": document["timestamp"], "node": document["node"], "rows": rows}
+    return {"version": VERSION, "timestamp": document["timestamp"], "node": document["node"], "rows": rows}
 
 
 def top_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
-    """The pods of the rows, in their order."""
-    return pods_in((use.namespace, use.pod, use.container) for use in _sorted(seen, shape))
+    """The pods of the rows, in their order; those that are there."""
+    uses = (use for use in _sorted(seen, shape) if use.owner != "gone")
+    return pods_in((use.namespace, use.pod, use.container) for use in uses)
 
 
 def _sorted(seen: Seen, shape: Shape) -> list[Use]:
     find = _of_processes if shape.processes else _of_containers
     uses = [
-        replace(use, node=name_of(document))
-        for document in seen.documents
+        use
+        for document in of_namespace(seen, shape.namespace).documents
         for place, device in enumerate(document["devices"])
-        for use in find(place, device)
+        for use in find(_Place(place, device, name_of(document)))
     ]
     order = shape.order or TOP_ORDERS[0]
     by: Callable[[Use], str | float | None] = {**_BY_NUMBER, **_BY_NAME}[order]
@@ -120,14 +129,14 @@ def _sorted(seen: Seen, shape: Shape) -> list[Use]:
     return in_order(uses, by, largest_first=order in _BY_NUMBER, reverse=shape.reverse)
 
 
-def _of_containers(place: int, device: Document) -> Iterator[Use]:
+def _of_containers(place: _Place) -> Iterator[Use]:
+    device = place.device
     holders = {key_of(row): row for row in device["holders"]}
     users = {key_of(row): row for row in device["users"]}
     for key in sorted({*holders, *users}):
         holder, user = holders.get(key), users.get(key) or {}
         yield _use(
             place,
-            device,
             key,
             user.get("owner") or "assigned",
             user.get("memory_bytes"),
@@ -141,7 +150,6 @@ def _of_containers(place: int, device: Document) -> Iterator[Use]:
         told = [one["sm_ratio"] for one in other.processes]
         yield _use(
             place,
-            device,
             other.key,
             other.owner,
             other.memory_bytes,
@@ -150,11 +158,11 @@ def _of_containers(place: int, device: Document) -> Iterator[Use]:
         )
 
 
-def _of_processes(place: int, device: Document) -> Iterator[Use]:
+def _of_processes(place: _Place) -> Iterator[Use]:
+    device = place.device
     for one in device["processes"]:
         yield _use(
             place,
-            device,
             key_of(one),
             one["owner"],
             one["memory_bytes"],
@@ -166,12 +174,11 @@ def _of_processes(place: int, device: Document) -> Iterator[Use]:
         )
     for owner in device["owners"]:
         if owner["owner"] in ("unaccounted", "sibling") and owner["memory_bytes"]:
-            yield _use(place, device, ("", "", ""), owner["owner"], owner["memory_bytes"])
+            yield _use(place, ("", "", ""), owner["owner"], owner["memory_bytes"])
 
 
 def _use(
-    place: int,
-    device: Document,
+    place: _Place,
     key: Key,
     owner: str,
     memory_bytes: int | None,
@@ -185,10 +192,11 @@ def _use(
     type: str | None = None,
     name: str | None = None,
 ) -> Use:
+    device = place.device
     memory = device["memory"]
     total = memory["total_bytes"] if memory else None
     return Use(
-        place,
+        place.number,
         device_name(device),
         device["uuid"],
         device["model"],
@@ -204,6 +212,7 @@ def _use(
         pid,
         type,
         name,
+        place.node,
     )
 
 
@@ -250,7 +259,7 @@ def _container_row(use: Use, now: float) -> Row:
             number(use.processes),
             _owner(use),
             size(use.granted_bytes),
-            age(None if use.last_active is None else now - use.last_active),
+            UNKNOWN if use.last_active is None else age(now - use.last_active),
             use.uuid,
             use.model or UNKNOWN,
         ],

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Iterator
 
-from gpumap.document import Document
+from gpumap.document import VERSION, Document
 from gpumap.look.orders import WASTE_ORDERS
 from gpumap.look.seen import Seen
 from gpumap.look.tables.amounts import UNKNOWN, ratio, size
-from gpumap.look.tables.document import cluster_values, few, in_order, name_of, no_rows, of_each, pods_in
+from gpumap.look.tables.document import cluster_values, few, in_order, of_each, pods_in
 from gpumap.look.tables.findings import SUMMED, Finding, findings, sums, unknown, worst_first
+from gpumap.look.tables.known import all_known, no_rows
 from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.look.tables.narrowed import of_namespace
 from gpumap.look.tables.node_column import in_columns, with_node
 from gpumap.units import counted
 
@@ -54,7 +55,8 @@ _SUMS = {
 
 def waste_table(seen: Seen, shape: Shape) -> str:
     """Findings, what cannot be known, and a last line of sums."""
-    found = _sorted(seen, shape)
+    of_nodes = _found(seen, shape)
+    found = _sorted(of_nodes, shape)
     rows = [
         Row(
             [
@@ -77,31 +79,32 @@ def waste_table(seen: Seen, shape: Shape) -> str:
     doubts = list(few(_unknown(seen, shape), seen.fleet))
     if rows:
         table = aligned(with_node(_COLUMNS, seen), in_columns(rows, seen), shape)
-    elif not any(document["devices"] for document in seen.documents):
+    elif not any(document["devices"] for document in of_namespace(seen, shape.namespace).documents):
         table = no_rows(seen, shape)
     elif _judged(seen):
-        table = "No waste was found."
+        table = "No waste was found." if all_known(seen) else "No waste was found in what is known."
     else:
         table, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
     remedies = notes((f"{one.key[1]}: {one.remedy}" for one in found if one.remedy and shape.wide), shape.screen)
     missing = notes(few(seen.missing, seen.fleet), shape.screen, "red")
-    summary = notes([_summary(found, _sums(seen, shape))], shape.screen, "bold")
+    summary = notes([_summary(found, _sums(of_nodes, shape))], shape.screen, "bold")
     return joined([table, remedies, notes(doubts, shape.screen), missing, summary])
 
 
 def waste_values(seen: Seen, shape: Shape) -> Document:
     """The same for scripts: findings, sums, and sentences on what is not known."""
-    found = [{"node": one.node, **_value(one)} if seen.fleet else _value(one) for one in _sorted(seen, shape)]
-    judged: Document = {"findings": found, "sums": _sums(seen, shape), "unknown": list(_unknown(seen, shape))}
+    of_nodes = _found(seen, shape)
+    found = [{"node": one.node, **_value(one)} if seen.fleet else _value(one) for one in _sorted(of_nodes, shape)]
+    judged: Document = {"findings": found, "sums": _sums(of_nodes, shape), "unknown": list(_unknown(seen, shape))}
     if seen.fleet:
         return {**cluster_values(seen), **judged, "missing": list(seen.missing)}
     (document,) = seen.documents
-    return {"version": 1, "timestamp": document["timestamp"], "node": document["node"], **judged}
+    return {"version": VERSION, "timestamp": document["timestamp"], "node": document["node"], **judged}
 
 
 def waste_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
-    """The pods that something was found of, in the findings' order."""
-    return pods_in(one.key for one in _sorted(seen, shape))
+    """The pods that something was found of, in the findings' order; those that are there."""
+    return pods_in(one.key for one in _sorted(_found(seen, shape), shape) if one.kind != "leftover")
 
 
 def _judged(seen: Seen) -> bool:
@@ -115,34 +118,35 @@ def _judged(seen: Seen) -> bool:
 
 
 def _unknown(seen: Seen, shape: Shape) -> Iterator[str]:
-    return of_each(seen, lambda document: unknown(document, shape.idle_after_seconds))
+    return of_each(seen, lambda document: unknown(document, shape.idle_after_seconds, shape.namespace))
 
 
-def _sums(seen: Seen, shape: Shape) -> dict[str, float | None]:
+def _sums(of_nodes: Iterable[tuple[Document, list[Finding]]], shape: Shape) -> dict[str, float | None]:
     """Of all nodes of which something is known."""
-    of_nodes = [sums(findings(document, shape.idle_after_seconds), document) for document in seen.documents]
-    found: dict[str, float | None] = {}
+    known = [sums(found, document, shape.namespace) for document, found in of_nodes]
+    added: dict[str, float | None] = {}
     for name in SUMMED:
-        told = [value for one in of_nodes if (value := one[name]) is not None]
-        found[name] = sum(told) if told else None
-    if found["idle_gpus"] is not None:
-        found["idle_gpus"] = round(found["idle_gpus"], 3)
-    return found
+        told = [value for one in known if (value := one[name]) is not None]
+        added[name] = sum(told) if told else None
+    if added["idle_gpus"] is not None:
+        added["idle_gpus"] = round(added["idle_gpus"], 3)
+    return added
 
 
 def _value(one: Finding) -> Document:
     names = dict(zip(("namespace", "pod", "container"), (part or None for part in one.key), strict=True))
-    row = {"finding": one.kind, **names, **asdict(one)}
+    row = {"finding": one.kind, **names, **one._asdict()}
     row |= {"device": one.device or None, "uuid": one.uuid or None, "pids": list(one.pids)}
     return {key: value for key, value in row.items() if key not in ("kind", "key", "place", "node")}
 
 
-def _sorted(seen: Seen, shape: Shape) -> list[Finding]:
-    found = [
-        replace(one, node=name_of(document))
-        for document in seen.documents
-        for one in findings(document, shape.idle_after_seconds)
-    ]
+def _found(seen: Seen, shape: Shape) -> list[tuple[Document, list[Finding]]]:
+    """What is found of each node."""
+    return [(one, findings(one, shape.idle_after_seconds, shape.namespace)) for one in seen.documents]
+
+
+def _sorted(of_nodes: Iterable[tuple[Document, list[Finding]]], shape: Shape) -> list[Finding]:
+    found = [one for _, of_node in of_nodes for one in of_node]
     order = shape.order or WASTE_ORDERS[0]
     if order == "severity":
         found.sort(key=worst_first)

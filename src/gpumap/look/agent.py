@@ -1,6 +1,6 @@
-"""Where the commands that look get their documents: two collections here, or a running agent, again and again.
+"""Asks a running gpumap for its map, again and again.
 
-An agent that fails is told as a FatalError in the place of its document, so that a watch can go on.
+One that fails is told as a FatalError in the place of its document, so that a watch can go on.
 """
 
 from __future__ import annotations
@@ -8,44 +8,22 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from dataclasses import replace
 
 import aiohttp
 from yarl import URL
 
-from gpumap.document import VERSION, Document, document
+from gpumap.document import VERSION, Document
 from gpumap.errors import FatalError, UsageError
 from gpumap.look.seen import Seen, Sights
+from gpumap.look.server_flags import NO_URL, without_password
 from gpumap.look.silence import why_silent
-from gpumap.settings import Settings
 
-LOCAL_INTERVAL_SECONDS = 1.0
-"""Between the two collections of a look at this node."""
-UNHURRIED_SECONDS = 5.0
-"""A source's deadline is the interval; the driver's first answer may take longer than a second."""
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
 ANSWER_BYTES_MAX = 64 << 20
 """Unpacked. The largest node's map has less than a hundredth of it."""
 _PIECE_BYTES = 1 << 16
 _PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
-
-
-async def from_node(settings: Settings, interval_seconds: float) -> Sights:
-    """Collect here. The first collection is not shown: time on the SMs, and accusations, take two."""
-    from gpumap import service
-    from gpumap.sources.nvml import worker_command
-
-    deadline_seconds = max(interval_seconds, UNHURRIED_SECONDS)
-    stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
-    settings = replace(settings, interval_seconds=deadline_seconds, stale_after_seconds=stale_after_seconds, push=False)
-    command = worker_command(settings.nvml_library or None)
-    async with service.collector(settings, command, lambda snapshot: None) as loop:
-        await loop.collect()
-        await asyncio.sleep(LOCAL_INTERVAL_SECONDS)
-        while True:
-            yield Seen((document(await loop.collect(), collect=settings.groups),))
-            await asyncio.sleep(interval_seconds)
 
 
 async def from_agent(url: str, interval_seconds: float) -> Sights:
@@ -60,7 +38,7 @@ async def from_agent(url: str, interval_seconds: float) -> Sights:
             try:
                 found = Seen((await _ask(session, address),))
             except aiohttp.InvalidURL as error:
-                raise UsageError(f"--url {url}: is not a URL") from error
+                raise UsageError(f"--url {without_password(url)}: {NO_URL}") from error
             except FatalError as error:
                 found = error
             yield found
@@ -69,13 +47,13 @@ async def from_agent(url: str, interval_seconds: float) -> Sights:
 
 def _address(url: str) -> URL:
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {url}: does not start with http:// or https://")
+        raise UsageError(f"--url {without_password(url)}: does not start with http:// or https://")
     try:
         given = URL(url)
     except ValueError:
         given = URL()
     if not given.host:
-        raise UsageError(f"--url {url}: is not a URL")
+        raise UsageError(f"--url {without_password(url)}: {NO_URL}")
     return given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
 
 

@@ -18,10 +18,11 @@ from gpumap.document import Document
 from gpumap.errors import FatalError
 from gpumap.kubectl.agents import Agent, agents_of, one_for_each_node
 from gpumap.kubectl.proxy import Proxy, has_context, proxying
-from gpumap.kubectl.reasons import by_reason, no_list, no_map
-from gpumap.look.asking import body_of, map_in
+from gpumap.kubectl.reasons import no_list, no_map
+from gpumap.look.agent import body_of, map_in
 from gpumap.look.seen import Seen, Sights
 from gpumap.look.silence import why_silent
+from gpumap.look.words import by_reason
 
 SELECTOR = "app.kubernetes.io/name=gpumap"
 """As the chart labels its pods."""
@@ -31,28 +32,28 @@ _AT_ONCE = 32
 _PAGE_PODS = 500
 
 
-class Asked(NamedTuple):
+class Scope(NamedTuple):
     """Which cluster, by kubectl's flags; where its agents are; and for which node alone, if not for all."""
 
-    kubectl_flags: tuple[str, ...] = ()
-    selector: str = SELECTOR
-    agent_namespace: str = ""
-    node: str = ""
-    request_seconds: float | None = 30.0
+    kubectl_flags: tuple[str, ...]
+    selector: str
+    agent_namespace: str
+    node: str
+    request_seconds: float | None
 
 
-async def from_cluster(asked: Asked, interval_seconds: float) -> Sights:
+async def from_cluster(scope: Scope, interval_seconds: float) -> Sights:
     """Look again and again, through one proxy; where that ended, through another.
 
     Raises FatalError where none starts.
     """
     told: set[str] = set()
     while True:
-        async with proxying(asked.kubectl_flags) as proxy, _session(proxy) as session:
+        async with proxying(scope.kubectl_flags) as proxy, _session(proxy) as session:
             while True:
                 found: Seen | FatalError
                 try:
-                    found, doubled = await _look(session, asked)
+                    found, doubled = await _look(session, scope)
                     _tell([sentence for sentence in doubled if sentence not in told])
                     told.update(doubled)
                 except FatalError as error:
@@ -70,13 +71,13 @@ def _session(proxy: Proxy) -> aiohttp.ClientSession:
     return aiohttp.ClientSession("http://localhost", connector=connector, headers=takes, auto_decompress=False)
 
 
-async def _look(session: aiohttp.ClientSession, asked: Asked) -> tuple[Seen, list[str]]:
+async def _look(session: aiohttp.ClientSession, scope: Scope) -> tuple[Seen, list[str]]:
     """What all agents answered, and who was not asked because another was. Raises FatalError where nobody answered."""
-    agents, doubled = one_for_each_node(await _agents(session, asked))
+    agents, doubled = one_for_each_node(await _agents(session, scope))
     if not agents:
-        raise FatalError(_nobody(asked))
+        raise FatalError(_nobody(scope))
     room = asyncio.Semaphore(_AT_ONCE)
-    told = await asyncio.gather(*(_map_of(session, agent, asked, room) for agent in agents))
+    told = await asyncio.gather(*(_map_of(session, agent, scope, room) for agent in agents))
     documents = [one for one in told if not isinstance(one, str)]
     reasons = [(agent.node, one) for agent, one in zip(agents, told, strict=True) if isinstance(one, str)]
     missing = tuple(by_reason(reasons))
@@ -84,18 +85,18 @@ async def _look(session: aiohttp.ClientSession, asked: Asked) -> tuple[Seen, lis
         more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{more}")
     documents.sort(key=_name)
-    return Seen(tuple(documents), missing, fleet=not asked.node), doubled
+    return Seen(tuple(documents), missing, fleet=not scope.node), doubled
 
 
-async def _agents(session: aiohttp.ClientSession, asked: Asked) -> list[Agent]:
+async def _agents(session: aiohttp.ClientSession, scope: Scope) -> list[Agent]:
     """All pods with the agents' label, a page at a time."""
-    where = f"namespaces/{asked.agent_namespace}/pods" if asked.agent_namespace else "pods"
-    parameters = {"labelSelector": asked.selector, "limit": str(_PAGE_PODS)}
-    if asked.node:
-        parameters["fieldSelector"] = f"spec.nodeName={asked.node}"
+    where = f"namespaces/{scope.agent_namespace}/pods" if scope.agent_namespace else "pods"
+    parameters = {"labelSelector": scope.selector, "limit": str(_PAGE_PODS)}
+    if scope.node:
+        parameters["fieldSelector"] = f"spec.nodeName={scope.node}"
     found: list[Agent] = []
     while True:
-        page = await _page(session, f"/api/v1/{where}", parameters, asked)
+        page = await _page(session, f"/api/v1/{where}", parameters, scope)
         try:
             found += agents_of(page["items"] or ())
             more = (page.get("metadata") or {}).get("continue")
@@ -106,18 +107,18 @@ async def _agents(session: aiohttp.ClientSession, asked: Asked) -> list[Agent]:
         parameters["continue"] = str(more)
 
 
-async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str, str], asked: Asked) -> dict[str, Any]:
-    timeout = aiohttp.ClientTimeout(total=asked.request_seconds)
+async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str, str], scope: Scope) -> dict[str, Any]:
+    timeout = aiohttp.ClientTimeout(total=scope.request_seconds)
     try:
         async with session.get(path, params=parameters, timeout=timeout) as response:
             body = await body_of(response, "the API server")
     except TimeoutError as error:
-        raise FatalError(f"the API server did not answer within {asked.request_seconds:g} s") from error
+        raise FatalError(f"the API server did not answer within {scope.request_seconds:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise FatalError(f"kubectl proxy did not answer: {why_silent(error)}") from error
     if response.status != 200:
-        why = no_list(response.status, body, of_all_namespaces=not asked.agent_namespace)
-        lost = response.status == 500 and not await asyncio.to_thread(has_context, asked.kubectl_flags)
+        why = no_list(response.status, body, of_all_namespaces=not scope.agent_namespace)
+        lost = response.status == 500 and not await asyncio.to_thread(has_context, scope.kubectl_flags)
         raise FatalError(why + (" (kubectl has no current context)" if lost else ""))
     try:
         found = json.loads(body)
@@ -129,12 +130,12 @@ async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str,
 
 
 async def _map_of(
-    session: aiohttp.ClientSession, agent: Agent, asked: Asked, room: asyncio.Semaphore
+    session: aiohttp.ClientSession, agent: Agent, scope: Scope, room: asyncio.Semaphore
 ) -> Document | str:
     """An agent's map, or why there is none: a sentence's predicate."""
     if agent.why_not:
         return f"its agent {agent.why_not}"
-    seconds = min(AGENT_SECONDS, asked.request_seconds or AGENT_SECONDS)
+    seconds = min(AGENT_SECONDS, scope.request_seconds or AGENT_SECONDS)
     try:
         async with room, session.get(agent.path, timeout=aiohttp.ClientTimeout(total=seconds)) as response:
             body = await body_of(response, "its agent")
@@ -149,10 +150,10 @@ async def _map_of(
         return f"kubectl proxy did not answer: {why_silent(error)}"
 
 
-def _nobody(asked: Asked) -> str:
-    where = f" in namespace {asked.agent_namespace}" if asked.agent_namespace else ""
-    there = f" on node {asked.node}" if asked.node else ""
-    return f"no pod{there}{where} has the label {asked.selector}: gpumap does not run there (see --agent-selector)"
+def _nobody(scope: Scope) -> str:
+    where = f" in namespace {scope.agent_namespace}" if scope.agent_namespace else ""
+    there = f" on node {scope.node}" if scope.node else ""
+    return f"no pod{there}{where} has the label {scope.selector}: gpumap does not run there (see --agent-selector)"
 
 
 def _name(found: Document) -> str:

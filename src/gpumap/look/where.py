@@ -1,0 +1,97 @@
+"""Where a command looks: at this node, at the agent of --url, or at the cluster that the server of --prometheus knows.
+
+The flags are read also where another command runs: what does the looking is imported when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from gpumap.command_line import Parser
+from gpumap.errors import UsageError
+from gpumap.flags import FLAGS
+from gpumap.logs import set_up_log
+from gpumap.look.output_flags import CLUSTER_INTERVAL, WATCH_INTERVAL, sorted_by, view_of
+from gpumap.look.server_flags import matchers_of, refuse_details, server_of, without_password
+from gpumap.settings import Settings, quiet, resolve
+
+if TYPE_CHECKING:
+    from gpumap.look.reports import Report
+    from gpumap.look.seen import Sights
+    from gpumap.look.show import View
+    from gpumap.look.tables import Shape
+
+LOOKING = ("sources", "log")
+"""What the flags are about that commands which look take."""
+_ASKS = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
+
+
+def add_url(parser: Parser) -> argparse._ArgumentGroup:
+    """Add which agent is asked, and give the group for what else may be."""
+    where = parser.add_argument_group("where from")
+    where.add_argument("--url", metavar="URL", help="a running gpumap, such as http://127.0.0.1:9401; else this node")
+    return where
+
+
+def run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "") -> int:
+    """Show it, of one of a server's nodes where `node` names one."""
+    from gpumap.look import show
+
+    often = WATCH_INTERVAL if given.prometheus is None else CLUSTER_INTERVAL
+    view = view_of(given, report, shape, _head(given, shape), often)
+    return show.run(_sights(given, view, node), view)
+
+
+def _sights(given: argparse.Namespace, view: View, node: str) -> Sights:
+    if given.prometheus is None:
+        refuse_details(given)
+    elif given.url is not None:
+        raise UsageError("--prometheus: cannot be asked together with --url")
+    if given.prometheus is not None:
+        from gpumap.look.fleet.source import from_prometheus
+
+        prepare_elsewhere(given, "--prometheus")
+        server, match = server_of(given), matchers_of("--match", given.match or "")
+        if view.shape.processes:
+            raise UsageError("--processes: is known to the node's agent alone (--url)")
+        asked = view.report.parts(view.form, view.shape)
+        return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
+    if given.url is not None:
+        from gpumap.look.agent import from_agent
+
+        prepare_elsewhere(given, "--url")
+        return from_agent(given.url, view.interval_seconds)
+    from gpumap.look import this_node
+
+    settings = prepare_here(given)
+    return this_node.from_node(settings, view.interval_seconds if view.watch else this_node.LOOK_SECONDS)
+
+
+def prepare_here(given: argparse.Namespace) -> Settings:
+    """Set up the log; give the settings of this node's sources. Raises UsageError."""
+    return _prepare(given, LOOKING)
+
+
+def prepare_elsewhere(given: argparse.Namespace, asked: str) -> None:
+    """Set up the log, where this flag has another asked. Raises UsageError for flags about this node's sources."""
+    for flag in FLAGS:
+        if flag.about == "sources" and getattr(given, flag.name.removeprefix("--").replace("-", "_")) is not None:
+            raise UsageError(f"{flag.name}: is about this node's sources, and {asked} asks {_ASKS[asked]}")
+    _prepare(given, ("log",))
+
+
+def _prepare(given: argparse.Namespace, about: tuple[str, ...]) -> Settings:
+    # --interval is how often it is shown.
+    ours = argparse.Namespace(**{name: value for name, value in vars(given).items() if name != "interval"})
+    settings = quiet(resolve(ours, os.environ, about), given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    return settings
+
+
+def _head(given: argparse.Namespace, shape: Shape) -> str:
+    """What a watch shows above its table; a password in the URL is for the server alone."""
+    places = {"--url": given.url, "--prometheus": given.prometheus}
+    asked = "".join(f" {flag} {without_password(url)}" for flag, url in places.items() if url)
+    return f"gpumap {given.command}{sorted_by(shape)}{asked}"

@@ -1,0 +1,42 @@
+"""What is said of ages, names and nodes, wherever a sentence needs it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_NODES_LISTED = 20
+
+
+def age(seconds: float) -> str:
+    """A duration as kubectl writes it: its largest part or two, as `45s`, `5m30s`, `3h`, `2d4h`."""
+    left = int(max(seconds, 0))
+    if left < 120:
+        return f"{left}s"
+    for small, large, many in (("s", "m", 60), ("m", "h", 60)):
+        whole, rest = divmod(left, many)
+        if whole < (10 if large == "m" else 8) and rest:
+            return f"{whole}{large}{rest}{small}"
+        if whole < (180 if large == "m" else 48):
+            return f"{whole}{large}"
+        left = whole
+    days, hours = divmod(left, 24)
+    return f"{days}d{hours}h" if days < 8 and hours else f"{days}d"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def of_nodes(names: Sequence[str]) -> str:
+    """Whom a sentence is about: `node a`, or `3 nodes, a, b, c`."""
+    return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"
+
+
+def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """A sentence for each reason, with the nodes that it is the reason of; of (node, reason)."""
+    nodes: dict[str, list[str]] = {}
+    for node, reason in reasons:
+        nodes.setdefault(reason, []).append(node)
+    return [f"{of_nodes(names)}: {reason}" for reason, names in nodes.items()]

@@ -1,0 +1,29 @@
+"""Certificates for servers of tests, made by openssl."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_HERE = "subjectAltName=IP:127.0.0.1"
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """One that vouches for itself at 127.0.0.1, and for others as their authority: `name`.crt and `name`.key."""
+    files = ("-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt")
+    _openssl("req", "-x509", "-days", "2", *_KEY, "-subj", f"/CN={name}", "-addext", _HERE, *files)
+
+
+def make_signed_certificate(folder: Path, name: str, authority: str) -> None:
+    """One that the folder's authority vouches for, at 127.0.0.1."""
+    request, names = folder / f"{name}.csr", folder / f"{name}.names"
+    _openssl("req", *_KEY, "-subj", f"/CN={name}", "-out", str(request), "-keyout", f"{folder}/{name}.key")
+    names.write_text(f"{_HERE}\n")
+    by = ("-CA", f"{folder}/{authority}.crt", "-CAkey", f"{folder}/{authority}.key", "-CAcreateserial")
+    made = ("-in", str(request), "-extfile", str(names), "-out", f"{folder}/{name}.crt")
+    _openssl("x509", "-req", "-days", "2", *by, *made)
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(("openssl", *arguments), check=True, capture_output=True, timeout=60)

@@ -1,0 +1,143 @@
+"""Nodes for tests of the dialects of dcgm-exporter: cards, GPU instances, and who holds and uses them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpumap.model import ContainerName, DeviceMemory, MigInstance, NvmlReading, PodUid, Uuid
+from gpumap.snapshot import (
+    ContainerOnDevice,
+    ContainerUse,
+    Gpu,
+    GpuXids,
+    Leaf,
+    Owner,
+    OwnerUse,
+    ProcessUse,
+    Snapshot,
+)
+from tests.dialect_pages import GIB, MIB
+from tests.snapshots import ACTIVITY, empty_node, gpu, pascal
+
+CARD = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52")
+SHARED = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e53")
+PARTITIONED = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e54")
+TRAINER = ContainerName("ml", "job-0", "trainer")
+P1, P2 = ContainerName("ml", "p1", "a"), ContainerName("ml", "p2", "a")
+
+
+def card(index: int = 0, uuid: Uuid = CARD, *, partitioned: bool = False, fault: str | None = None) -> Gpu:
+    made = replace(
+        gpu(index, partitioned=partitioned, fault=fault),
+        uuid=uuid,
+        pci_bus_id=f"00000000:{0x5A + index:02X}:00.0",
+        model="NVIDIA H200",
+    )
+    if made.reading is None:
+        return made
+    reading = made.reading._replace(
+        uuid=uuid,
+        memory=DeviceMemory(141 * GIB, 4 * GIB, 136 * GIB, GIB),
+        utilization_ratio=None if partitioned else 0.57,
+        power_limits_watts=(("requested", 650.0), ("default", 700.0)),
+        ecc_totals=(
+            ("corrected", "volatile", 1),
+            ("uncorrected", "volatile", 0),
+            ("corrected", "aggregate", 5),
+            ("uncorrected", "aggregate", 2),
+        ),
+        retired_pages_pending=None,
+        pcie_replays=3,
+    )
+    return replace(made, reading=reading)
+
+
+def old_card() -> Gpu:
+    """A card that retires pages, and waits for a reset to retire one more."""
+    made = replace(pascal(1), uuid=SHARED)
+    assert made.reading is not None
+    return replace(made, reading=made.reading._replace(retired_pages_pending=True))
+
+
+def use(
+    memory: int | None = 0, sm: float | None = 0.0, processes: int = 1, *, unassigned: bool = False
+) -> ContainerUse:
+    return ContainerUse(memory, memory, processes, sm, sm, None, None, unassigned=unassigned, last_active=None)
+
+
+def holder(
+    name: ContainerName,
+    uuid: Uuid = CARD,
+    of: ContainerUse | None = None,
+    *,
+    gpus: float | None = 1.0,
+    memory: int | None = None,
+) -> ContainerOnDevice:
+    return ContainerOnDevice(name, uuid, (("nvidia.com/gpu", 1),), gpus, memory, of)
+
+
+def user(
+    name: ContainerName, uuid: Uuid = CARD, memory: int | None = GIB, sm: float | None = 0.25
+) -> ContainerOnDevice:
+    return ContainerOnDevice(name, uuid, use=use(memory, sm, unassigned=True))
+
+
+def leaf(on: Gpu, *owners: OwnerUse, instance: MigInstance | None = None, memory: DeviceMemory | None = None) -> Leaf:
+    found = memory or (on.reading.memory if on.reading else None)
+    told = owners or (OwnerUse(Owner.UNKNOWN, 0, 0),)
+    return Leaf(instance.uuid if instance else on.uuid, on, instance, found, owners=told)
+
+
+def processes_of(owner: Owner, number: int = 1) -> OwnerUse:
+    return OwnerUse(owner, number * GIB, number)
+
+
+def instance(number: int, compute: int = 0, profile: str = "1g.10gb") -> MigInstance:
+    return MigInstance(Uuid(f"MIG-{number}-{compute}"), number, compute, profile, 1, None, None, activity=ACTIVITY)
+
+
+def process(name: ContainerName | None, owner: Owner = Owner.ASSIGNED, uid: str = "") -> ProcessUse:
+    return ProcessUse(7, CARD, "C", "python", owner, name, PodUid(uid), GIB, 0.5)
+
+
+def node(
+    *containers: ContainerOnDevice,
+    gpus: tuple[Gpu, ...] = (card(),),
+    leaves: tuple[Leaf, ...] | None = None,
+    processes: tuple[ProcessUse, ...] = (),
+    visible: bool = True,
+) -> Snapshot:
+    whole = tuple(leaf(one) for one in gpus if not one.partitioned)
+    return replace(
+        empty_node("node1"),
+        capabilities=(("pid_visibility", visible),),
+        processes=processes,
+        driver=NvmlReading("570.172.08", "12.8", "12.570.172.08", ()),
+        gpus=gpus,
+        leaves=tuple(
+            replace(one, holders=sum(row.holds and row.uuid == one.uuid for row in containers))
+            for one in (whole if leaves is None else leaves)
+        ),
+        containers=tuple(sorted(containers, key=lambda row: (row.name, row.uuid))),
+        xids=tuple(GpuXids(one.uuid, (), 0.0) for one in gpus),
+    )
+
+
+def sample_node() -> Snapshot:
+    """An exclusive card, one that two containers share, and one that is partitioned, with an instance that is free."""
+    cards = card(), card(1, SHARED), card(2, PARTITIONED, partitioned=True)
+    held, free = instance(3), instance(5, profile="2g.20gb")
+    memory = DeviceMemory(10 * GIB, 2 * GIB, 8 * GIB, 64 * MIB)
+    return node(
+        holder(TRAINER, of=use(3 * GIB, 0.5)),
+        holder(P1, SHARED, use(GIB, 0.25), gpus=0.5),
+        holder(P2, SHARED, use(2 * GIB + 1, 0.07), gpus=0.5),
+        holder(TRAINER, held.uuid, use(GIB, None), gpus=1 / 7, memory=memory.total_bytes),
+        gpus=cards,
+        leaves=(
+            leaf(cards[0], processes_of(Owner.ASSIGNED)),
+            leaf(cards[1], processes_of(Owner.ASSIGNED, 2)),
+            leaf(cards[2], instance=held, memory=memory),
+            leaf(cards[2], instance=free, memory=memory),
+        ),
+    )

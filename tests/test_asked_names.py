@@ -1,0 +1,32 @@
+"""What is asked of a Prometheus server is what gpumap's page has: the names of families, and their labels."""
+
+import pytest
+
+from gpumap.families import Family
+from gpumap.look.bill.counting import OF_CONTAINERS, OF_GPUS
+from gpumap.look.fleet.families import FAMILIES, NODE_INFO, SNAPSHOT
+from gpumap.metrics import GROUPS, native, self_families
+
+WRITTEN = {
+    one.name: one
+    for one in (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
+    if isinstance(one, Family)
+}
+COUNTERS = (*OF_CONTAINERS, *OF_GPUS)
+ASKED = {one.name: one.by for one in (*FAMILIES, NODE_INFO)} | {one.name: one.keys for one in COUNTERS}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_is_asked_is_on_the_page(name: str) -> None:
+    """With the labels by which its series are told apart: none falls away, and none is asked for in vain."""
+    assert sorted(ASKED[name]) == sorted(WRITTEN[name].labels)
+
+
+def test_a_bill_reads_counters() -> None:
+    """Of what it adds up each is one."""
+    assert {WRITTEN[one.name].kind for one in COUNTERS} == {"counter"}
+
+
+def test_every_gpumap_is_known_by_a_series_without_labels() -> None:
+    """So its labels are those of its target."""
+    assert WRITTEN[SNAPSHOT].labels == ()

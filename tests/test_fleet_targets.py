@@ -1,0 +1,135 @@
+"""Many targets of many clusters: whatever their labels, each node's document is what its own agent says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumap.document import document
+from gpumap.look.fleet.families import chosen
+from gpumap.look.fleet.targets import Key, Target, down_nodes, nodes_of
+from gpumap.snapshot import Snapshot
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.test_fleet import Scrape, cluster_of, named, node_of, target
+from tests.test_fleet_truth import shown_of, told_of
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_any_cluster(data: st.DataObject) -> None:
+    """Nodes of one to three clusters, whose targets have the labels that theirs have, each scraped by one or two
+    servers: every node's document is what its agent says."""
+    honour = data.draw(st.booleans())
+    scrapes: list[Scrape] = []
+    expected = {}
+    for number in range(data.draw(st.integers(1, 4))):
+        cluster = data.draw(st.sampled_from(["east", "west", "north"]))
+        kind = data.draw(st.sampled_from([target("x"), {"job": "gpumap"}, {"job": "gpumap", "namespace": "gpumap"}]))
+        snapshot = node_of(data.draw(st.sampled_from([f"gpu-{number}", "gpu-x"])), number, f"ns{number}")
+        if any(one.node.name == snapshot.node.name and of["cluster"] == cluster for one, of in scrapes):
+            continue
+        of_target = {**kind, "instance": f"{number}:1", "cluster": cluster}
+        replicas = data.draw(st.sampled_from([[""], ["a"], ["a", "b"]]))
+        scrapes += [(snapshot, {**of_target, "prometheus_replica": one} if one else of_target) for one in replicas]
+        expected[gpu_uuid(number)] = told_of(document(snapshot))
+    seen, nodes = cluster_of(*scrapes, honour=honour)
+    assert seen.missing == ()
+    found = {one["devices"][0]["uuid"]: told_of(one) for one in seen.documents}
+    assert all(one.pop("node")["name"].endswith(expected[uuid].pop("node")["name"]) for uuid, one in found.items())
+    assert found == expected
+    assert len({node.shown for node in nodes}) == len(expected)
+
+
+def test_a_node_that_is_down_in_one_of_two_clusters() -> None:
+    """That the other cluster's node of its name answers does not hide it."""
+    there = target("a:1", cluster="east", node="gpu-1")
+    _, nodes = cluster_of((node_of("gpu-1", 0), there))
+    targets = {nodes[0].keys[0]: Target(there, 0.0)}
+    downs = down_nodes([target("b:1", cluster="west", node="gpu-1"), {**there, "instance": "c:1"}], targets, nodes)
+    assert [(down.name, down.shown) for down in downs] == [("gpu-1", "west/gpu-1")]
+
+
+@pytest.mark.parametrize("honour", [True, False])
+def test_targets_whose_labels_differ(honour: bool) -> None:
+    """One has a `pod`, the other has not: a label that was not moved is a series' own, where its target has none."""
+    one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
+    seen, _ = cluster_of((one, target("a:1")), (two, {"job": "g", "instance": "b:1", "namespace": "x"}), honour=honour)
+    assert [told_of(found) for found in seen.documents] == [told_of(document(one)), told_of(document(two))]
+    assert seen.missing == ()
+
+
+@pytest.mark.parametrize("honour", [True, False])
+def test_targets_that_differ_in_their_pod_alone(honour: bool) -> None:
+    """With honoured labels a series' pod is its own: it tells no target, and rows are laid where their devices are."""
+    scrapes = [
+        (node_of(f"gpu-{number}", number), target("10.0.0.1:9401", pod=f"gpumap-{number}")) for number in range(2)
+    ]
+    seen, _ = cluster_of(*scrapes, honour=honour)
+    assert [told_of(found)["devices"] for found in seen.documents] == [
+        told_of(document(snapshot))["devices"] for snapshot, _ in scrapes
+    ]
+    assert list(chosen([scrapes[0][1]], ("instance",))) == ['instance=~"10\\\\.0\\\\.0\\\\.1:9401"']
+
+
+def seeing(*, visible: bool, later: float = 0.0) -> Snapshot:
+    """What an agent says of a card with a pod and a process of the host, that sees processes or not."""
+    pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
+    node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod, memory=40 * GIB), Process(11, gpu_uuid(0), None)])
+    node.visible = visible
+    node.collect()
+    snapshot = named(node.collect(), "gpu-1")
+    return replace(snapshot, at=snapshot.at._replace(wall=snapshot.at.wall + later))
+
+
+@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize("honour", [True, False])
+def test_two_agents_that_see_differently(sees: bool, honour: bool) -> None:
+    """The newest says what a node is like, and its owners' memory adds up to the device's."""
+    old, new = seeing(visible=not sees), seeing(visible=sees, later=5.0)
+    seen, nodes = cluster_of((old, target("a:1", service="a")), (new, target("b:1", service="b")), honour=honour)
+    assert len(nodes) == 1
+    assert told_of(seen.documents[0]) == told_of(document(new))
+    assert shown_of(seen.documents[0]) == shown_of(document(new))
+
+
+def test_two_agents_that_serve_differently() -> None:
+    """Groups that one leaves out are taken from the other one."""
+    one, two = seeing(visible=True), seeing(visible=True, later=5.0)
+    alone, _ = cluster_of((two, target("b:1", service="b")))
+    both, _ = cluster_of((one, target("a:1", service="a")), (two, target("b:1", service="b")))
+    assert both.documents == alone.documents
+
+
+def test_clusters_that_differ_in_their_job_alone() -> None:
+    """Two cards at one place are in two machines: both are shown, as nodes of two names."""
+    one, two = node_of("gpu-1", 0), renamed(node_of("gpu-1", 0, "web"))
+    seen, nodes = cluster_of((one, target("a:1", job="east")), (two, target("b:1", job="west")))
+    assert [node.shown for node in nodes] == ["east/gpu-1", "west/gpu-1"]
+    assert [len(found["devices"]) for found in seen.documents] == [1, 1]
+
+
+def renamed(snapshot: Snapshot) -> Snapshot:
+    """The same card by another uuid."""
+    other = gpu_uuid(9)
+    gpus = tuple(replace(gpu, uuid=other) for gpu in snapshot.gpus)
+    leaves = tuple(replace(leaf, uuid=other, gpu=gpus[0]) for leaf in snapshot.leaves)
+    containers = tuple(replace(row, uuid=other) for row in snapshot.containers)
+    return replace(snapshot, gpus=gpus, leaves=leaves, containers=containers, gpu_accounts=(), accounts=(), xids=())
+
+
+def test_a_gpu_that_two_nodes_have() -> None:
+    """Each is shown with its own pods, not with the other's, and the doubt is told."""
+    one, two = node_of("gpu-1", 0), node_of("gpu-2", 0)
+    seen, _ = cluster_of((one, target("a:1")), (two, target("b:1")))
+    assert seen.missing == (gpu_uuid(0),)
+    assert [told_of(found) for found in seen.documents] == [told_of(document(one)), told_of(document(two))]
+
+
+def test_nodes_stay_one_where_they_are_told_before_their_gpus() -> None:
+    """Without a word on cards, targets of one name and of no other labels are one node."""
+    targets: dict[Key, Target] = {("a",): Target(target("a:1"), 1.0), ("b",): Target(target("b:1"), 2.0)}
+    (node,) = nodes_of(targets, dict.fromkeys(targets, ("n", "")), {})
+    assert node.keys == (("b",), ("a",))

@@ -1,0 +1,215 @@
+"""What a look finds in a server's series is what the agents themselves say, and what no series tells is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumap.capture import format as on_disk
+from gpumap.capture import replay
+from gpumap.document import Document, document
+from gpumap.look.inspect.grants import grants
+from gpumap.look.seen import Seen
+from gpumap.look.tables import Shape, map_table, top_values, waste_table, waste_values
+from gpumap.look.tables.inspect import inspect_table, inspect_values
+from gpumap.metrics import GROUPS
+from gpumap.snapshot import Snapshot
+from tests.generated import nodes as made_nodes
+from tests.golden import captures
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.test_fleet import Labels, cluster_of, named, node_of, target
+
+BARE: Labels = {"job": "g", "instance": "b:1"}
+KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
+"""Targets as an operator, a static configuration and something between them label them."""
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def told_of(found: Document) -> dict[str, Any]:
+    """What series tell of a node."""
+    return {
+        "devices": {one["uuid"]: _device(one) for one in found["devices"] if _has_series(one)},
+        "gpus": {one["uuid"]: _gpu(one) for one in found["gpus"]},
+        "pods": sorted(one["pod"] for one in found["pods"]),
+        "unmatched": Counter(str(sorted(one.items())) for one in found["unmatched"]),
+        "sources": [(one["source"], one["up"], one["last_success"]) for one in found["sources"]],
+        **{name: found[name] for name in ("nameless_gpus", "driver", "capabilities", "remedies", "node", "timestamp")},
+    }
+
+
+def _has_series(device: Document) -> bool:
+    return device["gpu_uuid"] is not None or device["holders_known"] or bool(device["owners"] or device["allocatable"])
+
+
+def _device(device: Document) -> Document:
+    names = (*("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id"),)
+    found: Document = {name: device[name] for name in (*names, "allocatable", "holders", "holders_known")}
+    found["memory"] = _memory(device)
+    found["users"] = [{k: v for k, v in one.items() if "controller" not in k} for one in device["users"]]
+    owners = {one["owner"]: (one["memory_bytes"] or 0, one["processes"] or 0) for one in device["owners"]}
+    found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
+    return found | {"use_known": bool(device["owners"])}
+
+
+def _memory(one: Document) -> tuple[int, int] | None:
+    return (one["memory"]["total_bytes"], one["memory"]["used_bytes"]) if one["memory"] else None
+
+
+def _gpu(gpu: Document) -> Document:
+    names = ("index", "minor", "pci_bus_id", "model", "partitioned", "up", "fault", "remedy", "utilization_ratio")
+    return {name: gpu[name] for name in names} | {"memory": _memory(gpu)}
+
+
+def shown_of(found: Document) -> dict[str, Any]:
+    """What tables show of a node, without the names of leftovers' pods, which no series tells."""
+    seen = Seen((found,))
+    top: Counter[tuple[str, str, str]] = Counter()
+    for row in top_values(seen, Shape())["rows"]:
+        top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
+        top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
+    waste = waste_values(seen, Shape())
+    findings: Counter[str] = Counter()
+    for row in waste["findings"]:
+        of_pod = () if row["finding"] == "leftover" else ("pod", "granted_bytes", "gpus", "waste_bytes")
+        told = str([row[name] for name in ("finding", "uuid", *of_pod)])
+        findings[told] += row["used_bytes"] or 0
+    return {
+        "top": {key: value for key, value in top.items() if value},
+        "findings": dict(findings),
+        "sums": waste["sums"],
+        "inspect": inspect_values(grants(seen), ()),
+        "inspect table": inspect_table(grants(seen), details=True, used=True),
+    }
+
+
+def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
+    """The series of one node make its own document again, and all tables show the same of both."""
+    seen, _ = cluster_of((snapshot, of_target), honour=honour)
+    (found,) = seen.documents
+    own = document(snapshot)
+    assert told_of(found) == told_of(own)
+    assert shown_of(found) == shown_of(own)
+    assert seen.missing == ()
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capture", captures(), ids=lambda path: path.name)
+def test_every_capture(capture: Path) -> None:
+    """Every step of every capture: what its series tell is what its agent says."""
+    for number, snapshot in enumerate(asyncio.run(replay.snapshots(on_disk.load(capture)))):
+        of_target = KINDS[number % len(KINDS)]
+        agree(named(snapshot, "node-1", "10.0.0.1"), of_target, honour=bool(number % 2))
+
+
+@given(made_nodes(), st.sampled_from(KINDS), st.booleans(), st.sets(st.sampled_from(["kubelet", "nvml", "procfs"])))
+@settings(max_examples=60)
+def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str]) -> None:
+    """Whatever a node is like, and whichever of its sources are down."""
+    node.collect()
+    node.down |= down
+    agree(node.collect(), of_target, honour=honour)
+
+
+def test_a_gpu_without_a_device() -> None:
+    """A partitioned GPU without MIG devices, and one that never told its uuid, have their places and their say."""
+    node = TestNode([Gpu(0), Gpu(1, mig=[]), Gpu(2, fault="lost")], [], [])
+    node.collect()
+    snapshot = node.collect()
+    agree(snapshot, target("a:1"), honour=True)
+    seen, _ = cluster_of((snapshot, target("a:1")))
+    assert [gpu["index"] for gpu in seen.documents[0]["gpus"]] == [0, 1]
+    assert [gpu["index"] for gpu in seen.documents[0]["nameless_gpus"]] == [2]
+    assert ">=" in inspect_table(grants(seen))
+
+
+def test_a_kubelet_that_is_away_for_long() -> None:
+    """Who holds what is then not known, and nobody is said to hold nothing."""
+    node = TestNode([Gpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
+    node.collect()
+    node.down.add("kubelet")
+    node.collect(90)
+    snapshot = node.collect()
+    agree(snapshot, target("a:1"), honour=True)
+    seen, _ = cluster_of((snapshot, target("a:1")))
+    assert not seen.documents[0]["devices"][0]["holders_known"]
+
+
+def test_an_init_container_beside_what_nobody_can_name() -> None:
+    """It was given the device: what it uses is not taken from the device's unknown use."""
+    held: dict[str, list[str]] = {"nvidia.com/gpu": [gpu_uuid(0)]}
+    pod = Pod("ml", "train", {"main": held}, init={"fetch": held})
+    nobody = Process(11, gpu_uuid(0), None, memory=2 * GIB, readable=False)
+    node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod, container="fetch"), nobody])
+    node.collect()
+    agree(node.collect(), target("a:1"), honour=True)
+
+
+# --- what is not served -----------------------------------------------------------------------------------------------
+
+
+def names(*groups: str) -> frozenset[str]:
+    """The families of groups of --collect."""
+    return frozenset(family.name for group in groups for family in GROUPS[group])
+
+
+_SERVED = "n: its gpumap serves nothing of"
+
+
+@pytest.mark.parametrize(
+    ("dropped", "says"),
+    [
+        (names("allocation"), [f"{_SERVED} who holds its GPUs"]),
+        (names("use"), [f"{_SERVED} who uses its GPUs"]),
+        (names("device"), [f"{_SERVED} its GPUs themselves"]),
+        (names("allocation", "use"), [f"{_SERVED} who holds", f"{_SERVED} who uses"]),
+        (
+            names("allocation", "device"),
+            [f"{_SERVED} its GPUs themselves", f"which node has {gpu_uuid(0)} is not told"],
+        ),
+        (names(*GROUPS), [f"{_SERVED} its GPUs themselves"]),
+        (frozenset({"gpumap_device_info"}), [f"{_SERVED} its GPUs themselves"]),
+        (frozenset({"gpumap_allocation_slots"}), ["n: not all who hold GPU-"]),
+        (frozenset({"gpumap_container_gpu_processes"}), ["n: not all who use its GPUs"]),
+        (frozenset({"gpumap_source_up"}), ["n: its gpumap does not tell how its sources are"]),
+        (names("accounting", "health", "links", "gpm", "codec"), []),
+    ],
+)
+def test_what_is_not_served_is_said(dropped: frozenset[str], says: list[str]) -> None:
+    """Groups that are off, and families that a server drops: no zero stands for them, and the look is not whole."""
+    seen, _ = cluster_of((node_of("n", 0), target("a:1", node="n")), dropped=dropped)
+    assert len(seen.missing) == len(says), seen.missing
+    assert all(one.startswith(start) for one, start in zip(seen.missing, says, strict=True)), seen.missing
+    (found,) = seen.documents
+    for device in found["devices"]:
+        assert device["holders_known"] is ("gpumap_device_holders" not in dropped)
+        assert bool(device["owners"]) is ("gpumap_device_processes" not in dropped)
+
+
+def test_a_device_of_which_no_node_tells() -> None:
+    """It is told that who holds it cannot be laid anywhere."""
+    node = TestNode([Gpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
+    node.collect()
+    seen, _ = cluster_of((node.collect(), target("a:1")), dropped=names("device") | {"gpumap_device_holders"})
+    assert f"which node has {gpu_uuid(0)} is not told" in " ".join(seen.missing)
+
+
+def test_no_table_shows_a_zero_for_what_is_not_served() -> None:
+    """Nobody is said to hold, to use or to waste nothing, where that is not told."""
+    scrape = (node_of("n", 0), target("a:1", node="n"))
+    for group in ("allocation", "use"):
+        seen, _ = cluster_of(scrape, dropped=names(group))
+        assert None in waste_values(seen, Shape())["sums"].values(), group
+    seen, _ = cluster_of(scrape, dropped=names("allocation"))
+    assert "0/80" not in inspect_table(grants(seen))
+    assert "No waste was found" not in waste_table(seen, Shape())
+    assert map_table(seen, Shape())
