@@ -396,7 +396,7 @@ async def test_map_of_something_else() -> None:
         "other": (200, '{"version": 2}', "is no gpumap of this version"),
         "part": (200, '{"version": 1}', "is no gpumap of this version"),
         "empty": (200, "", "did not answer with JSON"),
-        "surrogate": (200, json.dumps(whole | {"node": "\ud800"}), None),
+        "surrogate": (200, json.dumps(whole | {"node": {"name": "\ud800", "internal_ip": None}}), None),
     }
 
     async def answer(request: web.Request) -> web.Response:
@@ -417,7 +417,8 @@ async def test_map_of_something_else() -> None:
             runs = (gpumap_in_loop("map", "-o", "json", "--url", f"{url}/{name}/") for name in answers)
             for (_, _, says), done in zip(answers.values(), await asyncio.gather(*runs), strict=True):
                 if says is None:
-                    assert (done.returncode, done.stderr, json.loads(done.stdout)["version"]) == (1, "", 1)
+                    assert (done.returncode, json.loads(done.stdout)["version"]) == (1, 1)
+                    assert done.stderr == "gpumap: node ?: neither its kubelet nor NVML answers\n"
                 else:
                     assert says in one_line(done, 1)
         finally:

@@ -120,8 +120,9 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
             jobs.append(job(name, url, honour=True, node=name))
         (tmp_path / "server").mkdir()
         server = running.enter_context(prometheus(tmp_path / "server", config=each_second(*jobs)))
-        eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds")) == len(serves))
-        eventually(lambda: len(server.ask("gpumap_device_holders")) > 0)
+        # A look is of a whole second of the server's clock: what came within it is not seen yet.
+        eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds offset 2s")) == len(serves))
+        eventually(lambda: len(server.ask("gpumap_device_holders offset 2s")) > 0)
         done = gpumap("inspect", "--used", "--prometheus", server.url, "-o", "json")
         found = json.loads(done.stdout)
         said = " ".join(found["missing"])

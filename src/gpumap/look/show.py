@@ -55,7 +55,7 @@ def run(sights: Sights, view: View) -> int:
 
 
 async def _show(sights: Sights, view: View) -> int:
-    """Print the first sight, or each of them. Gives 1 where a node is missing, or neither its kubelet nor NVML answers."""
+    """Print the first sight, or each. Gives 1 where a node is missing, or neither its kubelet nor NVML answers."""
     take_any_text()
     painter = _Painter(view) if view.watch else None
     try:

@@ -64,18 +64,21 @@ async def from_prometheus(
                 except FatalError as error:
                     found = error
                 yield found
+            del found
             await asyncio.sleep(interval_seconds)
 
 
 @contextlib.contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """A million rows have no cycles, and looking for some takes longer than reading them; also later, in what stays."""
+    """A million rows have no cycles, and looking for some takes longer than reading them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
+    except GeneratorExit:
+        gc.freeze()  # nobody looks again: nor shall it be searched as the process ends
+        raise
     finally:
-        gc.freeze()
         if was_on:
             gc.enable()
 
