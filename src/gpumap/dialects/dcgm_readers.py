@@ -69,21 +69,18 @@ def on_cards(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Fami
 
 def of_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
     """Of the GPU's or the GPU instance's memory, whoever uses it."""
-
-    def read(snapshot: Snapshot) -> Iterator[Series]:
-        for entity in entities(snapshot):
-            if entity.memory is not None and (found := value(entity.memory)) is not None:
-                yield Series(_labels(snapshot, entity, entity.sole), found)
-
-    return _family(name, help, read)
+    return _on_entities(name, help, lambda entity: None if entity.memory is None else value(entity.memory))
 
 
 def of_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
     """What GPM measured of the GPU's or the GPU instance's engines."""
+    return _on_entities(name, help, lambda entity: None if entity.activity is None else value(entity.activity))
 
+
+def _on_entities(name: str, help: str, value: Callable[[Entity], float | None]) -> Family:
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for entity in entities(snapshot):
-            if entity.activity is not None and (found := value(entity.activity)) is not None:
+            if (found := value(entity)) is not None:
                 yield Series(_labels(snapshot, entity, entity.sole), found)
 
     return _family(name, help, read)

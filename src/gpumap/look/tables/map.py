@@ -22,8 +22,6 @@ from gpumap.look.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.look.tables.narrowed import of_namespace
 from gpumap.look.tables.node_column import in_columns, with_node
 
-"""What containers below a device may be sorted by: the first is by name; numbers stand largest first."""
-
 _COLUMNS = (
     Column("DEVICE"),
     Column("UUID", name=True, spare=True),
