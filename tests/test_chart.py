@@ -1,11 +1,6 @@
 """The chart, rendered by a real helm: valid for Kubernetes, and never more privileged than contract.md §7 says."""
 
 import json
-import os
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -15,13 +10,10 @@ import gpumap
 from gpumap.flags import FLAGS
 from gpumap.kubectl.agents import agents_of
 from gpumap.kubectl.source import SELECTOR
-from tests.tools import tool
+from tests.chart import CHART, Manifest, container_of, helm, host_paths, pod_of, render
 
-CHART = Path(__file__).resolve().parent.parent / "charts" / "gpumap"
 KUBERNETES_VERSION = "1.36"
 BUILT_IN_KINDS = {"DaemonSet", "Service", "ServiceAccount"}
-
-Manifest = dict[str, Any]
 
 VARIATIONS: dict[str, tuple[str, ...]] = {
     "defaults": (),
@@ -82,52 +74,6 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "extraArgs=null",
     ),
 }
-
-
-def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs helm without the settings and plugins of whoever runs the tests."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HELM_", "KUBE"))}
-    return subprocess.run(
-        [tool("helm"), *arguments],
-        env=environment | {"HELM_PLUGINS": os.devnull, "KUBECONFIG": os.devnull},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def settings(values: tuple[str, ...]) -> Iterator[str]:
-    for value in values:
-        yield from ("--set", value)
-
-
-def render(*values: str, release: str = "gpumap") -> dict[str, Manifest]:
-    """What `helm install --set …` would send, by kind."""
-    done = helm("template", release, CHART, "--namespace", "monitoring", *settings(values))
-    assert done.returncode == 0, done.stderr
-    manifests: list[Manifest] = [document for document in yaml.safe_load_all(done.stdout) if document]
-    by_kind = {manifest["kind"]: manifest for manifest in manifests}
-    assert len(by_kind) == len(manifests), "one object of each kind"
-    return by_kind
-
-
-def pod_of(manifests: dict[str, Manifest]) -> Manifest:
-    pod: Manifest = manifests["DaemonSet"]["spec"]["template"]["spec"]
-    return pod
-
-
-def container_of(manifests: dict[str, Manifest]) -> Manifest:
-    container: Manifest
-    (container,) = pod_of(manifests)["containers"]
-    return container
-
-
-def host_paths(manifests: dict[str, Manifest]) -> dict[str, str]:
-    """Where each of the node's folders is mounted: path on the node → path in the container."""
-    mounts = {mount["name"]: mount["mountPath"] for mount in container_of(manifests)["volumeMounts"]}
-    volumes = pod_of(manifests)["volumes"]
-    return {volume["hostPath"]["path"]: mounts[volume["name"]] for volume in volumes if "hostPath" in volume}
 
 
 @pytest.fixture(params=VARIATIONS)
