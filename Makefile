@@ -12,11 +12,11 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check e2e tools golden protos docs pictures bench lock krew wheel clean
+.PHONY: help setup demo test check e2e tools golden protos docs manifests boards pictures bench lock krew wheel image clean
 
 help: ## Lists these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e, bench, lock and krew."
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e, bench, lock, krew and image."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 
@@ -37,7 +37,7 @@ e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbou
 	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
-tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm and kubectl into .tools/bin where PATH lacks them
+tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah and runc into .tools/bin where PATH lacks them
 	$(BIN)/python scripts/install_tools.py
 
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
@@ -46,11 +46,18 @@ golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` 
 protos: .venv/.dev ## Regenerates src/gpumap/_proto from protos/
 	$(BIN)/python scripts/generate_protos.py
 
-docs: .venv/.dev ## Rewrites the tables of docs/ from the code
-	$(BIN)/python scripts/generate_docs.py
+docs: .venv/.dev ## Rewrites the tables of docs/ and of the chart's README from the code
+	$(BIN)/python -m scripts.generate_docs
+
+manifests: .venv/.dev tools ## Rewrites the objects of deploy/ from the chart
+	$(BIN)/python -m scripts.generate_deploy
+
+boards: .venv/.dev ## Rewrites Grafana's boards in charts/gpumap/dashboards from boards/
+	$(BIN)/python -m boards
 
 pictures: .venv/.dev tools ## Takes the pictures of docs/ from the demo, some minutes long
 	$(BIN)/python -m scripts.take_picture $(ARGS)
+	$(BIN)/python -m scripts.draw_boards $(ARGS)
 
 bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 5 minutes (ARGS="P1 P6", ARGS=--long)
 	$(BIN)/python -m bench $(ARGS)
@@ -58,6 +65,7 @@ bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its 
 lock: $(UV) ## Brings the locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
 	$(COMPILE) $(ARGS) --output-file requirements.lock
 	$(COMPILE) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
+	$(COMPILE:pyproject.toml=--group image) $(ARGS) --output-file requirements-image.lock -c requirements.lock
 	$(COMPILE:pyproject.toml=bench/requirements.in) $(ARGS) --output-file bench/requirements.lock
 
 krew: .venv/.runtime ## Builds dist/krew: kubectl's plugin and its krew manifest (ARGS=--uri=…)
@@ -67,9 +75,12 @@ wheel: .venv/.runtime ## Builds dist/gpumap-*.whl
 	rm -rf build
 	$(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
+image: ## Builds the image with docker, podman or buildah (IMAGE=… PLATFORMS=… ARGS="--push -- …"); prints its size
+	$(PYTHON) scripts/build_image.py $(if $(IMAGE),--image $(IMAGE)) $(if $(PLATFORMS),--platforms $(PLATFORMS)) $(ARGS)
+
 clean: ## Removes what was built, and caches; .venv and .tools stay
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts boards bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "No $(PYTHON) here: install Python 3.11 or later, or say make PYTHON=…" >&2; exit 1; }

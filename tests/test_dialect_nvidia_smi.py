@@ -332,16 +332,6 @@ def mended() -> Iterator[dict[str, object]]:
         yield firing(alert, uuid=plain(Uuid(TITAN[1])), severity=severity)
 
 
-def native_alerts() -> Iterator[dict[str, object]]:
-    memory = "GPUMemoryAlmostFull"
-    yield firing(memory, **held_by(TRAIN, TITAN[0]), job="gpumap", severity="warning")
-    for instance_of_web in (ALONE, SHARED_1):
-        yield firing(memory, **held_by(WEB, instance_of_web.uuid), job="gpumap", severity="warning")
-    for name, uuid in ((TRAIN, TITAN[0]), (WEB, TITAN[2])):
-        yield firing("GPUHot", **held_by(name, uuid), gpu_uuid=uuid, severity="critical")
-    yield firing("GPUBusy", **held_by(TRAIN, TITAN[0]), job="gpumap", severity="warning")
-
-
 def old_alerts() -> Iterator[dict[str, object]]:
     """The one of heat alone, and it names gpumap's own pod where another could be meant."""
     for index in range(3):
@@ -363,13 +353,13 @@ def told_of_memory() -> dict[str, object]:
     return {"eval_time": "3m", "alertname": "GPUMemory", "exp_alerts": alerts}
 
 
-@pytest.mark.parametrize("which", ["dialect", "native", "old"])
+@pytest.mark.parametrize("which", ["dialect", "old"])
 def test_alerts_fire_for_what_they_say(tmp_path: Path, which: str) -> None:
     """The guide's, with the pods that hold the card; of the three old ones two stay silent on cards that are full and
     busy."""
     guides = re.findall(r"^```yaml rules\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    rules = dict(zip(("dialect", "native", "old"), (*guides, OLD_RULES), strict=True))[which]
-    expected = {"dialect": mended, "native": native_alerts, "old": old_alerts}[which]
+    rules = dict(zip(("dialect", "old"), (*guides, OLD_RULES), strict=True))[which]
+    expected = {"dialect": mended, "old": old_alerts}[which]
     query = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": "3m", "exp_samples": list(expected())}
     test: dict[str, object] = {"interval": "1m", "input_series": as_scraped(stressed()), "promql_expr_test": [query]}
     if which == "dialect":

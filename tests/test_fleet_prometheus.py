@@ -200,7 +200,8 @@ async def test_values_that_are_not_gpumaps() -> None:
             "--proc: is about this node's sources, and --prometheus asks a server about all nodes",
         ),
         (("--match", 'a="b"'), "--match: is of use with --prometheus"),
-        (("--token-file", "x", "--url", "http://b:1"), "--token-file: is of use with --prometheus"),
+        (("--timeout", "1s", "--url", "http://b:1"), "--timeout: is of use with --prometheus"),
+        (("--token-file", "x"), "--token-file: is of use with --url or --prometheus"),
         (("--prometheus", "a:1"), "--prometheus a:1: does not start with http:// or https://"),
     ],
 )

@@ -67,7 +67,7 @@ def test_the_packages_are_those_of_the_lock() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     assert all("--hash=sha256:" in locked(lock, name) for name in (*PURE, *HALF))
     left_out = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)) - {*PURE, *HALF}
-    assert left_out == {"grpcio", "nvidia-ml-py", "prometheus-client", "protobuf"}
+    assert left_out == {"bcrypt", "grpcio", "nvidia-ml-py", "prometheus-client", "protobuf"}
 
 
 def test_the_parts_that_stay_on_the_node() -> None:

@@ -230,6 +230,8 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster) -> None:
         PlayedPod("gpu-5", "gpumap-begins", (503, "the first collection is not finished\n")),
         PlayedPod("gpu-6", "gpumap-other", b'{"hello": "world"}'),
         PlayedPod("gpu-7", "gpumap-slow", hangs=True),
+        PlayedPod("gpu-8", "gpumap-closed", (401, "this page takes a user and a password\n")),
+        PlayedPod("gpu-9", "gpumap-certified", (403, "this page takes a client certificate\n")),
     ]
     cluster.api.forbidden.add(("jane", "get pods/proxy", "gpu-2"))
     done = await cluster.run("top", "-A", "--request-timeout=3s")
@@ -244,12 +246,14 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster) -> None:
         "node gpu-5: its agent answered 503: the first collection is not finished",
         "node gpu-6: its agent is no gpumap of this version",
         "node gpu-7: its agent did not answer within 3 s",
+        "node gpu-8: its agent asks for a password, which the API server does not pass on: look through `kubectl",
+        "node gpu-9: its agent asks for a client certificate, which the API server does not pass on: look through",
     ):
         assert sentence in said
     told = await cluster.run("top", "-A", "--request-timeout", "3s", "-o", "json")
     assert told.returncode == 1
-    assert len(json.loads(told.stdout)["missing"]) == 6
-    assert told.stderr.count("node gpu-") == 6
+    assert len(json.loads(told.stdout)["missing"]) == 8
+    assert told.stderr.count("node gpu-") == 8
 
 
 async def test_nobody_answers(cluster: Cluster) -> None:

@@ -223,7 +223,7 @@ def test_alerts_name_who_holds_a_partitioned_gpu_whole(fleet: Fleet) -> None:
         answer = ask(fleet["dialects"], expr, moment)
         if any(("namespace", "whole") in told for told in answer):
             named.add(alert["alert"])
-    assert named == {"GPUMemory", "GPUTemperature", "GPUMemoryAlmostFull", "GPUHot"}
+    assert named == {"GPUMemory", "GPUTemperature"}
 
 
 _HOLDER = 'namespace="ml",pod="a",container="main"'

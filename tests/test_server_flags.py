@@ -71,6 +71,10 @@ async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
             "--token-file: cannot be sent together with --header 'Authorization: …'",
         ),
         (("--ca-file", "token"), "--ca-file {files}/token: does not hold certificates in PEM form"),
+        (("--cert-file", "no"), "--cert-file {files}/no: No such file or directory"),
+        (("--cert-file", "token"), "--cert-file {files}/token: do not hold a certificate and its key in PEM form"),
+        (("--cert-file", "token", "--key-file", "no"), "--key-file {files}/no: No such file or directory"),
+        (("--key-file", "token"), "--key-file: is of use with --cert-file"),
         (("--ca-file", "no"), "--ca-file {files}/no: No such file or directory"),
         (("--header", "secret"), '--header: is not of the form "Name: value"'),
         (("--timeout", "soon"), "--timeout soon: "),
@@ -80,7 +84,7 @@ async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_mistakes(files: Path, command: tuple[str, ...], flags: tuple[str, ...], says: str) -> None:
     """One line, exit code 2, and never a secret in it."""
-    takes_file = ("--token-file", "--password-file", "--ca-file")
+    takes_file = ("--token-file", "--password-file", "--ca-file", "--cert-file", "--key-file")
     named = [
         str(files / one) if before in takes_file else one for before, one in zip(("", *flags), flags, strict=False)
     ]
@@ -119,6 +123,22 @@ async def test_an_authority_of_ones_own(tmp_path: Path, command: tuple[str, ...]
         for flags in ((), ("--ca-file", str(tmp_path / "other.crt"))):
             said = one_line(await in_loop(*where, *flags), 1)
             assert said.startswith(f"{url} did not answer: its certificate is not trusted: ")
+
+
+async def test_the_environment_says_who_asks(files: Path) -> None:
+    """Where no flag and no user in the URL does; what is of https is not heeded for http://."""
+    asked: list[web.Request] = []
+    known = {"GPUMAP_USER": "me", "GPUMAP_PASSWORD_FILE": str(files / "password"), "GPUMAP_CA_FILE": "no"}
+    async with serving(api(asked=asked)) as url:
+        for flags in ((), ("--token-file", str(files / "token")), ("--header", "Authorization: x")):
+            await in_loop("map", "--prometheus", url, *flags, **known)
+        await in_loop("map", "--prometheus", url.replace("://", "://you:there@"), **known)
+    sent = dict.fromkeys(one.headers["Authorization"] for one in asked)
+    words = (base64.b64encode(one.encode()).decode() for one in ("me:hunter 2é", "you:there"))
+    first, last = (f"Basic {word}" for word in words)
+    assert list(sent) == [first, "Bearer abc.def", "x", last]
+    said = one_line(await in_loop("map", "--url", "https://127.0.0.1:9", GPUMAP_CA_FILE="no"), 2)
+    assert said == "--ca-file no: No such file or directory"
 
 
 @pytest.mark.parametrize("flag", ["--prometheus", "--url"])

@@ -14,7 +14,7 @@ import pytest
 from gpumap.dialects import DIALECTS
 from gpumap.errors import UsageError
 from gpumap.metrics import DEFAULT_GROUPS, GROUPS
-from gpumap.settings import FLAGS, LATER_FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
+from gpumap.settings import FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
 from gpumap.units import parse_duration
 from tests.node import short_directory
 
@@ -88,6 +88,7 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--push": ("", "false", "push", True, False),
     "--nvml-release": ("", "false", "nvml_release", True, False),
     "--state-file": ("/a", "/b", "state_file", Path("/a"), Path("/b")),
+    "--web-config": ("/a.yml", "/b.yml", "web_config", Path("/a.yml"), Path("/b.yml")),
     "--log-format": ("json", "text", "log_format", "json", "text"),
     "--log-level": ("debug", "error", "log_level", "debug", "error"),
 }
@@ -235,16 +236,6 @@ def test_choices_that_are_not_known_are_refused() -> None:
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
     assert "none cannot be combined" in mistake(GPUMAP_DIALECT="native,none")
     assert '"none" is not known' in mistake("--collect", "none")
-
-
-@pytest.mark.parametrize("flag", LATER_FLAGS)
-def test_later_flags_are_refused(flag: str) -> None:
-    """A flag of the contract that is still to come is known, with and without a value, and as a variable."""
-    variable = Flag(flag, "", "", "").variable
-    for arguments in ((flag,), (flag, "x"), (f"{flag}=x",)):
-        assert mistake(*arguments) == f"{flag} is not built yet"
-    assert mistake(**{variable: "1"}) == f"{flag} (from ${variable}) is not built yet"
-    assert settle(**{variable: "false"}) == settle()
 
 
 def test_no_push_is_the_opposite_of_push() -> None:

@@ -111,12 +111,17 @@ async def serving(
         STALE_AFTER_SECONDS,
         lambda: site.seconds,
     )
-    bounds = {"patience_seconds": patience_seconds, "shutdown_seconds": 1.0}
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         async with aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=["Accept-Encoding"]) as session:
             site = Site(pages, session, f"http://127.0.0.1:{port}", port)
-            served = open_port(application(pages), listener, max_connections=max_connections, **bounds)
+            served = open_port(
+                application(pages),
+                listener,
+                patience_seconds=patience_seconds,
+                max_connections=max_connections,
+                shutdown_seconds=1.0,
+            )
             try:
                 async with served:
                     yield site

@@ -1,4 +1,4 @@
-"""Finds the programs that tests run beside gpumap (chromium, fish, helm, kubectl, prometheus, promtool, zsh).
+"""Finds the programs that tests run beside gpumap (chromium, curl, helm, prometheus, …).
 
 A machine without one skips the tests that need it, and says how to get it; under CI a missing tool is a failure,
 so that nothing is skipped there unnoticed.

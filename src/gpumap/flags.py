@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
-from gpumap.errors import UsageError
 from gpumap.metrics import DEFAULT_GROUPS, GROUPS
 
 LONGEST_DEFAULT_SHOWN = 60
@@ -106,18 +105,16 @@ FLAGS = (
     ),
     Flag("--process-metrics", "", "false", "serve gpumap_process_gpu_memory_used_bytes, a series per process"),
     Flag("--state-file", "PATH", "", "where counters of accounting and XID errors survive a restart; else they do not"),
+    Flag("--web-config", "FILE", "", "TLS, client certificates and passwords, as exporters take them; else plain HTTP"),
     Flag("--log-format", "text|json", "text", "format of the log", about="log", choices=LOG_FORMATS),
     Flag("--log-level", "LEVEL", "info", "debug, info, warning or error", about="log", choices=LOG_LEVELS),
 )
-
-LATER_FLAGS = ("--web-config",)
-"""Flags of the contract that are not built yet: known, and refused."""
 
 
 def add_flags(
     parser: argparse.ArgumentParser, about: Collection[str] = tuple(ABOUT), hidden: Collection[str] = ()
 ) -> None:
-    """Add `serve`'s flags, each about its part of --help, and those to come as known but refused.
+    """Add `serve`'s flags, each about its part of --help.
 
     What is `hidden` is taken, and not shown.
     """
@@ -126,8 +123,6 @@ def add_flags(
         for flag in FLAGS:
             if flag.about == part:
                 _add_flag(group, flag, hidden=part in hidden)
-    for name in LATER_FLAGS:
-        parser.add_argument(name, nargs="?", action=Later, help=argparse.SUPPRESS)
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> None:
@@ -148,10 +143,3 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> No
         group.add_argument(flag.name, metavar=flag.metavar, action="append", help=text)
     else:
         group.add_argument(flag.name, metavar=flag.metavar, help=text)
-
-
-class Later(argparse.Action):
-    """A flag of the contract that is not built yet."""
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise UsageError(f"{self.option_strings[0]} is not built yet")

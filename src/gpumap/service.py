@@ -42,6 +42,7 @@ from gpumap.web.pages import Pages
 if TYPE_CHECKING:
     from gpumap.sources.pods_api import PodsApiSource
     from gpumap.state_file import StateFile
+    from gpumap.web.config.watch import Watch
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
@@ -161,6 +162,7 @@ async def serve(
     Raises FatalError where for so long only a new container could see MIG devices, or the driver.
     """
     stop = stop or stop_by_signal()
+    watch = _web_config(settings)
     pages = Pages(
         families(settings),
         self_families(__version__, platform.python_version()),
@@ -174,11 +176,13 @@ async def serve(
         await _until(
             stop,
             _collect(settings, driver_command, pages, restart_after_seconds),
-            _open(settings, pages, listener),
+            _open(settings, pages, listener, watch),
         )
         log.info("stopped")
     finally:
         pages.close()
+        if watch is not None:
+            watch.close()
 
 
 async def _collect(
@@ -210,8 +214,17 @@ def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
     )
 
 
-async def _open(settings: Settings, pages: Pages, listener: socket.socket) -> None:
-    """Serve the pages for ever."""
+def _web_config(settings: Settings) -> Watch | None:
+    """Raises UsageError."""
+    if settings.web_config is None:
+        return None
+    from gpumap.web.config.watch import Watch
+
+    return Watch(settings.web_config)
+
+
+async def _open(settings: Settings, pages: Pages, listener: socket.socket, watch: Watch | None) -> None:
+    """Serve the pages for ever, to whom the web configuration lets have them."""
     from gpumap.web.app import application
     from gpumap.web.port import open_port
 
@@ -219,11 +232,20 @@ async def _open(settings: Settings, pages: Pages, listener: socket.socket) -> No
     # shall look less often, and not at what was imported.
     gc.set_threshold(GARBAGE_THRESHOLD)
     gc.freeze()
-    served = open_port(application(pages), listener, shutdown_seconds=SHUTDOWN_SECONDS)
-    async with served:
+    app = application(pages)
+    if watch is None:
+        served = open_port(app, listener, shutdown_seconds=SHUTDOWN_SECONDS)
+    else:
+        watch.guard.watch_over(app)
+        served = open_port(app, listener, tls=watch.guard.context, shutdown_seconds=SHUTDOWN_SECONDS)
+    async with served as let_go:
         host, port = listener.getsockname()[:2]
         log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
-        await asyncio.Event().wait()
+        if watch is None:
+            await asyncio.Event().wait()
+        else:
+            log.info("web config file=%s %s", settings.web_config, watch.words())
+            await watch.follow(let_go)
 
 
 async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:

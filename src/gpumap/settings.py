@@ -14,16 +14,14 @@ from typing import NamedTuple, TypeVar
 
 from gpumap.dialects import DIALECTS
 from gpumap.errors import UsageError
-from gpumap.flags import ABOUT, FLAGS, LATER_FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, Later, add_flags
+from gpumap.flags import ABOUT, FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, add_flags
 from gpumap.metrics import GROUPS
 from gpumap.units import parse_duration
 
 __all__ = [
     "ABOUT",
     "FLAGS",
-    "LATER_FLAGS",
     "Flag",
-    "Later",
     "Listen",
     "Settings",
     "add_flags",
@@ -70,6 +68,7 @@ class Settings:
     log_format: str
     log_level: str
     state_file: Path | None = None
+    web_config: Path | None = None
     own: Path = Path("/proc/self")
     """gpumap's own entry of the process tree; a capture brings another."""
 
@@ -81,8 +80,6 @@ def resolve(
 
     What the command does not use (`about` leaves it out) keeps its default, whatever the environment says.
     """
-    if "serving" in about:
-        _refuse_later(environment)
     values = _Values({flag.name: _read(flag, given, environment if flag.about in about else {}) for flag in FLAGS})
     interval_seconds = values.parse("--interval", parse_duration)
     stale_after_seconds = values.parse("--stale-after", parse_duration)
@@ -116,6 +113,7 @@ def resolve(
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
         state_file=values.parse("--state-file", _file_to_write) if values.word("--state-file") else None,
+        web_config=values.parse("--web-config", _file) if values.word("--web-config") else None,
     )
 
 
@@ -182,13 +180,6 @@ def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str])
 
 def _split(flag: Flag, text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip()) if flag.repeatable else (text,)
-
-
-def _refuse_later(environment: Mapping[str, str]) -> None:
-    for name in LATER_FLAGS:
-        variable = Flag(name, "", "", "").variable
-        if environment.get(variable, "").lower() not in ("", "0", "false"):
-            raise UsageError(f"{name} (from ${variable}) is not built yet")
 
 
 def parse_listen(text: str) -> Listen:

@@ -1,21 +1,43 @@
 {{- define "gpumap.fullname" -}}
-{{- if contains .Chart.Name .Release.Name -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride }}
+{{- else if contains $name .Release.Name -}}
 {{ .Release.Name | trunc 63 | trimSuffix "-" }}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{ printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 {{- end -}}
 
+{{/* The name is the chart's, whatever nameOverride says: `kubectl gpumap` looks for it. */}}
 {{- define "gpumap.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "gpumap.labels" -}}
+{{- define "gpumap.ownLabels" -}}
 {{ include "gpumap.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Whoever looks for the chart's objects finds them, whatever commonLabels say. */}}
+{{- define "gpumap.labels" -}}
+{{- $common := deepCopy (.Values.commonLabels | default dict) -}}
+{{ include "gpumap.ownLabels" . | fromYaml | mergeOverwrite $common | toYaml }}
+{{- end -}}
+
+{{/* `labels` of `root`'s release and `more`, which cannot overwrite them. */}}
+{{- define "gpumap.labelsWith" -}}
+{{- include "gpumap.labels" .root | fromYaml | mergeOverwrite (deepCopy (.more | default dict)) | toYaml -}}
+{{- end -}}
+
+{{/* Without the chart's version: a chart that changes nothing in the pods does not replace them. */}}
+{{- define "gpumap.podLabels" -}}
+{{- $own := include "gpumap.ownLabels" . | fromYaml -}}
+{{- $_ := unset $own "helm.sh/chart" -}}
+{{- mergeOverwrite (deepCopy (.Values.commonLabels | default dict)) (.Values.podLabels | default dict) $own | toYaml -}}
 {{- end -}}
 
 {{- define "gpumap.image" -}}
@@ -78,4 +100,16 @@ pods-api: {path: {{ printf "%s/pods-api" $root | quote }}, type: DirectoryOrCrea
 pod-logs: {path: /var/log/pods, type: DirectoryOrCreate}
 container-logs: {path: /var/log/containers, type: DirectoryOrCreate}
 {{- end }}
+{{- end -}}
+
+{{/*
+SELinux's label of the pod, as YAML; empty where the runtime chooses one. OpenShift's policy keeps the type container_t
+from connecting to the kubelet's sockets; spc_t is its type for containers that manage the node (container-selinux).
+*/}}
+{{- define "gpumap.seLinuxOptions" -}}
+{{- if .Values.seLinuxOptions -}}
+{{ toYaml .Values.seLinuxOptions }}
+{{- else if .Values.openshift.securityContextConstraints -}}
+type: spc_t
+{{- end -}}
 {{- end -}}

@@ -9,11 +9,16 @@ from gpumap.terminal import cut_off
 RULE = '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}'
 """What a Role or ClusterRole must have, besides listing pods."""
 _SAID_CHARACTERS = 400
+_ASKS = {401: "a password", 403: "a client certificate"}
+"""What an agent with a --web-config may want to see (web/config/guard.py)."""
+_BESIDE = "look through `kubectl port-forward` with `gpumap map --url` and its flags"
 
 
 def no_map(status: int, body: bytes) -> str:
     """Why a status came instead of a map: from the API server, which says so in a Status, or from the agent."""
     message = _status_message(body)
+    if message is None and status in _ASKS:
+        return f"its agent asks for {_ASKS[status]}, which the API server does not pass on: {_BESIDE}"
     if message is None:
         return f"its agent answered {status}: {cut_off(body.decode(errors='replace'), _SAID_CHARACTERS)}"
     match status:

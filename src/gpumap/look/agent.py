@@ -14,6 +14,7 @@ from yarl import URL
 
 from gpumap.document import VERSION, Document
 from gpumap.errors import FatalError, UsageError
+from gpumap.look.credentials import Credentials
 from gpumap.look.seen import Seen, Sights
 from gpumap.look.server_flags import NO_URL, without_password
 from gpumap.look.silence import why_silent
@@ -26,26 +27,31 @@ _PIECE_BYTES = 1 << 16
 _PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
 
 
-async def from_agent(url: str, interval_seconds: float) -> Sights:
+async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> Sights:
     """Ask a running gpumap again and again. Raises UsageError for what is no URL."""
-    address = _address(url)
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
     # Unpacked here, a piece at a time: a small answer may unpack to one that fills the memory.
-    takes = {"Accept-Encoding": "gzip"}
-    async with aiohttp.ClientSession(timeout=timeout, headers=takes, auto_decompress=False) as session:
+    headers = {"Accept-Encoding": "gzip", **who.headers}
+    connector = aiohttp.TCPConnector(ssl=True if who.tls is None else who.tls)
+    async with aiohttp.ClientSession(
+        timeout=timeout, headers=headers, connector=connector, auto_decompress=False
+    ) as session:
         while True:
             found: Seen | FatalError
             try:
-                found = Seen((await _ask(session, address),))
+                # What says who asks is for this address alone.
+                redirects_max = 0 if any(who) else REDIRECTS_MAX
+                found = Seen((await _ask(session, address, redirects_max, who.server_name),))
             except aiohttp.InvalidURL as error:
-                raise UsageError(f"--url {without_password(url)}: {NO_URL}") from error
+                raise UsageError(f"--url {address}: {NO_URL}") from error
             except FatalError as error:
                 found = error
             yield found
             await asyncio.sleep(interval_seconds)
 
 
-def _address(url: str) -> URL:
+def map_address(url: str) -> URL:
+    """Where an agent's map is. Raises UsageError."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url {without_password(url)}: does not start with http:// or https://")
     try:
@@ -57,12 +63,14 @@ def _address(url: str) -> URL:
     return given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
 
 
-async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
-    address = url.with_user(None)  # a password is for the server alone
+async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int, server_name: str | None) -> Document:
+    request = session.get(
+        address, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1, server_hostname=server_name
+    )
     try:
-        async with session.get(url, max_redirects=REDIRECTS_MAX + 1) as response:
+        async with request as response:
             if response.status != 200:
-                raise FatalError(f"{address} answered {response.status} {response.reason}")
+                raise FatalError(f"{address} answered {response.status} {response.reason}{_hint(response)}")
             return map_in(await body_of(response, str(address)), str(address))
     except aiohttp.TooManyRedirects as error:
         raise FatalError(f"{address} redirects too often") from error
@@ -73,9 +81,16 @@ async def _ask(session: aiohttp.ClientSession, url: URL) -> Document:
     except TimeoutError as error:
         raise FatalError(f"{address} did not answer: no answer within {REQUEST_SECONDS:g} s") from error
     except aiohttp.ClientError as error:
-        raise FatalError(f"{address} did not answer: {why_silent(error)}") from error
+        raise FatalError(f"{address} did not answer: {why_silent(error, https=address.scheme == 'https')}") from error
     except ValueError as error:
         raise FatalError(f"{address} did not answer with JSON") from error
+
+
+def _hint(response: aiohttp.ClientResponse) -> str:
+    hints = {401: ": who is asking? see --user and --password-file", 403: ": it refuses; does it ask for --cert-file?"}
+    if response.status in hints:
+        return hints[response.status]
+    return ": give the URL that answers itself" if 300 <= response.status < 400 else ""
 
 
 def map_in(body: bytes, who: str) -> Document:

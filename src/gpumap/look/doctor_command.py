@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from gpumap.command_line import Parser, add_command
 from gpumap.errors import FatalError
 from gpumap.flags import add_flags
+from gpumap.look.credentials import add_credentials
 from gpumap.look.output_flags import add_form, add_no_headers
-from gpumap.look.where import LOOKING, add_url, prepare_elsewhere, prepare_here
+from gpumap.look.server_flags import refuse_details
+from gpumap.look.where import LOOKING, add_url, prepare_elsewhere, prepare_here, sights_of_agent
 from gpumap.stopping import until_stopped
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def add_doctor(commands: Commands) -> None:
     output = doctor.add_argument_group("output")
     add_form(output, ("table", "json"))
     add_no_headers(output)
-    add_url(doctor)
+    add_credentials(add_url(doctor))
     add_flags(doctor, LOOKING)
 
 
@@ -52,10 +54,10 @@ def _doctor(given: argparse.Namespace) -> int:
 
     shape = Shape(headers=not given.no_headers)
     if given.url is not None:
-        from gpumap.look.agent import from_agent
-
         prepare_elsewhere(given, "--url")
-        return asyncio.run(until_stopped(_examine(from_agent(given.url, 0.0), None, given.output, shape)))
+        sights = sights_of_agent(given, 0.0)
+        return asyncio.run(until_stopped(_examine(sights, None, given.output, shape)))
+    refuse_details(given)
     from gpumap.look import facts, this_node
 
     settings = prepare_here(given)

@@ -52,6 +52,8 @@ class Server:
     headers: Mapping[str, str] = field(repr=False)
     tls: ssl.SSLContext | None
     timeout_seconds: float
+    server_name: str | None = None
+    """In its certificate, where that is not the name in `url`."""
 
 
 class TooMuchError(FatalError):
@@ -68,11 +70,14 @@ class Row(NamedTuple):
 class Prometheus:
     """A server to ask. `url` is shown in messages: without user and password."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: URL, timeout_seconds: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, address: URL, timeout_seconds: float, server_name: str | None
+    ) -> None:
         self.url = str(address.with_user(None).with_query(None))
         self._session = session
         self._address = address
         self._timeout_seconds = timeout_seconds
+        self._server_name = server_name
         self._room = asyncio.Semaphore(_AT_ONCE)
 
     async def instant(self, expression: str, moment: int | None = None) -> list[Row]:
@@ -106,7 +111,12 @@ class Prometheus:
     async def _ask(self, call: str, asked: Mapping[str, str]) -> Any:
         address = self._address.with_path(f"{self._address.path.rstrip('/')}/api/v1/{call}", keep_query=True)
         try:
-            async with self._room, self._session.post(address, data={**asked, **_WHOLE}, allow_redirects=False) as got:
+            async with (
+                self._room,
+                self._session.post(
+                    address, data={**asked, **_WHOLE}, allow_redirects=False, server_hostname=self._server_name
+                ) as got,
+            ):
                 body = await self._body(got)
                 if got.status != 200:
                     raise self._refusal(got, body)
@@ -178,7 +188,7 @@ class Prometheus:
     def _silence(self, error: Exception) -> FatalError:
         if isinstance(error, TimeoutError):
             return TooMuchError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
-        return FatalError(f"{self.url} did not answer: {why_silent(error)}")
+        return FatalError(f"{self.url} did not answer: {why_silent(error, https=self._address.scheme == 'https')}")
 
 
 @asynccontextmanager
@@ -187,7 +197,7 @@ async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
     timeout = aiohttp.ClientTimeout(total=server.timeout_seconds)
     connector = aiohttp.TCPConnector(ssl=True if server.tls is None else server.tls)
     async with aiohttp.ClientSession(timeout=timeout, headers=server.headers, connector=connector) as session:
-        yield Prometheus(session, URL(server.url), server.timeout_seconds)
+        yield Prometheus(session, URL(server.url), server.timeout_seconds, server.server_name)
 
 
 async def together(questions: Sequence[Awaitable[T]]) -> list[T]:

@@ -7,8 +7,8 @@ import os
 import aiohttp
 
 
-def why_silent(error: Exception) -> str:
-    """One clause for what the request raised."""
+def why_silent(error: Exception, *, https: bool = False) -> str:
+    """One clause for what the request raised, of an https:// URL or another."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientSSLError):
@@ -20,6 +20,7 @@ def why_silent(error: Exception) -> str:
         return "it does not speak HTTP; is it https://?"
     if isinstance(error, aiohttp.ClientPayloadError):
         return "its answer broke off"
-    if isinstance(error, ConnectionError):
-        return "it closed the connection; is it https://?"
+    if isinstance(error, ConnectionError | aiohttp.ServerDisconnectedError):
+        why = "does it ask for a client certificate, or not trust this one?" if https else "is it https://?"
+        return f"it closed the connection; {why}"
     return str(error) or type(error).__name__

@@ -13,6 +13,7 @@ from gpumap.command_line import Parser
 from gpumap.errors import UsageError
 from gpumap.flags import FLAGS
 from gpumap.logs import set_up_log
+from gpumap.look.credentials import credentials_of
 from gpumap.look.output_flags import CLUSTER_INTERVAL, WATCH_INTERVAL, sorted_by, view_of
 from gpumap.look.server_flags import matchers_of, refuse_details, server_of, without_password
 from gpumap.settings import Settings, quiet, resolve
@@ -59,14 +60,21 @@ def _sights(given: argparse.Namespace, view: View, node: str) -> Sights:
         asked = view.report.parts(view.form, view.shape)
         return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
     if given.url is not None:
-        from gpumap.look.agent import from_agent
-
         prepare_elsewhere(given, "--url")
-        return from_agent(given.url, view.interval_seconds)
+        return sights_of_agent(given, view.interval_seconds)
     from gpumap.look import this_node
 
     settings = prepare_here(given)
     return this_node.from_node(settings, view.interval_seconds if view.watch else this_node.LOOK_SECONDS)
+
+
+def sights_of_agent(given: argparse.Namespace, interval_seconds: float) -> Sights:
+    """The agent of --url, asked again and again. Raises UsageError."""
+    from gpumap.look.agent import from_agent, map_address
+
+    address = map_address(given.url)
+    who = credentials_of(given, os.environ, "--url", address)
+    return from_agent(address.with_user(None), interval_seconds, who)
 
 
 def prepare_here(given: argparse.Namespace) -> Settings:

@@ -1,7 +1,8 @@
 """The listening port: how many clients there may be, and how long one may keep its connection without using it.
 
-Clients that connect and say nothing, that stop within a header, or that ask for a page and do not take it are let go;
-when all places are taken the one that has been idle for longest makes room, so that accepting never stops.
+Clients that connect and say nothing, that stop within a TLS handshake or a header, or that ask for a page and do not
+take it are let go; when all places are taken the one that has been idle for longest makes room, so that accepting never
+stops.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import cast
 
 from aiohttp import http_exceptions, web
@@ -21,11 +23,21 @@ PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
 _LINGERING_SECONDS = 10.0
 """How long the rest of a request's body is waited for, after the answer; nothing here takes one."""
+_HANDSHAKE_SECONDS = 10.0
 _QUIET_SECONDS = 60.0
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what was not sent, and resets the connection."""
 
+Tls = Callable[[], ssl.SSLContext | None]
+"""What a new connection is taken with; None for plain HTTP."""
+LetGo = Callable[[Collection[asyncio.BaseTransport | None]], None]
+"""Ends all connections but these."""
+
 log = logging.getLogger("gpumap.web.port")
+
+
+def _plain() -> None:
+    return None
 
 
 @contextlib.asynccontextmanager
@@ -33,10 +45,11 @@ async def open_port(
     application: web.Application,
     listener: socket.socket,
     *,
+    tls: Tls = _plain,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     shutdown_seconds: float = 1.0,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[LetGo]:
     """Serve an application on a bound socket until the block ends; then no connection is left."""
     http_log = logging.getLogger("gpumap.http")
     if not http_log.filters:
@@ -55,9 +68,9 @@ async def open_port(
     try:
         http = cast(web.Server, runner.server)  # it is there after setup
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Client(door, http, patience_seconds), sock=listener)
+        server = await loop.create_server(lambda: _Client(door, http, tls, patience_seconds), sock=listener)
         try:
-            yield
+            yield door.let_go
         finally:
             server.close()
     finally:
@@ -78,6 +91,7 @@ class _Door:
         self._max_connections = max_connections
         self._inside: set[_Client] = set()
         self._quiet_until = 0.0
+        self._silent_until = 0.0
 
     def admit(self, client: _Client, now: float) -> None:
         """Let a client in; where all places are taken, the one idle for longest goes. That is said at times."""
@@ -93,23 +107,61 @@ class _Door:
     def leave(self, client: _Client) -> None:
         self._inside.discard(client)
 
+    def tell_refused(self, transport: asyncio.Transport, error: ssl.SSLError, now: float) -> None:
+        """Say at times that a handshake failed: asyncio lets the client have no alert that would tell it why."""
+        if now >= self._silent_until:
+            self._silent_until = now + _QUIET_SECONDS
+            peer = transport.get_extra_info("peername") or ("",)
+            why = (error.reason or "unknown").lower()
+            log.info("tls handshake failed client=%s reason=%s (told once a minute)", peer[0], why)
+
+    def let_go(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
+        """End every connection, but for those that are being answered and those that shake hands."""
+        for client in tuple(self._inside):
+            if client.served_by is not None and client.served_by not in busy:
+                client.served_by.close()
+
     def clear(self) -> None:
         for client in tuple(self._inside):
             client.abort()
 
 
 class _Client(asyncio.Protocol):
-    """A connection: passes everything on to the HTTP protocol, and ends it when what was sent is not taken."""
+    """A connection: passes everything on to the HTTP protocol, and ends it when what was sent is not taken.
 
-    __slots__ = ("_door", "_http", "_loop", "_make_http", "_patience_seconds", "_transport", "_untaken", "last_heard")
+    It is a client from the moment that it connected: its TLS handshake takes place inside the door.
+    """
 
-    def __init__(self, door: _Door, make_http: Callable[[], asyncio.Protocol], patience_seconds: float) -> None:
+    __slots__ = (
+        "_door",
+        "_early",
+        "_handshake",
+        "_http",
+        "_loop",
+        "_make_http",
+        "_patience_seconds",
+        "_tls",
+        "_transport",
+        "_untaken",
+        "last_heard",
+        "served_by",
+    )
+
+    def __init__(
+        self, door: _Door, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
+    ) -> None:
         self._door = door
         self._make_http = make_http
+        self._tls = tls
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
         self.last_heard = self._loop.time()
+        self.served_by: asyncio.Transport | None = None
+        """What its pages are sent by, once it may ask for some: over TLS not the transport that it connected with."""
         self._http: asyncio.Protocol | None = None
+        self._handshake: asyncio.Task[None] | None = None
+        self._early = b""
+        """What came with the end of the handshake, before its task knew."""
         self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,13 +169,55 @@ class _Client(asyncio.Protocol):
         self._door.admit(self, self._loop.time())
         # "Paused" is then whenever the peer has not taken all: also after the connection was closed on our side.
         transport.set_write_buffer_limits(high=0)
+        context = self._tls()
+        if context is None:
+            self._begin(transport)
+        else:
+            transport.pause_reading()
+            self._handshake = self._loop.create_task(self._shake_hands(transport, context))
+
+    async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        seconds = min(_HANDSHAKE_SECONDS, self._patience_seconds)
+        secured = None
+        try:
+            secured = await self._loop.start_tls(
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        except ssl.SSLError as error:
+            self._door.tell_refused(transport, error, self._loop.time())
+        except OSError:
+            pass  # it went away, or had no end
+        finally:
+            self._handshake = None
+            if secured is None:
+                self._door.leave(self)
+        if secured is None or secured.is_closing():
+            return
+        if self._tls() is not context:  # there is another since it began: the next connection is taken with that
+            secured.close()
+        else:
+            secured.set_write_buffer_limits(high=1)  # with 0 asyncio's TLS would pause while there is nothing to send
+            self._begin(secured)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self.served_by = transport
         self._http = self._make_http()
         self._http.connection_made(transport)
+        if self._early:
+            self._http.data_received(self._early)
+            self._early = b""
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = self._loop.time()
         if self._http is not None:
             self._http.data_received(data)
+        elif self._handshake is not None:
+            self._early += data
 
     def eof_received(self) -> bool | None:
         return self._http.eof_received() if self._http is not None else None
@@ -141,6 +235,8 @@ class _Client(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._door.leave(self)
+        if self._handshake is not None:
+            self._handshake.cancel()
         if self._untaken is not None:
             self._untaken.cancel()
         if self._http is not None:

@@ -1,0 +1,309 @@
+"""GPU Fleet: what there is, who holds it, what of it computes, over nodes and clusters.
+
+Its queries take the records of rules/fleet.yaml where they are, so that it also works on a server that holds nothing
+else.
+"""
+
+from __future__ import annotations
+
+from boards import queries as q
+from boards.links import CLUSTERED, TO_NAMESPACE, TO_NODE, TO_POD
+from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table, Variable
+
+NAMESPACES = f'{q.CLUSTER}, namespace=~"$namespace"'
+IN_NAMESPACE, ON_NODE = "cluster, namespace", "cluster, node"
+
+
+def of_namespace(name: str) -> str:
+    raw = f"sum by ({IN_NAMESPACE}) ({q.most(name, q.BY_HOLDER, NAMESPACES)})"
+    return q.recorded(f"cluster_namespace:{name}:sum", IN_NAMESPACE, NAMESPACES, raw)
+
+
+def speed_of_namespace(name: str) -> str:
+    raw = f"sum by ({IN_NAMESPACE}) ({q.rate(f'{name}_total', q.BY_HOLDER, NAMESPACES, '5m')})"
+    return q.recorded(f"cluster_namespace:{name}:rate5m", IN_NAMESPACE, NAMESPACES, raw)
+
+
+def of_node(record: str, raw: str) -> str:
+    return q.recorded(f"cluster_node:{record}", ON_NODE, q.CLUSTER, raw)
+
+
+GPUS = of_node("gpumap_gpu_up:count", f"count by ({ON_NODE}) ({q.most('gpumap_gpu_up', q.BY_DEVICE, q.CLUSTER)})")
+ANSWERING = of_node("gpumap_gpu_up:sum", f"sum by ({ON_NODE}) ({q.most('gpumap_gpu_up', q.BY_DEVICE, q.CLUSTER)})")
+HELD_ON_NODE = of_node(
+    "gpumap_container_allocated_gpus:sum",
+    f"sum by ({ON_NODE}) ({q.most('gpumap_container_allocated_gpus', q.BY_HOLDER, q.CLUSTER)})",
+)
+COMPUTING_ON_NODE = of_node(
+    "gpumap_container_sm_seconds:rate5m",
+    f"sum by ({ON_NODE}) ({q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, q.CLUSTER, '5m')})",
+)
+MEMORY_OF_NODE, USED_OF_NODE = (
+    of_node(f"{name}:sum", f"sum by ({ON_NODE}) ({q.memory_of_gpus(name, q.CLUSTER)})")
+    for name in ("gpumap_device_memory_total_bytes", "gpumap_device_memory_used_bytes")
+)
+POWER_OF_NODE = of_node(
+    "gpumap_gpu_energy_joules:rate5m",
+    f"sum by ({ON_NODE}) ({q.rate('gpumap_gpu_energy_joules_total', q.BY_DEVICE, q.CLUSTER, '5m')})",
+)
+HELD = of_namespace("gpumap_container_allocated_gpus")
+USED = of_namespace("gpumap_container_gpu_memory_used_bytes")
+GRANTED = q.recorded(
+    "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum",
+    IN_NAMESPACE,
+    NAMESPACES,
+    f"sum by ({IN_NAMESPACE}) ({q.grants(NAMESPACES, q.CLUSTER)})",
+)
+COMPUTING = speed_of_namespace("gpumap_container_sm_seconds")
+UNUSED = q.recorded(
+    "cluster_namespace:gpumap_container_unused_gpu_memory_bytes:sum",
+    IN_NAMESPACE,
+    NAMESPACES,
+    f"sum by ({IN_NAMESPACE}) ({q.unused(NAMESPACES, q.CLUSTER)})",
+)
+IDLE = q.recorded(
+    "cluster_namespace:gpumap_container_idle_gpu_seconds:rate5m",
+    IN_NAMESPACE,
+    NAMESPACES,
+    f"sum by ({IN_NAMESPACE}) (clamp_min("
+    f"{q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
+    f" - {q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}, 0)"
+    f" and on ({q.BY_HOLDER}) {q.most('gpumap_container_sm_utilization_ratio', q.BY_HOLDER, NAMESPACES)})",
+)
+OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.CLUSTER)
+TAKEN = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.CLUSTER)
+MODELS = q.recorded(
+    "cluster_model:gpumap_gpu:count",
+    "cluster, model",
+    q.CLUSTER,
+    f"count by (cluster, model) (count by ({q.BY_DEVICE}, model) ({q.names_of_gpus(q.CLUSTER)}))",
+)
+
+NOW = Row(
+    "The fleet now",
+    (
+        Stat(
+            title="Nodes",
+            about="Nodes with a gpumap that tells of GPUs.",
+            query=f"count({GPUS})",
+            width=3,
+        ),
+        Stat(
+            title="GPUs",
+            about="Physical GPUs that gpumap knows, also those that do not answer.",
+            query=f"sum({GPUS})",
+            width=3,
+        ),
+        Stat(
+            title="GPUs not answering",
+            about="Lost, hung or in need of a reset: GPU Health has which. Absent: no node was scraped.",
+            query=f"sum({GPUS} - {ANSWERING})",
+            steps=((1, RED),),
+            width=3,
+        ),
+        Stat(
+            title="GPUs held",
+            about="Shares of GPUs that containers were given, added up.",
+            query=f"sum({HELD_ON_NODE})",
+            decimals=1,
+            width=3,
+        ),
+        Stat(
+            title="GPUs computing",
+            about="SM time of all containers, in whole GPUs. MIG devices tell none.",
+            query=f"sum({COMPUTING_ON_NODE})",
+            decimals=1,
+            width=3,
+        ),
+        Stat(
+            title="Memory in use",
+            about="Used over all memory, whoever uses it.",
+            query=f"sum({USED_OF_NODE}) / sum({MEMORY_OF_NODE})",
+            unit="percentunit",
+            decimals=0,
+            width=3,
+        ),
+        Stat(
+            title="Granted, unused",
+            about="Memory that containers were given and do not use. Where sharing grants none, nothing counts.",
+            query=f"sum({UNUSED})",
+            unit="bytes",
+            width=3,
+        ),
+        Stat(
+            title="Power",
+            about="Of all GPUs, by their energy counters over five minutes.",
+            query=f"sum({POWER_OF_NODE})",
+            unit="watt",
+            width=3,
+        ),
+    ),
+)
+
+OVER_TIME = Row(
+    "Over time",
+    (
+        Curves(
+            title="GPUs: there, held, computing",
+            about="Physical GPUs, the shares of them that are held, and SM time in whole GPUs (MIG tells none).",
+            queries=(
+                Query(f"sum({GPUS})", "there"),
+                Query(f"sum({HELD_ON_NODE})", "held"),
+                Query(f"sum({COMPUTING_ON_NODE})", "computing"),
+            ),
+        ),
+        Curves(
+            title="Memory: there, granted, used",
+            about="Memory of all GPUs; what containers were given of it (nothing where sharing grants none); what is"
+            " in use, whoever uses it.",
+            queries=(
+                Query(f"sum({MEMORY_OF_NODE})", "there"),
+                Query(f"sum({GRANTED})", "granted"),
+                Query(f"sum({USED_OF_NODE})", "used"),
+            ),
+            unit="bytes",
+        ),
+        Curves(
+            title="GPUs held, by namespace",
+            about="Shares of GPUs that the namespace's containers were given.",
+            queries=(Query(f"sum by ({IN_NAMESPACE}) ({HELD})", "{{namespace}}"),),
+            stacked=True,
+            link=TO_NAMESPACE,
+        ),
+        Curves(
+            title="GPUs computing, by namespace",
+            about="SM time of the namespace's containers, in whole GPUs. Absent where no driver tells it (MIG).",
+            queries=(Query(f"sum by ({IN_NAMESPACE}) ({COMPUTING})", "{{namespace}}"),),
+            stacked=True,
+            link=TO_NAMESPACE,
+        ),
+    ),
+)
+
+BY_NAMESPACE = Row(
+    "Who has it",
+    (
+        Table(
+            title="Namespaces",
+            about="Not computing is what is held less SM time, container by container, as far as SM time is known. An"
+            " empty cell is not known: granted where sharing grants no memory, computing on MIG.",
+            keys=(Key("cluster", "Cluster"), Key("namespace", "Namespace", TO_NAMESPACE)),
+            columns=(
+                Column(HELD, "GPUs held", decimals=2),
+                Column(COMPUTING, "Computing", decimals=2),
+                Column(IDLE, "Not computing", decimals=2),
+                Column(GRANTED, "Granted", unit="bytes"),
+                Column(USED, "Used", unit="bytes"),
+                Column(UNUSED, "Unused", unit="bytes"),
+                Column(speed_of_namespace("gpumap_container_energy_joules"), "Power", unit="watt"),
+            ),
+            sorted_by="Not computing",
+            width=14,
+        ),
+        Table(
+            title="Longest idle",
+            about="The fifty containers that have held a device for the longest time without computing on it.",
+            keys=(
+                Key("cluster", "Cluster"),
+                Key("namespace", "Namespace", TO_NAMESPACE),
+                Key("pod", "Pod", TO_POD),
+                Key("container", "Container"),
+                Key("node", "Node", TO_NODE),
+                Key("uuid", "uuid"),
+            ),
+            columns=(
+                Column(
+                    "topk(50, time() - ("
+                    f"{q.most('gpumap_container_last_active_timestamp_seconds', q.BY_HOLDER, NAMESPACES)}"
+                    f" and on ({q.BY_HOLDER}) {q.most('gpumap_allocation_info', q.BY_HOLDER, NAMESPACES)}))",
+                    "Idle for",
+                    unit="s",
+                    steps=((1800, YELLOW), (21600, RED)),
+                ),
+            ),
+            sorted_by="Idle for",
+            width=10,
+        ),
+    ),
+)
+
+WHERE = Row(
+    "Where it is",
+    (
+        Table(
+            title="Nodes",
+            about="An empty cell is not known: computing where all is MIG, used where no card answers.",
+            keys=(Key("cluster", "Cluster"), Key("node", "Node", TO_NODE)),
+            columns=(
+                Column(GPUS, "GPUs", decimals=0),
+                Column(f"{GPUS} - {ANSWERING}", "Do not answer", decimals=0, steps=((1, RED),)),
+                Column(HELD_ON_NODE, "Held", decimals=2),
+                Column(COMPUTING_ON_NODE, "Computing", decimals=2),
+                Column(MEMORY_OF_NODE, "Memory", unit="bytes"),
+                Column(USED_OF_NODE, "Used", unit="bytes"),
+                Column(f"{USED_OF_NODE} / {MEMORY_OF_NODE}", "Used of memory", unit="percentunit", gauge=True),
+                Column(POWER_OF_NODE, "Power", unit="watt"),
+            ),
+            sorted_by="GPUs",
+            width=14,
+        ),
+        Table(
+            title="Slots",
+            about="What the kubelets offer on GPUs, by resource, and what is held of it. Free slots of a shared card"
+            " are no free card.",
+            keys=(Key("resource", "Resource"),),
+            columns=(
+                Column(f"sum by (resource) ({OFFERED})", "Offered", decimals=0),
+                Column(f"sum by (resource) ({TAKEN})", "Held", decimals=0),
+                Column(
+                    f"sum by (resource) ({TAKEN}) / sum by (resource) ({OFFERED})",
+                    "Held of offered",
+                    unit="percentunit",
+                    steps=((0.8, YELLOW), (1, RED)),
+                    gauge=True,
+                ),
+            ),
+            sorted_by="Held of offered",
+            width=10,
+        ),
+        Curves(
+            title="GPUs by model",
+            about="Physical GPUs that the nodes have.",
+            queries=(Query(f"sum by (model) ({MODELS})", "{{model}}"),),
+            stacked=True,
+        ),
+        Curves(
+            title="Utilization of nodes",
+            about="Time that any kernel ran, mean over the node's GPUs that tell it: those that are not partitioned.",
+            queries=(
+                Query(
+                    of_node(
+                        "gpumap_gpu_utilization_ratio:sum",
+                        f"sum by ({ON_NODE}) ({q.most('gpumap_gpu_utilization_ratio', q.BY_DEVICE, q.CLUSTER)})",
+                    )
+                    + " / "
+                    + of_node(
+                        "gpumap_gpu_utilization_ratio:count",
+                        f"count by ({ON_NODE}) ({q.most('gpumap_gpu_utilization_ratio', q.BY_DEVICE, q.CLUSTER)})",
+                    ),
+                    "{{node}}",
+                ),
+            ),
+            unit="percentunit",
+            most=1,
+            link=TO_NODE,
+        ),
+    ),
+)
+
+BOARD = Board(
+    uid="gpumap-fleet",
+    title="GPU Fleet",
+    about="What GPUs there are, who holds them, and what of it computes, over nodes and clusters.",
+    variables=(
+        *CLUSTERED,
+        Variable("namespace", "Namespace", f"label_values(gpumap_pod_info{{{q.CLUSTER}}}, namespace)"),
+    ),
+    rows=(NOW, OVER_TIME, BY_NAMESPACE, WHERE),
+    since="now-6h",
+)

@@ -1,0 +1,100 @@
+"""The row on gpumap itself of the board GPU Health: its sources, what it misses, and what it cannot place."""
+
+from __future__ import annotations
+
+from boards import queries as q
+from boards.links import NODE_KEY
+from boards.panels import GREEN, NONE, YELLOW, Column, Curves, Key, Query, Row, Table
+
+SOURCES = "cluster, node, source"
+
+ROW = Row(
+    "gpumap itself",
+    (
+        Curves(
+            title="Errors of sources",
+            about="What went wrong in asking a source, per second, by reason. docs/remedies.md says what to do about"
+            " each.",
+            queries=(
+                Query(
+                    "sum by (source, reason) ("
+                    + q.rate("gpumap_source_errors_total", f"{SOURCES}, reason", q.NODE)
+                    + ")",
+                    "{{source}} {{reason}}",
+                ),
+            ),
+            unit="ops",
+            width=8,
+        ),
+        Curves(
+            title="Time to ask a source",
+            about="Mean of an attempt, of all nodes.",
+            queries=(
+                Query(
+                    f"sum by (source) ({q.rate('gpumap_source_duration_seconds_sum', SOURCES, q.NODE)})"
+                    f" / sum by (source) ({q.rate('gpumap_source_duration_seconds_count', SOURCES, q.NODE)})",
+                    "{{source}}",
+                ),
+            ),
+            unit="s",
+            width=8,
+        ),
+        Curves(
+            title="Not listened, not measured",
+            about="Share of the time, mean over GPUs: not heard is time without an ear for XID errors, not charged is"
+            " time that nobody was charged for. 0 is right.",
+            queries=(
+                Query(f"avg({q.rate('gpumap_xid_blind_seconds_total', q.BY_DEVICE, q.GPU)})", "not heard"),
+                Query(f"avg({q.rate('gpumap_accounting_gap_seconds_total', q.BY_DEVICE, q.GPU)})", "not charged"),
+            ),
+            unit="percentunit",
+            width=8,
+        ),
+        Table(
+            title="Slots on no device",
+            about="What the kubelet gave away that stands for no device that NVML knows, and why. docs/remedies.md has"
+            " more.",
+            keys=(
+                Key("cluster", "Cluster"),
+                NODE_KEY,
+                Key("namespace", "Namespace"),
+                Key("pod", "Pod"),
+                Key("container", "Container"),
+                Key("resource", "Resource"),
+                Key("reason", "Why"),
+            ),
+            columns=(
+                Column(
+                    q.most(
+                        "gpumap_unmatched_slots", "cluster, node, namespace, pod, container, resource, reason", q.NODE
+                    )
+                    + " > 0",
+                    "Slots",
+                    decimals=0,
+                ),
+            ),
+            sorted_by="Slots",
+            absent=NONE,
+            width=12,
+            height=7,
+        ),
+        Table(
+            title="What gpumap can do on each node",
+            about="1 is yes. 0: a privilege or the driver is missing; docs/remedies.md says which. `gpumap doctor`"
+            " tells more.",
+            keys=(Key("cluster", "Cluster"), NODE_KEY, Key("capability", "Capability")),
+            columns=(
+                Column(
+                    q.most("gpumap_capability", "cluster, node, capability", q.NODE),
+                    "Can",
+                    decimals=0,
+                    steps=((0, YELLOW), (1, GREEN)),
+                ),
+            ),
+            sorted_by="Can",
+            rising=True,
+            width=12,
+            height=7,
+        ),
+    ),
+)

@@ -1,0 +1,19 @@
+"""Variables that boards have in common, and the ways from a row of one board to another."""
+
+from __future__ import annotations
+
+from boards import queries as q
+from boards.panels import Key, Link, Variable
+
+CLUSTERED = (Variable("cluster", "Cluster", "label_values(gpumap_build_info, cluster)"),)
+NODES = Variable("node", "Node", f"label_values(gpumap_build_info{{{q.CLUSTER}}}, node)")
+UUIDS = Variable("uuid", "Device", f"label_values(gpumap_device_info{{{q.NODE}}}, uuid)")
+
+_IN_NAMESPACE = (("namespace", "namespace"),)
+_ON_NODE = (("node", "node"),)
+TO_NAMESPACE = Link("This namespace in GPU App", "gpumap-app", _IN_NAMESPACE)
+TO_POD = Link("This pod in GPU App", "gpumap-app", (*_IN_NAMESPACE, ("pod", "pod")))
+TO_NODE = Link("This node in GPU Node", "gpumap-node", _ON_NODE)
+TO_CARD = Link("This device in GPU Node", "gpumap-node", (*_ON_NODE, ("uuid", "uuid")))
+TO_HEALTH = Link("This GPU in GPU Health", "gpumap-health", (*_ON_NODE, ("gpu", "uuid")))
+NODE_KEY = Key("node", "Node", TO_NODE)

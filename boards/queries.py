@@ -1,0 +1,120 @@
+"""Parts of queries that the boards share.
+
+Each asks `max by (…)` of the labels that make a series one thing, so that a node which two gpumaps serve, or two
+targets tell of, counts once. `cluster` is a label of the reader's own, and need not be there: its "All" is `.*`, which
+no label fits too.
+"""
+
+from __future__ import annotations
+
+CLUSTER = 'cluster=~"$cluster"'
+NODE = f'{CLUSTER}, node=~"$node"'
+DEVICE = f'{NODE}, uuid=~"$uuid"'
+POD = f'{DEVICE}, namespace=~"$namespace", pod=~"$pod"'
+GPU = f'{NODE}, uuid=~"$gpu"'
+
+BY_DEVICE = "cluster, node, uuid"
+BY_HOLDER = "cluster, node, namespace, pod, container, uuid"
+
+
+def most(name: str, by: str, where: str) -> str:
+    """A gauge, once for each thing."""
+    return f"max by ({by}) ({name}{{{where}}})"
+
+
+def rate(name: str, by: str, where: str, window: str = "$__rate_interval") -> str:
+    """A counter's increase in a second, once for each thing."""
+    return f"max by ({by}) (rate({name}{{{where}}}[{window}]))"
+
+
+def increase(name: str, by: str, where: str) -> str:
+    """A counter's increase in the time range, once for each thing."""
+    return f"max by ({by}) (increase({name}{{{where}}}[$__range]))"
+
+
+def happened(name: str, by: str, where: str) -> str:
+    """How often it happened in the time range, in whole numbers.
+
+    increase() stretches what it saw, and does not see the first event of a series that begins at 1.
+    """
+    last = f"max by ({by}) (last_over_time({name}{{{where}}}[$__range]))"
+    before = f"max by ({by}) ({name}{{{where}}} offset $__range)"
+    return f"clamp_min({last} - ({before} or 0 * {last}), 0)"
+
+
+def names_of_devices() -> str:
+    """1 for each device, with `model`, `mig_profile`, and `device` as `gpumap map` writes it: index, or index/GI/CI."""
+    numbers = '"index", "gpu_instance_id", "compute_instance_id"'
+    of = "cluster, node, uuid, index, model, mig_profile, gpu_instance_id, compute_instance_id"
+    info = f'label_join({most("gpumap_device_info", of, NODE)}, "device", "/", {numbers})'
+    return f'label_replace({info}, "device", "$1", "device", "(.*?)/*")'
+
+
+def names_of_gpus(where: str = NODE) -> str:
+    """1 for each physical GPU under its own uuid, with `index` and `model`; also for those without a device."""
+    with_devices = f'label_replace(gpumap_device_info{{{where}}}, "uuid", "$1", "gpu_uuid", "(.+)")'
+    without = f"gpumap_gpu_without_device_info{{{where}}}"
+    return f"max by (cluster, node, uuid, index, model) ({with_devices} or {without})"
+
+
+def name_devices(expr: str, labels: str = "device, model, mig_profile") -> str:
+    return f"{expr} * on ({BY_DEVICE}) group_left ({labels}) {names_of_devices()}"
+
+
+def name_gpus(expr: str) -> str:
+    return f"{expr} * on ({BY_DEVICE}) group_left (index, model) {names_of_gpus()}"
+
+
+def memory_of_gpus(name: str, where: str) -> str:
+    """Memory of devices to be added up: of compute instances that share one GPU instance's memory only one counts."""
+    place = "cluster, node, uuid, gpu_uuid, gpu_instance_id"
+    info = most("gpumap_device_info", place, where)
+    memory = most(name, BY_DEVICE, where)
+    placed = f"{memory} * on ({BY_DEVICE}) group_left (gpu_uuid, gpu_instance_id) {info}"
+    return f"max by (cluster, node, gpu_uuid, gpu_instance_id) ({placed})"
+
+
+def holders(name: str, where: str = POD) -> str:
+    return most(name, BY_HOLDER, where)
+
+
+def sharers(where: str) -> str:
+    """Of compute instances that share one GPU instance's memory: how many they are. Nothing for other devices."""
+    place = "cluster, node, gpu_uuid, gpu_instance_id"
+    info = most("gpumap_device_info", f"uuid, {place}", f'{where}, gpu_instance_id!=""')
+    return f"max by ({BY_DEVICE}) ({info} * on ({place}) group_left () (count by ({place}) ({info}) > 1))"
+
+
+def grants(where: str, there: str = NODE) -> str:
+    """Granted memory to be added up: what compute instances share was granted to each of them, and counts once.
+
+    `there` is where to look for the others that share, of which `where` may choose one alone.
+    """
+    granted = most("gpumap_container_allocated_gpu_memory_bytes", BY_HOLDER, where)
+    return f"({granted} / on ({BY_DEVICE}) group_left () {sharers(there)} or {granted})"
+
+
+def unused(where: str, there: str = NODE) -> str:
+    """Memory that a container was given on a device and does not use; what it uses beyond that is no saving."""
+    used = most("gpumap_container_gpu_memory_used_bytes", BY_HOLDER, where)
+    return f"clamp_min({grants(where, there)} - {used}, 0)"
+
+
+def idle(where: str) -> str:
+    """GPUs that a container holds and does not compute on. Absent where SM time is not known (MIG)."""
+    held = most("gpumap_container_allocated_gpus", BY_HOLDER, where)
+    busy = most("gpumap_container_sm_utilization_ratio", BY_HOLDER, where)
+    return f"clamp_min({held} - {busy}, 0)"
+
+
+def known(expr: str, other: str, by: str = BY_HOLDER) -> str:
+    """The first, where the second is known too."""
+    return f"({expr} and on ({by}) {other})"
+
+
+def recorded(record: str, by: str, where: str, raw: str) -> str:
+    """A record of rules/fleet.yaml where it is, without what its server adds to it; else what it is made of.
+
+    For servers that hold only the records of many clusters. Where there is both, it costs both.
+    """
+    return f"max by ({by}) ({record}{{{where}}} or {raw})"

@@ -1,0 +1,155 @@
+"""Values to try the chart with: a name for each set of `--set`, such as a user might write it."""
+
+EVERYTHING = (
+    "serviceMonitor.enabled=true",
+    "prometheusRule.enabled=true",
+    "prometheusRule.autoscaling=true",
+    "dashboards.enabled=true",
+    "networkPolicy.enabled=true",
+    "openshift.securityContextConstraints=true",
+)
+"""Each object that is off until asked for; a test below sees to it that none is missing."""
+POD_MONITOR = ("podMonitor.enabled=true",)
+"""Instead of a ServiceMonitor."""
+MONITORED = (
+    "interval=30s",
+    "scrapeTimeout=10s",
+    "labels.release=prometheus",
+    "relabelings[0].action=labeldrop",
+    "relabelings[0].regex=endpoint",
+    "metricRelabelings[0].action=drop",
+    "metricRelabelings[0].sourceLabels={namespace}",
+    "metricRelabelings[0].regex=kube-system",
+    "tlsConfig.serverName=gpumap",
+    "tlsConfig.cert.secret.name=prometheus",
+    "tlsConfig.cert.secret.key=tls.crt",
+    "tlsConfig.keySecret.name=prometheus",
+    "tlsConfig.keySecret.key=tls.key",
+    "basicAuth.username.name=prometheus",
+    "basicAuth.username.key=user",
+    "basicAuth.password.name=prometheus",
+    "basicAuth.password.key=password",
+)
+REQUIRED = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+VARIATIONS: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "everything": EVERYTHING,
+    "pods monitored without the Service": (
+        *POD_MONITOR,
+        *(f"podMonitor.{value}" for value in MONITORED),
+    ),
+    "no step of the ladder": tuple(f"privileges.{step}=false" for step in ("checkpoint", "podLogs", "hostPID")),
+    "every step of the ladder": tuple(
+        f"privileges.{step}=true" for step in ("checkpoint", "podLogs", "hostPID", "dra", "podsApi")
+    ),
+    "another kubelet root": (
+        "kubelet.rootDir=/var/lib/k0s/kubelet",
+        "privileges.dra=true",
+        "privileges.podsApi=true",
+    ),
+    "the library from the node": ("nvml.hostPath=/home/kubernetes/bin/nvidia/lib64", "nvml.library=libnvidia-ml.so.1"),
+    "counters that outlive the pod": ("stateFile.hostPath=/var/lib/gpumap", "interval=10s"),
+    "an image of one's own": (
+        "image.repository=registry.example.com:5000/team/gpumap",
+        "image.tag=v1",
+        "image.pullPolicy=Always",
+    ),
+    "names": (
+        "nameOverride=my-gpumap",
+        "commonLabels.team=ml",
+        "podLabels.tier=node",
+        "podAnnotations.note=hello",
+        "image.digest=sha256:" + 64 * "a",
+        "imagePullSecrets[0].name=registry",
+        *EVERYTHING,
+    ),
+    "one name for all": ("fullnameOverride=gpumap-2", *EVERYTHING),
+    "every node": ("gpuNodesOnly=false", "gpuOperator.followClient=false", "tolerations[0].operator=Exists"),
+    "beside the GPU operator": ("gpuOperator.followDcgmExporter=true", "runtimeClassName=nvidia"),
+    "beside the GPU operator, on chosen nodes": (
+        "gpuOperator.followDcgmExporter=true",
+        "nodeSelector.accelerator=nvidia",
+        f"{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key=gpu",
+        f"{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].operator=Exists",
+        "priorityClassName=system-node-critical",
+    ),
+    "OpenShift": ("openshift.securityContextConstraints=true", "seLinuxOptions.type=container_t"),
+    "SELinux": ("seLinuxOptions.type=spc_t", "seLinuxOptions.level=s0"),
+    "claims": ("resourceClaims[0].name=gpus", "resourceClaims[0].resourceClaimTemplateName=all-gpus"),
+    "rolled out by hand": (
+        "updateStrategy.type=OnDelete",
+        "updateStrategy.rollingUpdate=null",
+        "minReadySeconds=0",
+        "terminationGracePeriodSeconds=30",
+    ),
+    "extras": (
+        "extraArgs={--process-metrics}",
+        "dialects={native,dcgm}",
+        "collect={allocation,use}",
+        "extraEnv[0].name=GPUMAP_LOG_FORMAT",
+        "extraEnv[0].value=json",
+        "extraVolumes[0].name=more",
+        "extraVolumes[0].configMap.name=more",
+        "extraVolumeMounts[0].name=more",
+        "extraVolumeMounts[0].mountPath=/etc/more",
+        "resources.limits.memory=1Gi",
+    ),
+    "a Service of one's own": (
+        "service.type=NodePort",
+        "service.port=9500",
+        "service.annotations.note=hello",
+        "service.labels.team=ml",
+    ),
+    "TLS": ("tls.secretName=gpumap-tls", "tls.minVersion=TLS13", *EVERYTHING),
+    "TLS, client certificates and passwords": (
+        "tls.secretName=gpumap-tls",
+        "tls.clientCaSecretName=clients",
+        "basicAuth.users.prometheus=$2y$10$" + 53 * "a",
+        *EVERYTHING,
+        *(f"serviceMonitor.{value}" for value in MONITORED),
+    ),
+    "TLS, client certificates and passwords, without the Service": (
+        "tls.secretName=gpumap-tls",
+        "tls.clientCaSecretName=clients",
+        "basicAuth.users.prometheus=$2y$10$" + 53 * "a",
+        *POD_MONITOR,
+        *(f"podMonitor.{value}" for value in MONITORED),
+    ),
+    "a web configuration of one's own": (
+        "webConfig.secretName=web",
+        "webConfig.tls=true",
+        "serviceMonitor.tlsConfig.insecureSkipVerify=true",
+        *EVERYTHING,
+    ),
+    "few rules": (
+        "prometheusRule.enabled=true",
+        "prometheusRule.disabledAlerts={GpumapGpuBusy}",
+        "prometheusRule.runbookUrl=https://git.example.com/runbooks",
+        "prometheusRule.recording=false",
+        "prometheusRule.alertLabels.team=platform",
+        "prometheusRule.labels.release=prometheus",
+    ),
+    "recorded alone": ("prometheusRule.enabled=true", "prometheusRule.alerts=false"),
+    "boards in a folder": (
+        "dashboards.enabled=true",
+        "dashboards.labels.grafana_dashboard=yes",
+        "dashboards.annotations.grafana_folder=GPU",
+    ),
+    "a network policy for Prometheus": (
+        "networkPolicy.enabled=true",
+        r"networkPolicy.from[0].namespaceSelector.matchLabels.kubernetes\.io/metadata\.name=monitoring",
+    ),
+    "no test": ("tests.enabled=false",),
+    "nothing set": tuple(
+        f"{value}=null"
+        for value in (
+            "nodeSelector",
+            "affinity",
+            "tolerations",
+            "resources",
+            "podLabels",
+            "podAnnotations",
+            "extraArgs",
+        )
+    ),
+}

@@ -1,0 +1,280 @@
+"""The text of a web configuration: what it means, and that each mistake is one line with its line and key."""
+
+from __future__ import annotations
+
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumap.errors import UsageError
+from gpumap.web.config.parse import TLS12_SUITES, TLS13_SUITES, parse
+from gpumap.web.config.values import IF_GIVEN, REQUIRED, Pem, RateLimit, Tls, WebConfig, WebConfigError
+from gpumap.web.config.watch import Watch
+from tests.certificates import make_certificate
+from tests.command import gpumap, one_line
+from tests.fences import read_blocks
+
+HASH = "$2y$04$abcdefghijklmnopqrstuu" + "A" * 31
+PAIR = "cert_file: a.crt\n  key_file: a.key"
+CERT, KEY = (Pem(f"tls_server_config.{name}_file", f"a.{end}") for name, end in (("cert", "crt"), ("key", "key")))
+
+
+def tls(text: str) -> str:
+    return f"tls_server_config:\n  {PAIR}\n  {text}\n"
+
+
+CLIENT = f"client_ca_file: ca.crt\n  client_auth_type: {REQUIRED}"
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("", WebConfig()),
+        ("# nothing\n", WebConfig()),
+        ("tls_server_config:\nbasic_auth_users: {}\n", WebConfig()),
+        (tls(""), WebConfig(Tls(CERT, KEY))),
+        (tls("client_auth_type: NoClientCert"), WebConfig(Tls(CERT, KEY))),
+        (
+            tls(f"{CLIENT}\n  client_allowed_sans: [a, 10.0.0.1]"),
+            WebConfig(
+                Tls(
+                    CERT,
+                    KEY,
+                    Pem("tls_server_config.client_ca_file", "ca.crt"),
+                    REQUIRED,
+                    client_allowed_sans=("a", "10.0.0.1"),
+                )
+            ),
+        ),
+        (
+            f"tls_server_config: {{cert: x, key: y, client_ca: z, client_auth_type: {IF_GIVEN}}}",
+            WebConfig(
+                Tls(
+                    Pem("tls_server_config.cert", text="x"),
+                    Pem("tls_server_config.key", text="y"),
+                    Pem("tls_server_config.client_ca", text="z"),
+                    IF_GIVEN,
+                )
+            ),
+        ),
+        (
+            tls(
+                "min_version: TLS13\n  max_version: TLS13\n  prefer_server_cipher_suites: false\n"
+                "  cipher_suites: [TLS_AES_128_GCM_SHA256]\n  curve_preferences: [X25519]"
+            ),
+            WebConfig(
+                Tls(
+                    CERT,
+                    KEY,
+                    min_version="TLS13",
+                    prefer_server_cipher_suites=False,
+                    cipher_suites=("TLS_AES_128_GCM_SHA256",),
+                    curve="X25519",
+                )
+            ),
+        ),
+        (tls(f"cipher_suites: [{', '.join((*TLS12_SUITES, *TLS13_SUITES))}]"), None),
+        (f"basic_auth_users:\n  alice: {HASH}\n  7: {HASH}\n", WebConfig(users=(("alice", HASH), ("7", HASH)))),
+        (
+            "http_server_config:\n  http2: false\n  headers: {X-XSS-Protection: 1, X-Frame-Options: deny,"
+            " Content-Security-Policy: ''}\n",
+            WebConfig(headers=(("X-XSS-Protection", "1"), ("X-Frame-Options", "deny"))),
+        ),
+        ("rate_limit: {interval: 0, burst: 0}", WebConfig()),
+        ("rate_limit: {interval: 100ms, burst: 20}", WebConfig(rate_limit=RateLimit(0.1, 20))),
+    ],
+)
+def test_what_is_meant(text: str, config: WebConfig | None) -> None:
+    """Keys, defaults and forms of values are those of the exporter-toolkit; an empty file asks for nothing."""
+    found = parse(text)
+    assert config is None or found == config
+    assert "y" not in repr(found.tls and found.tls.private_key.text) or HASH not in repr(found)
+
+
+def test_the_sample_of_the_documentation() -> None:
+    """docs/web-config.md has one that is taken, with all keys that there are."""
+    page = Path(__file__).resolve().parent.parent / "docs/web-config.md"
+    sample = next(read_blocks(page.read_text(), "yaml")).body
+    config = parse(sample)
+    assert config.tls is not None
+    assert config.rate_limit is not None
+    assert (len(config.users), len(config.headers), config.tls.curve) == (1, 1, "X25519")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a", "line 1: the file: is no mapping of keys to values"),
+        ("- a", "line 1: the file: is no mapping of keys to values"),
+        ("a: [", "line 1: is not YAML: "),
+        ("\x01", "is not YAML: "),
+        ("a: 1\n---\nb: 2\n", "line 2: is not YAML: "),
+        ("[" * 3000, "is not YAML: it is nested too deeply"),
+        ("x: 1", "line 1: x: is not known (known: tls_server_config, "),
+        (
+            "tls_server_config:\n  cert_filse: a",
+            'line 2: tls_server_config.cert_filse: is not known (did you mean "cert_file"?)',
+        ),
+        ("rate_limit: {}\nrate_limit: {}", "line 2: rate_limit: stands twice"),
+        ("? [a]\n: b", "line 1: the file: has a key that is no word"),
+        ("tls_server_config: a", "line 1: tls_server_config: is no mapping"),
+        ("tls_server_config:\n  min_version: TLS13", "line 2: tls_server_config.cert_file: is missing, as is cert"),
+        ("tls_server_config: {cert_file: '', key_file: a}", "line 1: tls_server_config.cert_file: is missing"),
+        ("tls_server_config: {cert_file: a}", "line 1: tls_server_config.key_file: is missing, as is key"),
+        ("tls_server_config: {cert_file: [a]}", "line 1: tls_server_config.cert_file: is no word or text"),
+        ('tls_server_config: {cert_file: "a\\0b"}', "line 1: tls_server_config.cert_file: is no path"),
+        (tls("cert: x"), "line 4: tls_server_config.cert: cannot stand together with cert_file"),
+        (tls(f"client_auth_type: {REQUIRED}"), "line 2: tls_server_config.client_ca_file: is missing"),
+        (tls(f"client_auth_type: {IF_GIVEN}"), "line 2: tls_server_config.client_ca_file: is missing"),
+        (tls("client_ca_file: x"), "line 2: tls_server_config.client_auth_type: is missing: with client_ca_file"),
+        (tls("client_auth_type: RequireAnyClientCert"), "line 4: tls_server_config.client_auth_type: RequireAny"),
+        (tls("client_auth_type: RequestClientCert"), "line 4: tls_server_config.client_auth_type: RequestClient"),
+        (tls("client_auth_type: RequireClientCert"), "line 4: tls_server_config.client_auth_type: RequireClient"),
+        (tls("client_auth_type: x"), "line 4: tls_server_config.client_auth_type: is not NoClientCert, "),
+        (tls("client_allowed_sans: [a]"), "line 4: tls_server_config.client_allowed_sans: is of use with"),
+        (tls("client_allowed_sans: a"), "line 4: tls_server_config.client_allowed_sans: is no list"),
+        (tls("min_version: TLS10"), "line 4: tls_server_config.min_version: TLS10 is not spoken"),
+        (tls("max_version: TLS11"), "line 4: tls_server_config.max_version: TLS11 is not spoken"),
+        (tls("min_version: '1.2'"), "line 4: tls_server_config.min_version: is not TLS12 or TLS13"),
+        (tls("min_version: TLS13\n  max_version: TLS12"), "line 4: tls_server_config.min_version: is above"),
+        (tls("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]"), "line 4: tls_server_config.cipher_suites: has one that"),
+        (
+            tls("max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]"),
+            "line 5: tls_server_config.cipher_suites: has none of TLS12",
+        ),
+        (tls("prefer_server_cipher_suites: 3"), "line 4: tls_server_config.prefer_server_cipher_suites: is not true"),
+        (tls("curve_preferences: [CurveP256, X25519]"), "line 4: tls_server_config.curve_preferences: can be one"),
+        (tls("curve_preferences: [P256]"), "line 4: tls_server_config.curve_preferences: has one that is not"),
+        ("http_server_config: {http2: maybe}", "line 1: http_server_config.http2: is not true or false"),
+        (
+            "http_server_config: {headers: {X-Frame-Options: foo}}",
+            "line 1: http_server_config.headers.X-Frame-Options: is not deny or sameorigin",
+        ),
+        (
+            "http_server_config: {headers: {Content-Type: foo}}",
+            "line 1: http_server_config.headers.Content-Type: is not known",
+        ),
+        (
+            'http_server_config: {headers: {Content-Security-Policy: "a\\r\\nb: c"}}',
+            "line 1: http_server_config.headers.Content-Security-Policy: is not in printable ASCII",
+        ),
+        ("basic_auth_users:\n  bob: hunter2", "line 2: basic_auth_users.bob: is no bcrypt hash"),
+        ("basic_auth_users:\n  bob:", "line 2: basic_auth_users.bob: is no bcrypt hash"),
+        (
+            f"basic_auth_users: {{bob: {HASH.replace('$04$', '$31$')}}}",
+            "line 1: basic_auth_users.bob: has a cost of 31",
+        ),
+        (f'basic_auth_users: {{"a:b": {HASH}}}', "line 1: basic_auth_users.a:b: is no name for basic auth"),
+        ("rate_limit: {interval: soon, burst: 1}", "line 1: rate_limit.interval: is no duration"),
+        ("rate_limit: {interval: 1s, burst: -1}", "line 1: rate_limit.burst: is no whole number"),
+        ("rate_limit: {interval: 1s}", "line 1: rate_limit.burst: is 0"),
+    ],
+)
+def test_mistakes(text: str, says: str) -> None:
+    """One line that says where and what, and repeats no value that may be a secret."""
+    with pytest.raises(WebConfigError) as raised:
+        parse(text)
+    said = str(raised.value)
+    assert said.startswith(says)
+    assert said.isprintable()
+    assert "hunter2" not in said
+    assert HASH not in said
+
+
+PARTS = [
+    "tls_server_config",
+    "basic_auth_users",
+    "cert_file",
+    "headers",
+    "rate_limit",
+    "null",
+    "true",
+    HASH,
+    "&a",
+    "*a",
+]
+WORDS = st.one_of(st.sampled_from(PARTS), st.text(max_size=12))
+TREES = st.recursive(
+    WORDS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda found: f"[{', '.join(found)}]"),
+        st.lists(st.tuples(WORDS, inner), max_size=3).map(
+            lambda found: f"{{{', '.join(f'{key}: {value}' for key, value in found)}}}"
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.one_of(st.binary(max_size=200), TREES.map(str.encode), st.text(string.printable).map(str.encode)))
+@settings(max_examples=150, deadline=None)
+def test_whatever_the_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """It is taken, or refused with one printable line as a mistake of the user's."""
+    path = tmp_path_factory.getbasetemp() / "fuzz.yml"
+    path.write_bytes(data)
+    said = ""
+    try:
+        Watch(path).close()
+    except UsageError as error:
+        said = str(error)
+    assert said.isprintable()
+    assert said.startswith(f"--web-config {path}: ") or not said
+
+
+def refused(folder: Path, text: str) -> str:
+    """What is wrong with a configuration and its files, after the file's name."""
+    path = folder / "web.yml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        Watch(path)
+    return str(raised.value).removeprefix(f"--web-config {path}: ")
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    """Each is named as it was written, with its key; the paths begin where the configuration is."""
+    for name in ("a", "b"):
+        make_certificate(tmp_path, name)
+    (tmp_path / "junk").write_text("junk")
+    key, certificate = (tmp_path / "a.key").read_text(), (tmp_path / "a.crt").read_text()
+    (tmp_path / "cut.key").write_text(key[: len(key) // 2])
+    locked = ("-in", tmp_path / "a.key", "-aes256", "-passout", "pass:x", "-out", tmp_path / "locked.key")
+    subprocess.run(("openssl", "pkey", *locked), check=True, capture_output=True)
+    place = "tls_server_config."
+    for text, says in (
+        ("cert_file: no, key_file: a.key", f"{place}cert_file no: No such file or directory"),
+        ("cert_file: a.crt, key_file: no", f"{place}key_file no: No such file or directory"),
+        ("cert_file: ., key_file: a.key", f"{place}cert_file .: is a directory"),
+        ("cert_file: /dev/zero, key_file: a.key", f"{place}cert_file /dev/zero: is not a file"),
+        ("cert_file: junk, key_file: a.key", f"{place}cert_file junk: holds no certificate in PEM form"),
+        ("cert_file: a.crt, key_file: junk", f"{place}key_file junk: holds no private key in PEM form"),
+        ("cert_file: a.crt, key_file: b.key", f"{place}key_file b.key: is not the key of {place}cert_file a.crt"),
+        ("cert_file: a.crt, key_file: cut.key", f"{place}cert_file a.crt and {place}key_file cut.key: cannot be used"),
+        ("cert_file: a.crt, key_file: locked.key", f"{place}key_file locked.key: is encrypted"),
+        ("cert: junk, key_file: a.key", f"{place}cert: holds no certificate in PEM form"),
+        (
+            f"cert_file: a.crt, key_file: a.key, client_ca_file: junk, client_auth_type: {REQUIRED}",
+            f"{place}client_ca_file junk: holds no certificates in PEM form",
+        ),
+    ):
+        assert refused(tmp_path, f"tls_server_config: {{{text}}}").startswith(says)
+    indented = "".join(f"    {line}\n" for line in certificate.splitlines())
+    inline = f"tls_server_config:\n  cert: |\n{indented}  key_file: a.key\n"
+    (tmp_path / "web.yml").write_text(inline)
+    Watch(tmp_path / "web.yml").close()
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_a_mistake_ends_the_command(tmp_path: Path, command: str) -> None:
+    """With exit code 2 and one line, given as a flag or as a variable; a file that is missing is a mistake too."""
+    path = tmp_path / "web.yml"
+    flags = (command, "--listen", "127.0.0.1:0")
+    missing = one_line(gpumap(*flags, "--web-config", str(path)), 2)
+    assert missing == f"--web-config {path}: No such file or directory"
+    path.write_text("basic_auth_users:\n  bob: hunter2\n")
+    said = one_line(gpumap(*flags, GPUMAP_WEB_CONFIG=str(path)), 2)
+    assert said.startswith(f"--web-config {path}: line 2: basic_auth_users.bob: is no bcrypt hash")
+    assert one_line(gpumap(*flags, "--web-config", str(tmp_path)), 2).endswith("is a directory")
