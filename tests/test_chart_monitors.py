@@ -121,6 +121,14 @@ def test_a_roll_out_makes_no_new_series(kind: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_a_pod_that_ends_is_a_target_no_more(tmp_path: Path) -> None:
+    """Also where targets come from EndpointSlices, which go on naming it: no scrape is to find it dead."""
+    ending = TARGET | {"endpointslice_endpoint_conditions_terminating": "true"}
+    assert labels_of_targets(tmp_path, scrape("ServiceMonitor", "10.0.0.1:9401", target=ending)) == [{}]
+    staying = TARGET | {"endpointslice_endpoint_conditions_terminating": "false"}
+    assert labels_of_targets(tmp_path, scrape("ServiceMonitor", "10.0.0.1:9401", target=staying)) != [{}]
+
+
 @pytest.mark.parametrize("kind", OPERATOR)
 def test_ones_own_relabelings_come_last(kind: str, tmp_path: Path) -> None:
     """They see the chart's labels, and can take them away or add to them."""

@@ -1,6 +1,8 @@
 """The chart's pod: never more privileged than contract.md §7 says, in every variation, and what values change in it."""
 
 import argparse
+import subprocess
+import time
 
 import pytest
 
@@ -233,3 +235,11 @@ def test_one_agent_goes_before_the_next_comes() -> None:
     assert spec["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "10%", "maxSurge": 0}
     assert spec["minReadySeconds"] > 0
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] < 30
+
+
+def test_it_serves_on_while_prometheus_learns_that_it_goes() -> None:
+    """What runs before the signal takes a while, though less than the pod is given, and is there in the image."""
+    command = container_of(render())["lifecycle"]["preStop"]["exec"]["command"]
+    began = time.monotonic()
+    subprocess.run(command, check=True, timeout=pod_of(render())["terminationGracePeriodSeconds"] - 1)
+    assert time.monotonic() - began > 3

@@ -15,6 +15,7 @@ import pytest
 
 from gpumap import __version__
 from tests.agent import PATIENCE_SECONDS, Agent
+from tests.chart import container_of, render
 from tests.demo_process import environment, fetch, running, wait_for
 from tests.image import (
     EPOCH,
@@ -303,3 +304,5 @@ async def test_commands_beside_it(built: Built, node: Node, tmp_path: Path) -> N
         assert "/tmp/capture" in await container.execute("gpumap", "record", "/tmp/capture", *node.flags)
         read_only = "import os; print(bool(os.statvfs('/').f_flag & os.ST_RDONLY))"
         assert await container.execute("python3", "-c", read_only) == "True\n"
+        before_its_end = container_of(render())["lifecycle"]["preStop"]["exec"]["command"]
+        assert await container.execute(*before_its_end) == ""

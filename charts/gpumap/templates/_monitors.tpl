@@ -1,7 +1,8 @@
 {{/*
-An endpoint of a ServiceMonitor or a PodMonitor, as `monitor` says, in `root`'s release. What the page says of a
-container has that container's namespace, pod and container; what it says of a GPU must have none: the operator would put
-the agent's own there. `instance` is the node, so that a new pod on it goes on with the series of the old one.
+An endpoint of a ServiceMonitor or a PodMonitor, as `monitor` says, in `root`'s release; `slices`: whether its targets may
+come from EndpointSlices. What the page says of a container has that container's namespace, pod and container; what it says
+of a GPU must have none: the operator would put the agent's own there. `instance` is the node, so that a new pod on it goes
+on with the series of the old one.
 */}}
 {{- define "gpumap.endpoint" -}}
 {{- with .monitor -}}
@@ -22,6 +23,12 @@ basicAuth:
 {{- end }}
 honorLabels: true
 relabelings:
+  {{- if .slices }}
+  # EndpointSlices go on naming a pod that ends, Endpoints do not: a scrape that finds it dead would end its series.
+  - sourceLabels: [__meta_kubernetes_endpointslice_endpoint_conditions_terminating]
+    regex: "true"
+    action: drop
+  {{- end }}
   - sourceLabels: [__meta_kubernetes_pod_node_name]
     targetLabel: node
   - sourceLabels: [__meta_kubernetes_pod_node_name]
