@@ -23,7 +23,7 @@ basicAuth:
 {{- end }}
 honorLabels: true
 relabelings:
-  {{- if .slices }}
+  {{- if $.slices }}
   # EndpointSlices go on naming a pod that ends, Endpoints do not: a scrape that finds it dead would end its series.
   - sourceLabels: [__meta_kubernetes_endpointslice_endpoint_conditions_terminating]
     regex: "true"
@@ -36,7 +36,7 @@ relabelings:
   - targetLabel: job
     replacement: {{ include "gpumap.fullname" $.root }}
   - action: labeldrop
-    regex: namespace|pod|container
+    regex: namespace|pod|container|service
   {{- with .relabelings }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
