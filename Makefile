@@ -24,7 +24,7 @@ demo: .venv/.runtime ## Runs gpumap on a simulated node: no GPU, no kubelet, no 
 	$(BIN)/gpumap demo $(ARGS)
 
 test: check ## All checks and tests; the CI runs this (ARGS=… for pytest)
-	@$(BIN)/python scripts/install_tools.py || echo "The tests that need it are skipped; under CI they fail." >&2
+	@$(BIN)/python -m scripts.install_tools || echo "The tests that need it are skipped; under CI they fail." >&2
 	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
 
 check: .venv/.dev ## Format, lint, import layers, types
@@ -38,7 +38,7 @@ e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbou
 	$(BIN)/python -m pytest -m e2e $(ARGS)
 
 tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah and runc into .tools/bin where PATH lacks them
-	$(BIN)/python scripts/install_tools.py
+	$(BIN)/python -m scripts.install_tools
 
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
 	$(BIN)/python -m tests.golden
@@ -56,8 +56,8 @@ boards: .venv/.dev ## Rewrites Grafana's boards in charts/gpumap/dashboards from
 	$(BIN)/python -m boards
 
 pictures: .venv/.dev tools ## Takes the pictures of docs/ from the demo, some minutes long
-	$(BIN)/python -m scripts.take_picture $(ARGS)
-	$(BIN)/python -m scripts.draw_boards $(ARGS)
+	$(BIN)/python -m scripts.take_picture
+	$(BIN)/python -m scripts.draw_boards
 
 bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its goals: some 5 minutes (ARGS="P1 P6", ARGS=--long)
 	$(BIN)/python -m bench $(ARGS)

@@ -5,9 +5,6 @@ The nodes are pages that one process serves, the snapshot's time apart always th
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import random
 import resource
 import subprocess
@@ -16,16 +13,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from bench.contestants import ROOT
 from bench.figures import Figure
-from tests.prometheus import Prometheus, eventually, prometheus
+from bench.pages import filled, name_node, serve, serving
 from tests.tools import BIN
 
 NODES, GPUS = 5_000, 8
-SCRAPE_SECONDS, PATIENCE_SECONDS = 60, 600.0
+SCRAPE_SECONDS = 60
 COMMANDS = (("inspect",), ("top",), ("waste",), ("map",), ("top", "-n", "team-7"))
 _CARD_BYTES = 85_520_809_984
 _SOURCES = ("kubelet", "nvml", "procfs", "pod_identity")
@@ -40,8 +35,8 @@ def fleet(wanted: frozenset[str]) -> Iterator[Figure]:
         return
     with (
         tempfile.TemporaryDirectory() as folder,
-        _nodes() as port,
-        _filled(Path(folder), port) as server,
+        serving("bench.fleet") as url,
+        filled(Path(folder), url, NODES, SCRAPE_SECONDS) as server,
     ):
         count = server.value("count({__name__=~'gpumap_.+'})")
         for command in COMMANDS:
@@ -61,64 +56,14 @@ def _look(url: str, command: tuple[str, ...], series: int) -> Figure:
     return Figure("F1", what, None, None, said if done.returncode == 0 else f"failed: {done.stderr.decode().strip()}")
 
 
-@contextlib.contextmanager
-def _nodes() -> Iterator[int]:
-    """Serve the pages in a process of its own. Gives its port."""
-    with subprocess.Popen(
-        (sys.executable, "-m", "bench.fleet"), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline())
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
-def _filled(folder: Path, port: int) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped every node."""
-    targets = [
-        {
-            "targets": [f"127.0.0.1:{port}"],
-            "labels": {
-                "__metrics_path__": f"/{number}",
-                "instance": f"10.0.{number >> 8}.{number & 255}:9401",
-                "node": _name(number),
-                "namespace": "gpumap",
-                "pod": f"gpumap-{number * 7919:x}",
-                "container": "gpumap",
-                "endpoint": "metrics",
-                "service": "gpumap",
-            },
-        }
-        for number in range(NODES)
-    ]
-    job = {"job_name": "gpumap", "honor_labels": True, "static_configs": targets}
-    times = {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"}
-    with prometheus(folder, config={"global": times, "scrape_configs": [job]}) as running:
-        server = replace(running, timeout_seconds=60.0)
-
-        def all_scraped() -> bool:
-            with contextlib.suppress(OSError):  # it is busy
-                return bool(server.ask(f"count(gpumap_snapshot_timestamp_seconds) >= {NODES}"))
-            return False
-
-        eventually(all_scraped, PATIENCE_SECONDS, about=lambda: (folder / "prometheus.log").read_text()[-2000:])
-        yield server
-
-
 # --- the nodes --------------------------------------------------------------------------------------------------------
-
-
-def _name(number: int) -> str:
-    return f"gpu-{number:04}"
 
 
 def _page(number: int, now: float) -> Iterator[str]:
     """A node's page, as far as looks need it: two pods on every other GPU, some of them idle."""
     draw = random.Random(number)
     yield f"gpumap_snapshot_timestamp_seconds {now}"
-    yield f'gpumap_node_info{{node="{_name(number)}",internal_ip="10.9.{number >> 8}.{number & 255}"}} 1'
+    yield f'gpumap_node_info{{node="{name_node(number)}",internal_ip="10.9.{number >> 8}.{number & 255}"}} 1'
     yield from (f'gpumap_source_up{{source="{one}"}} 1' for one in _SOURCES)
     yield from (f'gpumap_source_last_success_timestamp_seconds{{source="{one}"}} {now}' for one in _SOURCES)
     yield 'gpumap_driver_info{driver_version="580.95.05",cuda_version="13.0",nvml_version="13.580.95.05"} 1'
@@ -164,22 +109,5 @@ def _device(card: str, index: int, number: int, now: float, draw: random.Random)
     yield f'gpumap_device_memory_used_by_owner_bytes{{{of_card},owner="unaccounted"}} {rest}'
 
 
-async def _serve() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                number = int(head.split(b" ", 2)[1][1:])
-                body = ("\n".join(_page(number, time.time())) + "\n").encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n")
-                writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-                await writer.drain()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
 if __name__ == "__main__":
-    os.nice(5)
-    asyncio.run(_serve())
+    serve(lambda number: ("\n".join(_page(number, time.time())) + "\n").encode())

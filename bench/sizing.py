@@ -5,18 +5,13 @@ The nodes are the demo's page of eight shared cards, made each node's own, that 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -25,14 +20,15 @@ from bench import usage
 from bench.contestants import ROOT, gpumap
 from bench.figures import Figure
 from bench.node import LARGE, SMALL, node
+from bench.pages import filled, serve, serving
 from bench.usage import MIB
 from tests import sized
 from tests.demo_process import fetch
-from tests.prometheus import Prometheus, eventually, prometheus
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
 from tests.tools import BIN
 
 NODES, NAMESPACES = 500, 50
-SCRAPE_SECONDS, PATIENCE_SECONDS = 15, 300.0
+SCRAPE_SECONDS = 15
 SETTLED_SECONDS = 150.0
 """Two evaluations of the rules, and a scrape of each node between them."""
 ROUNDS = 3
@@ -48,8 +44,11 @@ def fleet(_: frozenset[str]) -> Iterator[Figure]:
         yield Figure("S1", what, None, None, "prometheus is missing: run `make tools`")
         return
     with tempfile.TemporaryDirectory() as folder:
-        page = _demo_page(Path(folder))
-        with _nodes(Path(folder), page) as port, _filled(Path(folder), port) as server:
+        (page := Path(folder, "page.prom")).write_text(_demo_page(Path(folder)))
+        with (
+            serving("bench.sizing", page) as url,
+            filled(Path(folder), url, NODES, SCRAPE_SECONDS, RULES) as server,
+        ):
             yield from _cost(what, server)
     yield _bytes_a_sample()
 
@@ -95,53 +94,13 @@ def _demo_page(folder: Path) -> str:
         return fetch(f"{url}/metrics")[0]
 
 
-@contextlib.contextmanager
-def _nodes(folder: Path, page: str) -> Iterator[int]:
-    """Serve the pages in a process of its own. Gives its port."""
-    (file := folder / "page.prom").write_text(page)
-    command = (sys.executable, "-m", "bench.sizing", str(file))
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield int(process.stdout.readline())
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
-def _filled(folder: Path, port: int) -> Iterator[Prometheus]:
-    """A Prometheus with the rules that has scraped every node."""
-    targets = [
-        {
-            "targets": [f"127.0.0.1:{port}"],
-            "labels": {"__metrics_path__": f"/{number}", "instance": f"gpu-{number:04}", "node": f"gpu-{number:04}"},
-        }
-        for number in range(NODES)
-    ]
-    job = {"job_name": "gpumap", "honor_labels": True, "static_configs": targets}
-    times = {"scrape_interval": f"{SCRAPE_SECONDS}s", "scrape_timeout": f"{SCRAPE_SECONDS}s"}
-    config = {"global": times, "scrape_configs": [job], "rule_files": [str(RULES)]}
-    with prometheus(folder, config=config) as running:
-        server = replace(running, timeout_seconds=60.0)
-
-        def all_scraped() -> bool:
-            with contextlib.suppress(OSError):  # it is busy
-                return bool(server.ask(f"count(gpumap_snapshot_timestamp_seconds) >= {NODES}"))
-            return False
-
-        eventually(all_scraped, PATIENCE_SECONDS, about=lambda: (folder / "prometheus.log").read_text()[-2000:])
-        yield server
-
-
 def _bytes_a_sample() -> Figure:
     """The demo's page, whose values change as a node's do, scraped each second, and written as a block."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (home := folder / "demo").mkdir()
         with sized.playing(home, "shared", "--interval", "1s") as url:
-            target = {"targets": [url.removeprefix("http://")]}
-            job = {"job_name": "gpumap", "honor_labels": True, "static_configs": [target]}
-            config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]}
+            config = each_second(chart_job({"demo-node": url}))
             with prometheus(folder, "--web.enable-admin-api", config=config) as server:
                 eventually(
                     lambda: bool(server.ask(f"count_over_time(gpumap_snapshot_timestamp_seconds[1h]) >= {SAMPLES}")),
@@ -187,23 +146,6 @@ def _own_page(page: str, number: int) -> bytes:
     return page.replace('pod="job-', f'pod="job-{number}-').encode()
 
 
-async def _serve(page: str) -> None:
-    pages = [_own_page(page, number) for number in range(NODES)]
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                body = pages[int(head.split(b" ", 2)[1][1:])]
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n")
-                writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-                await writer.drain()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
 if __name__ == "__main__":
-    os.nice(5)
-    asyncio.run(_serve(Path(sys.argv[1]).read_text()))
+    told = Path(sys.argv[1]).read_text()
+    serve([_own_page(told, number) for number in range(NODES)].__getitem__)

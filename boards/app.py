@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from boards import queries as q
-from boards.links import CLUSTERED, NODE_KEY, NODES, TO_CARD, TO_POD, UUIDS
-from boards.panels import NONE, RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table, Variable
+from boards.links import CLUSTERED, NODE_KEY, NODES, TO_CARD, TO_POD, UUIDS, whose
+from boards.panels import NONE, RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 USED = q.holders("gpumap_container_gpu_memory_used_bytes")
 GRANTED = q.holders("gpumap_container_allocated_gpu_memory_bytes")
@@ -225,8 +225,7 @@ BOARD = Board(
     variables=(
         *CLUSTERED,
         NODES,
-        Variable("namespace", "Namespace", f"label_values(gpumap_pod_info{{{q.NODE}}}, namespace)"),
-        Variable("pod", "Pod", f'label_values(gpumap_pod_info{{{q.NODE}, namespace=~"$namespace"}}, pod)'),
+        *whose("gpumap_pod_info", q.NODE),
         UUIDS,
     ),
     rows=(NOW, HOLDERS, MEMORY, COMPUTE, WRONG),

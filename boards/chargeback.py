@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from boards import queries as q
-from boards.links import CLUSTERED, NODES, TO_NAMESPACE, TO_POD
-from boards.panels import YELLOW, Board, Choice, Column, Curves, Key, Query, Row, Stat, Table, Variable
+from boards.links import CLUSTERED, NODES, TO_NAMESPACE, TO_POD, whose
+from boards.panels import YELLOW, Board, Choice, Column, Curves, Key, Query, Row, Stat, Table
 
 PODS = f'{q.NODE}, namespace=~"$namespace", pod=~"$pod"'
 JOULES_IN_KWH = 3_600_000
@@ -23,7 +23,7 @@ COMPUTED = counted("gpumap_container_sm_seconds_total")
 MEMORY = counted("gpumap_container_gpu_memory_byte_seconds_total")
 ENERGY = counted("gpumap_container_energy_joules_total")
 UNCHARGED = q.increase("gpumap_gpu_energy_unattributed_joules_total", q.BY_DEVICE, q.NODE)
-LABELS = f'kube_pod_labels{{{q.CLUSTER}, namespace=~"$namespace", pod=~"$pod"}}'
+LABELS = q.series("kube_pod_labels", f'{q.CLUSTER}, namespace=~"$namespace", pod=~"$pod"')
 TEAMS = (
     f"label_replace(topk by ({IN_POD}) (1, max by ({IN_POD}, $label) (last_over_time({LABELS}[$__range]))),"
     ' "team", "$1", "$label", "(.+)")'
@@ -43,12 +43,12 @@ def by_team(_: str, expr: str) -> str:
 
 
 def not_computing(labels: str, total: bool = False) -> str:
-    """1 less what was computed over what was held, of the devices of which both are known, as `gpumap bill` has it."""
-    done, held = q.known(COMPUTED, HELD), q.known(HELD, COMPUTED)
+    """The part of what was held that was not computed on, where both are known, each holding by itself as in a bill."""
+    idle, held = f"clamp_min({HELD} - {COMPUTED}, 0)", q.known(HELD, COMPUTED)
     if total:
-        return f"clamp_min(1 - sum({done}) / sum({held}), 0)"
+        return f"sum({idle}) / sum({held})"
     sums = by_team if labels == "team" else by
-    return f"clamp_min(1 - {sums(labels, done)} / {sums(labels, held)}, 0)"
+    return f"{sums(labels, idle)} / {sums(labels, held)}"
 
 
 def bill(labels: str) -> tuple[Column, ...]:
@@ -85,7 +85,8 @@ NOW = Row(
         ),
         Stat(
             title="Idle part",
-            about="1 less SM-hours over GPU-hours, of the devices of which both are known.",
+            about="Of the GPU-hours held, those that were not computed on, where both are known. Each container on a"
+            " device counts by itself: who computes more than its share makes no other one less idle.",
             query=not_computing("", total=True),
             unit="percentunit",
             decimals=0,
@@ -198,8 +199,7 @@ BOARD = Board(
     variables=(
         *CLUSTERED,
         NODES,
-        Variable("namespace", "Namespace", f"label_values({HELD_COUNTER}{{{q.NODE}}}, namespace)"),
-        Variable("pod", "Pod", f'label_values({HELD_COUNTER}{{{q.NODE}, namespace=~"$namespace"}}, pod)'),
+        *whose(HELD_COUNTER, q.NODE),
     ),
     choices=(
         Choice("price", "Price per GPU-hour", "In any currency; costs are in the same.", "1"),

@@ -7,68 +7,62 @@ else.
 from __future__ import annotations
 
 from boards import queries as q
-from boards.links import CLUSTERED, TO_NAMESPACE, TO_NODE, TO_POD
-from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table, Variable
+from boards.links import CLUSTERED, TO_NAMESPACE, TO_NODE, TO_POD, whose
+from boards.panels import RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 NAMESPACES = f'{q.CLUSTER}, namespace=~"$namespace"'
 IN_NAMESPACE, ON_NODE = "cluster, namespace", "cluster, node"
 
 
-def of_namespace(name: str) -> str:
-    raw = f"sum by ({IN_NAMESPACE}) ({q.most(name, q.BY_HOLDER, NAMESPACES)})"
-    return q.recorded(f"cluster_namespace:{name}:sum", IN_NAMESPACE, NAMESPACES, raw)
+def of_namespace(record: str, raw: str) -> str:
+    whole = f"sum by ({IN_NAMESPACE}) ({raw})"
+    return q.recorded(f"cluster_namespace:{record}", IN_NAMESPACE, NAMESPACES, whole)
 
 
 def speed_of_namespace(name: str) -> str:
-    raw = f"sum by ({IN_NAMESPACE}) ({q.rate(f'{name}_total', q.BY_HOLDER, NAMESPACES, '5m')})"
-    return q.recorded(f"cluster_namespace:{name}:rate5m", IN_NAMESPACE, NAMESPACES, raw)
+    return of_namespace(f"{name}:rate5m", q.rate(f"{name}_total", q.BY_HOLDER, NAMESPACES, "5m"))
 
 
 def of_node(record: str, raw: str) -> str:
-    return q.recorded(f"cluster_node:{record}", ON_NODE, q.CLUSTER, raw)
+    _, _, operation = record.partition(":")
+    whole = f"{'count' if operation == 'count' else 'sum'} by ({ON_NODE}) ({raw})"
+    return q.recorded(f"cluster_node:{record}", ON_NODE, q.CLUSTER, whole)
 
 
-GPUS = of_node("gpumap_gpu_up:count", f"count by ({ON_NODE}) ({q.most('gpumap_gpu_up', q.BY_DEVICE, q.CLUSTER)})")
-ANSWERING = of_node("gpumap_gpu_up:sum", f"sum by ({ON_NODE}) ({q.most('gpumap_gpu_up', q.BY_DEVICE, q.CLUSTER)})")
+def speed_of_node(name: str, by: str) -> str:
+    return of_node(f"{name}:rate5m", q.rate(f"{name}_total", by, q.CLUSTER, "5m"))
+
+
+GPUS, ANSWERING = (
+    of_node(f"gpumap_gpu_up:{operation}", q.answers(q.CLUSTER, q.CLUSTER)) for operation in ("count", "sum")
+)
+TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_DEVICE, q.CLUSTER))
+"""Without the nodes whose driver is down as a whole."""
 HELD_ON_NODE = of_node(
-    "gpumap_container_allocated_gpus:sum",
-    f"sum by ({ON_NODE}) ({q.most('gpumap_container_allocated_gpus', q.BY_HOLDER, q.CLUSTER)})",
+    "gpumap_container_allocated_gpus:sum", q.most("gpumap_container_allocated_gpus", q.BY_HOLDER, q.CLUSTER)
 )
-COMPUTING_ON_NODE = of_node(
-    "gpumap_container_sm_seconds:rate5m",
-    f"sum by ({ON_NODE}) ({q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, q.CLUSTER, '5m')})",
-)
+COMPUTING_ON_NODE = speed_of_node("gpumap_container_sm_seconds", q.BY_HOLDER)
 MEMORY_OF_NODE, USED_OF_NODE = (
-    of_node(f"{name}:sum", f"sum by ({ON_NODE}) ({q.memory_of_gpus(name, q.CLUSTER)})")
+    of_node(f"{name}:sum", q.memory_of_gpus(name, q.CLUSTER))
     for name in ("gpumap_device_memory_total_bytes", "gpumap_device_memory_used_bytes")
 )
-POWER_OF_NODE = of_node(
-    "gpumap_gpu_energy_joules:rate5m",
-    f"sum by ({ON_NODE}) ({q.rate('gpumap_gpu_energy_joules_total', q.BY_DEVICE, q.CLUSTER, '5m')})",
+POWER_OF_NODE = speed_of_node("gpumap_gpu_energy_joules", q.BY_DEVICE)
+UTILIZATION, WITH_UTILIZATION = (
+    of_node(f"gpumap_gpu_utilization_ratio:{operation}", q.most("gpumap_gpu_utilization_ratio", q.BY_DEVICE, q.CLUSTER))
+    for operation in ("sum", "count")
 )
-HELD = of_namespace("gpumap_container_allocated_gpus")
-USED = of_namespace("gpumap_container_gpu_memory_used_bytes")
-GRANTED = q.recorded(
-    "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum",
-    IN_NAMESPACE,
-    NAMESPACES,
-    f"sum by ({IN_NAMESPACE}) ({q.grants(NAMESPACES, q.CLUSTER)})",
+HELD, USED = (
+    of_namespace(f"{name}:sum", q.most(name, q.BY_HOLDER, NAMESPACES))
+    for name in ("gpumap_container_allocated_gpus", "gpumap_container_gpu_memory_used_bytes")
 )
+GRANTED = of_namespace("gpumap_container_allocated_gpu_memory_bytes:sum", q.grants(NAMESPACES, q.CLUSTER))
+UNUSED = of_namespace("gpumap_container_unused_gpu_memory_bytes:sum", q.unused(NAMESPACES, q.CLUSTER))
 COMPUTING = speed_of_namespace("gpumap_container_sm_seconds")
-UNUSED = q.recorded(
-    "cluster_namespace:gpumap_container_unused_gpu_memory_bytes:sum",
-    IN_NAMESPACE,
-    NAMESPACES,
-    f"sum by ({IN_NAMESPACE}) ({q.unused(NAMESPACES, q.CLUSTER)})",
-)
-IDLE = q.recorded(
-    "cluster_namespace:gpumap_container_idle_gpu_seconds:rate5m",
-    IN_NAMESPACE,
-    NAMESPACES,
-    f"sum by ({IN_NAMESPACE}) (clamp_min("
-    f"{q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
+IDLE = of_namespace(
+    "gpumap_container_idle_gpu_seconds:rate5m",
+    f"clamp_min({q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
     f" - {q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}, 0)"
-    f" and on ({q.BY_HOLDER}) {q.most('gpumap_container_sm_utilization_ratio', q.BY_HOLDER, NAMESPACES)})",
+    f" and on ({q.BY_HOLDER}) {q.most('gpumap_container_sm_utilization_ratio', q.BY_HOLDER, NAMESPACES)}",
 )
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.CLUSTER)
 TAKEN = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.CLUSTER)
@@ -84,19 +78,21 @@ NOW = Row(
     (
         Stat(
             title="Nodes",
-            about="Nodes with a gpumap that tells of GPUs.",
+            about="Nodes with a gpumap that tells of GPUs, or did in the last day and has no driver that answers now.",
             query=f"count({GPUS})",
             width=3,
         ),
         Stat(
             title="GPUs",
-            about="Physical GPUs that gpumap knows, also those that do not answer.",
+            about="Physical GPUs that gpumap knows, also those that do not answer; of a node whose driver is down as a"
+            " whole, those that it had in the last day.",
             query=f"sum({GPUS})",
             width=3,
         ),
         Stat(
             title="GPUs not answering",
-            about="Lost, hung or in need of a reset: GPU Health has which. Absent: no node was scraped.",
+            about="Lost, hung or in need of a reset, or all of a node whose driver is down as a whole (as many as it"
+            " had in the last day): GPU Health has which. Absent: no node was scraped.",
             query=f"sum({GPUS} - {ANSWERING})",
             steps=((1, RED),),
             width=3,
@@ -145,9 +141,10 @@ OVER_TIME = Row(
     (
         Curves(
             title="GPUs: there, held, computing",
-            about="Physical GPUs, the shares of them that are held, and SM time in whole GPUs (MIG tells none).",
+            about="Physical GPUs, without those of nodes whose driver is down as a whole; the shares of them that are"
+            " held; and SM time in whole GPUs (MIG tells none).",
             queries=(
-                Query(f"sum({GPUS})", "there"),
+                Query(f"sum({TOLD_OF})", "there"),
                 Query(f"sum({HELD_ON_NODE})", "held"),
                 Query(f"sum({COMPUTING_ON_NODE})", "computing"),
             ),
@@ -275,20 +272,7 @@ WHERE = Row(
         Curves(
             title="Utilization of nodes",
             about="Time that any kernel ran, mean over the node's GPUs that tell it: those that are not partitioned.",
-            queries=(
-                Query(
-                    of_node(
-                        "gpumap_gpu_utilization_ratio:sum",
-                        f"sum by ({ON_NODE}) ({q.most('gpumap_gpu_utilization_ratio', q.BY_DEVICE, q.CLUSTER)})",
-                    )
-                    + " / "
-                    + of_node(
-                        "gpumap_gpu_utilization_ratio:count",
-                        f"count by ({ON_NODE}) ({q.most('gpumap_gpu_utilization_ratio', q.BY_DEVICE, q.CLUSTER)})",
-                    ),
-                    "{{node}}",
-                ),
-            ),
+            queries=(Query(f"{UTILIZATION} / {WITH_UTILIZATION}", "{{node}}"),),
             unit="percentunit",
             most=1,
             link=TO_NODE,
@@ -302,7 +286,7 @@ BOARD = Board(
     about="What GPUs there are, who holds them, and what of it computes, over nodes and clusters.",
     variables=(
         *CLUSTERED,
-        Variable("namespace", "Namespace", f"label_values(gpumap_pod_info{{{q.CLUSTER}}}, namespace)"),
+        whose("gpumap_pod_info", q.CLUSTER)[0],
     ),
     rows=(NOW, OVER_TIME, BY_NAMESPACE, WHERE),
     since="now-6h",

@@ -24,9 +24,10 @@ from boards.panels import (
 
 GPUS = q.BY_DEVICE
 UP = q.most("gpumap_gpu_up", GPUS, q.GPU)
+ANSWERS = q.answers(q.GPU, q.NODE)
+EACH = f"{q.name_gpus(ANSWERS)} or on ({GPUS}) {ANSWERS}"
 ON_NODE = "{{node}} {{index}}"
 XIDS = f"{GPUS}, xid"
-SOURCES = "cluster, node, source"
 AGENTS = "cluster, node"
 ASKED = f'{q.GPU}, action!="none"'
 
@@ -40,13 +41,15 @@ NOW = Row(
     (
         Stat(
             title="GPUs",
-            about="GPUs that gpumap knows, also those that do not answer. Absent: no node was scraped.",
-            query=f"count({UP})",
+            about="GPUs that gpumap knows, also those that do not answer; of a node whose driver is down as a whole,"
+            " those that it had in the last day. Absent: no node was scraped.",
+            query=f"count({ANSWERS})",
         ),
         Stat(
             title="GPUs not answering",
-            about="Lost, hung, or in need of a reset. Absent: no node was scraped.",
-            query=f"sum({UP} == bool 0)",
+            about="Lost, hung, or in need of a reset; or all that a node had in the last day, whose driver is down as a"
+            " whole. Absent: no node was scraped.",
+            query=f"sum({ANSWERS} == bool 0)",
             steps=((1, RED),),
         ),
         Stat(
@@ -57,16 +60,16 @@ NOW = Row(
         ),
         Stat(
             title="Memory errors, uncorrected",
-            about="In the time range, as the driver counts. Absent: no GPU has ECC, or it is off.",
+            about="By how many the driver's count rose in the time range. Absent: no GPU has ECC, or it is off.",
             query="sum("
-            + q.happened("gpumap_gpu_ecc_errors_total", f"{GPUS}, type, location", f'{q.GPU}, type="uncorrected"')
+            + q.rose("gpumap_gpu_ecc_errors_total", f"{GPUS}, type, location", f'{q.GPU}, type="uncorrected"')
             + ")",
             steps=((1, RED),),
         ),
         Stat(
             title="Sources that do not answer",
             about="Of all nodes: the kubelet, NVML, procfs, pod identity. Their numbers are absent meanwhile, not 0.",
-            query=f"sum({q.most('gpumap_source_up', SOURCES, q.NODE)} == bool 0)",
+            query=f"sum({q.most('gpumap_source_up', q.BY_SOURCE, q.NODE)} == bool 0)",
             steps=((1, RED),),
         ),
         Stat(
@@ -94,10 +97,11 @@ ILL = Row(
         Table(
             title="GPUs",
             about="Each physical GPU. An empty cell is not known or not told by this kind of GPU; a card that does not"
-            " answer has only Answers.",
+            " answer has only Answers, and no name where its driver is down as a whole. Errors are those of the time"
+            " range, rows those of the card's life.",
             keys=GPU_KEYS,
             columns=(
-                Column(q.name_gpus(UP), "Answers", decimals=0, steps=((0, RED), (1, GREEN))),
+                Column(EACH, "Answers", decimals=0, steps=((0, RED), (1, GREEN))),
                 Column(
                     q.most("gpumap_gpu_temperature_celsius", GPUS, f'{q.GPU}, sensor="gpu"'),
                     "Temperature",
@@ -115,7 +119,7 @@ ILL = Row(
                 ),
                 Column(
                     f"sum by ({GPUS}) ("
-                    + q.happened("gpumap_gpu_ecc_errors_total", f"{GPUS}, type, location", q.GPU)
+                    + q.rose("gpumap_gpu_ecc_errors_total", f"{GPUS}, type, location", q.GPU)
                     + ")",
                     "Memory errors",
                     decimals=0,
@@ -186,7 +190,8 @@ EVENTS = Row(
     (
         States(
             title="Answers",
-            about="Whether each GPU answered. A gap: gpumap itself was not scraped.",
+            about="Whether each GPU answered. A gap: gpumap itself was not scraped, or the driver as a whole did not"
+            " answer it.",
             query=Query(q.name_gpus(UP), ON_NODE),
             good="answers",
             bad="does not answer",

@@ -6,8 +6,6 @@ from boards import queries as q
 from boards.links import NODE_KEY
 from boards.panels import GREEN, NONE, YELLOW, Column, Curves, Key, Query, Row, Table
 
-SOURCES = "cluster, node, source"
-
 ROW = Row(
     "gpumap itself",
     (
@@ -18,7 +16,7 @@ ROW = Row(
             queries=(
                 Query(
                     "sum by (source, reason) ("
-                    + q.rate("gpumap_source_errors_total", f"{SOURCES}, reason", q.NODE)
+                    + q.rate("gpumap_source_errors_total", f"{q.BY_SOURCE}, reason", q.NODE)
                     + ")",
                     "{{source}} {{reason}}",
                 ),
@@ -31,8 +29,8 @@ ROW = Row(
             about="Mean of an attempt, of all nodes.",
             queries=(
                 Query(
-                    f"sum by (source) ({q.rate('gpumap_source_duration_seconds_sum', SOURCES, q.NODE)})"
-                    f" / sum by (source) ({q.rate('gpumap_source_duration_seconds_count', SOURCES, q.NODE)})",
+                    f"sum by (source) ({q.rate('gpumap_source_duration_seconds_sum', q.BY_SOURCE, q.NODE)})"
+                    f" / sum by (source) ({q.rate('gpumap_source_duration_seconds_count', q.BY_SOURCE, q.NODE)})",
                     "{{source}}",
                 ),
             ),

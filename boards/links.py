@@ -9,6 +9,16 @@ CLUSTERED = (Variable("cluster", "Cluster", "label_values(gpumap_build_info, clu
 NODES = Variable("node", "Node", f"label_values(gpumap_build_info{{{q.CLUSTER}}}, node)")
 UUIDS = Variable("uuid", "Device", f"label_values(gpumap_device_info{{{q.NODE}}}, uuid)")
 
+
+def whose(name: str, where: str) -> tuple[Variable, Variable]:
+    """Namespaces and pods that a family tells of."""
+    in_namespace = f'{where}, namespace=~"$namespace"'
+    return (
+        Variable("namespace", "Namespace", f"label_values({q.series(name, where)}, namespace)"),
+        Variable("pod", "Pod", f"label_values({q.series(name, in_namespace)}, pod)"),
+    )
+
+
 _IN_NAMESPACE = (("namespace", "namespace"),)
 _ON_NODE = (("node", "node"),)
 TO_NAMESPACE = Link("This namespace in GPU App", "gpumap-app", _IN_NAMESPACE)

@@ -16,7 +16,8 @@ OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", 
 DEVICES = q.most("gpumap_device_info", q.BY_DEVICE, q.DEVICE)
 HOLDERS = q.known(q.most("gpumap_device_holders", q.BY_DEVICE, q.DEVICE), DEVICES, q.BY_DEVICE)
 """Of devices alone: a partitioned GPU that is given away whole has slots of its own, and is no device."""
-CHOSEN = f'label_replace(gpumap_device_info{{{q.DEVICE}}}, "uuid", "$1", "gpu_uuid", "(.+)")'
+ON_GPUS = q.most("gpumap_device_info", "cluster, node, gpu_uuid", q.DEVICE)
+CHOSEN = f'label_replace({ON_GPUS}, "uuid", "$1", "gpu_uuid", "(.+)")'
 """The GPUs that the chosen devices are on, by their own uuid."""
 ON_NODE = "{{node}} {{device}} {{mig_profile}}"
 GPU_ON_NODE = "{{node}} {{index}}"
@@ -225,7 +226,8 @@ HARDWARE = Row(
         ),
         States(
             title="Answers",
-            about="Whether each physical GPU answered. A gap: gpumap itself was not scraped.",
+            about="Whether each physical GPU answered. A gap: gpumap itself was not scraped, or the driver as a whole"
+            " did not answer it.",
             query=Query(q.name_gpus(of_gpus("gpumap_gpu_up")), GPU_ON_NODE),
             good="answers",
             bad="does not answer",

@@ -3,9 +3,13 @@
 Each asks `max by (…)` of the labels that make a series one thing, so that a node which two gpumaps serve, or two
 targets tell of, counts once. `cluster` is a label of the reader's own, and need not be there: its "All" is `.*`, which
 no label fits too.
+
+Every selector comes from `series`: a job without honorLabels, which names gpumap's own pod, counts nowhere.
 """
 
 from __future__ import annotations
+
+from gpumap.metrics import GROUPS, PROCESSES
 
 CLUSTER = 'cluster=~"$cluster"'
 NODE = f'{CLUSTER}, node=~"$node"'
@@ -15,46 +19,81 @@ GPU = f'{NODE}, uuid=~"$gpu"'
 
 BY_DEVICE = "cluster, node, uuid"
 BY_HOLDER = "cluster, node, namespace, pod, container, uuid"
+BY_SOURCE = "cluster, node, source"
+
+FAMILIES = (*(family for group in GROUPS.values() for family in group), *PROCESSES)
+OF_PODS = frozenset({"kube_pod_labels", *(family.name for family in FAMILIES if "pod" in family.labels)})
+
+
+def series(name: str, where: str) -> str:
+    """The series of a name. Of pods only those that the scrape left under their own name."""
+    own = ', exported_pod=""' if name in OF_PODS else ""
+    return f"{name}{{{where}{own}}}"
 
 
 def most(name: str, by: str, where: str) -> str:
     """A gauge, once for each thing."""
-    return f"max by ({by}) ({name}{{{where}}})"
+    return f"max by ({by}) ({series(name, where)})"
 
 
 def rate(name: str, by: str, where: str, window: str = "$__rate_interval") -> str:
     """A counter's increase in a second, once for each thing."""
-    return f"max by ({by}) (rate({name}{{{where}}}[{window}]))"
+    return f"max by ({by}) (rate({series(name, where)}[{window}]))"
 
 
 def increase(name: str, by: str, where: str) -> str:
     """A counter's increase in the time range, once for each thing."""
-    return f"max by ({by}) (increase({name}{{{where}}}[$__range]))"
+    return f"max by ({by}) (increase({series(name, where)}[$__range]))"
 
 
 def happened(name: str, by: str, where: str) -> str:
-    """How often it happened in the time range, in whole numbers.
+    """How often it happened in the time range, in whole numbers, of what gpumap counts: a series begins at its birth.
 
     increase() stretches what it saw, and does not see the first event of a series that begins at 1.
     """
-    last = f"max by ({by}) (last_over_time({name}{{{where}}}[$__range]))"
-    before = f"max by ({by}) ({name}{{{where}}} offset $__range)"
+    last = f"max by ({by}) (last_over_time({series(name, where)}[$__range]))"
+    before = f"max by ({by}) ({series(name, where)} offset $__range)"
     return f"clamp_min({last} - ({before} or 0 * {last}), 0)"
+
+
+def rose(name: str, by: str, where: str) -> str:
+    """How much a counter of the driver's rose in the time range, in whole numbers: it is older than its series.
+
+    From the lowest that was seen: what a card brought with it is none of it, nor is a fall a new beginning.
+    """
+    last = f"max by ({by}) (last_over_time({series(name, where)}[$__range]))"
+    return f"({last} - min by ({by}) (min_over_time({series(name, where)}[$__range])))"
+
+
+def answers(where: str, there: str) -> str:
+    """Each GPU: 1 if it answers, 0 if not. Where the driver as a whole does not, all that it told of in the last day.
+
+    `there` chooses the nodes. Its day is for one moment, and too dear for curves.
+    """
+    before = f"max by ({BY_DEVICE}) (last_over_time({series('gpumap_gpu_up', where)}[1d]))"
+    driver = most("gpumap_source_up", "cluster, node", f'{there}, source="nvml"')
+    return f"({most('gpumap_gpu_up', BY_DEVICE, where)} or 0 * {before} and on (cluster, node) {driver} == 0)"
+
+
+def one_of(info: str) -> str:
+    """One word on each device, where two targets tell different ones: else nothing could be joined with any."""
+    return f"topk by ({BY_DEVICE}) (1, {info})"
 
 
 def names_of_devices() -> str:
     """1 for each device, with `model`, `mig_profile`, and `device` as `gpumap map` writes it: index, or index/GI/CI."""
     numbers = '"index", "gpu_instance_id", "compute_instance_id"'
     of = "cluster, node, uuid, index, model, mig_profile, gpu_instance_id, compute_instance_id"
-    info = f'label_join({most("gpumap_device_info", of, NODE)}, "device", "/", {numbers})'
+    info = f'label_join({one_of(most("gpumap_device_info", of, NODE))}, "device", "/", {numbers})'
     return f'label_replace({info}, "device", "$1", "device", "(.*?)/*")'
 
 
 def names_of_gpus(where: str = NODE) -> str:
     """1 for each physical GPU under its own uuid, with `index` and `model`; also for those without a device."""
-    with_devices = f'label_replace(gpumap_device_info{{{where}}}, "uuid", "$1", "gpu_uuid", "(.+)")'
-    without = f"gpumap_gpu_without_device_info{{{where}}}"
-    return f"max by (cluster, node, uuid, index, model) ({with_devices} or {without})"
+    gpus = most("gpumap_device_info", "cluster, node, gpu_uuid, index, model", where)
+    with_devices = f'label_replace({gpus}, "uuid", "$1", "gpu_uuid", "(.+)")'
+    without = series("gpumap_gpu_without_device_info", where)
+    return one_of(f"max by (cluster, node, uuid, index, model) ({with_devices} or {without})")
 
 
 def name_devices(expr: str, labels: str = "device, model, mig_profile") -> str:
@@ -68,7 +107,7 @@ def name_gpus(expr: str) -> str:
 def memory_of_gpus(name: str, where: str) -> str:
     """Memory of devices to be added up: of compute instances that share one GPU instance's memory only one counts."""
     place = "cluster, node, uuid, gpu_uuid, gpu_instance_id"
-    info = most("gpumap_device_info", place, where)
+    info = one_of(most("gpumap_device_info", place, where))
     memory = most(name, BY_DEVICE, where)
     placed = f"{memory} * on ({BY_DEVICE}) group_left (gpu_uuid, gpu_instance_id) {info}"
     return f"max by (cluster, node, gpu_uuid, gpu_instance_id) ({placed})"

@@ -1,7 +1,8 @@
 """Builds the image with what is here, docker buildx, podman or buildah, and says how large it is.
 
 `build_image.py --image REGISTRY/gpumap:0.1.0 --push`. What follows `--` goes to the builder as it is, such as
-`-- --secret id=pip.conf,src=pip.conf` or `-- --build-arg RUNTIME=…`. Nothing but Python is needed.
+`-- --secret id=pip.conf,src=pip.conf` or `-- --build-arg RUNTIME=…`. Nothing but Python is needed: the machine's own,
+from 3.9 on, not that of .venv.
 """
 
 import argparse
@@ -10,11 +11,16 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDERS = ("docker", "podman", "buildah")
+POLICIES = (Path.home() / ".config/containers/policy.json", Path("/etc/containers/policy.json"))
+NO_POLICY = """{} pulls nothing without a signature policy, and none is here.
+The bases are checked by digest, so this will do:
+  mkdir -p ~/.config/containers
+  echo '{{"default": [{{"type": "insecureAcceptAnything"}}]}}' >~/.config/containers/policy.json"""
 
 
 def main() -> int:
@@ -23,12 +29,15 @@ def main() -> int:
     parser.add_argument("--image", default=f"gpumap:{version}", help="its name and tag (%(default)s)")
     parser.add_argument("--platforms", default="", help="such as linux/amd64,linux/arm64; else this machine's")
     parser.add_argument("--push", action="store_true", help="push it to the registry that its name begins with")
-    parser.add_argument("--builder", choices=BUILDERS, help="else the first of these that is on PATH")
+    parser.add_argument("--builder", choices=BUILDERS, help="else the first of these that can build here")
     parser.add_argument("extra", nargs="*", metavar="-- ARGUMENT", help="to the builder's build command")
     asked = parser.parse_args()
-    builder = asked.builder or next((name for name in BUILDERS if shutil.which(name)), None)
+    builder = asked.builder or next((name for name in BUILDERS if can_build(name)), None)
     if builder is None:
-        parser.error(f"none of {', '.join(BUILDERS)} is on PATH")
+        parser.error("no docker with buildx, podman or buildah is on PATH")
+    # Packages of distributions bring a policy; a buildah that was merely unpacked, as by `make tools`, has none.
+    if builder != "docker" and not any(map(Path.exists, POLICIES)) and "--signature-policy" not in asked.extra:
+        parser.exit(1, NO_POLICY.format(builder) + "\n")
     several = "," in asked.platforms
     if several and builder == "docker" and not asked.push:
         parser.error("docker keeps no image of several platforms: say --push, or build one platform")
@@ -36,7 +45,7 @@ def main() -> int:
     described = {
         "VERSION": version,
         "REVISION": ask("git", "rev-parse", "HEAD") or "unknown",
-        "CREATED": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "CREATED": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
         "SOURCE_DATE_EPOCH": str(epoch),
     }
     if source := ask("git", "remote", "get-url", "origin"):
@@ -65,6 +74,11 @@ def commands(
     if push:
         made.append([builder, "manifest", "push", "--all", image] if several else [builder, "push", image])
     return made
+
+
+def can_build(builder: str) -> bool:
+    """Whether it is on PATH; docker's buildx is a plugin that may be missing."""
+    return bool(shutil.which(builder)) and (builder != "docker" or bool(ask("docker", "buildx", "version")))
 
 
 def size(builder: str, image: str) -> str:

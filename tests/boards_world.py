@@ -16,7 +16,7 @@ from tests import neighbours
 from tests.demo_process import demo
 from tests.fleet import SCENARIOS, wait_for_holders
 from tests.pages import Page, serving_pages
-from tests.prometheus import Prometheus, each_second, eventually, prometheus
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
 
 RECORDS = Path(__file__).resolve().parent.parent / "charts" / "gpumap" / "rules" / "fleet.yaml"
 HAPPENS = ("gpumap_container_xid_errors_total", 'gpumap_gpu_fault_info{node="broken-node"}')
@@ -27,6 +27,18 @@ CLUSTER = "east"
 RANGE = "600s"
 TIMES = {"__rate_interval": "30s", "__range": RANGE}
 WRITTEN = {"price": "2.5", "label": "label_team"}
+OWN_POD = {"namespace": "monitoring", "pod": "gpumap-x7k2p", "container": "gpumap"}
+"""gpumap's, which is to stand nowhere."""
+
+OTHER_NAMES = [
+    {
+        "source_labels": ["__name__", label],
+        "regex": "gpumap_(?:device|gpu_without_device)_info;(.+)",
+        "target_label": label,
+        "replacement": "9$1",
+    }
+    for label in ("index", "model")
+]
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,8 @@ class World:
     plain: Prometheus
     """One cluster, without a label for it, and with the records for fleets."""
     twice: Prometheus
-    """With the label `cluster`, each node scraped by two jobs, and no records."""
+    """With the label `cluster`, and no records. Each node is scraped by three jobs: the second tells other indexes and
+    models of the same GPUs, the third has no honorLabels."""
 
 
 @contextlib.contextmanager
@@ -53,12 +66,14 @@ def running_world(folder: Path, interval: str = "1s") -> Iterator[World]:
             wait_for_holders(url)
         others = stack.enter_context(serving_pages(lambda _: Page(neighbours.kube_state_metrics(nodes).encode())))
         cluster = {"cluster": CLUSTER}
-        both = [gpumap_job(job, nodes, cluster) for job in ("gpumap", "b-gpumap")]
+        jobs = (
+            chart_job(nodes, **cluster),
+            chart_job(nodes, name="b-gpumap", **cluster) | {"metric_relabel_configs": OTHER_NAMES},
+            chart_job(nodes, name="c-gpumap", **cluster, **OWN_POD) | {"honor_labels": False},
+        )
         configs = {
-            "plain": each_second(
-                gpumap_job("gpumap", nodes, {}), pods_job(others, {}), rule_files=[str(often_recorded(folder))]
-            ),
-            "twice": each_second(*both, pods_job(others, cluster)),
+            "plain": each_second(chart_job(nodes), pods_job(others, {}), rule_files=[str(often_recorded(folder))]),
+            "twice": each_second(*jobs, pods_job(others, cluster)),
         }
         servers = {}
         for name, config in configs.items():
@@ -77,15 +92,6 @@ def often_recorded(folder: Path) -> Path:
     file = folder / "fleet.json"
     file.write_text(json.dumps(rules), encoding="utf-8")  # JSON is YAML
     return file
-
-
-def gpumap_job(name: str, nodes: Mapping[str, str], more: Mapping[str, str]) -> dict[str, object]:
-    """honorLabels; `node` and `instance` are the node's name, and nothing is of the agent's own pod."""
-    targets = [
-        {"targets": [url.removeprefix("http://")], "labels": {"node": node, "instance": node, **more}}
-        for node, url in nodes.items()
-    ]
-    return {"job_name": name, "honor_labels": True, "static_configs": targets}
 
 
 def pods_job(address: str, more: Mapping[str, str]) -> dict[str, object]:

@@ -12,11 +12,14 @@ _AUTHORITY = "keyUsage=critical,digitalSignature,keyCertSign"
 _SIGNED = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid"
 
 
-def make_certificate(folder: Path, name: str) -> None:
-    """One that vouches for itself at 127.0.0.1, and for others as their authority: `name`.crt and `name`.key."""
+def make_certificate(folder: Path, name: str, names: str = _HERE) -> None:
+    """One that vouches for itself at 127.0.0.1 or by other names, and for others as their authority.
+
+    `name`.crt and `name`.key.
+    """
     files = ("-keyout", f"{folder}/{name}.key", "-out", f"{folder}/{name}.crt")
     _openssl(
-        "req", "-x509", "-days", "2", *_KEY, "-subj", f"/CN={name}", "-addext", _HERE, "-addext", _AUTHORITY, *files
+        "req", "-x509", "-days", "2", *_KEY, "-subj", f"/CN={name}", "-addext", names, "-addext", _AUTHORITY, *files
     )
 
 

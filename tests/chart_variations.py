@@ -8,7 +8,7 @@ EVERYTHING = (
     "networkPolicy.enabled=true",
     "openshift.securityContextConstraints=true",
 )
-"""Each object that is off until asked for; a test below sees to it that none is missing."""
+"""Each object that is off until asked for."""
 POD_MONITOR = ("podMonitor.enabled=true",)
 """Instead of a ServiceMonitor."""
 MONITORED = (
@@ -31,9 +31,11 @@ MONITORED = (
     "basicAuth.password.key=password",
 )
 REQUIRED = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference"
 VARIATIONS: dict[str, tuple[str, ...]] = {
     "defaults": (),
     "everything": EVERYTHING,
+    "more nodes than Endpoints name": (*EVERYTHING, "serviceMonitor.serviceDiscoveryRole=EndpointSlice"),
     "pods monitored without the Service": (
         *POD_MONITOR,
         *(f"podMonitor.{value}" for value in MONITORED),
@@ -49,6 +51,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     ),
     "the library from the node": ("nvml.hostPath=/home/kubernetes/bin/nvidia/lib64", "nvml.library=libnvidia-ml.so.1"),
     "counters that outlive the pod": ("stateFile.hostPath=/var/lib/gpumap", "interval=10s"),
+    "seldom": ("interval=1m30s",),
     "an image of one's own": (
         "image.repository=registry.example.com:5000/team/gpumap",
         "image.tag=v1",
@@ -74,6 +77,11 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "priorityClassName=system-node-critical",
     ),
     "OpenShift": ("openshift.securityContextConstraints=true", "seLinuxOptions.type=container_t"),
+    "rather on some nodes": (
+        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
+        f"{PREFERRED}.matchExpressions[0].key=pool",
+        f"{PREFERRED}.matchExpressions[0].operator=Exists",
+    ),
     "SELinux": ("seLinuxOptions.type=spc_t", "seLinuxOptions.level=s0"),
     "claims": ("resourceClaims[0].name=gpus", "resourceClaims[0].resourceClaimTemplateName=all-gpus"),
     "rolled out by hand": (
@@ -88,6 +96,8 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "collect={allocation,use}",
         "extraEnv[0].name=GPUMAP_LOG_FORMAT",
         "extraEnv[0].value=json",
+        "extraEnv[1].name=NVIDIA_VISIBLE_DEVICES",
+        "extraEnv[1].value=void",
         "extraVolumes[0].name=more",
         "extraVolumes[0].configMap.name=more",
         "extraVolumeMounts[0].name=more",

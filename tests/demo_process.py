@@ -57,18 +57,23 @@ def running(command: Sequence[str | Path], log: Path, cwd: Path) -> Iterator[sub
     assert "Traceback" not in log.read_text()
 
 
+def listening(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The host and port where gpumap serves, once it says so."""
+
+    def address() -> str | None:
+        match = re.search(r"serving address=(\S+)", log.read_text())
+        return match and match[1]
+
+    return wait_for("address", address, process, log)
+
+
 @contextlib.contextmanager
 def demo(folder: Path, *arguments: str, gpumap: Path = GPUMAP) -> Iterator[str]:
     """Run `gpumap demo` from `folder` on a free port. Gives its URL once it serves a page."""
     log = folder.parent / f"{folder.name}.log"
-
-    def address() -> str | None:
-        match = re.search(r"serving address=(\S+)", log.read_text())
-        return match and f"http://{match[1]}"
-
     command = (str(gpumap), "demo", "--listen", "127.0.0.1:0", *arguments)
     with running(command, log, folder) as process:
-        url = wait_for("address", address, process, log)
+        url = f"http://{listening(process, log)}"
 
         def page() -> str | None:
             with contextlib.suppress(OSError):

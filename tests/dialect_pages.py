@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,8 @@ from gpumap.exposition import Exposition
 from gpumap.families import Family, Numbered
 from gpumap.model import ContainerName, DeviceMemory, MigInstance, NvmlReading, Uuid
 from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
+from tests.promtool import promtool
 from tests.snapshots import empty_node, gpu
-from tests.tools import tool
 
 GOLDEN = Path(__file__).parent / "dialects"
 DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"
@@ -49,8 +48,7 @@ def rows(families: Iterable[Family | Numbered], snapshot: Snapshot, name: str, *
 
 def lints(text: str) -> list[str]:
     """What `promtool check metrics` says of a page that it can read, each word once."""
-    command = [str(tool("promtool")), "check", "metrics"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
+    done = promtool("check", "metrics", page=text)
     assert done.returncode in (0, 3), done.stderr
     return sorted(set(done.stderr.splitlines()))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests import neighbours
 from tests.demo_process import demo, fetch
 from tests.pages import Page, serving_pages
-from tests.prometheus import Prometheus, each_second, eventually, prometheus
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
 
 SCENARIOS = {
     "demo-node": "default",
@@ -80,32 +80,14 @@ def scraping(world: str, nodes: Mapping[str, str], others: str, relabelings: Seq
     chosen: Mapping[str, Sequence[Relabeling]] = {"dialects": (), "relabeled": relabelings}
     keep_own = {"source_labels": ["__name__"], "regex": OWN_NAMES, "action": "keep"}
     jobs = [
-        gpumap_job("gpumap", "/metrics", nodes, chosen.get(world, (keep_own,))),
+        chart_job(nodes) | {"metric_relabel_configs": [*chosen.get(world, (keep_own,))]},
         other_job("kube-state-metrics", others, honor=True),
     ]
     if world in BESIDE_DCGM:
         jobs.append(other_job("dcgm-exporter", others, honor=world == "with-dcgm-honored"))
     else:
-        jobs.append(gpumap_job("gpumap-nodes", "/metrics/nodes", nodes, ()))
+        jobs.append(chart_job(nodes, name="gpumap-nodes", path="/metrics/nodes"))
     return each_second(*jobs)
-
-
-def gpumap_job(name: str, path: str, nodes: Mapping[str, str], relabelings: Sequence[Relabeling]) -> dict[str, object]:
-    """As the chart's ServiceMonitor: honorLabels, the label `node`, and the agent's own pod on what has none."""
-    targets = [
-        {
-            "targets": [url.removeprefix("http://")],
-            "labels": {"node": node, "namespace": "monitoring", "pod": f"gpumap-{node}", "container": "gpumap"},
-        }
-        for node, url in nodes.items()
-    ]
-    return {
-        "job_name": name,
-        "metrics_path": path,
-        "honor_labels": True,
-        "static_configs": targets,
-        "metric_relabel_configs": list(relabelings),
-    }
 
 
 def other_job(name: str, address: str, *, honor: bool) -> dict[str, object]:

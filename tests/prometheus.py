@@ -90,6 +90,26 @@ def each_second(*jobs: Mapping[str, object], **more: object) -> dict[str, object
     return {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": list(jobs), **more}
 
 
+def chart_job(
+    nodes: Mapping[str, str], *, name: str = "gpumap", path: str = "/metrics", **labels: str
+) -> dict[str, Any]:
+    """Scrapes agents, URLs by node, as the chart's monitors do: tests/test_chart_monitors.py compares the labels.
+
+    A URL's own path comes before `path`. The labels are put on each target too.
+    """
+    targets = []
+    for node, url in nodes.items():
+        parts = urllib.parse.urlsplit(url)
+        own = {"__metrics_path__": parts.path} if parts.path else {}
+        targets.append({"targets": [parts.netloc], "labels": {**target_labels(node), **own, **labels}})
+    return {"job_name": name, "metrics_path": path, "honor_labels": True, "static_configs": targets}
+
+
+def target_labels(node: str) -> dict[str, str]:
+    """What a target of the chart's monitors has beside its job: it is its node, and nothing is of the agent's pod."""
+    return {"node": node, "instance": node, "endpoint": "metrics"}
+
+
 def settled(answer: Callable[[], Answer], expected: object, seconds: float = PATIENCE_SECONDS) -> Answer:
     """The answer, asked again until it is as expected: under load a scrape may fail, and rules come late."""
     deadline = time.monotonic() + seconds

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import re
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +33,10 @@ ALICE = ("--user", "alice:hunter2é")
 SHOWN = ("--cert", "client.crt", "--key", "client.key")
 
 
-def users(cost: int = 4, name: str = "alice", password: str = "hunter2é") -> str:
+def users(cost: int = 4, name: str = "alice", password: str | bytes = "hunter2é") -> str:
     """The part of a configuration that knows one user."""
-    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost, b"2a")).decode()
+    word = password.encode() if isinstance(password, str) else password
+    hashed = bcrypt.hashpw(word, bcrypt.gensalt(cost, b"2a")).decode()
     return f"basic_auth_users:\n  {name}: {hashed.replace('$2a$', '$2y$')}\n"
 
 
@@ -47,6 +50,25 @@ def make_certificates(folder: Path) -> Path:
     make_signed_certificate(folder, "client", "ca", names)
     make_signed_certificate(folder, "stranger", "other")
     return folder
+
+
+def make_short_certificate(folder: Path, name: str, by: str, seconds: int) -> None:
+    """A client's, that holds for a few seconds from now on."""
+    made = folder / f"{name}-made"
+    made.mkdir()
+    (made / "index").touch()
+    (made / "conf").write_text(
+        f"[ca]\ndefault_ca=a\n[a]\ndatabase={made}/index\nnew_certs_dir={made}\nrand_serial=yes\n"
+        "default_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n"
+    )
+    until = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y%m%d%H%M%SZ")
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}")
+    pair = ("-cert", f"{by}.crt", "-keyfile", f"{by}.key", "-in", f"{name}.csr", "-out", f"{name}.crt")
+    for command in (
+        ("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr"),
+        ("ca", "-batch", "-notext", "-config", str(made / "conf"), "-enddate", until, *pair),
+    ):
+        subprocess.run((tool("openssl"), *command), cwd=folder, check=True, capture_output=True)
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,7 @@ import yaml
 
 from tests.demo_process import demo
 from tests.pages import Page, serving_pages
-from tests.prometheus import Prometheus, each_second, eventually, prometheus, settled
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus, settled
 from tests.test_alerts import ALERTS, FILE
 
 DEMO = Path(__file__).resolve().parent.parent / "src" / "gpumap" / "demo" / "default.yaml"
@@ -61,6 +61,7 @@ def hurried() -> str:
     """
     rules = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     for group in rules["groups"]:
+        group["interval"] = "1s"
         for rule in group["rules"]:
             if group["name"] != "gpumap-itself" and rule.get("alert") != "GpumapGpuBusy":
                 rule["expr"] = re.sub(r"(?<=\[)\d+\w(?=\])|(?<=offset )\d+\w", lambda m: shorter(m[0]), rule["expr"])
@@ -83,10 +84,8 @@ def run_watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheu
         serving_pages(lambda _: Page(TEAM.encode())) as states,
         demo(folder / "node", "--scenario", str(folder / "play.yaml"), "--interval", "500ms") as url,
     ):
-        target = {"targets": [url.removeprefix("http://")], "labels": {"node": "demo-node", "instance": "demo-node"}}
-        gpumap = {"job_name": "gpumap", "honor_labels": True, "static_configs": [target]}
         kube = {"job_name": "kube-state-metrics", "honor_labels": True, "static_configs": [{"targets": [states]}]}
-        config = each_second(gpumap, kube, rule_files=[str(folder / "alerts.yaml")])
+        config = each_second(chart_job({"demo-node": url}), kube, rule_files=[str(folder / "alerts.yaml")])
         config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
         with prometheus(folder / "prometheus", config=config) as found:
             yield found
@@ -135,3 +134,34 @@ def rules(watching: Prometheus) -> list[dict[str, str]]:
         for group in watching.api("rules")["groups"]
         for rule in group["rules"]
     ]
+
+
+TWO_MIG_DEVICES = """
+node: mig-node
+gpus:
+  - model: NVIDIA H100 80GB HBM3
+    memory: 81559MiB
+    mig: [1g.10gb, 1g.10gb, 3g.40gb]
+pods:
+  - namespace: ml
+    name: two
+    containers:
+      - {name: c, mig: [{gpu: 0, instance: 0}, {gpu: 0, instance: 1}], processes: [{memory: 3GiB}]}
+"""
+
+
+def test_rules_evaluate_on_a_pod_with_two_devices_of_one_card_by_two_jobs(tmp_path: Path) -> None:
+    """No rule fails, and the pod stands by both devices and by their GPU."""
+    (tmp_path / "play.yaml").write_text(TWO_MIG_DEVICES, encoding="utf-8")
+    (tmp_path / "alerts.yaml").write_text(hurried(), encoding="utf-8")
+    for name in ("node", "prometheus"):
+        (tmp_path / name).mkdir()
+    with demo(tmp_path / "node", "--scenario", str(tmp_path / "play.yaml"), "--interval", "500ms") as url:
+        jobs = [chart_job({"mig-node": url}, name=name) for name in ("gpumap", "gpumap-2")]
+        config = each_second(*jobs, rule_files=[str(tmp_path / "alerts.yaml")])
+        with prometheus(tmp_path / "prometheus", config=config) as found:
+            eventually(
+                lambda: len(found.ask('gpumap:gpu_holders:info{pod="two"}')) == 3, 60, about=lambda: rules(found)
+            )
+            eventually(lambda: all(rule["health"] == "ok" for rule in rules(found)), about=lambda: rules(found))
+            assert found.ask("prometheus_rule_evaluation_failures_total > 0") == []

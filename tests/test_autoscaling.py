@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -25,8 +24,8 @@ from tests.autoscaled import (
     with_rules,
 )
 from tests.demo_process import demo
-from tests.prometheus import Prometheus, settled
-from tests.tools import tool
+from tests.prometheus import Prometheus, chart_job, settled
+from tests.promtool import accepted
 
 RECORDED = '{__name__=~"namespace.*:gpumap.*"}'
 USAGE = "namespace_pod:gpumap_container_sm_seconds:rate2m"
@@ -140,16 +139,15 @@ def external(rule: dict[str, Any], scraped: Prometheus, workload: str) -> list[f
 
 def test_promtool_accepts_the_rules() -> None:
     """Each rule is valid, and no two are alike."""
-    done = subprocess.run([tool("promtool"), "check", "rules", RULES], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = accepted("check", "rules", RULES)
+    assert done.stderr == ""
     assert "duplicate" not in done.stdout
 
 
 def test_the_rules_hold_their_unit_tests() -> None:
     """They tell the truth of what is idle, shared, known in part, gone, restarted, not scraped, or scraped twice."""
     tests = Path(__file__).with_name("autoscaling.rules-test.yaml")
-    done = subprocess.run([tool("promtool"), "test", "rules", tests], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    accepted("test", "rules", tests)
 
 
 def test_the_adapter_serves_what_is_expected_and_no_more() -> None:
@@ -238,7 +236,7 @@ def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
     (folder := tmp_path / "prometheus").mkdir()
     with demo(node, "--interval", "500ms") as url:
         ready = f'{USAGE}{{pod="recommender"}} > 0.001 and on () {USAGE}{{pod="trainer"}} > 0.01'
-        with with_rules(folder, url.removeprefix("http://"), ready, honor_labels=True) as scraped:
+        with with_rules(folder, "", ready, **chart_job({"demo-node": url})) as scraped:
             usage = {labels["pod"]: value for labels, value in scraped.ask(USAGE)}
             memory = "namespace_pod:gpumap_container_gpu_memory_used_bytes:sum"
             used = {labels["pod"]: value for labels, value in scraped.ask(memory)}

@@ -300,6 +300,16 @@ def test_a_table_of_it() -> None:
     assert "<0.01" in bill_table(replace(a_bill(), lines=(little,)), Shape())
 
 
+def test_who_takes_more_than_its_share_makes_no_other_one_less_idle() -> None:
+    """Of two with a quarter of a card each, one that computes on all of it and one that computes not: half is idle."""
+    idler: Key = ("ml", "idler", "main", "GPU-1")
+    held, used = gain(HELD, told(first=0, last=900)), gain(HELD, told(first=0, last=3600))
+    found = {HELD: {TRAINER: held, idler: held}, USED: {TRAINER: used, idler: gain(HELD, told(first=0, last=0))}}
+    (line,) = lines_of({ENERGY: {}, MEMORY: {}, **found}, lambda key: key[:1])
+    assert line.amounts.idle() == Fraction(1, 2)
+    assert line.amounts.used == 3600
+
+
 def test_csv_of_it() -> None:
     """RFC 4180; what is not known is empty; a name that a spreadsheet would take for a formula stays a name."""
     text = bill_csv(a_bill())

@@ -115,6 +115,7 @@ def test_ports_and_probes_agree() -> None:
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
     assert manifests["Service"]["spec"]["ports"] == [{"name": "metrics", "port": 9500, "targetPort": "metrics"}]
+    assert manifests["Service"]["spec"]["ipFamilyPolicy"] == "SingleStack"
     assert render()["Service"]["spec"]["ports"][0]["port"] == 9401
 
 
@@ -156,7 +157,11 @@ NO_NODES = "DESIRED 0"
         (("gpuNodesOnly=false",), ("every node",), (NO_NODES,)),
         (("nodeSelector.gpu=h100",), ("your nodeSelector",), (NO_NODES,)),
         (("gpuOperator.followDcgmExporter=true",), ("nvidia.com/gpu.deploy.dcgm-exporter",), ()),
-        (("podMonitor.enabled=true",), (), ("serviceMonitor.enabled=true",)),
+        (("podMonitor.enabled=true",), ("podMonitor.labels",), ("serviceMonitor", "1000")),
+        (("serviceMonitor.enabled=true",), ("1000", "serviceMonitor.labels", "prometheusRule.labels"), ()),
+        (("serviceMonitor.enabled=true", "serviceMonitor.serviceDiscoveryRole=EndpointSlice"), (), ("1000",)),
+        (("serviceMonitor.labels.release=a", "prometheusRule.labels.release=a"), (), ("kube-prometheus-stack",)),
+        (VARIATIONS["rather on some nodes"], (NO_NODES,), ("your nodeSelector",)),
         (("privileges.hostPID=false",), ("hostPath",), ("hostPID",)),
     ],
 )

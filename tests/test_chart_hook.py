@@ -10,10 +10,12 @@ from pathlib import Path
 
 import bcrypt
 import pytest
+import yaml
 
 from tests.certificates import make_certificate, make_signed_certificate
-from tests.chart import Manifest, is_hook, render_all
-from tests.demo_process import GPUMAP, demo, environment, running, wait_for
+from tests.chart import CHART, Manifest, helm, is_hook, render_all
+from tests.chart_variations import VARIATIONS
+from tests.demo_process import GPUMAP, demo, environment, listening, running, wait_for
 
 HASH = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
 PASSWORD = (
@@ -38,6 +40,7 @@ UNASKED: dict[str, tuple[str, ...]] = {
     "whatever the file says": ("webConfig.secretName=web",),
     "not to": ("tests.enabled=false",),
 }
+HOOK = "templates/tests/connection.yaml"
 LOST_CARD = """\
 node: lost
 repeat: 1h
@@ -148,6 +151,19 @@ def test_openshift_chooses_its_uid() -> None:
     assert not pod["spec"]["securityContext"].keys() & {"runAsUser", "runAsGroup"}
 
 
+def test_openshift_is_known_by_its_api() -> None:
+    """Also with constraints of one's own."""
+    done = helm("template", "prod", CHART, "--api-versions", "security.openshift.io/v1", "--show-only", HOOK)
+    assert done.returncode == 0, done.stderr
+    assert not yaml.safe_load(done.stdout)["spec"]["securityContext"].keys() & {"runAsUser", "runAsGroup"}
+
+
+def test_it_gets_no_gpu() -> None:
+    """The image's own variable, which shows NVIDIA's runtime every GPU, is taken back."""
+    (pod,) = hooks()
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in pod["spec"]["containers"][0]["env"]
+
+
 def test_it_can_run_where_the_agents_run() -> None:
     """Same image and pull secrets, and the same taints tolerated: in some clusters every node is a GPU node."""
     values = ("image.tag=v2", "imagePullSecrets[0].name=registry", "tolerations[0].operator=Exists")
@@ -204,8 +220,9 @@ def run_lost_card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ((), 1),
         (("gpuNodesOnly=false", "nodeSelector.gpu=on"), 1),
         (("gpuNodesOnly=false",), 0),
+        (("gpuNodesOnly=false", *VARIATIONS["rather on some nodes"]), 0),
     ],
-    ids=["GPU nodes", "chosen nodes", "every node"],
+    ids=["GPU nodes", "chosen nodes", "every node", "rather on some nodes"],
 )
 def test_it_wants_a_driver_where_every_agent_has_one(lost_card: str, values: tuple[str, ...], code: int) -> None:
     """It fails on a node without a working GPU, but where agents run on nodes that need have none."""
@@ -221,12 +238,7 @@ def guarded(folder: Path, config: str, passed: Callable[[str], str | None]) -> I
     path.write_text(config)
     command = (str(GPUMAP), "demo", "--listen", "127.0.0.1:0", "--web-config", str(path))
     with running(command, log, folder) as process:
-
-        def address() -> str | None:
-            match = re.search(r"serving address=(\S+)", log.read_text())
-            return match and f"https://{match[1]}"
-
-        url = wait_for("address", address, process, log)
+        url = f"https://{listening(process, log)}"
         yield url, wait_for("answer", lambda: passed(url), process, log)
 
 

@@ -5,8 +5,6 @@ What Prometheus' operator makes of a monitor is played: its own relabelings, and
 
 import contextlib
 import json
-import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.certificates import make_certificate
 from tests.chart import render
-from tests.demo_process import GPUMAP, demo, fetch, running, wait_for
-from tests.prometheus import Prometheus, each_second, eventually, prometheus
-from tests.tools import tool
+from tests.demo_process import GPUMAP, demo, fetch, listening, running
+from tests.prometheus import Prometheus, each_second, eventually, prometheus, target_labels
+from tests.promtool import accepted
 
 META = "__meta_kubernetes_"
 TARGET = {
@@ -56,6 +55,13 @@ OPERATOR: dict[str, tuple[Relabeling, ...]] = {
 }
 """prometheus-operator, pkg/prometheus/promcfg.go: generateServiceMonitorConfig and generatePodMonitorConfig."""
 ENDPOINTS = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
+RELEASES = {"ServiceMonitor": "prod", "PodMonitor": "blue"}
+"""One target's labels are the same by either monitor: only those of two releases are two targets."""
+SHARDING: tuple[Relabeling, ...] = (
+    {"source_labels": ["__address__", "__tmp_hash"], "regex": "(.+);", "target_label": "__tmp_hash"},
+    {"source_labels": ["__tmp_hash"], "modulus": 4, "target_label": "shard", "action": "hashmod"},
+)
+"""prometheus-operator, generateAddressShardingRelabelingRules, with a label that can be seen."""
 SNAKE = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
 """As Prometheus calls what the operator's fields are called."""
 PASSWORD = "not a secret"
@@ -66,18 +72,18 @@ PASSWORD_OF_MONITOR = tuple(
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
 
 
-def endpoint(kind: str, *values: str) -> dict[str, Any]:
+def endpoint(kind: str, *values: str, release: str = "prod") -> dict[str, Any]:
     switch = f"{kind[0].lower()}{kind[1:]}.enabled=true"
     found: dict[str, Any]
-    (found,) = render(switch, *values, release="prod")[kind]["spec"][ENDPOINTS[kind]]
+    (found,) = render(switch, *values, release=release)[kind]["spec"][ENDPOINTS[kind]]
     return found
 
 
 def scrape(
-    kind: str, address: str, *values: str, target: Mapping[str, str] = TARGET, **more: object
+    kind: str, address: str, *values: str, target: Mapping[str, str] = TARGET, release: str = "prod", **more: object
 ) -> dict[str, object]:
     """The job that the operator makes of the chart's monitor, for an agent at this address."""
-    told = endpoint(kind, *values)
+    told = endpoint(kind, *values, release=release)
     own = [{SNAKE.get(key, key): value for key, value in one.items()} for one in told["relabelings"]]
     labels = {f"{META}{name}": value for name, value in target.items()}
     return {
@@ -95,9 +101,8 @@ def labels_of_targets(folder: Path, job: Mapping[str, object]) -> list[dict[str,
     """Those that promtool finds the targets of a job to have."""
     config = folder / "prometheus.yml"
     config.write_text(json.dumps({"scrape_configs": [job]}))
-    command = (tool("promtool"), "check", "service-discovery", "--timeout=2s", config, str(job["job_name"]))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    # It waits for all of this time, and targets that are listed come at once.
+    done = accepted("check", "service-discovery", "--timeout=300ms", config, str(job["job_name"]))
     found = [one["labels"] for one in json.loads(done.stdout[done.stdout.index("[") :])]
     return [{name: value for name, value in one.items() if not name.startswith("__")} for one in found]
 
@@ -106,8 +111,7 @@ def labels_of_targets(folder: Path, job: Mapping[str, object]) -> list[dict[str,
 def test_a_target_is_its_node(kind: str, tmp_path: Path) -> None:
     """`node` and `instance` are the node, `job` the release's full name, and the agent's own pod is not told."""
     (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401"))
-    labels.pop("service", None)
-    assert labels == {"job": "prod-gpumap", "node": "gpu-1", "instance": "gpu-1", "endpoint": "metrics"}
+    assert labels == {"job": "prod-gpumap", **target_labels("gpu-1")}
 
 
 @pytest.mark.parametrize("kind", OPERATOR)
@@ -119,6 +123,34 @@ def test_a_roll_out_makes_no_new_series(kind: str, tmp_path: Path) -> None:
         for job in (scrape(kind, "10.0.0.1:9401"), scrape(kind, "10.0.0.2:9401", target=after))
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", OPERATOR)
+def test_a_node_stays_in_its_shard(kind: str, tmp_path: Path) -> None:
+    """Where Prometheus is sharded, the node decides who scrapes it, and not the address, which a new pod changes."""
+    job = scrape(kind, "10.0.0.1:9401")
+    configs = job["relabel_configs"]
+    assert isinstance(configs, list)
+    nodes = [
+        {f"{META}{name}": value for name, value in (TARGET | {"pod_node_name": f"gpu-{number}"}).items()}
+        for number in range(12)
+    ]
+    found = []
+    for network in ("10.0.0", "10.0.1"):
+        targets = [{"targets": [f"{network}.{at}:9401"], "labels": labels} for at, labels in enumerate(nodes)]
+        more = {"relabel_configs": [*configs, *SHARDING], "static_configs": targets}
+        found.append({one["node"]: one["shard"] for one in labels_of_targets(tmp_path, job | more)})
+    assert found[0] == found[1]
+    assert len(found[0]) == len(nodes)
+    assert len(set(found[0].values())) > 1
+
+
+def test_a_monitor_can_look_at_endpoint_slices() -> None:
+    """Where asked for; Endpoints name 1000 addresses. Otherwise the operator decides, whose old ones lack the field."""
+    role = "serviceDiscoveryRole"
+    assert role not in render("serviceMonitor.enabled=true")["ServiceMonitor"]["spec"]
+    manifests = render("serviceMonitor.enabled=true", f"serviceMonitor.{role}=EndpointSlice")
+    assert manifests["ServiceMonitor"]["spec"][role] == "EndpointSlice"
 
 
 def test_a_pod_that_ends_is_a_target_no_more(tmp_path: Path) -> None:
@@ -173,23 +205,15 @@ def test_the_certificate_is_checked(kind: str) -> None:
     assert unchecked == {"serverName": own["serverName"], "insecureSkipVerify": True}
 
 
-def make_certificate(folder: Path, name: str) -> None:
-    """tls.crt, which is its own authority, and tls.key, as in a Secret."""
-    files = ("-out", folder / "tls.crt", "-keyout", folder / "tls.key")
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    names = ("-subj", "/CN=gpumap", "-addext", f"subjectAltName=DNS:{name}")
-    subprocess.run(("openssl", "req", "-x509", *key, *names, *files), check=True, capture_output=True, timeout=60)
-
-
 @pytest.fixture(name="servers", scope="module")
 def run_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Prometheus]]:
-    """The URL of an agent, and a Prometheus that scrapes it as a ServiceMonitor, as a PodMonitor, and another one, that
-    serves by TLS and wants a password, as the chart's values have it."""
+    """The URL of an agent, and a Prometheus that scrapes it by two releases' monitors, one of each kind; and a second
+    agent, that serves by TLS and wants a password, as the chart's values have it."""
     folder = tmp_path_factory.mktemp("monitors")
     for name in ("plain", "secured", "tls"):
         (folder / name).mkdir()
     tls = folder / "tls"
-    make_certificate(tls, "prod-gpumap.monitoring.svc")
+    make_certificate(tls, "tls", "subjectAltName=DNS:prod-gpumap.monitoring.svc")
     secured = ("tls.secretName=certificate", f"basicAuth.users.prometheus={HASH}", *PASSWORD_OF_MONITOR)
     config = folder / "web-config.yml"
     text = render(*secured, release="prod")["Secret"]["stringData"]["web-config.yml"]
@@ -199,13 +223,13 @@ def run_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
         secured_demo(folder / "secured", "--node-name", "gpu-2", "--web-config", str(config)) as address,
     ):
         asks = endpoint("ServiceMonitor", *secured)
-        more = {
+        more: dict[str, Any] = {
             "tls_config": {"ca_file": str(tls / "tls.crt"), "server_name": asks["tlsConfig"]["serverName"]},
             "basic_auth": {"username": "prometheus", "password": PASSWORD},
         }
         second = TARGET | {"pod_node_name": "gpu-2", "pod_name": "prod-gpumap-2"}
         jobs = (
-            *(scrape(kind, url.removeprefix("http://")) for kind in OPERATOR),
+            *(scrape(kind, url.removeprefix("http://"), release=RELEASES[kind]) for kind in OPERATOR),
             scrape("ServiceMonitor", address, *secured, target=second, **more),
         )
         with prometheus(folder, config=each_second(*jobs)) as server:
@@ -217,26 +241,22 @@ def run_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
 def secured_demo(folder: Path, *arguments: str) -> Iterator[str]:
     """Run an agent that does not let us in. Gives its address once it listens."""
     log = folder.parent / f"{folder.name}.log"
-
-    def address() -> str | None:
-        match = re.search(r"serving address=(\S+)", log.read_text())
-        return match and match[1]
-
     with running((GPUMAP, "demo", "--listen", "127.0.0.1:0", *arguments), log, folder) as process:
-        yield wait_for("address", address, process, log)
+        yield listening(process, log)
 
 
 def test_no_series_is_stamped_with_the_agents_pod(servers: tuple[str, Prometheus]) -> None:
     """What is said of a GPU, of the node or of gpumap itself names no pod; every series names the node."""
     _, server = servers
     own = 'namespace="monitoring"', 'pod=~"prod-gpumap.*"', 'container="gpumap"', 'exported_pod!=""'
-    assert [server.ask(f"{{job='prod-gpumap',{label}}}") for label in own] == [[], [], [], []]
+    assert [server.ask(f"{{job=~'(prod|blue)-gpumap',{label}}}") for label in own] == [[], [], [], []]
     of_the_node = '__name__=~"up|process_.*|gpumap_(gpu|node|source|device)_.*"'
     assert server.ask(f"{{{of_the_node}}}")
     assert server.ask(f'{{{of_the_node},pod!=""}}') == []
     targets = server.ask('count by (node, instance, job) ({__name__=~".+"})')
     found = {(one["node"], one["instance"], one["job"]) for one, _ in targets}
-    assert found == {("gpu-1", "gpu-1", "prod-gpumap"), ("gpu-2", "gpu-2", "prod-gpumap")}
+    jobs = {("gpu-1", "prod-gpumap"), ("gpu-1", "blue-gpumap"), ("gpu-2", "prod-gpumap")}
+    assert found == {(node, node, job) for node, job in jobs}
 
 
 def test_containers_keep_their_own_labels(servers: tuple[str, Prometheus]) -> None:

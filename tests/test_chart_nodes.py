@@ -6,11 +6,13 @@ from collections.abc import Mapping
 import pytest
 
 from tests.chart import CHART, helm, pod_of, render
+from tests.chart_variations import VARIATIONS
 
 NFD = "feature.node.kubernetes.io"
 CLIENT = "nvidia.com/gpu.deploy.client"
 EXPORTER = "nvidia.com/gpu.deploy.dcgm-exporter"
 REQUIRED = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+APART = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0]"
 
 GPU_NODES: dict[str, Mapping[str, str]] = {
     "GPU operator": {"nvidia.com/gpu.present": "true", CLIENT: "true", EXPORTER: "true"},
@@ -64,6 +66,7 @@ def holds(expression: Mapping[str, object], labels: Mapping[str, str]) -> bool:
 
 def runs_on(labels: Mapping[str, str], *values: str) -> bool:
     """Whether a node with these labels gets a pod and keeps it: the DaemonSet's controller asks at each change."""
+    labels = {"kubernetes.io/os": "linux", **labels}
     pod = pod_of(render(*values))
     required = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     terms = required["nodeSelectorTerms"] if required else [{"matchExpressions": []}]
@@ -74,7 +77,8 @@ def runs_on(labels: Mapping[str, str], *values: str) -> bool:
 @pytest.mark.parametrize("node", GPU_NODES)
 def test_gpu_nodes_are_known_by_any_of_their_labels(node: str) -> None:
     """One label of anybody who labels GPU nodes is enough, beside others that say nothing."""
-    assert runs_on({**GPU_NODES[node], "kubernetes.io/os": "linux"})
+    assert runs_on(GPU_NODES[node])
+    assert not runs_on({**GPU_NODES[node], "kubernetes.io/os": "windows"})
 
 
 @pytest.mark.parametrize("node", OTHER_NODES)
@@ -117,11 +121,20 @@ def test_who_chooses_nodes_says_it_all() -> None:
     chosen = f"{REQUIRED}[0].matchExpressions[0].key=pool", f"{REQUIRED}[0].matchExpressions[0].operator=Exists"
     assert runs_on({"pool": "b"}, *chosen)
     assert not runs_on({"nvidia.com/gpu.present": "true"}, *chosen)
-    preferred = "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0]"
-    values = f"{preferred}.weight=1", f"{preferred}.preference.matchExpressions[0].key=pool"
-    affinity = pod_of(render(*values, f"{preferred}.preference.matchExpressions[0].operator=Exists"))["affinity"]
-    assert affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["weight"] == 1
-    assert runs_on({}, *values, f"{preferred}.preference.matchExpressions[0].operator=Exists")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [VARIATIONS["rather on some nodes"], (f"{APART}.topologyKey=kubernetes.io/hostname",)],
+    ids=["a preference", "other pods"],
+)
+def test_what_requires_no_node_chooses_none(values: tuple[str, ...]) -> None:
+    """A preference, and what is said of other pods, stand beside the known labels."""
+    given = pod_of(render(*values))["affinity"]
+    assert "preferredDuringSchedulingIgnoredDuringExecution" in given["nodeAffinity"] or "podAntiAffinity" in given
+    assert runs_on({"nvidia.com/gpu.present": "true"}, *values)
+    assert not runs_on({"pool": "a"}, *values)
+    assert runs_on({"pool": "a"}, *values, "gpuNodesOnly=false")
 
 
 def test_alternatives_stay_alternatives() -> None:

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from scripts.chart_values import read
-from tests.chart import CHART, Manifest, helm, is_hook, render_all
+from tests.chart import CHART, Manifest, helm, is_hook, render, render_all
 from tests.chart_variations import EVERYTHING, VARIATIONS
 
+ALIASES = ("gpumap-old", "gpumap-new")
 GARBAGE = (".git", ".values.yaml.swp", "values.yaml~", "values.yaml.orig", "dashboards/.new.json.tmp")
 
 
@@ -85,12 +86,52 @@ def test_two_releases_share_no_object(release: str, namespace: str, values: tupl
     assert one & other == set()
 
 
+def test_a_monitor_finds_its_service_whatever_argo_writes() -> None:
+    """Argo CD may write app.kubernetes.io/instance anew on the Service; another release's monitor does not find it."""
+    made = {release: {one["kind"]: one for one in render_all(*EVERYTHING, release=release)} for release in ("a", "b")}
+    wanted = made["a"]["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items()
+    services = {release: kinds["Service"]["metadata"]["labels"] for release, kinds in made.items()}
+    assert wanted <= (services["a"] | {"app.kubernetes.io/instance": "an-application"}).items()
+    assert not wanted <= services["b"].items()
+    common = "commonLabels.gpumap/release=other", "service.labels.gpumap/release=other"
+    assert (
+        wanted <= render("serviceMonitor.enabled=true", *common, release="a")["Service"]["metadata"]["labels"].items()
+    )
+
+
 @pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything"])
 def test_one_releases_objects_select_their_own_pods(values: tuple[str, ...]) -> None:
     """Beside another release in the namespace, what selects pods or Services finds those of its own release alone."""
     for manifest in render_all(*values, release="blue"):
         for found in re.finditer(r'"app.kubernetes.io/instance": "([^"]+)"', json.dumps(manifest)):
             assert found[1] == "blue", manifest["kind"]
+
+
+@pytest.fixture(name="parent", scope="module")
+def make_parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chart that has gpumap three times, twice by an alias."""
+    folder = tmp_path_factory.mktemp("parent")
+    shutil.copytree(CHART, folder / "charts" / "gpumap")
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
+    parts = [{"name": "gpumap", "version": version, **alias} for alias in ({}, *({"alias": one} for one in ALIASES))]
+    (folder / "Chart.yaml").write_text(
+        yaml.safe_dump({"apiVersion": "v2", "name": "parent", "version": "0.1.0", "dependencies": parts})
+    )
+    return folder
+
+
+def test_aliases_are_agents_apart(parent: Path) -> None:
+    """Each is found by `kubectl gpumap`, has objects of its own, and none selects the pods of another."""
+    made = [one for one in render_all(chart=parent) if not is_hook(one)]
+    assert len({identity(one) for one in made}) == len(made)
+    agents = [one["spec"] for one in made if one["kind"] == "DaemonSet"]
+    assert len(agents) == 1 + len(ALIASES)
+    pods = [one["template"]["metadata"]["labels"] for one in agents]
+    assert {labels["app.kubernetes.io/name"] for labels in pods} == {"gpumap"}
+    selectors = [one["selector"]["matchLabels"] for one in agents]
+    selectors += [one["spec"]["selector"] for one in made if one["kind"] == "Service"]
+    for selector in selectors:
+        assert len([labels for labels in pods if selector.items() <= labels.items()]) == 1
 
 
 def test_no_value_and_no_version_changes_a_selector(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ REACHES: dict[str, Tried] = {
         }.items()
     },
     **{f"{monitor}.enabled": Tried("true") for monitor in MONITORS},
+    "serviceMonitor.serviceDiscoveryRole": Tried("EndpointSlice", ("serviceMonitor.enabled=true",)),
     "prometheusRule.enabled": Tried("true"),
     "prometheusRule.labels.release": Tried("prometheus", RULES),
     "prometheusRule.alerts": Tried("false", RULES),

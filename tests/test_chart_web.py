@@ -66,7 +66,10 @@ def test_passwords_go_without_tls() -> None:
     assert "scheme" not in container_of(manifests)["readinessProbe"]["httpGet"]
 
 
-@pytest.mark.parametrize("values", [TLS, (*OWN, "webConfig.tls=true")])
+UNCHECKED = tuple(f"{monitor}.tlsConfig.insecureSkipVerify=true" for monitor in ("serviceMonitor", "podMonitor"))
+
+
+@pytest.mark.parametrize("values", [TLS, (*OWN, "webConfig.tls=true", *UNCHECKED)])
 def test_probes_speak_tls(values: tuple[str, ...]) -> None:
     """Both probes and both monitors use https where the page does."""
     monitors = render(*values, "serviceMonitor.enabled=true") | render(*values, "podMonitor.enabled=true")
@@ -104,3 +107,14 @@ def test_hashes_stand_in_the_secret_alone() -> None:
     )
     for manifest in render_all(*TLS, *USERS, *EVERYTHING, *password):
         assert (HASH in yaml.safe_dump(manifest, width=10**6)) is (manifest["kind"] == "Secret"), manifest["kind"]
+
+
+def test_rotation_replaces_no_pod() -> None:
+    """Other users, none of them left too, and another TLS version stand in the Secret alone, which running agents read
+    anew."""
+    other = USERS[0].replace("aaa", "bbb")
+    pods = [
+        render(*TLS, *values)["DaemonSet"]
+        for values in (USERS, USERS[:1], (other,), (), (*USERS, "tls.minVersion=TLS13"))
+    ]
+    assert pods[1:] == pods[:-1]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_only_what_is_copied_goes_to_the_builder() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-image.lock"])
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_each_platform_has_its_wheels(platform: str, lock: str, tmp_path: Path) -> None:
@@ -81,17 +83,9 @@ def test_each_platform_has_its_wheels(platform: str, lock: str, tmp_path: Path) 
 
 def test_the_builder_is_told_what_is_asked(tmp_path: Path) -> None:
     """`make image` gives the builder the commit's time, version, platforms and name, and pushes when told to."""
-    for name in ("podman", "docker"):
-        played = tmp_path / name
-        played.write_text('#!/bin/sh\necho "$(basename "$0") $*"\n')
-        played.chmod(0o755)
     words = ["--image", "r.example/gpumap:1", "--platforms", "linux/amd64,linux/arm64", "--push"]
-    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SOURCE_DATE_EPOCH": "86400"}
-    told = {}
-    for builder in ("podman", "docker"):
-        command = [sys.executable, ROOT / "scripts/build_image.py", "--builder", builder, *words]
-        done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, check=True)
-        told[builder] = done.stdout.splitlines()
+    play_builders(tmp_path, "podman", "docker")
+    told = {name: make_image(tmp_path, "--builder", name, *words).stdout.splitlines() for name in ("podman", "docker")}
     for line in (told["podman"][0], told["docker"][0]):
         assert f"--build-arg VERSION={__version__} " in line
         assert "--build-arg CREATED=1970-01-02T00:00:00Z --build-arg SOURCE_DATE_EPOCH=86400 " in line
@@ -99,6 +93,47 @@ def test_the_builder_is_told_what_is_asked(tmp_path: Path) -> None:
     assert told["podman"][0].endswith(" --timestamp 86400 --manifest r.example/gpumap:1 .")
     assert told["podman"][1] == "podman manifest push --all r.example/gpumap:1"
     assert told["docker"][0].endswith(" --tag r.example/gpumap:1 --push .")
+
+
+def test_a_docker_without_buildx_is_passed_over(tmp_path: Path) -> None:
+    """The next builder on PATH builds, and where there is none a line says so."""
+    play_builders(tmp_path, "docker", without_buildx=True)
+    done = make_image(tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "build_image.py: error: no docker with buildx, podman or buildah is on PATH",
+    )
+    play_builders(tmp_path, "buildah")
+    assert make_image(tmp_path).stdout.startswith("buildah build ")
+
+
+def test_a_builder_without_a_signature_policy_says_what_will_do(tmp_path: Path) -> None:
+    """buildah as `make tools` unpacks it has no policy.json, and would end in words about a file."""
+    if Path("/etc/containers/policy.json").exists():
+        pytest.skip("this machine has a policy")
+    play_builders(tmp_path, "buildah")
+    shutil.rmtree(tmp_path / ".config")
+    done = make_image(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("buildah pulls nothing without a signature policy, and none is here.")
+
+
+def play_builders(folder: Path, *names: str, without_buildx: bool = False) -> None:
+    """Programs of those names that say what they were told, in a home that has a signature policy."""
+    for name in names:
+        played = folder / name
+        refusal = '[ "$1" = buildx ] && exit 1\n' if without_buildx else ""
+        played.write_text(f'#!/bin/sh\n{refusal}echo "{name} $*"\n')
+        played.chmod(0o755)
+    (folder / ".config/containers").mkdir(parents=True, exist_ok=True)
+    (folder / ".config/containers/policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+
+
+def make_image(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """What the script does where nothing but those programs is on PATH."""
+    variables = {"PATH": str(folder), "HOME": str(folder), "SOURCE_DATE_EPOCH": "86400"}
+    command: tuple[str | Path, ...] = (sys.executable, ROOT / "scripts/build_image.py", *words)
+    return subprocess.run(command, env=environment(**variables), capture_output=True, text=True, check=False)
 
 
 def test_the_tools_that_build_it_run() -> None:

@@ -2,7 +2,6 @@
 
 import math
 import random
-import subprocess
 from collections import Counter
 from dataclasses import replace
 
@@ -18,8 +17,8 @@ from gpumap.families import Family, Series
 from gpumap.metrics import GROUPS, native, self_families
 from gpumap.model import ContainerName
 from gpumap.snapshot import PodInfo, Snapshot
+from tests.promtool import promtool
 from tests.snapshots import busy_node, empty_node
-from tests.tools import tool
 
 EVERYTHING = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
 AWKWARD = {
@@ -248,7 +247,5 @@ def test_self_metrics_stand_when_everything_has_failed(openmetrics: bool) -> Non
 
 def test_promtool_finds_nothing_to_say() -> None:
     """`promtool check metrics` reads the full native page, with every family on it, and is silent."""
-    command = [str(tool("promtool")), "check", "metrics"]
-    text = page(*EVERYTHING, snapshot=busy_node())
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=30, check=False)
+    done = promtool("check", "metrics", page=page(*EVERYTHING, snapshot=busy_node()))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,8 +14,8 @@ from tests import golden
 from tests.demo_process import demo
 from tests.fences import read_blocks
 from tests.pages import Page, serving_pages
-from tests.prometheus import Prometheus, each_second, eventually, prometheus
-from tests.tools import tool
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
+from tests.promtool import accepted
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "rules" / "fleet.yaml"
@@ -71,18 +70,6 @@ def capture_pages() -> Mapping[str, Page]:
     return {f"/{capture.name}": page(capture) for capture in golden.captures()}
 
 
-def job(name: str, targets: Mapping[str, tuple[str, str]]) -> dict[str, object]:
-    """As the chart's ServiceMonitor has it. `targets`: address and path by node."""
-    return {
-        "job_name": name,
-        "honor_labels": True,
-        "static_configs": [
-            {"targets": [address], "labels": {"node": node, "instance": node, "__metrics_path__": path}}
-            for node, (address, path) in targets.items()
-        ],
-    }
-
-
 def with_rules(folder: Path) -> str:
     """The rules, each second."""
     text, number = re.subn(r"\n    interval: 1m\n", "\n    interval: 1s\n", RULES.read_text())
@@ -108,9 +95,9 @@ def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("fleet")
     (node := folder / "demo").mkdir()
     with serving_pages(capture_pages().__getitem__) as address, demo(node, "--interval", "1s") as url:
-        targets = {path[1:]: (address, path) for path in capture_pages()}
-        targets["demo-node"] = (url.removeprefix("http://"), "/metrics")
-        config = each_second(job("gpumap", targets), job("once-more", targets), rule_files=[with_rules(folder)])
+        nodes = {path[1:]: f"http://{address}{path}" for path in capture_pages()} | {"demo-node": url}
+        both = chart_job(nodes), chart_job(nodes, name="once-more")
+        config = each_second(*both, rule_files=[with_rules(folder)])
         with prometheus(folder, config=config) as found:
 
             def counted() -> bool:
@@ -129,16 +116,14 @@ def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 def test_promtool_accepts_the_rules() -> None:
     """Each rule is valid, and no two are alike."""
-    done = subprocess.run([tool("promtool"), "check", "rules", RULES], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert accepted("check", "rules", RULES).stderr == ""
     assert len(set(RECORDS)) == len(RECORDS)
 
 
 def test_the_rules_hold_their_unit_tests() -> None:
     """They tell the truth of what is idle, shared, not known, gone, restarted, scraped twice, and of clusters."""
     tests = Path(__file__).parent / "rules" / "fleet.test.yaml"
-    done = subprocess.run([tool("promtool"), "test", "rules", tests], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    accepted("test", "rules", tests)
 
 
 def test_names_say_level_metric_and_operation() -> None:

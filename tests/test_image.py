@@ -16,7 +16,7 @@ import pytest
 from gpumap import __version__
 from tests.agent import PATIENCE_SECONDS, Agent
 from tests.chart import container_of, render
-from tests.demo_process import environment, fetch, running, wait_for
+from tests.demo_process import environment, fetch, listening, running, wait_for
 from tests.image import (
     EPOCH,
     IMAGE,
@@ -208,13 +208,11 @@ def test_demo(built: Built, tmp_path: Path) -> None:
     command = bundle(tmp_path / "b", built.root, built.described, ["demo", "--listen", "127.0.0.1:0"])
 
     with running(command, log, tmp_path) as process:
+        address = listening(process, log)
 
         def page() -> str | None:
-            _, found, address = log.read_text().partition("serving address=")
-            if not found:
-                return None
             with contextlib.suppress(OSError):
-                text = fetch(f"http://{address.split()[0]}/metrics")[0]
+                text = fetch(f"http://{address}/metrics")[0]
                 return text if "gpumap_container_gpu_memory_used_bytes{" in text else None
             return None
 

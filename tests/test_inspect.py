@@ -32,11 +32,11 @@ from gpumap.look.tables.inspect import LEGEND, inspect_table, inspect_values
 from gpumap.look.tables.tabwriter import tabulated
 from gpumap.snapshot import Snapshot
 from tests.demo_process import GPUMAP, demo, environment
-from tests.fleet import PATIENCE_SECONDS, gpumap_job, wait_for_holders
+from tests.fleet import PATIENCE_SECONDS, wait_for_holders
 from tests.generated import runs
 from tests.golden import CAPTURES
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
-from tests.prometheus import each_second, eventually, prometheus
+from tests.prometheus import chart_job, each_second, eventually, prometheus
 from tests.sharing import answer
 
 GOLDEN = Path(__file__).with_name("inspect")
@@ -546,8 +546,7 @@ def run_cluster(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         nodes = {"made-node": agent, "sharing-node": sharing}
         wait_for_holders(sharing)
         wait_for_holders(agent)
-        job = gpumap_job("gpumap", "/metrics", nodes, ())
-        with prometheus(home, config=each_second(job)) as server:
+        with prometheus(home, config=each_second(chart_job(nodes))) as server:
             # The server is asked by whole seconds: what was scraped just now is of the next one.
             holding = "count by (node) (gpumap_allocation_info offset 2s)"
             eventually(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +13,8 @@ import yaml
 
 from tests.chart import CHART, container_of, helm, host_paths, is_hook, pod_of, render
 from tests.fences import read_blocks
+from tests.promtool import assert_parses
 from tests.shell import Command, known_flags, read_commands
-from tests.tools import tool
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -103,6 +102,25 @@ def test_admission_policies_allow_what_the_chart_mounts() -> None:
     assert {*re.findall(r"'(/[a-z/-]+)'", bodies["ValidatingAdmissionPolicy"])} == mounted
 
 
+def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
+    """docs/security.md names the folder that each optional value adds, and for none of them leaves its row out."""
+    page = (DOCS / "security.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([A-Za-z.]+)` \| `(?:readable|writable)` \| (.+) \|$", page, re.MULTILINE))
+    given = {
+        "privileges.dra": "true",
+        "privileges.podsApi": "true",
+        "nvml.hostPath": "/opt/nvidia/lib",
+        "stateFile.hostPath": "/var/lib/gpumap",
+    }
+    assert {*rows} == {*given, "kubelet.rootDir"}
+    for name, value in given.items():
+        (added,) = {*host_paths(render(f"{name}={value}"))} - {*host_paths(render())}
+        assert rows[name] == ("its value" if added == value else f"`{added}`")
+    root = "/var/lib/k0s/kubelet"
+    moved = {*host_paths(render(f"kubelet.rootDir={root}"))} - {"/var/log/pods", "/var/log/containers"}
+    assert moved == {f"{root}/pod-resources", f"{root}/device-plugins", "/var/lib/kubelet/device-plugins"}
+
+
 def rendered(page: str, number: int, tmp_path: Path) -> dict[str, Any]:
     """What a page's values file, by its place on the page, makes of each kind."""
     fence = [one for one in FENCES if one.place.startswith(f"{page}:")][number]
@@ -126,11 +144,10 @@ def test_platforms_get_what_their_pages_say(tmp_path: Path) -> None:
     assert pod_of(claims)["resourceClaims"][0]["resourceClaimTemplateName"] == "all-gpus"
     assert container_of(claims)["resources"]["claims"] == [{"name": "gpus"}]
     waited_for = rendered("gpu-operator.md", 1, tmp_path)
-    assert pod_of(waited_for)["nodeSelector"] == {"nvidia.com/gpu.deploy.client": "true"}
+    assert pod_of(waited_for)["nodeSelector"].items() >= {("nvidia.com/gpu.deploy.client", "true")}
     assert "nvidia.com/gpu.deploy.client" in str(pod_of(rendered("gpu-operator.md", 0, tmp_path))["affinity"])
-    assert pod_of(rendered("gpu-operator.md", 2, tmp_path))["nodeSelector"] == {
-        "nvidia.com/gpu.deploy.dcgm-exporter": "true"
-    }
+    followed = pod_of(rendered("gpu-operator.md", 2, tmp_path))["nodeSelector"]
+    assert followed.items() >= {("nvidia.com/gpu.deploy.dcgm-exporter", "true")}
 
 
 def test_openshift_gets_what_its_page_says(tmp_path: Path) -> None:
@@ -206,13 +223,7 @@ def test_queries_parse(document: Path, tmp_path: Path) -> None:
     for block in read_blocks(document.read_text(encoding="utf-8"), "promql"):
         lines = block.body.splitlines()
         queries += lines if all(" #" in line for line in lines) else [block.body]
-    rules = [{"record": f"q:{number}", "expr": query} for number, query in enumerate(queries)]
-    file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}), encoding="utf-8")
-    done = subprocess.run(
-        [tool("promtool"), "check", "rules", file], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_parses(queries, tmp_path)
 
 
 def test_the_first_number_takes_the_commands_that_are_counted() -> None:

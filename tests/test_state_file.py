@@ -37,7 +37,7 @@ from gpumap.snapshot import Snapshot
 from gpumap.state import AWAY_SECONDS_MAX, decode, encode
 from gpumap.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
 from tests.agent import serve
-from tests.demo_process import GPUMAP, environment, fetch, wait_for
+from tests.demo_process import GPUMAP, environment, fetch, listening, wait_for
 from tests.node import GIB, Node
 from tests.node import gpu_uuid as card
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid
@@ -561,12 +561,8 @@ def running(folder: Path, number: int) -> Iterator[tuple[subprocess.Popen[bytes]
             [str(GPUMAP), "demo", *flags], env=environment(TMPDIR=str(folder)), stdout=output, stderr=subprocess.STDOUT
         )
 
-    def address() -> str | None:
-        match = re.search(r"serving address=(\S+)", log.read_text())
-        return match and f"http://{match[1]}"
-
     try:
-        yield process, wait_for("address", address, process, log), log
+        yield process, f"http://{listening(process, log)}", log
     finally:
         process.kill()
         process.wait()

@@ -27,14 +27,16 @@ def tls(text: str) -> str:
     return f"tls_server_config:\n  {PAIR}\n  {text}\n"
 
 
+KEY_AS_PATH = "line 2: tls_server_config.key_file: is no path, but what belongs to key"
 CLIENT = f"client_ca_file: ca.crt\n  client_auth_type: {REQUIRED}"
 
 
 @pytest.mark.parametrize(
     ("text", "config"),
     [
-        ("", WebConfig()),
-        ("# nothing\n", WebConfig()),
+        ("", WebConfig(says_nothing=True)),
+        ("# nothing\n", WebConfig(says_nothing=True)),
+        ("tls_server_config:\nbasic_auth_users: ~\n", WebConfig(says_nothing=True)),
         ("tls_server_config:\nbasic_auth_users: {}\n", WebConfig()),
         (tls(""), WebConfig(Tls(CERT, KEY))),
         (tls("client_auth_type: NoClientCert"), WebConfig(Tls(CERT, KEY))),
@@ -71,7 +73,6 @@ CLIENT = f"client_ca_file: ca.crt\n  client_auth_type: {REQUIRED}"
                     CERT,
                     KEY,
                     min_version="TLS13",
-                    prefer_server_cipher_suites=False,
                     cipher_suites=("TLS_AES_128_GCM_SHA256",),
                     curve="X25519",
                 )
@@ -101,7 +102,6 @@ def test_the_sample_of_the_documentation() -> None:
     sample = next(read_blocks(page.read_text(), "yaml")).body
     config = parse(sample)
     assert config.tls is not None
-    assert config.rate_limit is not None
     assert (len(config.users), len(config.headers), config.tls.curve) == (1, 1, "X25519")
 
 
@@ -137,6 +137,22 @@ def test_the_sample_of_the_documentation() -> None:
         (tls("client_auth_type: x"), "line 4: tls_server_config.client_auth_type: is not NoClientCert, "),
         (tls("client_allowed_sans: [a]"), "line 4: tls_server_config.client_allowed_sans: is of use with"),
         (tls("client_allowed_sans: a"), "line 4: tls_server_config.client_allowed_sans: is no list"),
+        (tls(f"{CLIENT}\n  client_allowed_sans: [~]"), "line 6: tls_server_config.client_allowed_sans: is no word"),
+        (tls(f"{CLIENT}\n  client_allowed_sans: ['']"), "line 6: tls_server_config.client_allowed_sans: has no name"),
+        (tls(f"{CLIENT}\n  client_allowed_sans: []"), "line 6: tls_server_config.client_allowed_sans: has no name"),
+        (tls("client_auth_type: !!null RequireAndVerifyClientCert"), "line 2: tls_server_config.client_ca_file: is"),
+        ("tls_server_config: !!null {min_version: TLS13}", "line 1: tls_server_config.cert_file: is missing"),
+        (
+            "tls_server_config:\n  key_file: |\n    -----BEGIN PRIVATE KEY-----\n    hunter2\n  cert_file: a",
+            KEY_AS_PATH,
+        ),
+        ('tls_server_config: {cert_file: "a\\nhunter2"}', "line 1: tls_server_config.cert_file: is no path"),
+        ('tls_server_config: {cert: "\\ud800"}', "line 1: tls_server_config.cert: has a character that is none"),
+        ('basic_auth_users: {a: "\\Uffffffff"}', "is not YAML: "),
+        ("basic_auth_users: {a: *hunter2}", "line 1: is not YAML: found undefined alias (not shown)"),
+        ("a: {b: {c", "line 1: is not YAML: expected ',' or '}', but got '<stream end>'"),
+        (f"basic_auth_users: {{~: {HASH}}}", "line 1: basic_auth_users: has a key that is no word"),
+        (f"basic_auth_users: {{'': {HASH}}}", "line 1: basic_auth_users.: is no name for basic auth"),
         (tls("min_version: TLS10"), "line 4: tls_server_config.min_version: TLS10 is not spoken"),
         (tls("max_version: TLS11"), "line 4: tls_server_config.max_version: TLS11 is not spoken"),
         (tls("min_version: '1.2'"), "line 4: tls_server_config.min_version: is not TLS12 or TLS13"),
@@ -197,7 +213,11 @@ PARTS = [
     "&a",
     "*a",
 ]
-WORDS = st.one_of(st.sampled_from(PARTS), st.text(max_size=12))
+ESCAPES = st.sampled_from(["\\ud800", "\\Uffffffff", "\\U00110000", "\\0", "\\n", "\\xe9", "\\x"])
+QUOTED = st.lists(st.one_of(ESCAPES, st.sampled_from(["a", "/", "-----BEGIN"])), max_size=3).map(
+    lambda found: f'"{"".join(found)}"'
+)
+WORDS = st.one_of(st.sampled_from(PARTS), st.text(max_size=12), QUOTED)
 TREES = st.recursive(
     WORDS,
     lambda inner: st.one_of(
@@ -210,8 +230,17 @@ TREES = st.recursive(
 )
 
 
-@given(st.one_of(st.binary(max_size=200), TREES.map(str.encode), st.text(string.printable).map(str.encode)))
-@settings(max_examples=150, deadline=None)
+VALUES = st.one_of(QUOTED, TREES, st.sampled_from(["!!null a", "~", "[~]", "a.crt", "!!null {a: b}", HASH]))
+KNOWN = ("cert", "key", "cert_file", "key_file", "client_ca_file", "client_auth_type", "client_allowed_sans")
+KEYS = st.one_of(st.sampled_from(KNOWN), WORDS)
+SECTIONS = st.tuples(
+    st.sampled_from(["tls_server_config", "basic_auth_users"]), st.dictionaries(KEYS, VALUES, max_size=4)
+).map(lambda found: f"{found[0]}: {{{', '.join(f'{key}: {value}' for key, value in found[1].items())}}}\n")
+TEXTS = st.one_of(TREES, SECTIONS, st.text(string.printable)).map(str.encode)
+
+
+@given(st.one_of(st.binary(max_size=200), TEXTS))
+@settings(max_examples=300, deadline=None)
 def test_whatever_the_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """It is taken, or refused with one printable line as a mistake of the user's."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yml"

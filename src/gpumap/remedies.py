@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from gpumap.model import Source
 
+_BY_MOUNT = (
+    "Where that is so, the runtime may refuse `NVIDIA_VISIBLE_DEVICES` from unprivileged containers (Bottlerocket, "
+    "hardened clusters): ask for the GPUs by a mount, as docs/install says."
+)
 _LET_GO = "let gpumap go of the driver (`pkill -USR1 -x gpumap` on the node, or `--nvml-release`)"
 
 SOURCES: dict[Source, dict[str, str]] = {
@@ -30,7 +34,7 @@ SOURCES: dict[Source, dict[str, str]] = {
     },
     Source.NVML: {
         "library_not_found": "Bring the driver's library into the container: `runtimeClassName: nvidia`, or "
-        "`nvml.hostPath`; outside Kubernetes `--nvml-library`.",
+        f"`nvml.hostPath`; outside Kubernetes `--nvml-library`. {_BY_MOUNT}",
         "driver_not_loaded": "Load the driver on the node (`nvidia-smi` must work there); gpumap finds it without a "
         "restart.",
         "driver_version_mismatch": "Library and kernel module differ after an update of the driver. gpumap takes the "
@@ -38,7 +42,8 @@ SOURCES: dict[Source, dict[str, str]] = {
         "reboot the node.",
         "unknown": "NVML cannot be initialised. If it could before, the container may have lost its device nodes, as "
         "after `systemctl daemon-reload`: gpumap ends, and its next container has them. With NVIDIA's CDI they stay.",
-        "no_permission": "Give the container the GPU's device nodes: `runtimeClassName: nvidia`, or NVIDIA's CDI.",
+        "no_permission": "Give the container the GPU's device nodes: `runtimeClassName: nvidia`, or NVIDIA's CDI. "
+        f"{_BY_MOUNT}",
         "hung": "A driver call on a GPU does not return; other GPUs stay fresh. Look for Xid lines in `dmesg`, then "
         "reset the GPU or reboot the node.",
         "deadline_exceeded": "The driver as a whole does not answer: look for Xid lines in `dmesg`; mostly it takes a "

@@ -1,13 +1,78 @@
-{{/* Values that cannot be had together, which the schema cannot say in plain words. */}}
+{{/*
+Values that cannot be had together, which the schema cannot say, or not in plain words. A group for each part of the
+values; each stops at the first mistake, in one line.
+*/}}
 {{- define "gpumap.checks" -}}
+{{- include "gpumap.checkName" . -}}
+{{- include "gpumap.checkPod" . -}}
+{{- include "gpumap.checkStateFile" . -}}
+{{- include "gpumap.checkWeb" . -}}
+{{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
+  {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum be double. Leave one." }}
+{{- end }}
+{{- range $name := list "serviceMonitor" "podMonitor" }}
+  {{- if (index $.Values $name).enabled }}
+    {{- include "gpumap.checkMonitor" (dict "name" $name "monitor" (index $.Values $name) "values" $.Values) }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* A Service's name is a label of DNS that begins with a letter (RFC 1035); a release's need not be. */}}
+{{- define "gpumap.checkName" -}}
 {{- $name := include "gpumap.fullname" . }}
 {{- if not (contains "gpumap" $name) }}
   {{- fail (printf "The release's full name, cut to 63 characters, is %s, without gpumap in it, by which the alerts find gpumap's targets. Set fullnameOverride." $name) }}
 {{- end }}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) }}
+  {{- fail (printf "The release's full name is %s, and a Service's name has small letters, digits and - alone, a letter first. Set fullnameOverride." $name) }}
+{{- end }}
+{{- end -}}
+
+{{- define "gpumap.checkPod" -}}
 {{- with .Values }}
-  {{- if and .serviceMonitor.enabled .podMonitor.enabled }}
-    {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum be double. Leave one." }}
+  {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
+  {{- if not (has $surge (list "0" "0%")) }}
+    {{- fail (printf "updateStrategy.rollingUpdate.maxSurge is %s: two agents of one node at once would tell two processes' counters under one name, and a bill would count them twice. Leave it 0." $surge) }}
   {{- end }}
+  {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
+    {{- fail "dialects: none cannot be combined with other names." }}
+  {{- end }}
+  {{- range .extraArgs }}
+    {{- if regexMatch "^--listen(=|$)" . }}
+      {{- fail (printf "extraArgs: %s: probes and Service look for the agent on port 9401 of its pod. The Service's own port is service.port." .) }}
+    {{- end }}
+  {{- end }}
+  {{- range .extraEnv }}
+    {{- if eq .name "GPUMAP_LISTEN" }}
+      {{- fail "extraEnv: GPUMAP_LISTEN: probes and Service look for the agent on port 9401 of its pod. The Service's own port is service.port." }}
+    {{- end }}
+  {{- end }}
+  {{- $folders := include "gpumap.hostFolders" $ | fromYaml | keys }}
+  {{- $own := concat $folders (include "gpumap.webSecrets" $ | fromYaml | keys) (list "tmp" "nvml" "state") }}
+  {{- range .extraVolumes }}
+    {{- if has .name $own }}
+      {{- fail (printf "extraVolumes: the chart has a volume called %s. Take another name." .name) }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The folder is written to by uid 0: it must be nobody else's. */}}
+{{- define "gpumap.checkStateFile" -}}
+{{- with .Values.stateFile.hostPath }}
+  {{- $folder := printf "%s/" (clean .) }}
+  {{- $others := list "/bin" "/boot" "/dev" "/etc" "/lib" "/lib64" "/proc" "/root" "/run" "/sbin" "/sys" "/usr" "/var/lib/containerd" "/var/lib/containers" "/var/lib/docker" "/var/lib/etcd" "/var/lib/k0s" "/var/lib/kubelet" "/var/lib/rancher" "/var/log" "/var/run" }}
+  {{- range append $others $.Values.kubelet.rootDir }}
+    {{- $other := printf "%s/" . }}
+    {{- if or (hasPrefix $other $folder) (hasPrefix $folder $other) }}
+      {{- fail (printf "stateFile.hostPath %s lies in %s, or holds it: gpumap would have write access to what is the node's or other pods'. Take a folder of its own, such as /var/lib/gpumap." $.Values.stateFile.hostPath .) }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "gpumap.checkWeb" -}}
+{{- with .Values }}
   {{- $own := .webConfig.secretName }}
   {{- if and $own (or .tls.secretName .tls.clientCaSecretName .tls.minVersion .basicAuth.users) }}
     {{- fail "webConfig.secretName is a whole web-config.yml of your own, instead of tls and basicAuth. Leave one." }}
@@ -18,29 +83,39 @@
   {{- if and (or .tls.clientCaSecretName .tls.minVersion) (not .tls.secretName) }}
     {{- fail (printf "tls.%s is set, and there is no TLS without tls.secretName." (ternary "clientCaSecretName" "minVersion" (not (empty .tls.clientCaSecretName)))) }}
   {{- end }}
-  {{- range $name := list "serviceMonitor" "podMonitor" }}
-    {{- $monitor := index $.Values $name }}
-    {{- $tls := $monitor.tlsConfig | default dict }}
-    {{- if $monitor.enabled }}
-      {{- if and $.Values.basicAuth.users (not $monitor.basicAuth) }}
-        {{- fail (printf "%s.basicAuth is missing: basicAuth.users wants a password, and Prometheus would be sent away (401). Name a Secret with it." $name) }}
-      {{- end }}
-      {{- if and $.Values.tls.clientCaSecretName (not (or (and $tls.cert $tls.keySecret) $tls.certFile)) }}
-        {{- fail (printf "%s.tlsConfig has no cert and keySecret: tls.clientCaSecretName wants a client's certificate, and Prometheus has none." $name) }}
-      {{- end }}
+  {{- /* Not the schema's: it would show the password. */}}
+  {{- range $name, $hash := .basicAuth.users }}
+    {{- if not (regexMatch "^\\$2[aby]\\$(0[4-9]|1[0-8])\\$[./A-Za-z0-9]{53}$" $hash) }}
+      {{- fail (printf "basicAuth.users.%s is not a bcrypt hash with a cost of 4 to 18. Never write the password itself: htpasswd -nBC 10 %s asks for it and gives the hash." $name $name) }}
     {{- end }}
   {{- end }}
-  {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
-  {{- if not (has $surge (list "0" "0%")) }}
-    {{- fail (printf "updateStrategy.rollingUpdate.maxSurge is %s: two agents of one node at once would tell two processes' counters under one name, and a bill would count them twice. Leave it 0." $surge) }}
+{{- end }}
+{{- end -}}
+
+{{/* What Prometheus, its operator, or the agents would refuse in `monitor`, called `name`, which is switched on. */}}
+{{- define "gpumap.checkMonitor" -}}
+{{- $tls := .monitor.tlsConfig | default dict }}
+{{- with .monitor }}
+  {{- if gt (include "gpumap.milliseconds" .scrapeTimeout | atoi) (include "gpumap.milliseconds" .interval | atoi) }}
+    {{- fail (printf "%s.scrapeTimeout %s is longer than %s.interval %s, which Prometheus does not take." $.name .scrapeTimeout $.name .interval) }}
   {{- end }}
-  {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
-    {{- fail "dialects: none cannot be combined with other names." }}
+{{- end }}
+{{- range list (list "ca" "caFile") (list "cert" "certFile") (list "keySecret" "keyFile") }}
+  {{- if and (index $tls (first .)) (index $tls (last .)) }}
+    {{- fail (printf "%s.tlsConfig has %s and %s. Leave one." $.name (first .) (last .)) }}
   {{- end }}
-  {{- $root := printf "%s/" .kubelet.rootDir }}
-  {{- $state := printf "%s/" .stateFile.hostPath }}
-  {{- if and .stateFile.hostPath (or (hasPrefix $root $state) (hasPrefix $state $root)) }}
-    {{- fail (printf "stateFile.hostPath %s lies in the kubelet's root, or holds it: gpumap would have write access to every pod's volumes. Take a folder of its own." .stateFile.hostPath) }}
-  {{- end }}
+{{- end }}
+{{- $certificate := or $tls.cert $tls.certFile }}
+{{- if ne (empty $certificate) (empty (or $tls.keySecret $tls.keyFile)) }}
+  {{- fail (printf "%s.tlsConfig has a certificate without its key, or a key without its certificate: cert and keySecret%s go together." $.name (ternary ", or certFile and keyFile," "" (eq $.name "serviceMonitor"))) }}
+{{- end }}
+{{- if and .values.basicAuth.users (not .monitor.basicAuth) }}
+  {{- fail (printf "%s.basicAuth is missing: basicAuth.users wants a password, and Prometheus would be sent away (401). Name a Secret with it." .name) }}
+{{- end }}
+{{- if and .values.tls.clientCaSecretName (not $certificate) }}
+  {{- fail (printf "%s.tlsConfig has no cert and keySecret: tls.clientCaSecretName wants a client's certificate, and Prometheus has none." .name) }}
+{{- end }}
+{{- if and .values.webConfig.tls (not (or $tls.ca $tls.caFile $tls.insecureSkipVerify $tls.serverName)) }}
+  {{- fail (printf "%s.tlsConfig has no ca: with webConfig.tls the chart does not know which authority vouches for the agents' certificate, and Prometheus would trust none of them. Set ca, or serverName where a public authority does." .name) }}
 {{- end }}
 {{- end -}}

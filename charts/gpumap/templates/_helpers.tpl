@@ -9,10 +9,30 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The name is the chart's, whatever nameOverride says: `kubectl gpumap` looks for it. */}}
+{{/*
+The release; with the alias under which a parent chart has gpumap, if it has one: two of them in one release must not
+select each other's pods. No release's name has a "_" in it.
+*/}}
+{{- define "gpumap.instance" -}}
+{{- if eq .Chart.Name "gpumap" -}}
+{{ .Release.Name }}
+{{- else -}}
+{{ printf "%s_%s" .Release.Name .Chart.Name | trunc 63 | trimAll "-_" }}
+{{- end -}}
+{{- end -}}
+
+{{/* The name is gpumap, whatever nameOverride or an alias says: `kubectl gpumap` looks for it. */}}
 {{- define "gpumap.selectorLabels" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: gpumap
+app.kubernetes.io/instance: {{ include "gpumap.instance" . | quote }}
+{{- end -}}
+
+{{/*
+By it a ServiceMonitor finds its Service, and nothing else does: Argo CD rewrites app.kubernetes.io/instance on the objects
+that it tracks by label, though not on the pods.
+*/}}
+{{- define "gpumap.serviceLabel" -}}
+gpumap/release: {{ include "gpumap.fullname" . }}
 {{- end -}}
 
 {{- define "gpumap.ownLabels" -}}
@@ -38,6 +58,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $own := include "gpumap.ownLabels" . | fromYaml -}}
 {{- $_ := unset $own "helm.sh/chart" -}}
 {{- mergeOverwrite (deepCopy (.Values.commonLabels | default dict)) (.Values.podLabels | default dict) $own | toYaml -}}
+{{- end -}}
+
+{{- define "gpumap.podAnnotations" -}}
+{{- $annotations := dict "kubectl.kubernetes.io/default-container" "gpumap" -}}
+{{- mergeOverwrite $annotations (.Values.podAnnotations | default dict) | toYaml -}}
 {{- end -}}
 
 {{- define "gpumap.image" -}}
@@ -73,6 +98,59 @@ Where the sources are, if not where gpumap looks by itself, as a list of variabl
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/*
+The container's variables, as a list in YAML. One of extraEnv takes the place of the chart's own of its name: a name may
+stand in the list once alone, says the API server to whoever applies on its side.
+*/}}
+{{- define "gpumap.environment" -}}
+{{- $given := .Values.extraEnv | default list -}}
+{{- $names := list -}}
+{{- range $given }}{{ $names = append $names .name }}{{ end -}}
+{{- $all := list -}}
+{{- range include "gpumap.ownEnvironment" . | fromYamlArray -}}
+{{- if not (has .name $names) }}{{ $all = append $all . }}{{ end -}}
+{{- end -}}
+{{- concat $all $given | toYaml -}}
+{{- end -}}
+
+{{/* The last two tell NVIDIA's runtime to show every GPU and to bring NVML. No GPU is taken from the scheduler. */}}
+{{- define "gpumap.ownEnvironment" -}}
+{{ include "gpumap.places" . | trim }}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: NODE_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.hostIP
+- name: NVIDIA_VISIBLE_DEVICES
+  value: all
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: utility
+{{- end -}}
+
+{{/* A duration that the schema lets in, in milliseconds. */}}
+{{- define "gpumap.milliseconds" -}}
+{{- $units := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 "w" 604800000 "y" 31536000000 -}}
+{{- $sum := 0 -}}
+{{- range regexFindAll "[0-9]+[a-z]+" (. | default "") -1 -}}
+{{- $sum = add $sum (mul (regexFind "[0-9]+" . | atoi) (index $units (regexFind "[a-z]+" .))) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
+{{/*
+How old data may be, where two collections take longer than gpumap's own 60 s; else empty. With less than the interval
+the agent does not start; with less than two, one that comes late would end every series.
+*/}}
+{{- define "gpumap.staleAfter" -}}
+{{- $two := include "gpumap.milliseconds" .Values.interval | atoi | mul 2 -}}
+{{- if gt $two 60000 -}}
+{{ div (add $two 999) 1000 }}s
+{{- end -}}
 {{- end -}}
 
 {{/*

@@ -29,12 +29,20 @@ relabelings:
     regex: "true"
     action: drop
   {{- end }}
+  # The action is said although it is the default, which the API would write in: Argo CD takes that for a difference.
   - sourceLabels: [__meta_kubernetes_pod_node_name]
     targetLabel: node
+    action: replace
   - sourceLabels: [__meta_kubernetes_pod_node_name]
     targetLabel: instance
+    action: replace
+  # The operator shards by it, if at all: by the pod's address a roll-out would move a node's series to another shard.
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: __tmp_hash
+    action: replace
   - targetLabel: job
     replacement: {{ include "gpumap.fullname" $.root }}
+    action: replace
   - action: labeldrop
     regex: namespace|pod|container|service
   {{- with .relabelings }}

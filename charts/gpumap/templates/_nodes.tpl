@@ -47,7 +47,9 @@ Labels that call a node a GPU node, each with who sets it:
 What keeps the agent off a node while its driver is taken away: the GPU operator labels GPU nodes "true" from 26.7 on
 (state_manager.go), its driver manager changes that to paused-for-driver-upgrade (k8s-driver-manager), its MIG manager to
 paused-for-mig-change (mig-parted), its vGPU manager to paused-for-vgpu-change; false is somebody else's no. The
-DaemonSet's controller ends the pod, and the managers wait for that. NotIn holds where there is no such label.
+DaemonSet's controller then ends the pod; the managers wait only for pods with this label in their nodeSelector, which
+gpumap's have not. NotIn holds where there is no such label. In ["true"] would hold against pauses yet unknown too, and take
+each term below twice, for nodes without the label.
 */}}
 {{- define "gpumap.clientNotPaused" -}}
 key: nvidia.com/gpu.deploy.client
@@ -55,20 +57,31 @@ operator: NotIn
 values: ["false", paused-for-driver-upgrade, paused-for-mig-change, paused-for-vgpu-change]
 {{- end -}}
 
+{{/* "true" where nodeSelector or affinity says which nodes it shall be; a preference or other pods' nodes do not. */}}
+{{- define "gpumap.nodesChosen" -}}
+{{- if or .Values.nodeSelector (include "gpumap.requiredTerms" . | fromYamlArray) }}true{{ end -}}
+{{- end -}}
+
+{{- define "gpumap.requiredTerms" -}}
+{{- $required := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" dict (.Values.affinity | default dict) -}}
+{{- $required.nodeSelectorTerms | default list | toYaml -}}
+{{- end -}}
+
+{{/* Linux alone: clusters of AKS and EKS have GPU nodes with Windows. The kubelet itself sets this label. */}}
 {{- define "gpumap.nodeSelector" -}}
-{{- $selector := deepCopy (.Values.nodeSelector | default dict) -}}
+{{- $selector := mergeOverwrite (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict) -}}
 {{- if .Values.gpuOperator.followDcgmExporter -}}
 {{- $_ := set $selector "nvidia.com/gpu.deploy.dcgm-exporter" "true" -}}
 {{- end -}}
-{{- with $selector }}{{ toYaml . }}{{ end -}}
+{{- toYaml $selector -}}
 {{- end -}}
 
 {{/* Terms of a node selector are alternatives: what must hold beside them is added to each. */}}
 {{- define "gpumap.affinity" -}}
 {{- $affinity := deepCopy (.Values.affinity | default dict) -}}
 {{- $node := $affinity.nodeAffinity | default dict -}}
-{{- $terms := ($node.requiredDuringSchedulingIgnoredDuringExecution | default dict).nodeSelectorTerms | default list -}}
-{{- if and .Values.gpuNodesOnly (not .Values.affinity) (not .Values.nodeSelector) -}}
+{{- $terms := include "gpumap.requiredTerms" . | fromYamlArray -}}
+{{- if and .Values.gpuNodesOnly (not (include "gpumap.nodesChosen" .)) -}}
 {{- range include "gpumap.gpuNodeLabels" . | fromYamlArray -}}
 {{- $terms = append $terms (dict "matchExpressions" (list .)) -}}
 {{- end -}}

@@ -13,18 +13,21 @@ import logging
 import socket
 import ssl
 import struct
+from asyncio import sslproto
 from collections.abc import AsyncIterator, Callable, Collection
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import http_exceptions, web
 
 MAX_CONNECTIONS = 256
 PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
-_LINGERING_SECONDS = 10.0
-"""How long the rest of a request's body is waited for, after the answer; nothing here takes one."""
 _HANDSHAKE_SECONDS = 10.0
 _QUIET_SECONDS = 60.0
+_TLS_BUFFER_BYTES = 1 << 15
+"""What each TLS connection is read into: two records. asyncio's own 256 KiB, 256 times, are more than all else here."""
+_TOLD_MAX = 64
+"""Clients whose handshake failed and the reasons, of which the log tells in a minute."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what was not sent, and resets the connection."""
 
@@ -51,19 +54,17 @@ async def open_port(
     shutdown_seconds: float = 1.0,
 ) -> AsyncIterator[LetGo]:
     """Serve an application on a bound socket until the block ends; then no connection is left."""
-    http_log = logging.getLogger("gpumap.http")
-    if not http_log.filters:
-        http_log.addFilter(_is_our_fault)
     runner = web.AppRunner(
         application,
         access_log=None,
-        logger=http_log,
+        logger=_HttpLog(logging.getLogger("gpumap.http")),
         # aiohttp starts this clock with the connection and after each answer, and heeds it until a request is whole.
         keepalive_timeout=patience_seconds,
-        lingering_time=min(_LINGERING_SECONDS, patience_seconds),
+        lingering_time=0,  # nothing here takes a body: one that has not come with its request is not waited for
         shutdown_timeout=shutdown_seconds,
     )
     await runner.setup()
+    sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
     door = _Door(max_connections)
     try:
         http = cast(web.Server, runner.server)  # it is there after setup
@@ -78,10 +79,16 @@ async def open_port(
         door.clear()
 
 
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Whether a line of the HTTP library is worth the log: what clients send that is no HTTP is not."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, http_exceptions.HttpProcessingError)
+class _HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """What the HTTP library logs, but for what clients send that is no HTTP: that is not worth it."""
+
+    def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
+        error = more.get("exc_info")
+        if isinstance(error, http_exceptions.HttpProcessingError):
+            # aiohttp's frame holds this error, and what was sent, and by its callers' frames TLS: a ring as below.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+        else:
+            super().log(level, msg, *args, **more)
 
 
 class _Door:
@@ -91,7 +98,7 @@ class _Door:
         self._max_connections = max_connections
         self._inside: set[_Client] = set()
         self._quiet_until = 0.0
-        self._silent_until = 0.0
+        self._told_until: dict[tuple[str, str], float] = {}
 
     def admit(self, client: _Client, now: float) -> None:
         """Let a client in; where all places are taken, the one idle for longest goes. That is said at times."""
@@ -109,11 +116,15 @@ class _Door:
 
     def tell_refused(self, transport: asyncio.Transport, error: ssl.SSLError, now: float) -> None:
         """Say at times that a handshake failed: asyncio lets the client have no alert that would tell it why."""
-        if now >= self._silent_until:
-            self._silent_until = now + _QUIET_SECONDS
-            peer = transport.get_extra_info("peername") or ("",)
-            why = (error.reason or "unknown").lower()
-            log.info("tls handshake failed client=%s reason=%s (told once a minute)", peer[0], why)
+        peer = transport.get_extra_info("peername") or ("",)
+        told = peer[0], (error.reason or "unknown").lower()
+        if now < self._told_until.get(told, now):
+            return
+        if len(self._told_until) >= _TOLD_MAX:
+            self._told_until = {one: until for one, until in self._told_until.items() if now < until}
+        if len(self._told_until) < _TOLD_MAX:
+            self._told_until[told] = now + _QUIET_SECONDS
+            log.info("tls handshake failed client=%s reason=%s (told once a minute)", *told)
 
     def let_go(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
         """End every connection, but for those that are being answered and those that shake hands."""
@@ -188,10 +199,14 @@ class _Client(asyncio.Protocol):
                 ssl_handshake_timeout=seconds,
                 ssl_shutdown_timeout=seconds,
             )
-        except ssl.SSLError as error:
-            self._door.tell_refused(transport, error, self._loop.time())
-        except OSError:
-            pass  # it went away, or had no end
+        except (OSError, asyncio.CancelledError) as error:
+            # start_tls's frame holds the future that holds this error, and all of TLS with its buffer: a ring, which
+            # only Python's collector would break, and that looks seldom.
+            error.__traceback__ = None
+            if isinstance(error, ssl.SSLError):
+                self._door.tell_refused(transport, error, self._loop.time())
+            elif isinstance(error, asyncio.CancelledError):
+                raise
         finally:
             self._handshake = None
             if secured is None:

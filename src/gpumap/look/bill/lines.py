@@ -22,7 +22,8 @@ NAMESPACE, POD, LABEL = "namespace", "pod", "label"
 class Amounts(NamedTuple):
     """GPU-seconds, joules and byte-seconds; `None` where nothing of it is known.
 
-    `held_measured` is the part of `held` on devices that tell SM time, and `used_of_it` what of it was used.
+    `held_measured` is the part of `held` on devices that tell SM time, and `used_of_it` what of it was used, holding by
+    holding: who takes more than its share makes no other one less idle.
     `used_without_share` is used by those whose share is not known: they held none, or their plugin grants none.
     """
 
@@ -38,7 +39,7 @@ class Amounts(NamedTuple):
         """The share of what was held that was not used, where both are known."""
         if not self.held_measured or self.used_of_it is None:
             return None
-        return max(1 - self.used_of_it / self.held_measured, Fraction(0))
+        return 1 - self.used_of_it / self.held_measured
 
     def held_blindly(self) -> Fraction:
         """What was held of devices whose use is not known."""
@@ -126,11 +127,8 @@ def _containers(gains: Gains) -> Iterable[tuple[Key, Amounts]]:
         told = (gains[counter].get(key) for counter in (HELD, USED, ENERGY, MEMORY))
         held, used, energy, memory = (gain.amount if gain else None for gain in told)
         if any((held, used, energy, memory)):
-            both = held is not None and used is not None
-            yield (
-                key,
-                Amounts(held, used, energy, memory, *((held, used) if both else (None, None)), _shareless(held, used)),
-            )
+            measured, of_it = (held, min(held, used)) if held is not None and used is not None else (None, None)
+            yield key, Amounts(held, used, energy, memory, measured, of_it, _shareless(held, used))
 
 
 def _shareless(held: Fraction | None, used: Fraction | None) -> Fraction | None:

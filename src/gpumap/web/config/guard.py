@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,10 +14,9 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from gpumap.web.config.files import Look
-from gpumap.web.config.passwords import Passwords, Verdict
+from gpumap.web.config.passwords import Passwords
 from gpumap.web.config.tls import has_allowed_name, make_context
-from gpumap.web.config.values import REQUIRED, RateLimit, WebConfig, WebConfigError
+from gpumap.web.config.values import REQUIRED, RateLimit, WebConfig
 
 OPEN_PATHS = ("/healthz", "/readyz")
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -40,14 +38,11 @@ class Rules:
     rate_limit: RateLimit | None = None
 
 
-def rules_of(look: Look) -> Rules:
-    """Raises WebConfigError, also for what is wrong with the configuration itself."""
-    if isinstance(look.config, WebConfigError):
-        raise look.config
-    config: WebConfig = look.config
+def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
+    """Raises WebConfigError. `pems` has the bytes of what is read from files, by key."""
     tls = config.tls
     return Rules(
-        context=make_context(tls, look.pems) if tls else None,
+        context=make_context(tls, pems) if tls else None,
         certificate_required=tls is not None and tls.client_auth == REQUIRED,
         allowed_sans=frozenset(tls.client_allowed_sans) if tls else frozenset(),
         users=dict(config.users),
@@ -100,10 +95,18 @@ class Guard:
         # By the route, and not by the path: what is open is the page, however its address was written.
         resource = request.match_info.route.resource
         if resource is None or resource.canonical not in OPEN_PATHS:
-            refusal = self._limited() or self._without_certificate(request) or await self._without_password(request)
+            refusal = await self._refusal(request)
             if refusal is not None:
                 return refusal
         return await handler(request)
+
+    async def _refusal(self, request: web.Request) -> web.Response | None:
+        rules = self.rules
+        refusal = self._without_certificate(request) or await self._without_password(request)
+        if refusal is None and rules is not self.rules:
+            text = "the rules have changed while the password was checked\n"
+            refusal = web.Response(status=503, text=text, headers=_LATER)
+        return refusal or self._limited()  # last, so that who is not let in takes nothing of what others may ask
 
     async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
         for name, value in self.rules.headers:
@@ -129,6 +132,8 @@ class Guard:
             if not rules.certificate_required:
                 return None
             return web.Response(status=403, text="this page takes a client certificate\n", headers=_NO_STORE)
+        if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since it was shown
+            return web.Response(status=403, text="this client certificate has expired\n", headers=_NO_STORE)
         if rules.allowed_sans and not has_allowed_name(certificate, rules.allowed_sans):
             text = "this client certificate has none of the names in client_allowed_sans\n"
             return web.Response(status=403, text=text, headers=_NO_STORE)
@@ -138,12 +143,11 @@ class Guard:
         if not self.rules.users:
             return None
         said = _basic(request.headers.get("Authorization", ""))
-        verdict = Verdict.WRONG if said is None else await self._passwords.check(*said, request.remote or "")
-        match verdict:
-            case Verdict.RIGHT:
-                return None
-            case Verdict.BUSY:
-                return web.Response(status=429, text="too many passwords are being checked\n", headers=_LATER)
+        are_right = said is not None and await self._passwords.are_right(*said, request.remote or "")
+        if are_right:
+            return None
+        if are_right is None:
+            return web.Response(status=429, text="too many passwords are being checked\n", headers=_LATER)
         return web.Response(status=401, text="this page takes a user and a password\n", headers=_WHO)
 
 
@@ -153,7 +157,8 @@ def _basic(authorization: str) -> tuple[str, str] | None:
     if scheme.lower() != "basic":
         return None
     try:
-        user, colon, password = base64.b64decode(word.strip(), validate=True).decode().partition(":")
-    except (binascii.Error, ValueError):
+        said = base64.b64decode(word.strip(), validate=True)
+    except ValueError:
         return None
+    user, colon, password = said.decode(errors="surrogateescape").partition(":")  # a password may be any bytes
     return (user, password) if colon else None

@@ -66,6 +66,7 @@ def parse(text: str) -> WebConfig:
         users=_users(top.section("basic_auth_users", None)),
         headers=_headers(top.section("http_server_config", ("http2", "headers"))),
         rate_limit=_rate_limit(top.section("rate_limit", ("interval", "burst"))),
+        says_nothing=not any(map(top.has, _TOP)),
     )
 
 
@@ -73,6 +74,7 @@ def _tls(section: Section) -> Tls | None:
     """None where nothing is said of it. Whoever says anything of TLS wants it: the toolkit would serve without."""
     if not section:
         return None
+    section.boolean("prefer_server_cipher_suites", default=True)  # not heeded, as in Go since 1.17
     certificate, key = _pem(section, "cert"), _pem(section, "key")
     if certificate is None:
         raise section.wrong("cert_file", "is missing, as is cert: with neither there is no TLS")
@@ -86,6 +88,8 @@ def _tls(section: Section) -> Tls | None:
             "client_auth_type", "is missing: with client_ca_file it is to be RequireAndVerifyClientCert"
         )
     names = section.words("client_allowed_sans")
+    if section.has("client_allowed_sans") and not all(names or ("",)):
+        raise section.wrong("client_allowed_sans", "has no name, or an empty one: leave it out to let in any client")
     if names and policy == NONE:
         raise section.wrong("client_allowed_sans", "is of use with client_auth_type RequireAndVerifyClientCert")
     least, most = _version(section, "min_version", "TLS12"), _version(section, "max_version", "TLS13")
@@ -100,7 +104,6 @@ def _tls(section: Section) -> Tls | None:
         min_version=least,
         max_version=most,
         cipher_suites=_suites(section, most),
-        prefer_server_cipher_suites=section.boolean("prefer_server_cipher_suites", default=True),
         curve=_curve(section),
     )
 
@@ -110,7 +113,9 @@ def _pem(section: Section, name: str) -> Pem | None:
     inline, file = section.text(name), section.text(f"{name}_file")
     if inline and file:
         raise section.wrong(name, f"cannot stand together with {name}_file")
-    if "\0" in file:
+    if file.lstrip().startswith("-----BEGIN"):
+        raise section.wrong(f"{name}_file", f"is no path, but what belongs to {name}")
+    if not file.isprintable():
         raise section.wrong(f"{name}_file", "is no path")
     if inline:
         return Pem(f"{section.place}.{name}", text=inline)
@@ -167,8 +172,8 @@ def _users(section: Section) -> tuple[tuple[str, str], ...]:
             raise section.wrong(name, "is no bcrypt hash (`htpasswd -nBC 10 NAME` makes one)")
         if int(found[1]) not in _COSTS:
             raise section.wrong(name, f"has a cost of {int(found[1])}: from {_COSTS[0]} to {_COSTS[-1]} is taken")
-        if ":" in name or not name.isprintable():
-            raise section.wrong(name, "is no name for basic auth: that has no colon and no control characters")
+        if not name or ":" in name or not name.isprintable():
+            raise section.wrong(name, "is no name for basic auth: that is not empty and has no colon or control")
     return users
 
 

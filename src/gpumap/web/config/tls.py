@@ -33,6 +33,9 @@ def make_context(tls: Tls, pems: Mapping[str, bytes]) -> ssl.SSLContext:
         # As in Go, whatever stands in the file is trusted by itself, an intermediate authority too.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _load_authorities(context, tls.client_ca, pems)
+        # A session that is taken up again verifies nothing: an authority may have expired since.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     return context
 
 
@@ -57,10 +60,6 @@ def _speak(context: ssl.SSLContext, tls: Tls) -> None:
     context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    if tls.prefer_server_cipher_suites:
-        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
-    else:
-        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     suites = [TLS12_SUITES[name] for name in tls.cipher_suites if name in TLS12_SUITES]
     try:
         if suites:
@@ -75,7 +74,7 @@ def _speak(context: ssl.SSLContext, tls: Tls) -> None:
 
 def _load_certificate(context: ssl.SSLContext, tls: Tls, pems: Mapping[str, bytes]) -> None:
     certificate, key = _bytes(tls.certificate, pems), _bytes(tls.private_key, pems)
-    if not re.search(rb"-----BEGIN (TRUSTED |X509 )?CERTIFICATE-----", certificate):
+    if not re.search(rb"-----BEGIN CERTIFICATE-----", certificate):
         raise WebConfigError(f"{_place(tls.certificate)}: holds no certificate in PEM form")
     if not re.search(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----", key):
         raise WebConfigError(f"{_place(tls.private_key)}: holds no private key in PEM form")
@@ -104,11 +103,16 @@ def _load_authorities(context: ssl.SSLContext, authorities: Pem, pems: Mapping[s
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
     """A path below which OpenSSL finds these bytes: the root is read-only, and a key is not to lie on a disk."""
-    number = os.memfd_create("gpumap-pem", os.MFD_CLOEXEC)
-    with open(number, "wb") as file:
-        file.write(data)
-        file.flush()
-        yield f"/proc/self/fd/{number}"
+    try:
+        number = os.memfd_create("gpumap-pem", os.MFD_CLOEXEC)
+        with open(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{number}"
+    except ssl.SSLError:
+        raise
+    except OSError as error:
+        raise WebConfigError(f"cannot be handed to OpenSSL: {error.strerror or type(error).__name__}") from error
 
 
 def _bytes(pem: Pem, pems: Mapping[str, bytes]) -> bytes:

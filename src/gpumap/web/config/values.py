@@ -34,7 +34,6 @@ class Tls:
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
     """By IANA's names; empty: those of this machine's OpenSSL."""
-    prefer_server_cipher_suites: bool = True
     curve: str = ""
     """The only one for key exchange, by Go's name; empty: OpenSSL's choice."""
 
@@ -59,3 +58,21 @@ class WebConfig:
     """Names and bcrypt hashes."""
     headers: tuple[tuple[str, str], ...] = ()
     rate_limit: RateLimit | None = None
+    says_nothing: bool = False
+    """No section has anything in it, not even `{}`: an empty file, and one of which only the beginning was written."""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What clients are asked for, or told, in words for the log."""
+        tls = self.tls or Tls(Pem(""), Pem(""))
+        asked = {
+            "TLS": self.tls is not None,
+            "TLS 1.3": tls.min_version == "TLS13",
+            "cipher_suites": bool(tls.cipher_suites),
+            "certificates of clients": tls.client_auth != NONE,
+            "a certificate of each client": tls.client_auth == REQUIRED,
+            "client_allowed_sans": bool(tls.client_allowed_sans),
+            "basic_auth_users": bool(self.users),
+            "rate_limit": self.rate_limit is not None,
+        }
+        return (*(name for name, is_asked in asked.items() if is_asked), *(name for name, _ in self.headers))

@@ -1,7 +1,7 @@
 """Looks again and again at a web configuration and its files, and has what changed taken.
 
 A change is taken when two looks in a row found the same: it is not read while it is being written. One that cannot be
-taken is said once, and what was in force stays.
+taken is said once, and what was in force stays; its certificates are renewed all the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pathlib import Path
 from gpumap.errors import UsageError
 from gpumap.lanes import Lane
 from gpumap.web.config.files import Look, reader
-from gpumap.web.config.guard import Guard, Rules, rules_of
-from gpumap.web.config.values import WebConfigError
+from gpumap.web.config.guard import Guard, rules_of
+from gpumap.web.config.values import IF_GIVEN, NONE, REQUIRED, WebConfigError
 from gpumap.web.port import LetGo
 
 LOOK_SECONDS = 2.0
 _DEADLINE_SECONDS = 5.0
+_WORDS = {REQUIRED: "required", IF_GIVEN: "if_given", NONE: "no"}
 
 log = logging.getLogger("gpumap.web.config")
 
@@ -32,34 +33,36 @@ class Watch:
         self._look_seconds = look_seconds
         self._read = reader(path)
         self._lane = Lane("gpumap-web-config")
-        first = self._read()
+        self._judged = self._read(None)
         try:
-            self.guard = Guard(rules_of(first))
+            if self._judged.asked is None:
+                raise WebConfigError(self._judged.wrong)
+            self.guard = Guard(rules_of(*self._judged.asked))
         except WebConfigError as error:
             raise UsageError(f"--web-config {path}: {error}") from error
-        self._judged = first.fingerprint
+        self._found = self._judged.asked
 
     def words(self) -> str:
         """What is asked for, for the log."""
-        rules = self.guard.rules
-        certificates = "required" if rules.certificate_required else "no"
-        tls, users = "yes" if rules.context else "no", len(rules.users)
-        return f"tls={tls} client_certificates={certificates} users={users}"
+        config = self._found.config
+        certificates = _WORDS[config.tls.client_auth if config.tls else NONE]
+        return f"tls={'yes' if config.tls else 'no'} client_certificates={certificates} users={len(config.users)}"
 
     async def follow(self, let_go: LetGo) -> None:
         """Take changes for ever, after each of which no idle connection of before goes on."""
-        if self.guard.rules.users and self.guard.rules.context is None:
-            log.warning("passwords are sent as they are: there is no tls_server_config")
+        self._warn()
         before = self._judged
         while True:
             await asyncio.sleep(self._look_seconds)
             try:
-                look = await self._lane.run(self._read, _DEADLINE_SECONDS)
+                look = await self._lane.run(partial(self._read, self._found.config), _DEADLINE_SECONDS)
             except TimeoutError:
                 continue  # a file system hangs: what is in force stays
-            settled, before = look.fingerprint == before, look.fingerprint
-            if settled and look.fingerprint != self._judged:
-                self._judged = look.fingerprint
+            except Exception as error:  # no file may end the service, whatever it makes a library do
+                look = Look(None, None, f"cannot be read: {type(error).__name__}")
+            settled, before = look == before, look
+            if settled and look != self._judged:
+                self._judged = look
                 await self._take(look, let_go)
 
     def close(self) -> None:
@@ -67,26 +70,36 @@ class Watch:
         self._lane.close()
 
     async def _take(self, look: Look, let_go: LetGo) -> None:
-        try:
-            rules = await self._lane.run(partial(rules_of, look))
-            _refuse_to_open(self.guard.rules, rules)
-        except WebConfigError as error:
-            log.warning("web config is not taken, and what was in force stays: file=%s error=%s", self._path, error)
-            return
-        self.guard.take(rules)
-        let_go(self.guard.busy)
-        log.info("web config is taken anew: file=%s %s", self._path, self.words())
+        """What is asked for; where that cannot be, what is in force with its new certificates."""
+        wrong = look.wrong
+        for found in (look.asked, look.kept):
+            if found is None:
+                continue
+            if found == self._found:
+                break
+            try:
+                rules = await self._lane.run(partial(rules_of, *found))
+            except WebConfigError as error:
+                wrong = wrong or str(error)
+                continue
+            except Exception as error:  # as above
+                wrong = wrong or f"cannot be used: {type(error).__name__}"
+                continue
+            given_up = [one for one in self._found.config.asks if one not in found.config.asks]
+            self._found = found
+            self.guard.take(rules)
+            let_go(self.guard.busy)
+            log.info("web config is taken anew: file=%s %s", self._path, self.words())
+            if given_up:
+                log.warning("web config no longer asks for: %s (file=%s)", ", ".join(given_up), self._path)
+            self._warn()
+            break
+        if wrong:
+            log.warning("web config is not taken, and what was in force stays: file=%s error=%s", self._path, wrong)
 
-
-def _refuse_to_open(old: Rules, new: Rules) -> None:
-    """Raise WebConfigError for a change that gives up what is asked for: a file cut off by a full disk says as much as
-    an empty one."""
-    given_up = (
-        ("TLS", old.context is not None and new.context is None),
-        ("basic_auth_users", bool(old.users) and not new.users),
-        ("client_allowed_sans", bool(old.allowed_sans) and not new.allowed_sans),
-        ("client certificates", old.certificate_required and not new.certificate_required),
-    )
-    for what, is_given_up in given_up:
-        if is_given_up:
-            raise WebConfigError(f"{what} can be given up by a restart alone")
+    def _warn(self) -> None:
+        config = self._found.config
+        if not config.asks:
+            log.warning("web config asks for nothing: the pages are plain HTTP for whoever reaches the port")
+        elif config.users and config.tls is None:
+            log.warning("passwords are sent as they are: there is no tls_server_config")

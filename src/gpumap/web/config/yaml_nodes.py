@@ -6,6 +6,7 @@ Values are not repeated: they may be secrets.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator
 
 import yaml
@@ -13,7 +14,8 @@ import yaml
 from gpumap.terminal import cut_off, printable
 from gpumap.web.config.values import WebConfigError
 
-_NULL = "tag:yaml.org,2002:null"
+_NULLS = ("", "~", "null", "Null", "NULL")
+_QUOTED = re.compile(r"""(?<!\S)(['"])[^'"<]{2,}\1(?!\S)""")
 _BOOLEAN = "tag:yaml.org,2002:bool"
 _KEY_CHARACTERS = 60
 
@@ -23,15 +25,16 @@ class Section:
 
     def __init__(self, node: yaml.Node | None, place: str, known: Collection[str] | None) -> None:
         self.place = place
-        self.node = node
+        self.node = node = _said(node)
         self._values: dict[str, yaml.Node] = {}
-        if node is None or node.tag == _NULL:
+        if node is None:
             return
         if not isinstance(node, yaml.MappingNode):
             raise mistake(node, place, "is no mapping of keys to values")
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, yaml.ScalarNode) or _said(key) is None:
                 raise mistake(key, place, "has a key that is no word")
+            _scalar(key, place)
             if key.value in self._values:
                 raise mistake(key, self._at(key.value), "stands twice")
             if known is not None and key.value not in known:
@@ -51,27 +54,31 @@ class Section:
         """A mistake in the value of this key, or in the section where that is not there."""
         return mistake(self._values.get(key, self.node), self._at(key), why)
 
+    def has(self, key: str) -> bool:
+        """Whether anything is said of it, be it that it is empty."""
+        return _said(self._values.get(key)) is not None
+
     def section(self, key: str, known: Collection[str] | None) -> Section:
         return Section(self._values.get(key), self._at(key), known)
 
     def text(self, key: str, default: str = "") -> str:
         """A word or a text, as it is written; a number is one too."""
-        node = self._values.get(key)
-        if node is None or node.tag == _NULL:
+        node = _said(self._values.get(key))
+        if node is None:
             return default
         return _scalar(node, self._at(key))
 
     def boolean(self, key: str, *, default: bool) -> bool:
-        node = self._values.get(key)
-        if node is None or node.tag == _NULL:
+        node = _said(self._values.get(key))
+        if node is None:
             return default
         if node.tag != _BOOLEAN or not isinstance(node, yaml.ScalarNode):
             raise mistake(node, self._at(key), "is not true or false")
         return node.value.lower() in ("true", "yes", "on")
 
     def words(self, key: str) -> tuple[str, ...]:
-        node = self._values.get(key)
-        if node is None or node.tag == _NULL:
+        node = _said(self._values.get(key))
+        if node is None:
             return ()
         if not isinstance(node, yaml.SequenceNode):
             raise mistake(node, self._at(key), "is no list")
@@ -90,9 +97,10 @@ def compose(text: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}: " if mark else ""
-        # The problem quotes no more than a character or a name of an anchor; the context would show the line.
-        raise WebConfigError(f"{place}is not YAML: {printable(error.problem or 'it breaks off')}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # The problem quotes characters, kinds of tokens and names, which may be passwords: a * begins an alias.
+        problem = _QUOTED.sub("(not shown)", printable(error.problem or "it breaks off"))
+        raise WebConfigError(f"{place}is not YAML: {problem}") from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise WebConfigError(f"is not YAML: {_first_line(error)}") from error
 
 
@@ -101,9 +109,16 @@ def mistake(node: yaml.Node | None, place: str, why: str) -> WebConfigError:
     return WebConfigError(f"{line}{place or 'the file'}: {why}")
 
 
+def _said(node: yaml.Node | None) -> yaml.Node | None:
+    """The node, or None where it is YAML's null, as it is written: what is only tagged as null says something."""
+    return None if isinstance(node, yaml.ScalarNode) and not node.style and node.value in _NULLS else node
+
+
 def _scalar(node: yaml.Node, place: str) -> str:
-    if not isinstance(node, yaml.ScalarNode):
+    if not isinstance(node, yaml.ScalarNode) or _said(node) is None:
         raise mistake(node, place, "is no word or text")
+    if any("\ud800" <= character <= "\udfff" for character in node.value):  # YAML's escapes can make halves of one
+        raise mistake(node, place, "has a character that is none")
     return str(node.value)
 
 

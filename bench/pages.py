@@ -1,0 +1,75 @@
+"""Many nodes' pages, served by one process of its own, and a Prometheus that has scraped each of them.
+
+A module that has pages calls `serve` when it is started as a program; `serving` starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from bench.contestants import ROOT
+from tests.prometheus import Prometheus, chart_job, eventually, prometheus
+
+PATIENCE_SECONDS = 600.0
+
+
+@contextlib.contextmanager
+def serving(module: str, *arguments: str | Path) -> Iterator[str]:
+    """Run the module that has the pages. Gives its URL."""
+    command = (sys.executable, "-m", module, *arguments)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+def serve(page: Callable[[int], bytes]) -> None:
+    """Answer /NUMBER with that node's page, until killed. Prints the port."""
+    os.nice(5)
+    asyncio.run(_serve(page))
+
+
+async def _serve(page: Callable[[int], bytes]) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = page(int(head.split(b" ", 2)[1][1:]))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n")
+                writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                await writer.drain()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+def name_node(number: int) -> str:
+    return f"gpu-{number:04}"
+
+
+@contextlib.contextmanager
+def filled(folder: Path, url: str, nodes: int, every_seconds: int, *rules: Path) -> Iterator[Prometheus]:
+    """A Prometheus that evaluates the rules, and has scraped every node as the chart does."""
+    job = chart_job({name_node(number): f"{url}/{number}" for number in range(nodes)})
+    times = {"scrape_interval": f"{every_seconds}s", "scrape_timeout": f"{every_seconds}s"}
+    config = {"global": times, "scrape_configs": [job], "rule_files": [str(file) for file in rules]}
+    with prometheus(folder, config=config) as running:
+        server = replace(running, timeout_seconds=60.0)
+
+        def all_scraped() -> bool:
+            with contextlib.suppress(OSError):  # it is busy
+                return bool(server.ask(f"count(gpumap_snapshot_timestamp_seconds) >= {nodes}"))
+            return False
+
+        eventually(all_scraped, PATIENCE_SECONDS, about=lambda: (folder / "prometheus.log").read_text()[-2000:])
+        yield server

@@ -1,0 +1,104 @@
+"""Packages of the machine's Debian, downloaded and unpacked, and what that takes: nothing is installed."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parent.parent / ".tools"
+COMMAND_TIMEOUT_SECONDS = 300.0
+
+
+class ToolUnavailableError(Exception):
+    """A tool could not be had; the text says why, in a few words."""
+
+
+def unpack_debian_tree(tree: Path, *packages: str) -> None:
+    """Packages and those of their dependencies that the machine lacks. Nothing is installed."""
+    with scratch() as downloads:
+        # Without its lock, because nothing is installed: apt only works out what is missing and downloads that.
+        options = ("--download-only", "--no-install-recommends", "-y", "-o", "Debug::NoLocking=1")
+        apt_get(downloads, "install", *options, *packages)
+        for package in sorted((downloads / "cache/archives").glob("*.deb")):
+            run("dpkg-deb", "-x", package, tree)
+
+
+def apt_get(downloads: Path, *command: str) -> None:
+    """Runs apt-get in `downloads`: with the system's package lists, else with fresh ones of our own."""
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise ToolUnavailableError(f"no {program} here")
+    try:
+        run(*private_apt(downloads, system_lists=True), *command, cwd=downloads)
+    except ToolUnavailableError:  # no package lists here, or older than the archive
+        apt = private_apt(downloads, system_lists=False)
+        run(*apt, "update", cwd=downloads)
+        run(*apt, *command, cwd=downloads)
+
+
+def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
+    """apt-get that writes below `folder` alone: cache and package lists there, and none of the system's hooks."""
+    for part in ("cache/archives/partial", "lists/partial"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    lines = [
+        f'Dir::Cache "{folder}/cache";',
+        # As root apt would fetch as user _apt, who may not be allowed into the clone.
+        'APT::Sandbox::User "root";',
+        'Acquire::Languages "none";',
+        'Acquire::Retries "2";',
+        'Acquire::http::Timeout "30";',
+        'Acquire::https::Timeout "30";',
+        "#clear APT::Update::Pre-Invoke;",
+        "#clear APT::Update::Post-Invoke;",
+        "#clear APT::Update::Post-Invoke-Success;",
+    ]
+    if not system_lists:
+        lines.append(f'Dir::State::Lists "{folder}/lists";')
+    config = folder / "apt.conf"
+    config.write_text("\n".join(lines) + "\n")
+    return ("apt-get", "-qq", "-c", config)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    """Runs a command silently; a failure is told by its last line that looks like an error."""
+    words = [str(word) for word in command]
+    program = "pip" if words[1:3] == ["-m", "pip"] else Path(words[0]).name
+    try:
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolUnavailableError(f"{program} gave no answer in {COMMAND_TIMEOUT_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise ToolUnavailableError(f"{program} does not run here ({error.strerror})") from error
+    if done.returncode:
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("E:", "ERROR", "dpkg-deb:"))] or lines
+        raise ToolUnavailableError(f"{program} failed ({errors[-1] if errors else f'exit {done.returncode}'})")
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """The one file of that pattern."""
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise ToolUnavailableError(f"expected one {pattern} to be downloaded, found {len(found)}")
+    return found[0]
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder inside .tools, on the file system of its final place, so that a rename is atomic."""
+    TOOLS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tmp-", dir=TOOLS) as folder:
+        yield Path(folder)
