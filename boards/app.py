@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from boards import queries as q
-from boards.links import CLUSTERED, NODE_KEY, NODES, TO_CARD, TO_POD, UUIDS, whose
+from boards.links import CLUSTERED, CONTAINER_KEYS, NODES, TO_CARD, TO_POD, UUIDS, whose
 from boards.panels import NONE, RED, YELLOW, Board, Column, Curves, Key, Query, Row, Stat, Table
 
 USED = q.holders("gpumap_container_gpu_memory_used_bytes")
@@ -73,11 +73,7 @@ HOLDERS = Row(
             " where sharing grants no memory, SM is empty on MIG. Idle is 0. Unused is what was granted and is"
             " not used; of memory that compute instances share, each has its part.",
             keys=(
-                Key("cluster", "Cluster"),
-                Key("namespace", "Namespace"),
-                Key("pod", "Pod", TO_POD),
-                Key("container", "Container"),
-                NODE_KEY,
+                *CONTAINER_KEYS,
                 Key("device", "Device", TO_CARD),
                 Key("mig_profile", "MIG"),
                 Key("uuid", "uuid"),
@@ -173,11 +169,7 @@ COMPUTE = Row(
 )
 
 WRONG_KEYS = (
-    Key("cluster", "Cluster"),
-    Key("namespace", "Namespace"),
-    Key("pod", "Pod", TO_POD),
-    Key("container", "Container"),
-    NODE_KEY,
+    *CONTAINER_KEYS,
     Key("device", "Device", TO_CARD),
     Key("uuid", "uuid"),
 )

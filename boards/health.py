@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boards import itself
 from boards import queries as q
-from boards.links import CLUSTERED, NODE_KEY, NODES, TO_HEALTH, TO_POD
+from boards.links import CLUSTERED, CONTAINER_KEYS, NODE_KEY, NODES, TO_HEALTH
 from boards.panels import (
     GREEN,
     NONE,
@@ -162,11 +162,7 @@ ILL = Row(
             about="Containers that held or used the device when the error came, in the time range. One of them may"
             " have caused it, or all may have suffered it.",
             keys=(
-                Key("cluster", "Cluster"),
-                Key("namespace", "Namespace"),
-                Key("pod", "Pod", TO_POD),
-                Key("container", "Container"),
-                NODE_KEY,
+                *CONTAINER_KEYS,
                 Key("xid", "XID"),
                 Key("uuid", "uuid"),
             ),

@@ -27,3 +27,11 @@ TO_NODE = Link("This node in GPU Node", "gpumap-node", _ON_NODE)
 TO_CARD = Link("This device in GPU Node", "gpumap-node", (*_ON_NODE, ("uuid", "uuid")))
 TO_HEALTH = Link("This GPU in GPU Health", "gpumap-health", (*_ON_NODE, ("gpu", "uuid")))
 NODE_KEY = Key("node", "Node", TO_NODE)
+CONTAINER_KEYS = (
+    Key("cluster", "Cluster"),
+    Key("namespace", "Namespace"),
+    Key("pod", "Pod", TO_POD),
+    Key("container", "Container"),
+    NODE_KEY,
+)
+"""The columns that say which container a row is of."""
