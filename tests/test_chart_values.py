@@ -64,7 +64,7 @@ REACHES: dict[str, Tried] = {
     "updateStrategy.rollingUpdate.maxUnavailable": Tried("3"),
     "updateStrategy.rollingUpdate.maxSurge": Tried("0%"),
     "minReadySeconds": Tried("30"),
-    "terminationGracePeriodSeconds": Tried("20"),
+    "terminationGracePeriodSeconds": Tried("30"),
     "interval": Tried("10s"),
     "dialects[0]": Tried("dcgm"),
     "collect[0]": Tried("use"),
