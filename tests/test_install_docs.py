@@ -44,7 +44,12 @@ def read_fences(word: str) -> Iterator[Fence]:
 
 FENCES = list(read_fences("values"))
 MANIFESTS = list(read_fences("manifest"))
-COMMANDS = [command for document in OPERATORS for command in read_commands(document)]
+TYPED_FROM = [
+    ROOT / "README.md",
+    *(ROOT / place / "README.md" for place in ("charts/gpumap", "deploy")),
+    *DOCS.rglob("*.md"),
+]
+COMMANDS = [command for document in sorted(TYPED_FROM) for command in read_commands(document)]
 CHECKED = [one for one in COMMANDS if one.program in ("helm", "kubectl") and one.verb != ("gpumap",)]
 """kubectl gpumap is gpumap's own plugin: tests/test_kubectl.py."""
 
@@ -191,7 +196,7 @@ def test_a_command_has_the_flags_that_it_is_given(command: Command) -> None:
 def test_a_command_sets_values_that_there_are(command: Command) -> None:
     """Each `--set` names a value of the chart, and the chart that is named is there."""
     for assignment in (*command.given("--set"), *command.given("--set-string")):
-        for part in assignment.split(","):
+        for part in re.sub(r"\{[^}]*\}", "", assignment).split(","):
             look_up(part.partition("=")[0])
     for word in command.own:
         if word.startswith("charts/"):
