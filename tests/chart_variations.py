@@ -1,5 +1,7 @@
 """Values to try the chart with: a name for each set of `--set`, such as a user might write it."""
 
+from collections.abc import Iterable
+
 EVERYTHING = (
     "serviceMonitor.enabled=true",
     "prometheusRule.enabled=true",
@@ -11,6 +13,20 @@ EVERYTHING = (
 """Each object that is off until asked for."""
 POD_MONITOR = ("podMonitor.enabled=true",)
 """Instead of a ServiceMonitor."""
+CERTIFICATE_SHOWN = (
+    "tlsConfig.cert.secret.name=prometheus",
+    "tlsConfig.cert.secret.key=tls.crt",
+    "tlsConfig.keySecret.name=prometheus",
+    "tlsConfig.keySecret.key=tls.key",
+)
+"""By a monitor: its client certificate. Such values stand below the monitor that `of` puts before them."""
+PASSWORD_SENT = (
+    "basicAuth.username.name=prometheus",
+    "basicAuth.username.key=user",
+    "basicAuth.password.name=prometheus",
+    "basicAuth.password.key=password",
+)
+"""By a monitor."""
 MONITORED = (
     "interval=30s",
     "scrapeTimeout=10s",
@@ -21,15 +37,16 @@ MONITORED = (
     "metricRelabelings[0].sourceLabels={namespace}",
     "metricRelabelings[0].regex=kube-system",
     "tlsConfig.serverName=gpumap",
-    "tlsConfig.cert.secret.name=prometheus",
-    "tlsConfig.cert.secret.key=tls.crt",
-    "tlsConfig.keySecret.name=prometheus",
-    "tlsConfig.keySecret.key=tls.key",
-    "basicAuth.username.name=prometheus",
-    "basicAuth.username.key=user",
-    "basicAuth.password.name=prometheus",
-    "basicAuth.password.key=password",
+    *CERTIFICATE_SHOWN,
+    *PASSWORD_SENT,
 )
+
+
+def of(monitor: str, values: Iterable[str]) -> tuple[str, ...]:
+    """The values of a serviceMonitor or a podMonitor."""
+    return tuple(f"{monitor}.{value}" for value in values)
+
+
 REQUIRED = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference"
 VARIATIONS: dict[str, tuple[str, ...]] = {
@@ -38,7 +55,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     "more nodes than Endpoints name": (*EVERYTHING, "serviceMonitor.serviceDiscoveryRole=EndpointSlice"),
     "pods monitored without the Service": (
         *POD_MONITOR,
-        *(f"podMonitor.{value}" for value in MONITORED),
+        *of("podMonitor", MONITORED),
     ),
     "no step of the ladder": tuple(f"privileges.{step}=false" for step in ("checkpoint", "podLogs", "hostPID")),
     "every step of the ladder": tuple(
@@ -116,14 +133,14 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "tls.clientCaSecretName=clients",
         "basicAuth.users.prometheus=$2y$10$" + 53 * "a",
         *EVERYTHING,
-        *(f"serviceMonitor.{value}" for value in MONITORED),
+        *of("serviceMonitor", MONITORED),
     ),
     "TLS, client certificates and passwords, without the Service": (
         "tls.secretName=gpumap-tls",
         "tls.clientCaSecretName=clients",
         "basicAuth.users.prometheus=$2y$10$" + 53 * "a",
         *POD_MONITOR,
-        *(f"podMonitor.{value}" for value in MONITORED),
+        *of("podMonitor", MONITORED),
     ),
     "a web configuration of one's own": (
         "webConfig.secretName=web",

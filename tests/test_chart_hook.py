@@ -14,22 +14,12 @@ import yaml
 
 from tests.certificates import make_certificate, make_signed_certificate
 from tests.chart import CHART, Manifest, helm, is_hook, render_all
-from tests.chart_variations import VARIATIONS
+from tests.chart_variations import CERTIFICATE_SHOWN, PASSWORD_SENT, VARIATIONS, of
 from tests.demo_process import GPUMAP, demo, environment, listening, running, wait_for
 
 HASH = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
-PASSWORD = (
-    "serviceMonitor.basicAuth.username.name=prometheus",
-    "serviceMonitor.basicAuth.username.key=user",
-    "serviceMonitor.basicAuth.password.name=prometheus",
-    "serviceMonitor.basicAuth.password.key=password",
-)
-CERTIFICATE = (
-    "serviceMonitor.tlsConfig.cert.secret.name=prometheus",
-    "serviceMonitor.tlsConfig.cert.secret.key=tls.crt",
-    "serviceMonitor.tlsConfig.keySecret.name=prometheus",
-    "serviceMonitor.tlsConfig.keySecret.key=tls.key",
-)
+PASSWORD = of("serviceMonitor", PASSWORD_SENT)
+CERTIFICATE = of("serviceMonitor", CERTIFICATE_SHOWN)
 TLS = "tls.secretName=certificate"
 UNASKED: dict[str, tuple[str, ...]] = {
     "a password that nobody told": (f"basicAuth.users.prometheus={HASH}",),
@@ -313,6 +303,6 @@ def test_it_asks_as_the_monitor_does(tmp_path: Path) -> None:
 
 def test_it_asks_as_a_pod_monitor_does() -> None:
     """Pods that are monitored without the Service are asked as the PodMonitor asks them."""
-    values = [value.replace("serviceMonitor", "podMonitor") for value in PASSWORD]
+    values = of("podMonitor", PASSWORD_SENT)
     (pod,) = hooks(f"basicAuth.users.prometheus={HASH}", "podMonitor.enabled=true", *values)
     assert sources_of(pod) == {"password-file": ("prometheus", "password")}

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.certificates import make_certificate
 from tests.chart import render
+from tests.chart_variations import PASSWORD_SENT, of
 from tests.demo_process import GPUMAP, demo, fetch, listening, running
 from tests.prometheus import Prometheus, each_second, eventually, prometheus, target_labels
 from tests.promtool import accepted
@@ -65,10 +66,6 @@ SHARDING: tuple[Relabeling, ...] = (
 SNAKE = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
 """As Prometheus calls what the operator's fields are called."""
 PASSWORD = "not a secret"
-PASSWORD_OF_MONITOR = tuple(
-    f"serviceMonitor.basicAuth.{key}"
-    for key in ("username.name=a", "username.key=user", "password.name=a", "password.key=password")
-)
 HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
 
 
@@ -214,7 +211,7 @@ def run_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
         (folder / name).mkdir()
     tls = folder / "tls"
     make_certificate(tls, "tls", "subjectAltName=DNS:prod-gpumap.monitoring.svc")
-    secured = ("tls.secretName=certificate", f"basicAuth.users.prometheus={HASH}", *PASSWORD_OF_MONITOR)
+    secured = ("tls.secretName=certificate", f"basicAuth.users.prometheus={HASH}", *of("serviceMonitor", PASSWORD_SENT))
     config = folder / "web-config.yml"
     text = render(*secured, release="prod")["Secret"]["stringData"]["web-config.yml"]
     config.write_text(text.replace("/etc/gpumap/tls", str(tls)))

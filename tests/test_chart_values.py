@@ -11,7 +11,7 @@ import yaml
 from gpumap.dialects import DIALECTS
 from gpumap.metrics import GROUPS
 from tests.chart import CHART, refusal, render_all
-from tests.chart_variations import EVERYTHING
+from tests.chart_variations import EVERYTHING, PASSWORD_SENT, of
 
 HASH = "$2y$10$" + 53 * "a"
 TLS = ("tls.secretName=certificate",)
@@ -20,13 +20,6 @@ RULES = ("prometheusRule.enabled=true",)
 BOARDS = ("dashboards.enabled=true",)
 POLICY = ("networkPolicy.enabled=true",)
 MONITORS = ("serviceMonitor", "podMonitor")
-PASSWORD = {
-    monitor: tuple(
-        f"{monitor}.basicAuth.{key}"
-        for key in ("username.key=user", "password.name=prometheus", "password.key=password")
-    )
-    for monitor in MONITORS
-}
 
 
 class Tried(NamedTuple):
@@ -89,7 +82,7 @@ REACHES: dict[str, Tried] = {
             "relabelings[0].targetLabel": Tried("region"),
             "metricRelabelings[0].action": Tried("drop"),
             "tlsConfig.insecureSkipVerify": Tried("true", TLS),
-            "basicAuth.username.name": Tried("prometheus", with_it=PASSWORD[monitor]),
+            "basicAuth.username.name": Tried("prometheus", with_it=of(monitor, PASSWORD_SENT[1:])),
         }.items()
     },
     **{f"{monitor}.enabled": Tried("true") for monitor in MONITORS},

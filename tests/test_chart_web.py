@@ -8,7 +8,7 @@ import yaml
 from gpumap.web.config.parse import parse
 from gpumap.web.config.values import REQUIRED, WebConfig
 from tests.chart import Manifest, container_of, pod_of, render, render_all
-from tests.chart_variations import EVERYTHING
+from tests.chart_variations import EVERYTHING, PASSWORD_SENT, of
 
 HASH = "$2y$10$" + 21 * "a" + "." + 31 * "b"
 USERS = (f"basicAuth.users.prometheus={HASH}", r"basicAuth.users.mr\.1e3=" + HASH)
@@ -101,11 +101,7 @@ def test_secrets_can_be_renewed_and_read_by_nobody_else() -> None:
 
 def test_hashes_stand_in_the_secret_alone() -> None:
     """No argument, variable, ConfigMap or annotation has one."""
-    password = tuple(
-        f"serviceMonitor.basicAuth.{key}"
-        for key in ("username.name=a", "username.key=user", "password.name=a", "password.key=password")
-    )
-    for manifest in render_all(*TLS, *USERS, *EVERYTHING, *password):
+    for manifest in render_all(*TLS, *USERS, *EVERYTHING, *of("serviceMonitor", PASSWORD_SENT)):
         assert (HASH in yaml.safe_dump(manifest, width=10**6)) is (manifest["kind"] == "Secret"), manifest["kind"]
 
 

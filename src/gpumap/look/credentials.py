@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -160,7 +159,7 @@ def _trusting(path: str | None) -> ssl.SSLContext:
     if path is None:
         return ssl.create_default_context()
     try:
-        return ssl.create_default_context(cafile=os.fspath(path))
+        return ssl.create_default_context(cafile=path)
     except ssl.SSLError as error:
         raise UsageError(f"--ca-file {path}: does not hold certificates in PEM form") from error
     except (OSError, ValueError) as error:
