@@ -43,7 +43,7 @@ tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kub
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review
 	$(BIN)/python -m tests.golden
 
-protos: .venv/.dev ## Regenerates src/gpumap/_proto from protos/
+protos: .venv/.dev ## Regenerates src/gpumap/agent/_proto from protos/
 	$(BIN)/python scripts/generate_protos.py
 
 docs: .venv/.dev ## Rewrites the tables of docs/ and of the chart's README from the code

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pynvml
 from aiohttp import web
 
-from gpumap.exposition import TEXT_TYPE
+from gpumap.agent.exposition import TEXT_TYPE
 
 
 def sweep() -> str:

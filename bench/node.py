@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumap.demo import texts
-from gpumap.demo.kubelet import FakeKubelet
-from gpumap.model import (
+from gpumap.lab.demo import texts
+from gpumap.lab.demo.kubelet import FakeKubelet
+from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
     ContainerName,

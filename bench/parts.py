@@ -18,14 +18,14 @@ from prometheus_client.registry import Collector
 from bench import loop_sweeper
 from bench.figures import Figure, median, microseconds
 from bench.node import LARGE, RESOURCE, SMALL, Shape, node
-from gpumap.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet
-from gpumap.exposition import Exposition
-from gpumap.families import Family, Series
-from gpumap.model import DeviceId, ListedContainer, ListedPod, Moment, ResourceDevices
-from gpumap.nvml_worker.library import Library
-from gpumap.nvml_worker.reading import Epoch, GpuReader
-from gpumap.snapshot import Node, Snapshot
-from gpumap.sources.kubelet import KubeletSource
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.nvml_worker.library import Library
+from gpumap.agent.nvml_worker.reading import Epoch, GpuReader
+from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet
+from gpumap.model.families import Family, Series
+from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, Moment, ResourceDevices
+from gpumap.model.snapshot import Node, Snapshot
 
 ROUNDS = 25
 FAMILIES, SERIES = 10, 200

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gpumap.exposition import TEXT_TYPE
+from gpumap.agent.exposition import TEXT_TYPE
 
 
 def main(port: int, body: bytes) -> None:

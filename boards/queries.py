@@ -9,7 +9,7 @@ Every selector comes from `series`: a job without honorLabels, which names gpuma
 
 from __future__ import annotations
 
-from gpumap.metrics import GROUPS, PROCESSES
+from gpumap.agent.metrics import GROUPS, PROCESSES
 
 CLUSTER = 'cluster=~"$cluster"'
 NODE = f'{CLUSTER}, node=~"$node"'

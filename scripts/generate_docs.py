@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
-from gpumap import remedies
-from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
-from gpumap.families import Family, Numbered
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, PROCESSES, self_families
-from gpumap.settings import FLAGS, Flag
+from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, PROCESSES, self_families
+from gpumap.agent.settings import FLAGS, Flag
+from gpumap.model import remedies
+from gpumap.model.families import Family, Numbered
 from scripts import chart_values
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -1,4 +1,4 @@
-"""Generate `src/gpumap/_proto` from `protos/` with grpcio-tools: `make protos`."""
+"""Generate `src/gpumap/agent/_proto` from `protos/` with grpcio-tools: `make protos`."""
 
 import sys
 from importlib.resources import files

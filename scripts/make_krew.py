@@ -61,7 +61,7 @@ if sys.version_info < (3, 11):
             pass
     sys.exit("gpumap: needs Python 3.11 or later, and python3 is %d.%d" % sys.version_info[:2])
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
-from gpumap.kubectl.cli import main
+from gpumap.cli.kubectl.cli import main
 
 sys.exit(main())
 '''

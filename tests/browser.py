@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from playwright.async_api import Browser, Page, async_playwright
 
-from gpumap.metrics import self_families
-from gpumap.web.app import application
-from gpumap.web.pages import Pages
-from gpumap.web.port import open_port
+from gpumap.agent.metrics import self_families
+from gpumap.agent.web.app import application
+from gpumap.agent.web.pages import Pages
+from gpumap.agent.web.port import open_port
 from tests.nodes import TestNode
 from tests.tools import tool
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumap._proto.podresources import v1_pb2
-from gpumap.capture import answers, contents
-from gpumap.capture.contents import Down, LogEntry
-from gpumap.capture.format import About, Capture, Frame
-from gpumap.demo import texts
-from gpumap.model import CheckpointEntry, DeviceId, NvmlReading, ResourceDevices
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.lab.capture import answers, contents
+from gpumap.lab.capture.contents import Down, LogEntry
+from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.demo import texts
+from gpumap.model.observations import CheckpointEntry, DeviceId, NvmlReading, ResourceDevices
 from tests.nodes import Pod, Process, TestNode, resources, uuid_of
 
 OWN = b"0::/system.slice/gpumap.service\n"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpumap.model import ContainerName, DeviceMemory, MigInstance, NvmlReading, PodUid, Uuid
-from gpumap.snapshot import (
+from gpumap.model.observations import ContainerName, NvmlReading, PodUid
+from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
+from gpumap.model.snapshot import (
     ContainerOnDevice,
     ContainerUse,
     Gpu,

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.exposition import Exposition
-from gpumap.families import Family, Numbered
-from gpumap.model import ContainerName, DeviceMemory, MigInstance, NvmlReading, Uuid
-from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
+from gpumap.agent.exposition import Exposition
+from gpumap.model.families import Family, Numbered
+from gpumap.model.observations import ContainerName, NvmlReading
+from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, ProcessUse, Snapshot
 from tests.promtool import promtool
 from tests.snapshots import empty_node, gpu
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpumap.dialects import DIALECTS
-from gpumap.model import DeviceMemory, GpuProcess, GpuReading, Moment, NvmlReading, Source, Uuid
-from gpumap.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.agent.dialects import DIALECTS
+from gpumap.model.observations import Moment, NvmlReading, Source
+from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, Uuid
+from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
 from tests.dcgm_nodes import sample_node
 from tests.dialect_pages import (
     ALONE,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from gpumap.join import step
-from gpumap.model import Uuid
-from gpumap.snapshot import Snapshot
+from gpumap.agent.join import step
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests import sharing
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid
 

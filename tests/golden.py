@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gpumap.capture import format as on_disk
-from gpumap.capture import replay
-from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
-from gpumap.exposition import Exposition
+from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.agent.exposition import Exposition
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture import replay
 from tests import dialect_samples
 
 CAPTURES = Path(__file__).parent / "captures"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpumap.model import NvmlReading
-from gpumap.sources.nvml import NvmlSource, worker_command
+from gpumap.agent.sources.nvml import NvmlSource, worker_command
+from gpumap.model.observations import NvmlReading
 from tests import standin
 from tests.nodes import TestNode
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpumap.demo import texts
-from gpumap.demo.kubelet import FakeKubelet
-from gpumap.model import (
+from gpumap.lab.demo import texts
+from gpumap.lab.demo.kubelet import FakeKubelet
+from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,
     ContainerName,

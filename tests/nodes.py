@@ -8,9 +8,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
-from gpumap.join import Memory, Rules, step
-from gpumap.model import (
+from gpumap.agent.join import Memory, Rules, step
+from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
     Checkpoint,
@@ -20,16 +20,12 @@ from gpumap.model import (
     ContainerLink,
     ContainerName,
     DeviceId,
-    DeviceMemory,
     DraState,
     Failed,
-    GpuProcess,
-    GpuReading,
     KubeletAnswer,
     ListedContainer,
     ListedPod,
     LogTree,
-    MigInstance,
     Moment,
     NvmlReading,
     Observations,
@@ -41,12 +37,11 @@ from gpumap.model import (
     PodUid,
     PreparedDevice,
     ProcEntry,
-    ProcessSample,
     ProcTable,
     ResourceDevices,
-    Uuid,
 )
-from gpumap.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
+from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from gpumap.exposition import TEXT_TYPE
+from gpumap.agent.exposition import TEXT_TYPE
 
 
 class Page(NamedTuple):

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from gpumap.demo import texts
+from gpumap.lab.demo import texts
 
 PATIENCE_SECONDS = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from gpumap.metrics import GROUPS, PROCESSES, self_families
+from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 
 NEIGHBOURS: Mapping[str, frozenset[str]] = {
     "up": frozenset(),

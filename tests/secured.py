@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import bcrypt
 
-from gpumap.metrics import DEFAULT_GROUPS, native, self_families
-from gpumap.model import Moment
-from gpumap.web.app import application
-from gpumap.web.config.watch import Watch
-from gpumap.web.pages import Pages
-from gpumap.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.agent.web.app import application
+from gpumap.agent.web.config.watch import Watch
+from gpumap.agent.web.pages import Pages
+from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.model.observations import Moment
 from tests.agent import until
 from tests.certificates import make_certificate, make_signed_certificate
 from tests.snapshots import busy_node

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from gpumap.model import ClaimDevice, PluginAnswer, Uuid
+from gpumap.model.observations import ClaimDevice, PluginAnswer
+from gpumap.model.readings import Uuid
 from tests.nodes import Gpu, uuid_of
 
 

@@ -1,9 +1,9 @@
 """The tables and values of one document, as the commands show them of one node."""
 
-from gpumap.document import Document
-from gpumap.look import tables
-from gpumap.look.seen import Seen
-from gpumap.look.tables import Shape
+from gpumap.cli import tables
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.tables import Shape
+from gpumap.model.document import Document
 
 
 def map_table(document: Document, shape: Shape) -> str:

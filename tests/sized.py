@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpumap.dialects import DIALECTS
-from gpumap.families import Family, Numbered
-from gpumap.metrics import GROUPS, PROCESSES
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.metrics import GROUPS, PROCESSES
+from gpumap.model.families import Family, Numbered
 from tests.demo_process import demo, fetch
 from tests.prometheus import eventually
 

@@ -2,21 +2,9 @@
 
 from dataclasses import replace
 
-from gpumap.model import (
-    Activity,
-    ContainerName,
-    DeviceHealth,
-    DeviceMemory,
-    GpuReading,
-    MigInstance,
-    Moment,
-    NvmlReading,
-    PodUid,
-    Source,
-    Uuid,
-)
-from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS
-from gpumap.snapshot import (
+from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
+from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, Activity, DeviceMemory, GpuReading, MigInstance, Uuid
+from gpumap.model.snapshot import (
     ContainerAccount,
     ContainerOnDevice,
     ContainerUse,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.join.accounting import LATE_SECONDS
-from gpumap.join.ledger import GPUS_AWAY_MAX
-from gpumap.model import ContainerName, Uuid
-from gpumap.snapshot import ContainerAccount, GpuAccount, Snapshot
+from gpumap.agent.join.accounting import LATE_SECONDS
+from gpumap.agent.join.ledger import GPUS_AWAY_MAX
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import ContainerAccount, GpuAccount, Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 
 GPU = gpu_uuid(0)

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumap import cgroups, device_ids
-from gpumap._proto.podresources import v1_pb2
-from gpumap.capture import anonymize, contents, replay
-from gpumap.capture import format as on_disk
-from gpumap.capture.pseudonyms import Pseudonyms
-from gpumap.model import ClaimPods, DeviceId, GpuReading, Listening, NvmlReading, PodUid, Uuid, XidError
-from gpumap.sources import prepared
-from gpumap.sources.dra import parse_state
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.agent.sources import prepared
+from gpumap.agent.sources.dra import parse_state
+from gpumap.lab.capture import anonymize, contents, replay
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture.pseudonyms import Pseudonyms
+from gpumap.model import cgroups, device_ids
+from gpumap.model.observations import ClaimPods, DeviceId, NvmlReading, PodUid
+from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
 from tests import golden
 from tests.captured import Claim, capture_of, found_in, secrets_of
 from tests.generated import nodes

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gpumap.families import Family
-from gpumap.look.bill.counting import OF_CONTAINERS, OF_GPUS
-from gpumap.look.fleet.families import FAMILIES, NODE_INFO, SNAPSHOT
-from gpumap.metrics import GROUPS, native, self_families
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.cli.bill.counting import OF_CONTAINERS, OF_GPUS
+from gpumap.cli.fleet.families import FAMILIES, NODE_INFO, SNAPSHOT
+from gpumap.model.families import Family
 
 WRITTEN = {
     one.name: one

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gpumap.errors import UsageError
-from gpumap.join.ledger import KEPT_SECONDS
-from gpumap.look.bill.counting import (
+from gpumap.agent.join.ledger import KEPT_SECONDS
+from gpumap.agent.metrics.accounting import ACCOUNTING
+from gpumap.cli.bill.counter_increase import Gain, Told, UnsteadyError, gains
+from gpumap.cli.bill.counting import (
     ABSENT_SECONDS,
     ENERGY,
     GAP,
@@ -34,14 +35,13 @@ from gpumap.look.bill.counting import (
     Kind,
     changes,
 )
-from gpumap.look.bill.holes import holes, joined
-from gpumap.look.bill.lines import Amounts, Bill, Line, lines_of, total_of
-from gpumap.look.bill.pod_labels import metric_label
-from gpumap.look.bill.reckoning import Gain, Told, UnsteadyError, gains
-from gpumap.look.bill.window import parse_time, window_of
-from gpumap.look.tables.bill import bill_csv, bill_table, bill_values
-from gpumap.look.tables.layout import Shape
-from gpumap.metrics.accounting import ACCOUNTING
+from gpumap.cli.bill.lines import Amounts, Bill, Line, lines_of, total_of
+from gpumap.cli.bill.pod_labels import metric_label
+from gpumap.cli.bill.scrape_gaps import holes, joined
+from gpumap.cli.bill.window import parse_time, window_of
+from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
+from gpumap.cli.tables.layout import Shape
+from gpumap.model.errors import UsageError
 from tests.command import gpumap, gpumap_in_loop, one_line
 from tests.demo_process import GPUMAP, environment
 from tests.played_prometheus import Answer, Rows, answering, api, refusal, serving, sleeping

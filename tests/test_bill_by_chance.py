@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumap.join.ledger import KEPT_SECONDS
-from gpumap.look.bill.counting import ENERGY, GAP, HELD
+from gpumap.agent.join.ledger import KEPT_SECONDS
+from gpumap.cli.bill.counting import ENERGY, GAP, HELD
 from tests.prometheus import prometheus
 from tests.scraped import Samples, labels, store
 from tests.test_bill_prometheus import END, EVERY, FIRST, HOUR, LAST, MINUTE, START, Play, ask, life

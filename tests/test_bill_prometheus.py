@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gpumap.join.ledger import KEPT_SECONDS
-from gpumap.look.bill.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED
+from gpumap.agent.join.ledger import KEPT_SECONDS
+from gpumap.cli.bill.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED
 from tests.command import gpumap, one_line
 from tests.prometheus import prometheus
 from tests.scraped import Samples, Value, labels, store

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.families import Family
-from gpumap.metrics import DEFAULT_GROUPS, native, self_families
-from gpumap.metrics.allocation import CONTAINER_LABELS
-from gpumap.model import Source
-from gpumap.snapshot import Owner, OwnerUse, Snapshot
+from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.agent.metrics.allocation import CONTAINER_LABELS
+from gpumap.model.families import Family
+from gpumap.model.observations import Source
+from gpumap.model.snapshot import Owner, OwnerUse, Snapshot
 from tests.snapshots import busy_node
 from tests.test_metrics import OF_GPUS
 

@@ -17,19 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.capture import contents, replay, resource
-from gpumap.capture import format as on_disk
-from gpumap.capture.bounded import LIMITS, BoundedReader, Limits
-from gpumap.capture.contents import Down
-from gpumap.capture.driver import Player
-from gpumap.capture.files import CapturedFiles
-from gpumap.capture.node import CapturedNode
-from gpumap.capture.run import load_capture
-from gpumap.device_ids import DEFAULT_RESOURCE_PATTERN
-from gpumap.errors import FatalError, UsageError
-from gpumap.model import Activity, GpuReading, Listening, NvmlReading, Source, Uuid, XidError
-from gpumap.nvml_worker import wire
-from gpumap.settings import resolve
+from gpumap.agent.nvml_worker import wire
+from gpumap.agent.settings import resolve
+from gpumap.lab.capture import contents, replay, resource
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture.bounded import LIMITS, BoundedReader, Limits
+from gpumap.lab.capture.contents import Down
+from gpumap.lab.capture.driver import Player
+from gpumap.lab.capture.files import CapturedFiles
+from gpumap.lab.capture.node import CapturedNode
+from gpumap.lab.capture.run import load_capture
+from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.observations import NvmlReading, Source
+from gpumap.model.readings import Activity, GpuReading, Listening, Uuid, XidError
 from tests import agent, golden
 from tests.demo_process import GPUMAP, environment
 
@@ -204,7 +205,7 @@ async def test_the_program_tells_a_frames_events_between_two_reads(directory: Pa
     """A frame that no read falls into is not lost."""
     path = directory / "nvml.json"
     path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
-    command = [sys.executable, "-m", "gpumap.capture.driver", str(path)]
+    command = [sys.executable, "-m", "gpumap.lab.capture.driver", str(path)]
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None

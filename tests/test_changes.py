@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.changes import log_changes
-from gpumap.model import NvmlReading, Observations, Observed, XidError
-from gpumap.snapshot import Gpu, Snapshot
+from gpumap.agent.changes import log_changes
+from gpumap.model.observations import NvmlReading, Observations, Observed
+from gpumap.model.readings import XidError
+from gpumap.model.snapshot import Gpu, Snapshot
 from tests.nodes import Gpu as MadeGpu
 from tests.nodes import Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.snapshots import busy_node, empty_node, gpu

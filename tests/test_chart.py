@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 import gpumap
-from gpumap.flags import FLAGS
-from gpumap.kubectl.agents import agents_of
-from gpumap.kubectl.source import SELECTOR
+from gpumap.agent.flags import FLAGS
+from gpumap.cli.kubectl.agents import agents_of
+from gpumap.cli.kubectl.source import SELECTOR
 from tests.chart import CHART, Manifest, container_of, helm, is_hook, refusal, render, render_all, settings
 from tests.chart_variations import EVERYTHING, VARIATIONS
 
@@ -194,5 +194,5 @@ def test_the_charts_app_is_this_version() -> None:
 def test_the_icon_is_gpumaps() -> None:
     """It stands in the chart itself, so that nothing is fetched for it, and is the page's."""
     icon = yaml.safe_load((CHART / "Chart.yaml").read_text())["icon"]
-    page = resources.files("gpumap.web") / "page" / "icon.svg"
+    page = resources.files("gpumap.agent.web") / "page" / "icon.svg"
     assert base64.b64decode(icon.removeprefix("data:image/svg+xml;base64,")) == page.read_bytes()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpumap.units import parse_duration
+from gpumap.model.units import parse_duration
 from tests.chart import host_paths, refusal, render
 
 HASH = "$2y$10$" + 53 * "a"

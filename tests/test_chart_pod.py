@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 import gpumap
-from gpumap.dialects import DIALECTS
-from gpumap.flags import FLAGS, add_flags
-from gpumap.metrics import GROUPS
-from gpumap.settings import resolve
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.flags import FLAGS, add_flags
+from gpumap.agent.metrics import GROUPS
+from gpumap.agent.settings import resolve
 from tests.chart import CHART, Manifest, container_of, helm, host_paths, pod_of, render, render_all, settings
 from tests.chart_variations import VARIATIONS
 

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from gpumap.dialects import DIALECTS
-from gpumap.metrics import GROUPS
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.metrics import GROUPS
 from tests.chart import CHART, refusal, render_all
 from tests.chart_variations import EVERYTHING, PASSWORD_SENT, of
 

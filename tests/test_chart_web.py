@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumap.web.config.parse import parse
-from gpumap.web.config.values import REQUIRED, WebConfig
+from gpumap.agent.web.config.parse import parse
+from gpumap.agent.web.config.values import REQUIRED, WebConfig
 from tests.chart import Manifest, container_of, pod_of, render, render_all
 from tests.chart_variations import EVERYTHING, PASSWORD_SENT, of
 

@@ -22,9 +22,9 @@ import yaml
 from aiohttp import web
 
 from gpumap import __version__
-from gpumap.command_line import parse, subcommands
-from gpumap.commands import command_parser
-from gpumap.settings import FLAGS
+from gpumap.agent.settings import FLAGS
+from gpumap.cli.command_line import parse, subcommands
+from gpumap.dispatch import command_parser
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
 from tests.command import gpumap, gpumap_in_loop, one_line
@@ -429,10 +429,10 @@ async def test_map_of_something_else() -> None:
 
 def test_serve_imports_only_what_it_runs() -> None:
     """The large libraries come after the driver's worker was started; tables for a terminal, and YAML, never."""
-    code = "import sys, gpumap.commands, gpumap.service; print(*sys.modules)"
+    code = "import sys, gpumap.dispatch, gpumap.service; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "gpumap.service" in said
-    assert not {"aiohttp", "grpc", "google.protobuf", "yaml", "gpumap.look.tables", "gpumap.look.show"} & {*said}
+    assert not {"aiohttp", "grpc", "google.protobuf", "yaml", "gpumap.cli.tables", "gpumap.cli.show"} & {*said}
 
 
 # --- mistakes of who asks, and of who answers -------------------------------------------------------------------------

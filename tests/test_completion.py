@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.command_line import flags_of, subcommands
-from gpumap.commands import command_parser
-from gpumap.completion import SHELLS, script
-from gpumap.metrics import GROUPS
+from gpumap.agent.metrics import GROUPS
+from gpumap.cli.command_line import flags_of, subcommands
+from gpumap.cli.completion import SHELLS, script
+from gpumap.dispatch import command_parser
 from tests.demo_process import GPUMAP, environment
 from tests.tools import tool
 

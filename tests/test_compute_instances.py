@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import Uuid
-from gpumap.snapshot import Snapshot
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, use

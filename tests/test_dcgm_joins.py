@@ -17,11 +17,12 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.dialects import dcgm_join
-from gpumap.exposition import Exposition
-from gpumap.metrics import GROUPS, native
-from gpumap.model import ContainerName, Uuid
-from gpumap.snapshot import Snapshot
+from gpumap.agent.dialects import dcgm_join
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import GROUPS, native
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests import dcgm_exporter
 from tests.dcgm_exporter import MIB
 from tests.dcgm_nodes import (

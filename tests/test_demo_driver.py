@@ -6,11 +6,11 @@ import time
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
-from gpumap.demo import groups
-from gpumap.demo.driver import POLL_SECONDS, Driver
-from gpumap.demo.scenario import parse_scenario
-from gpumap.demo.world import world
-from gpumap.nvml_worker import wire
+from gpumap.agent.nvml_worker import wire
+from gpumap.lab.demo import groups
+from gpumap.lab.demo.driver import POLL_SECONDS, Driver
+from gpumap.lab.demo.scenario import parse_scenario
+from gpumap.lab.demo.world import world
 
 TEXT = """
 gpus:
@@ -142,7 +142,7 @@ async def test_the_program_tells_an_event_between_two_reads(tmp_path: Path) -> N
     """Nobody has to ask: the line is written when the event comes."""
     path = tmp_path / "scenario.yaml"
     path.write_text("gpus: [{model: H100, memory: 80GiB, xids: [{at: 3s, code: 48}]}]")
-    arguments = ["-m", "gpumap.demo.driver", "--scenario", str(path), "--epoch", repr(time.time())]
+    arguments = ["-m", "gpumap.lab.demo.driver", "--scenario", str(path), "--epoch", repr(time.time())]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -160,7 +160,7 @@ async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(TEXT)
     epoch = time.time() - 12.0
-    arguments = ["-m", "gpumap.demo.driver", "--scenario", str(path), "--epoch", repr(epoch)]
+    arguments = ["-m", "gpumap.lab.demo.driver", "--scenario", str(path), "--epoch", repr(epoch)]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -178,8 +178,8 @@ async def test_a_bad_scenario_is_one_line_and_exit_2(tmp_path: Path) -> None:
     """A mistake ends the program with its line on stderr and no traceback."""
     path = tmp_path / "scenario.yaml"
     path.write_text("gpus: 3")
-    arguments = ["-m", "gpumap.demo.driver", "--scenario", str(path), "--epoch", "0"]
+    arguments = ["-m", "gpumap.lab.demo.driver", "--scenario", str(path), "--epoch", "0"]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE)
     _, complaint = await asyncio.wait_for(process.communicate(), 10)
     assert process.returncode == 2
-    assert complaint.decode() == f'gpumap.demo.driver: {path}: gpus: expected a list, found "3"\n'
+    assert complaint.decode() == f'gpumap.lab.demo.driver: {path}: gpus: expected a list, found "3"\n'

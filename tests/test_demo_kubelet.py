@@ -10,10 +10,10 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 
-from gpumap._proto.podresources import v1_pb2, v1alpha1_pb2
-from gpumap.demo import kubelet as fake
-from gpumap.demo.kubelet import FakeKubelet
-from gpumap.model import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices
+from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
+from gpumap.lab.demo import kubelet as fake
+from gpumap.lab.demo.kubelet import FakeKubelet
+from gpumap.model.observations import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices
 
 M = TypeVar("M", bound=Message)
 

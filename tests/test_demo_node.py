@@ -13,14 +13,14 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from gpumap import service
-from gpumap._proto.podresources import v1_pb2
-from gpumap.demo.kubelet import LIST
-from gpumap.demo.node import DemoNode
-from gpumap.demo.run import simulated
-from gpumap.demo.scenario import default_scenario, parse_scenario
-from gpumap.settings import resolve
-from gpumap.snapshot import Snapshot
+from gpumap.agent import service
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.agent.settings import resolve
+from gpumap.lab.demo.kubelet import LIST
+from gpumap.lab.demo.node import DemoNode
+from gpumap.lab.demo.run import simulated
+from gpumap.lab.demo.scenario import default_scenario, parse_scenario
+from gpumap.model.snapshot import Snapshot
 
 UID = r"([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
 CGROUPS = {
@@ -130,7 +130,7 @@ async def test_its_driver_plays_the_same_text(tmp_path: Path) -> None:
         _ = node.driver_command
     async with node:
         command = node.driver_command
-        assert command[1:4] == ["-P", "-m", "gpumap.demo.driver"]
+        assert command[1:4] == ["-P", "-m", "gpumap.lab.demo.driver"]
         played = Path(command[command.index("--scenario") + 1])
         assert await asyncio.to_thread(played.read_text) == scenario.text
     assert os.listdir(tmp_path) == ["mine"]

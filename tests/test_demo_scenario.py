@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.demo.foreign import ANSWER_KEYS, CLAIM_KEYS, NOTES_KEYS
-from gpumap.demo.hardware import GPU_KEYS
-from gpumap.demo.ills import ECC_KEYS, FAULTS, ROW_KEYS
-from gpumap.demo.pods import CONTAINER_KEYS, POD_KEYS, PROCESS_KEYS
-from gpumap.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
-from gpumap.model import ClaimDevice, PluginAnswer
-from gpumap.readings import RECOVERY_ACTIONS
+from gpumap.lab.demo.faults import ECC_KEYS, FAULTS, ROW_KEYS
+from gpumap.lab.demo.hardware import GPU_KEYS
+from gpumap.lab.demo.plugin_allocations import ANSWER_KEYS, CLAIM_KEYS, NOTES_KEYS
+from gpumap.lab.demo.pods import CONTAINER_KEYS, POD_KEYS, PROCESS_KEYS
+from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
+from gpumap.model.observations import ClaimDevice, PluginAnswer
+from gpumap.model.readings import RECOVERY_ACTIONS
 
 GPUS = """
 gpus:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpumap.demo.scenario import Scenario, load_scenario
+from gpumap.lab.demo.scenario import Scenario, load_scenario
 from tests.demo_process import demo, fetch
 
 GIB = 1 << 30

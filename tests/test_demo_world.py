@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from gpumap import plugin_answers
-from gpumap.demo.offers import answer_to
-from gpumap.demo.scenario import Scenario, default_scenario, parse_scenario
-from gpumap.demo.world import World, world
-from gpumap.model import ClaimDevice, DeviceId, GpuProcess, GpuReading, MigInstance, PluginAnswer, PreparedDevice
-from gpumap.sources import prepared
+from gpumap.agent.sources import prepared
+from gpumap.lab.demo.offers import answer_to
+from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
+from gpumap.lab.demo.world import World, world
+from gpumap.model import plugin_answers
+from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
+from gpumap.model.readings import GpuProcess, GpuReading, MigInstance
 
 GPUS = """
 repeat: 100s

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpumap.device_ids import (
+from gpumap.model.device_ids import (
     DEFAULT_RESOURCE_PATTERN,
     ByIndex,
     ByMinor,
@@ -15,8 +15,9 @@ from gpumap.device_ids import (
     MigPlace,
     mig_place,
 )
-from gpumap.model import DeviceId, PluginAnswer, Uuid
-from gpumap.plugins import named_devices, recognise, recognise_dra
+from gpumap.model.observations import DeviceId, PluginAnswer
+from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.model.readings import Uuid
 
 GPU = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 OTHER = "GPU-aaaaaaaa-cfa2-0990-bf4a-5da9abb51763"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from gpumap.dialects.arms import FAMILIES
-from gpumap.model import ContainerName
-from gpumap.snapshot import ContainerOnDevice, Owner, Snapshot, UnmatchedSlots
+from gpumap.agent.dialects.arms import FAMILIES
+from gpumap.model.observations import ContainerName
+from gpumap.model.snapshot import ContainerOnDevice, Owner, Snapshot, UnmatchedSlots
 from tests.dialect_pages import (
     ALONE,
     GPUSHARE,

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 
-from gpumap.dialects.cadvisor import FAMILIES
-from gpumap.snapshot import Snapshot
+from gpumap.agent.dialects.cadvisor import FAMILIES
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     ALONE,
     GIB,

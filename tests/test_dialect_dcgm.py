@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.dialects.dcgm import FAMILIES
-from gpumap.dialects.dcgm_entities import Entity, cards, entities
-from gpumap.exposition import Exposition
-from gpumap.model import (
-    ContainerName,
-    DeviceMemory,
-    GpuReading,
-    Moment,
-    Source,
-)
-from gpumap.snapshot import (
+from gpumap.agent.dialects.dcgm import FAMILIES
+from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
+from gpumap.agent.exposition import Exposition
+from gpumap.model.observations import ContainerName, Moment, Source
+from gpumap.model.readings import DeviceMemory, GpuReading
+from gpumap.model.snapshot import (
     ContainerOnDevice,
     ContainerXids,
     GpuXids,

@@ -6,10 +6,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.dialects.dcgm_join import FAMILIES
-from gpumap.exposition import Exposition
-from gpumap.model import Uuid
-from gpumap.snapshot import ContainerOnDevice, Leaf, Snapshot
+from gpumap.agent.dialects.dcgm_join import FAMILIES
+from gpumap.agent.exposition import Exposition
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot
 from tests.dcgm_nodes import (
     CARD,
     P1,

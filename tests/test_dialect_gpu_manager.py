@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from gpumap.dialects import DIALECTS
-from gpumap.dialects.gpu_manager import FAMILIES
-from gpumap.model import ContainerName
-from gpumap.snapshot import Snapshot, UnmatchedSlots
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.dialects.gpu_manager import FAMILIES
+from gpumap.model.observations import ContainerName
+from gpumap.model.snapshot import Snapshot, UnmatchedSlots
 from tests.dialect_pages import (
     ALONE,
     HARD,

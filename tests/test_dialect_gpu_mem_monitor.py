@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.dialects.gpu_mem_monitor import FAMILIES
-from gpumap.snapshot import Owner, Snapshot
+from gpumap.agent.dialects.gpu_mem_monitor import FAMILIES
+from gpumap.model.snapshot import Owner, Snapshot
 from tests.dialect_pages import (
     HARD,
     MAIN,

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from gpumap import service
-from gpumap.capture import replay
-from gpumap.capture.record import record
-from gpumap.demo.node import DemoNode
-from gpumap.demo.run import simulated
-from gpumap.demo.scenario import parse_scenario
-from gpumap.dialects import DIALECTS
-from gpumap.exposition import Exposition
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS
-from gpumap.nvml_worker.card import CARD_FIELDS
-from gpumap.nvml_worker.health import fields_of
-from gpumap.readings import CARD
-from gpumap.settings import Settings, resolve
-from gpumap.snapshot import Snapshot
+from gpumap.agent import service
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
+from gpumap.agent.nvml_worker.card import CARD_FIELDS
+from gpumap.agent.nvml_worker.health import fields_of
+from gpumap.agent.settings import Settings, resolve
+from gpumap.lab.capture import replay
+from gpumap.lab.capture.record import record
+from gpumap.lab.demo.node import DemoNode
+from gpumap.lab.demo.run import simulated
+from gpumap.lab.demo.scenario import parse_scenario
+from gpumap.model.readings import CARD
+from gpumap.model.snapshot import Snapshot
 from tests.standin import Driver
 from tests.test_nvml_health import CALLS_OF_CODEC, CALLS_OF_THE_CARD, count_calls, healthy_gpu
 from tests.worker import Start

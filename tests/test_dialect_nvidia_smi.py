@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.dialects.nvidia_smi import FAMILIES
-from gpumap.dialects.nvidia_smi_fields import COUNTED_EVENTS, EVENTS
-from gpumap.dialects.nvidia_smi_readers import plain
-from gpumap.metrics import GROUPS, native
-from gpumap.model import DeviceMemory, GpuProcess, GpuReading, Moment, Uuid
-from gpumap.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS
-from gpumap.snapshot import GpuXids, Snapshot
+from gpumap.agent.dialects.nvidia_smi import FAMILIES
+from gpumap.agent.dialects.nvidia_smi_fields import COUNTED_EVENTS, EVENTS
+from gpumap.agent.dialects.nvidia_smi_readers import plain
+from gpumap.agent.metrics import GROUPS, native
+from gpumap.model.observations import Moment
+from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, DeviceMemory, GpuProcess, GpuReading, Uuid
+from gpumap.model.snapshot import GpuXids, Snapshot
 from tests.dialect_pages import (
     ALONE,
     ESCAPED,

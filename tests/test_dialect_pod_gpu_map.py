@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.dialects import DEFAULT_DIALECTS, DIALECTS
-from gpumap.dialects.pod_gpu_map import FAMILIES, node_family
-from gpumap.exposition import Exposition
-from gpumap.families import Family
-from gpumap.model import ContainerName, Uuid
-from gpumap.snapshot import ContainerOnDevice, Gpu, Leaf, Node, Snapshot
+from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
+from gpumap.agent.exposition import Exposition
+from gpumap.model.families import Family
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Node, Snapshot
 from tests.dialect_pages import lints
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu, instances
 

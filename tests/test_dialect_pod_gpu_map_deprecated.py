@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from gpumap.dialects import pod_gpu_map
-from gpumap.dialects.pod_gpu_map_deprecated import FAMILIES
-from gpumap.snapshot import Snapshot
+from gpumap.agent.dialects import pod_gpu_map
+from gpumap.agent.dialects.pod_gpu_map_deprecated import FAMILIES
+from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     PARENT,
     SHARED_1,

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.dialects import DIALECTS
-from gpumap.exposition import Exposition
-from gpumap.families import Family, Numbered
-from gpumap.metrics import GROUPS, native, self_families
-from gpumap.model import ContainerName, DeviceMemory, GpuReading
-from gpumap.readings import ECC_LOCATIONS, ECC_TYPES
-from gpumap.snapshot import Gpu, GpuXids, Snapshot
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.model.families import Family, Numbered
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import ECC_LOCATIONS, ECC_TYPES, DeviceMemory, GpuReading
+from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
 from tests.dialect_pages import DOCS, GOLDEN, documented_lints, golden, lints, shuffled, titans
 from tests.dialect_samples import SAMPLES
 from tests.generated import nodes

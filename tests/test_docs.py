@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.dialects import DIALECTS
-from gpumap.metrics import GROUPS, native, self_families
-from gpumap.settings import FLAGS
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.agent.settings import FLAGS
 from scripts import generate_docs
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -14,18 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from gpumap import remedies
-from gpumap.document import Document, document
-from gpumap.look import this_node
-from gpumap.look.checks import Check
-from gpumap.look.doctor import Answer, Facts, Opinion, Privileges, as_values, examine, works
-from gpumap.look.facts import CAPABILITIES, look, privileges
-from gpumap.look.seen import Seen
-from gpumap.look.tables import Shape, doctor_table
-from gpumap.model import ContainerName, Source
-from gpumap.settings import resolve
-from gpumap.snapshot import ContainerXids, GpuXids, Snapshot
-from gpumap.terminal import Screen, cells
+from gpumap.agent.self_check import CAPABILITIES, look, privileges
+from gpumap.agent.settings import resolve
+from gpumap.cli import this_node
+from gpumap.cli.doctor.checks import Check
+from gpumap.cli.doctor.verdicts import as_values, examine, works
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.tables import Shape, doctor_table
+from gpumap.cli.terminal import Screen, cells
+from gpumap.model import remedies
+from gpumap.model.document import Document, document
+from gpumap.model.node_facts import Answer, Facts, Opinion, Privileges
+from gpumap.model.observations import ContainerName, Source
+from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
 from tests import standin
 from tests.agent import run_agent, serve, until
 from tests.command import gpumap_in_loop

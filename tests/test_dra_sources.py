@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.join.pods import PodTable, Standing, tabulate
-from gpumap.model import (
+from gpumap.agent.join.pods import PodTable, Standing, tabulate
+from gpumap.agent.sources import prepared
+from gpumap.agent.sources.dra import FILE_BYTES_MAX, DraSource, parse_state
+from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
     ClaimDevice,
@@ -30,11 +32,9 @@ from gpumap.model import (
     PodUid,
     PreparedDevice,
     ResourceDevices,
-    Uuid,
 )
-from gpumap.sources import prepared
-from gpumap.sources.dra import FILE_BYTES_MAX, DraSource, parse_state
-from gpumap.units import parse_quantity
+from gpumap.model.readings import Uuid
+from gpumap.model.units import parse_quantity
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder

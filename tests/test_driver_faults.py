@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.join.inventory import take
-from gpumap.join.lost_driver import LostDriverMemory, find_lost_driver
-from gpumap.metrics import GROUPS
-from gpumap.model import Complaint, Failed, GpuReading, Moment, NvmlReading, Observed, Uuid
-from gpumap.nvml_worker.look_again import LookAgain
-from gpumap.sources.nvml import NvmlSource, worker_command
+from gpumap.agent.join.inventory import take
+from gpumap.agent.join.lost_driver import LostDriverMemory, find_lost_driver
+from gpumap.agent.metrics import GROUPS
+from gpumap.agent.nvml_worker.reinit_backoff import LookAgain
+from gpumap.agent.sources.nvml import NvmlSource, worker_command
+from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
+from gpumap.model.readings import GpuReading, Uuid
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Page, serve
 from tests.impatient import Service

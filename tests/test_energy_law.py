@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.exposition import Exposition
-from gpumap.join import Memory
-from gpumap.metrics import native
-from gpumap.model import ContainerName, Uuid
-from gpumap.snapshot import Snapshot
-from gpumap.state import decode, encode
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.join import Memory
+from gpumap.agent.metrics import native
+from gpumap.agent.state import decode, encode
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode
 
 PAGE = Exposition(native(("accounting", "device"), process_metrics=False))

@@ -12,11 +12,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from gpumap.exposition import Exposition
-from gpumap.families import Family, Series
-from gpumap.metrics import GROUPS, native, self_families
-from gpumap.model import ContainerName
-from gpumap.snapshot import PodInfo, Snapshot
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.model.families import Family, Series
+from gpumap.model.observations import ContainerName
+from gpumap.model.snapshot import PodInfo, Snapshot
 from tests.promtool import promtool
 from tests.snapshots import busy_node, empty_node
 

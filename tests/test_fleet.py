@@ -10,28 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from gpumap.document import Document, document
-from gpumap.look.fleet import families
-from gpumap.look.fleet.families import Family, Selection, chosen, needed, question
-from gpumap.look.fleet.found import Answers, are_mixed, found_in, told_twice
-from gpumap.look.fleet.placing import differ_in_own
-from gpumap.look.fleet.targets import (
-    Node,
-    Target,
-    down_nodes,
-    names_of,
-    scraped_by_key,
-    selection_of,
-    targets_by_key,
-)
-from gpumap.look.fleet.untold import nowhere, untold
-from gpumap.look.fleet.values import Told, read
-from gpumap.look.seen import Seen
-from gpumap.look.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
-from gpumap.look.tables.narrowed import of_namespace
-from gpumap.metrics import GROUPS, native, self_families
-from gpumap.snapshot import Node as SnapshotNode
-from gpumap.snapshot import Snapshot
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.cli.fleet import families
+from gpumap.cli.fleet.families import Family, Selection, chosen, needed, question
+from gpumap.cli.fleet.gaps import nowhere, untold
+from gpumap.cli.fleet.node_results import Answers, are_mixed, found_in, told_twice
+from gpumap.cli.fleet.target_matching import differ_in_own
+from gpumap.cli.fleet.targets import Node, Target, down_nodes, names_of, scraped_by_key, selection_of, targets_by_key
+from gpumap.cli.fleet.values import Told, read
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
+from gpumap.cli.tables.namespace_filter import of_namespace
+from gpumap.model.document import Document, document
+from gpumap.model.snapshot import Node as SnapshotNode
+from gpumap.model.snapshot import Snapshot
 from tests.generated import nodes as made_nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept

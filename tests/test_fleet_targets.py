@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.document import document
-from gpumap.look.fleet.families import chosen
-from gpumap.look.fleet.targets import Key, Target, down_nodes, nodes_of
-from gpumap.snapshot import Snapshot
+from gpumap.cli.fleet.families import chosen
+from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
+from gpumap.model.document import document
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.test_fleet import Scrape, cluster_of, named, node_of, target
 from tests.test_fleet_truth import shown_of, told_of

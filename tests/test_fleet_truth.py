@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.capture import format as on_disk
-from gpumap.capture import replay
-from gpumap.document import Document, document
-from gpumap.look.inspect.grants import grants
-from gpumap.look.seen import Seen
-from gpumap.look.tables import Shape, map_table, top_values, waste_table, waste_values
-from gpumap.look.tables.inspect import inspect_table, inspect_values
-from gpumap.metrics import GROUPS
-from gpumap.snapshot import Snapshot
+from gpumap.agent.metrics import GROUPS
+from gpumap.cli.inspect.grants import grants
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
+from gpumap.cli.tables.inspect import inspect_table, inspect_values
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture import replay
+from gpumap.model.document import Document, document
+from gpumap.model.snapshot import Snapshot
 from tests.generated import nodes as made_nodes
 from tests.golden import captures
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.capture import replay
-from gpumap.capture.format import EXPECTED
-from gpumap.metrics import native, self_families
+from gpumap.agent.metrics import native, self_families
+from gpumap.lab.capture import replay
+from gpumap.lab.capture.format import EXPECTED
 from tests import golden
 
 

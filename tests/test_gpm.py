@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import Activity, GpuReading
+from gpumap.model.readings import Activity, GpuReading
 from tests import standin
 from tests.standin import Code, Driver, Gpm, Gpu, MigInstance, Placement
 from tests.worker import Start, Worker

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.join import step
-from gpumap.model import ClaimDevice, PluginAnswer, PreparedDevice, Uuid
-from gpumap.snapshot import Snapshot
+from gpumap.agent.join import step
+from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 

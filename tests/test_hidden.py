@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.join.hidden import COLLECTIONS, RESTART_AFTER_SECONDS, HiddenMemory, Sight, find_hidden
-from gpumap.model import Moment, Uuid
-from gpumap.snapshot import HiddenDevice, Snapshot
+from gpumap.agent.join.hidden import COLLECTIONS, RESTART_AFTER_SECONDS, HiddenMemory, Sight, find_hidden
+from gpumap.model.observations import Moment
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import HiddenDevice, Snapshot
 from tests.nodes import Gpu, Pod, TestNode, gpu_uuid, mig_uuid
 
 CARD = Uuid("GPU-0")

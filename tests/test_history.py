@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from gpumap.model import ContainerName, DeviceMemory, GpuReading, Moment, Uuid
-from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
-from gpumap.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
+from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
+from gpumap.model.observations import ContainerName, Moment
+from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
 from tests.snapshots import busy_node, gpu, instances, leaf, row
 
 UUID = Uuid("GPU-1")

@@ -11,14 +11,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap import plugin_answers
-from gpumap.exposition import Exposition
-from gpumap.metrics import native, self_families
-from gpumap.model import ClaimDevice, DeviceId, Told
-from gpumap.plugins import named_devices, recognise, recognise_dra
-from gpumap.protobuf_fields import field
-from gpumap.snapshot import Snapshot
-from gpumap.sources import checkpoint
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import native, self_families
+from gpumap.agent.sources import checkpoint
+from gpumap.model import plugin_answers
+from gpumap.model.observations import ClaimDevice, DeviceId, Told
+from gpumap.model.plugins import named_devices, recognise, recognise_dra
+from gpumap.model.protobuf_fields import field
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 

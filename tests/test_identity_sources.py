@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import (
+from gpumap.agent.sources.checkpoint import CheckpointSource, parse
+from gpumap.agent.sources.dra import DraSource
+from gpumap.agent.sources.identity import PodIdentitySource
+from gpumap.agent.sources.pidfds import KnownProcesses
+from gpumap.agent.sources.podlogs import PodLogsSource
+from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
     ClaimPods,
@@ -22,12 +28,6 @@ from gpumap.model import (
     ProcEntry,
     SourceError,
 )
-from gpumap.sources.checkpoint import CheckpointSource, parse
-from gpumap.sources.dra import DraSource
-from gpumap.sources.identity import PodIdentitySource
-from gpumap.sources.pidfds import KnownProcesses
-from gpumap.sources.podlogs import PodLogsSource
-from gpumap.sources.procfs import ProcfsSource
 from tests.privileges import as_ordinary_user, open_folder
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
+from gpumap.agent.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
 from tests.privileges import as_ordinary_user, open_folder
 
 PATIENCE_SECONDS = 20.0

@@ -20,17 +20,17 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumap.document import Document, document
-from gpumap.errors import FatalError
-from gpumap.look.inspect import notes as inspect_notes
-from gpumap.look.inspect.cards import GPU_MEM, Amount
-from gpumap.look.inspect.grants import NodeGrants, grants, natural
-from gpumap.look.inspect.report import only
-from gpumap.look.seen import Seen
-from gpumap.look.tables.document import key_of
-from gpumap.look.tables.inspect import LEGEND, inspect_table, inspect_values
-from gpumap.look.tables.tabwriter import tabulated
-from gpumap.snapshot import Snapshot
+from gpumap.cli.inspect import notes as inspect_notes
+from gpumap.cli.inspect.cards import GPU_MEM, Amount
+from gpumap.cli.inspect.grants import NodeGrants, grants, natural
+from gpumap.cli.inspect.report import only
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.tables.document import key_of
+from gpumap.cli.tables.inspect import LEGEND, inspect_table, inspect_values
+from gpumap.cli.tables.tabwriter import tabulated
+from gpumap.model.document import Document, document
+from gpumap.model.errors import FatalError
+from gpumap.model.snapshot import Snapshot
 from tests.demo_process import GPUMAP, demo, environment
 from tests.fleet import PATIENCE_SECONDS, wait_for_holders
 from tests.generated import runs

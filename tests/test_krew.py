@@ -73,7 +73,7 @@ def test_the_packages_are_those_of_the_lock() -> None:
 def test_the_parts_that_stay_on_the_node() -> None:
     """Those that the plugin may not import, and no others, are left out of the archive."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (contract,) = (one for one in contracts if one.get("source_modules") == ["gpumap.kubectl"])
+    (contract,) = (one for one in contracts if one.get("source_modules") == ["gpumap.cli.kubectl"])
     named = {f"gpumap.{name.removesuffix('.py')}" for name in ON_THE_NODE}
     assert set(contract["forbidden_modules"]) == named
     assert all((ROOT / "src" / "gpumap" / name).exists() for name in ON_THE_NODE)

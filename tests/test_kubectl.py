@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 
 from gpumap import __version__
-from gpumap.kubectl.agents import Agent, agents_of, one_for_each_node
-from gpumap.kubectl.proxy import proxying
-from gpumap.kubectl.reasons import RULE
+from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node
+from gpumap.cli.kubectl.proxy import proxying
+from gpumap.cli.kubectl.reasons import RULE
 from tests.api_server import JANE, JOHN, ApiServer, PlayedPod, map_of
 from tests.demo_process import GPUMAP, demo, environment, fetch
 from tests.test_watch import HOME, on_terminal

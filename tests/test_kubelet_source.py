@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gpumap._proto.podresources import v1_pb2
-from gpumap.demo import kubelet as fake
-from gpumap.demo.kubelet import FakeKubelet
-from gpumap.model import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
-from gpumap.sources import podresources
-from gpumap.sources.kubelet import KubeletSource
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.agent.sources import podresources
+from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.lab.demo import kubelet as fake
+from gpumap.lab.demo.kubelet import FakeKubelet
+from gpumap.model.observations import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
 from tests.privileges import as_ordinary_user, open_folder
 
 PODS = [

@@ -11,12 +11,13 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumap.device_ids import ByUuid
-from gpumap.exposition import Exposition
-from gpumap.metrics import native, self_families
-from gpumap.model import CgroupKind, ContainerName, DeviceId, Uuid
-from gpumap.plugins import recognise, recognise_dra
-from gpumap.snapshot import Owner, Snapshot
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import native, self_families
+from gpumap.model.device_ids import ByUuid
+from gpumap.model.observations import CgroupKind, ContainerName, DeviceId
+from gpumap.model.plugins import recognise, recognise_dra
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Owner, Snapshot
 from tests.generated import nodes, runs
 from tests.nodes import RULES, Gpu, TestNode
 
@@ -233,7 +234,7 @@ def test_no_device_id_raises(resource: str, device_id: str) -> None:
 @given(st.text(alphabet=st.sampled_from("/.:-_pod0af\nslice"), max_size=200), st.text(max_size=80))
 def test_no_cgroup_text_raises(text: str, own: str) -> None:
     """Any text of a cgroup file is a membership, and never an error."""
-    from gpumap import cgroups
+    from gpumap.model import cgroups
 
     assert cgroups.parse(text, cgroups.own(own)).kind in CgroupKind
     cgroups.is_outside(text, cgroups.own(own))

@@ -13,11 +13,11 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 
-from gpumap import remedies
-from gpumap.document import VERSION, Document, document
-from gpumap.join.health import untried
-from gpumap.model import Source
-from gpumap.snapshot import Owner, Snapshot
+from gpumap.agent.join.health import untried
+from gpumap.model import remedies
+from gpumap.model.document import VERSION, Document, document
+from gpumap.model.observations import Source
+from gpumap.model.snapshot import Owner, Snapshot
 from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node

@@ -5,18 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.families import Family
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
-from gpumap.model import Activity, ContainerName, Uuid
-from gpumap.snapshot import (
-    ContainerAccount,
-    ContainerOnDevice,
-    GpuAccount,
-    GpuXids,
-    Leaf,
-    ProcessUse,
-    Snapshot,
-)
+from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
+from gpumap.model.families import Family
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Activity, Uuid
+from gpumap.model.snapshot import ContainerAccount, ContainerOnDevice, GpuAccount, GpuXids, Leaf, ProcessUse, Snapshot
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu
 
 CONTAINER = "namespace pod container uuid"

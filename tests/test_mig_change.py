@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import DeviceId, ResourceDevices
+from gpumap.model.observations import DeviceId, ResourceDevices
 from tests import standin
 from tests.agent import Agent, Page, serve
 from tests.impatient import Service

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import ProcessSample, Uuid
-from gpumap.snapshot import ContainerUse, Snapshot
+from gpumap.model.readings import ProcessSample, Uuid
+from gpumap.model.snapshot import ContainerUse, Snapshot
 from tests import standin
 from tests.measured import MeasuredNode, measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, processes_by_owner, use

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumap.nvml_worker import health
-from gpumap.readings import Card, Health, Links
+from gpumap.agent.nvml_worker import health
+from gpumap.model.readings import Card, Health, Links
 from tests import standin
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
 from tests.worker import Start, Worker

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.model import DeviceMemory, GpuProcess, MigInstance, Uuid
-from gpumap.nvml_worker import wire
+from gpumap.agent.nvml_worker import wire
+from gpumap.model.readings import DeviceMemory, GpuProcess, MigInstance, Uuid
 from tests import standin
 from tests.standin import Attributes, Code, Driver, Gpu, Placement, Process, Sample
 from tests.worker import Start

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpumap.model import Complaint, GpuReading, NvmlReading, SourceError, Told
-from gpumap.sources.nvml import NvmlSource, worker_command
+from gpumap.agent.sources.nvml import NvmlSource, worker_command
+from gpumap.model.observations import Complaint, NvmlReading, SourceError, Told
+from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Code, Driver, Gpu
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.model import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
-from gpumap.nvml_worker import gpu_json, structs, wire
-from gpumap.sources.nvml_suspects import LONGEST_PAUSE_READS, Suspects
+from gpumap.agent.nvml_worker import gpu_json, structs, wire
+from gpumap.agent.sources.crash_isolation import LONGEST_PAUSE_READS, Suspects
+from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Process, Sample
 from tests.worker import PATIENCE_SECONDS, Start

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
-from gpumap.model import ContainerName
-from gpumap.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
+from gpumap.model.observations import ContainerName
+from gpumap.model.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
 from tests.agent import run_agent
 from tests.browser import PATIENCE_MS, STALE_AFTER_SECONDS, Site, Tab, chromium, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid

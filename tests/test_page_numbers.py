@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
-from gpumap.document import Document
-from gpumap.look.tables import Shape
-from gpumap.snapshot import Snapshot
+from gpumap.cli.tables import Shape
+from gpumap.model.document import Document
+from gpumap.model.snapshot import Snapshot
 from tests.browser import Site, Tab, tab
 from tests.generated import runs
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid

@@ -10,11 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from gpumap._proto.pods import v1alpha1_pb2
-from gpumap.demo.kubelet import FakeKubelet, Refuse
-from gpumap.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
-from gpumap.join.pods import PodTable, Standing, tabulate
-from gpumap.model import (
+from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.join.pods import PodTable, Standing, tabulate
+from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.dra import DraSource
+from gpumap.agent.sources.identity import PodIdentitySource
+from gpumap.agent.sources.podlogs import PodLogsSource
+from gpumap.agent.sources.pods_api import PodsApiSource
+from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
+from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
+from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
     DeviceHealth,
@@ -32,12 +37,7 @@ from gpumap.model import (
     SourceError,
     Told,
 )
-from gpumap.protobuf_fields import field
-from gpumap.sources.checkpoint import CheckpointSource
-from gpumap.sources.dra import DraSource
-from gpumap.sources.identity import PodIdentitySource
-from gpumap.sources.podlogs import PodLogsSource
-from gpumap.sources.pods_api import PodsApiSource
+from gpumap.model.protobuf_fields import field
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder

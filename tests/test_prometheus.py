@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpumap.dialects import DIALECTS
-from gpumap.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Exposition
-from gpumap.families import Family, Series
-from gpumap.metrics import GROUPS, native, self_families
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Exposition
+from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.model.families import Family, Series
 from tests.demo_process import demo, fetch
 from tests.dialect_pages import documented_lints, lints
 from tests.pages import Page, serving_pages

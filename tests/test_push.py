@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.collect import PUSH_PAUSE_SECONDS, Collector
-from gpumap.join import Rules
-from gpumap.model import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
-from gpumap.snapshot import Node as NodeName
-from gpumap.snapshot import Snapshot
-from gpumap.sources.inotify import CREATE, Place, Watcher
+from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector
+from gpumap.agent.join import Rules
+from gpumap.agent.sources.inotify import CREATE, Place, Watcher
+from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.model.snapshot import Node as NodeName
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import Page, serve, until
 from tests.node import Node, gpu_uuid, short_directory

@@ -22,28 +22,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap import plugin_answers, plugins
-from gpumap.capture import allocated, checkpoint, claims, contents, replay
-from gpumap.capture import format as on_disk
-from gpumap.capture.node import CapturedNode
-from gpumap.capture.pseudonyms import Pseudonyms
-from gpumap.capture.record import Recorder, record
-from gpumap.capture.run import record_node
-from gpumap.capture.taps import TappedIdentity
-from gpumap.demo import kubelet as fake
-from gpumap.demo.node import DemoNode
-from gpumap.demo.run import simulated
-from gpumap.demo.scenario import default_scenario
-from gpumap.exposition import Exposition
-from gpumap.join import grants
-from gpumap.metrics import GROUPS
-from gpumap.model import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source, Uuid, XidError
-from gpumap.settings import Settings, add_flags, resolve
-from gpumap.snapshot import Snapshot, SourceHealth
-from gpumap.sources import prepared
-from gpumap.sources.checkpoint import parse as parse_checkpoint
-from gpumap.sources.dra import DraSource, parse_state
-from gpumap.sources.nvml import worker_command
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.join import grants
+from gpumap.agent.metrics import GROUPS
+from gpumap.agent.settings import Settings, add_flags, resolve
+from gpumap.agent.sources import prepared
+from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
+from gpumap.agent.sources.dra import DraSource, parse_state
+from gpumap.agent.sources.nvml import worker_command
+from gpumap.lab.capture import allocated, checkpoint, claims, contents, replay
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture.node import CapturedNode
+from gpumap.lab.capture.pseudonyms import Pseudonyms
+from gpumap.lab.capture.record import Recorder, record
+from gpumap.lab.capture.recorders import TappedIdentity
+from gpumap.lab.capture.run import record_node
+from gpumap.lab.demo import kubelet as fake
+from gpumap.lab.demo.node import DemoNode
+from gpumap.lab.demo.run import simulated
+from gpumap.lab.demo.scenario import default_scenario
+from gpumap.model import plugin_answers, plugins
+from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
+from gpumap.model.readings import Uuid, XidError
+from gpumap.model.snapshot import Snapshot, SourceHealth
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
 from tests.demo_process import GPUMAP, environment

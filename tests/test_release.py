@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.collect import Collector
-from gpumap.join import Rules
-from gpumap.model import KubeletAnswer, Listening, NvmlReading, PodIdentity, ProcTable, SourceError, Told, Uuid
-from gpumap.snapshot import Node as NodeName
-from gpumap.snapshot import Snapshot
-from gpumap.sources.nvml import DRIVER, NvmlSource
-from gpumap.sources.nvml_patience import LONGEST_SECONDS, Patience
+from gpumap.agent.collect import Collector
+from gpumap.agent.join import Rules
+from gpumap.agent.sources.nvml import DRIVER, NvmlSource
+from gpumap.agent.sources.replacement_policy import LONGEST_SECONDS, Patience
+from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.model.readings import Listening, Uuid
+from gpumap.model.snapshot import Node as NodeName
+from gpumap.model.snapshot import Snapshot
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve, until
 from tests.demo_process import GPUMAP, environment

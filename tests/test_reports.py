@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from gpumap.look.fleet import families
-from gpumap.look.inspect.report import inspect_report
-from gpumap.look.orders import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
-from gpumap.look.reports import REPORTS, Report
-from gpumap.look.seen import Seen
-from gpumap.look.tables import Shape
-from gpumap.snapshot import Snapshot
+from gpumap.cli.fleet import families
+from gpumap.cli.inspect.report import inspect_report
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.reports import REPORTS, Report
+from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
+from gpumap.cli.tables import Shape
+from gpumap.model.snapshot import Snapshot
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.join.seen import SAMPLED_SECONDS
-from gpumap.model import ContainerName, ProcessSample
+from gpumap.agent.join.recent_processes import SAMPLED_SECONDS
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import ProcessSample
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use
 
 CARD = gpu_uuid(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap import cgroups
+from gpumap.model import cgroups
 from tests import standin
 from tests.agent import Page, gone, serve
 from tests.demo_process import GPUMAP, environment
@@ -281,7 +281,7 @@ async def test_a_killed_worker_is_replaced(plain: Node) -> None:
     async with serve(plain) as agent:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
         ((worker, command),) = agent.children().items()
-        assert "gpumap.nvml_worker" in command
+        assert "gpumap.agent.nvml_worker" in command
         os.kill(worker, signal.SIGKILL)
         page = await agent.later()
         assert on_shared_card(page, USED) == THEIR_BYTES

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpumap.dialects import DIALECTS
-from gpumap.errors import UsageError
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS
-from gpumap.settings import FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
-from gpumap.units import parse_duration
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
+from gpumap.agent.settings import FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
+from gpumap.model.errors import UsageError
+from gpumap.model.units import parse_duration
 from tests.node import short_directory
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap._proto.podresources import v1_pb2
-from gpumap.capture import answers, contents
-from gpumap.capture import format as on_disk
-from gpumap.model import ContainerName, DeviceId
-from gpumap.plugins import DRA, PLUGINS, Recognised, recognise, recognise_dra
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.lab.capture import answers, contents
+from gpumap.lab.capture import format as on_disk
+from gpumap.model.observations import ContainerName, DeviceId
+from gpumap.model.plugins import DRA, PLUGINS, Recognised, recognise, recognise_dra
 from tests.golden import CAPTURES
 
 PAGE = Path(__file__).parent.parent / "docs" / "sharing.md"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from gpumap.exposition import Exposition
-from gpumap.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
-from gpumap.snapshot import Snapshot
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
+from gpumap.model.snapshot import Snapshot
 from tests import golden, sized
 from tests.demo_process import fetch
 from tests.generated import runs

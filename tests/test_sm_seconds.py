@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpumap.nvml_worker.asking import Asking
-from gpumap.nvml_worker.library import Handle
-from gpumap.nvml_worker.lists import Lists, SampleRow
-from gpumap.nvml_worker.processes import Sampler
+from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.library import Handle
+from gpumap.agent.nvml_worker.lists import Lists, SampleRow
+from gpumap.agent.nvml_worker.processes import Sampler
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 
 GPU = gpu_uuid(0)

@@ -27,15 +27,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.collect import Collector, now
-from gpumap.errors import UsageError
-from gpumap.join import Memory
-from gpumap.join.ledger import GpuBook
-from gpumap.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
-from gpumap.model import ContainerName, Moment, SourceError, Told, Uuid
-from gpumap.snapshot import Snapshot
-from gpumap.state import AWAY_SECONDS_MAX, decode, encode
-from gpumap.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
+from gpumap.agent.collect import Collector, now
+from gpumap.agent.join import Memory
+from gpumap.agent.join.ledger import GpuBook
+from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
+from gpumap.agent.state import AWAY_SECONDS_MAX, decode, encode
+from gpumap.agent.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
+from gpumap.model.errors import UsageError
+from gpumap.model.observations import ContainerName, Moment, SourceError, Told
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests.agent import serve
 from tests.demo_process import GPUMAP, environment, fetch, listening, wait_for
 from tests.node import GIB, Node

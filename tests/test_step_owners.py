@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.model import ContainerName, ProcessSample
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 
 CARD = gpu_uuid(0)

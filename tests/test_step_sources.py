@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from gpumap.join import Memory, step
-from gpumap.model import Observed, Uuid
+from gpumap.agent.join import Memory, step
+from gpumap.model.observations import Observed
+from gpumap.model.readings import Uuid
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)

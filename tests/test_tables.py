@@ -4,10 +4,11 @@ import unicodedata
 
 import pytest
 
-from gpumap.document import Document, document
-from gpumap.look.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape
-from gpumap.snapshot import Snapshot
-from gpumap.terminal import Screen, cells, contained, printable, shortened, wrapped
+from gpumap.cli.tables import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS, Shape
+from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
+from gpumap.model.document import Document, document
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.text import printable
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import map_table, top_table, waste_table
 from tests.snapshots import busy_node, empty_node

@@ -12,18 +12,18 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from gpumap.capture import format as on_disk
-from gpumap.capture import replay
-from gpumap.document import Document, document
-from gpumap.look.doctor import examine
-from gpumap.look.reports import REPORTS
-from gpumap.look.seen import Seen
-from gpumap.look.show import View, _show
-from gpumap.look.tables import Shape, doctor_table, top_names, waste_names
-from gpumap.look.tables.document import key_of, sources_up
-from gpumap.look.tables.findings import findings
-from gpumap.snapshot import Snapshot
-from gpumap.terminal import Screen, unsteering
+from gpumap.cli.doctor.verdicts import examine
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.reports import REPORTS
+from gpumap.cli.show import View, _show
+from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
+from gpumap.cli.tables.document import key_of, sources_up
+from gpumap.cli.tables.findings import findings
+from gpumap.cli.terminal import Screen, unsteering
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture import replay
+from gpumap.model.document import Document, document
+from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
 from tests.command import gpumap_in_loop
 from tests.generated import runs

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap import remedies
-from gpumap.document import OF_GPUS
+from gpumap.model import remedies
+from gpumap.model.document import OF_GPUS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

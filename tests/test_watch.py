@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gpumap.document import Document, document
-from gpumap.terminal import cells
+from gpumap.cli.terminal import cells
+from gpumap.model.document import Document, document
 from tests.agent import PATIENCE_SECONDS, Agent, run_agent
 from tests.command import gpumap_in_loop
 from tests.demo_process import GPUMAP, environment

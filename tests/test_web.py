@@ -23,15 +23,26 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
-from gpumap.dialects.pod_gpu_map import node_family
-from gpumap.metrics import DEFAULT_GROUPS, native, self_families
-from gpumap.model import ContainerName, DeviceMemory, GpuReading, Moment, Source, Uuid
-from gpumap.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Owner, OwnerUse, Snapshot, SourceHealth
-from gpumap.web.app import application
-from gpumap.web.negotiation import has_already, prefers_openmetrics, quality
-from gpumap.web.pages import Pages
-from gpumap.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
+from gpumap.agent.dialects.pod_gpu_map import node_family
+from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.agent.web.app import application
+from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
+from gpumap.agent.web.pages import Pages
+from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.model.observations import ContainerName, Moment, Source
+from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
+from gpumap.model.snapshot import (
+    ContainerOnDevice,
+    ContainerUse,
+    Gpu,
+    Leaf,
+    Node,
+    Owner,
+    OwnerUse,
+    Snapshot,
+    SourceHealth,
+)
 from tests.agent import until
 from tests.snapshots import busy_node
 
@@ -301,7 +312,7 @@ async def test_the_page_needs_nothing_from_elsewhere(site: Site) -> None:
 
 async def test_the_page_is_small(site: Site) -> None:
     """What a browser loads to draw the page is some dozens of kilobytes, compressed less than half of that."""
-    folder = resources.files("gpumap.web") / "page"
+    folder = resources.files("gpumap.agent.web") / "page"
     names = [file.name for file in folder.iterdir()]
     plain = packed = 0
     for name in names:
@@ -546,7 +557,7 @@ async def test_a_trickle_is_no_progress() -> None:
 
 async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> None:
     """When all places are taken the idlest client makes room, which is said once; who comes and who asks is served."""
-    caplog.set_level(logging.WARNING, "gpumap.web.port")
+    caplog.set_level(logging.WARNING, "gpumap.agent.web.port")
     async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
         with contextlib.ExitStack() as stack:
@@ -559,7 +570,7 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
                 client.settimeout(10)
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.to_thread(client.recv, 1) == b"", "the idlest was kept"
-    assert [record.getMessage() for record in caplog.records if record.name == "gpumap.web.port"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "gpumap.agent.web.port"] == [
         "too many connections, closing the idlest max=8"
     ]
 

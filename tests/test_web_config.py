@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.errors import UsageError
-from gpumap.web.config.parse import TLS12_SUITES, TLS13_SUITES, parse
-from gpumap.web.config.values import IF_GIVEN, REQUIRED, Pem, RateLimit, Tls, WebConfig, WebConfigError
-from gpumap.web.config.watch import Watch
+from gpumap.agent.web.config.parse import TLS12_SUITES, TLS13_SUITES, parse
+from gpumap.agent.web.config.values import IF_GIVEN, REQUIRED, Pem, RateLimit, Tls, WebConfig, WebConfigError
+from gpumap.agent.web.config.watch import Watch
+from gpumap.model.errors import UsageError
 from tests.certificates import make_certificate
 from tests.command import gpumap, one_line
 from tests.fences import read_blocks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.web.config.turns import Turns, network_of
+from gpumap.agent.web.config.fair_queue import Turns, network_of
 from tests.agent import until
 from tests.secured import ALICE, CLIENTS, SHOWN, make_certificates, secured, users
 

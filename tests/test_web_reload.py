@@ -30,7 +30,7 @@ def make_own_folder(folder: Path, tmp_path: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def following(own: Path, config: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Secured]:
-    caplog.set_level(logging.INFO, "gpumap.web.config")
+    caplog.set_level(logging.INFO, "gpumap.agent.web.config")
     async with secured(own, config) as site:
         yield site
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.web.config.tls import has_allowed_name
+from gpumap.agent.web.config.tls import has_allowed_name
 from tests.agent import run_agent, until
 from tests.command import gpumap_in_loop, one_line
 from tests.prometheus import each_second, prometheus, settled
@@ -42,7 +42,7 @@ async def test_tls_alone(folder: Path) -> None:
 async def test_client_certificates(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where they are required, one of the authority's is let in, none is 403, another one ends the handshake, which the
     log tells, and not each time; a probe has none and is answered."""
-    caplog.set_level(logging.INFO, "gpumap.web.port")
+    caplog.set_level(logging.INFO, "gpumap.agent.web.port")
     async with secured(folder, CLIENTS) as site:
         assert await site.status("/metrics", *SHOWN) == 200
         for path in ("/metrics", "/", "/page/feed.js", "/api/v1/map", "/nothing", "/healthz/", "//healthz"):

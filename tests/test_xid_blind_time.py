@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumap.join.inventory import KnownGpu, take
-from gpumap.join.xids import GpuXidMemory, XidMemory, count_xids
-from gpumap.model import Failed, Moment, NvmlReading, Observed, SourceError, Uuid
-from gpumap.sources.nvml import NvmlSource
+from gpumap.agent.join.inventory import KnownGpu, take
+from gpumap.agent.join.xids import GpuXidMemory, XidMemory, count_xids
+from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.model.observations import Failed, Moment, NvmlReading, Observed, SourceError
+from gpumap.model.readings import Uuid
 from tests.standin import Code, Driver, Gpu, Xid
 from tests.worker import worker_command
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gpumap.model import NvmlReading, SourceError, Uuid
-from gpumap.sources.nvml import NvmlSource
+from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.model.observations import NvmlReading, SourceError
+from gpumap.model.readings import Uuid
 
 A = Uuid("GPU-a")
 PATIENCE_SECONDS = 10.0

@@ -10,8 +10,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpumap.model import Uuid
-from gpumap.nvml_worker import events, structs, wire
+from gpumap.agent.nvml_worker import events, structs, wire
+from gpumap.model.readings import Uuid
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Xid
 from tests.worker import PATIENCE_SECONDS, Start, Worker

@@ -10,32 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.join import step
-from gpumap.join.inventory import KnownGpu, take
-from gpumap.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
-from gpumap.join.xid_scenes import CARRIED_SECONDS
-from gpumap.join.xids import (
-    JITTER_SECONDS,
-    OPEN_SECONDS,
-    XidMemory,
-    count_xids,
-)
-from gpumap.model import (
-    Complaint,
-    ContainerName,
-    Failed,
-    GpuReading,
-    Listening,
-    MigInstance,
-    Moment,
-    NvmlReading,
-    Observed,
-    Uuid,
-    XidError,
-)
-from gpumap.nvml_worker.wire import Heard, ListeningSaid, XidSaid
-from gpumap.snapshot import ContainerOnDevice, ContainerXids, GpuXids
-from gpumap.sources.nvml_xids import MOST_EVENTS, XidNews
+from gpumap.agent.join import step
+from gpumap.agent.join.inventory import KnownGpu, take
+from gpumap.agent.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
+from gpumap.agent.join.xid_containers import CARRIED_SECONDS
+from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, count_xids
+from gpumap.agent.nvml_worker.wire import Heard, ListeningSaid, XidSaid
+from gpumap.agent.sources.nvml_xids import MOST_EVENTS, XidNews
+from gpumap.model.observations import Complaint, ContainerName, Failed, Moment, NvmlReading, Observed
+from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
+from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 from tests.nodes import RULES, Pod, Process, TestNode, gpu_uuid
 from tests.nodes import Gpu as NodeGpu
 

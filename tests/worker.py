@@ -13,8 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpumap.model import GpuReading
-from gpumap.nvml_worker import wire
+from gpumap.agent.nvml_worker import wire
+from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Driver
 
@@ -107,9 +107,13 @@ Start = Callable[..., Worker]
 def worker_command(library: Path, changed: Mapping[str, object] = MappingProxyType({})) -> list[str]:
     """The worker; names of its modules that `changed` has, such as "rounds.PATIENCE_SECONDS", have another value."""
     if not changed:
-        return [sys.executable, "-P", "-m", "gpumap.nvml_worker", "--library", str(library)]
+        return [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker", "--library", str(library)]
     modules = ", ".join(sorted({name.partition(".")[0] for name in changed}))
-    lines = [f"from gpumap.nvml_worker import {modules}", "from gpumap.nvml_worker.__main__ import main", "import sys"]
+    lines = [
+        f"from gpumap.agent.nvml_worker import {modules}",
+        "from gpumap.agent.nvml_worker.__main__ import main",
+        "import sys",
+    ]
     lines += [f"{name} = {value!r}" for name, value in changed.items()]
     return [sys.executable, "-P", "-c", "\n".join([*lines, "main(sys.argv[1:])"]), "--library", str(library)]
 

@@ -1,7 +1,23 @@
-"""`python -m gpumap`, the same as the `gpumap` command."""
+"""The door: `gpumap` and `python -m gpumap` begin here. Imports next to nothing by itself."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 
-from gpumap.cli import main
+from gpumap.cli.entry import guarded
 
-sys.exit(main())
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command `gpumap`. Return its exit code: 0, 1 (failed at run time) or 2 (a flag or file is invalid)."""
+
+    def prepare() -> Callable[[], int]:
+        from gpumap.dispatch import prepared
+
+        return prepared(sys.argv[1:] if arguments is None else arguments)
+
+    return guarded(prepare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The log: what changed from one snapshot to the next, a line each, and nothing while nothing changes."""
+
+import logging
+from collections import Counter
+
+from gpumap.model.observations import Observations, Observed, Source
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Gpu, Snapshot, SourceHealth
+
+OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
+"""Capabilities that privileges or the driver give or withhold, besides PID visibility."""
+
+
+def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
+    """Log the changes between two snapshots that follow each other; `before` is `None` at the start."""
+    known = {health.source: health for health in before.sources} if before else {}
+    for health in after.sources:
+        _log_source(log, known.get(health.source), health)
+    _log_visibility(log, before, after, observations)
+    if before is None or _optional(before) != _optional(after):
+        log.info("capabilities %s", _optional(after))
+    earlier = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
+    for gpu in after.gpus:
+        _log_gpu(log, earlier.get(gpu.uuid), gpu)
+    _log_xids(log, before, after, observations)
+    both_up = before is not None and before.driver is not None and after.driver is not None
+    if before is not None and both_up and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
+        log.info("gpus changed count=%d", len(after.gpus))
+    known_hidden = {device.uuid for device in before.hidden} if before else set()
+    for device in after.hidden:
+        if device.uuid not in known_hidden:
+            log.error("mig device hidden: this container has no nodes of it uuid=%s", device.uuid)
+
+
+def _optional(snapshot: Snapshot) -> str:
+    return " ".join(f"{name}={present:d}" for name, present in snapshot.capabilities if name in OPTIONAL_STEPS)
+
+
+def _log_source(log: logging.Logger, before: SourceHealth | None, after: SourceHealth) -> None:
+    if before is not None and (before.up, before.reason) == (after.up, after.reason):
+        return
+    if not after.up:
+        log.warning("source down source=%s reason=%s detail=%r", after.source.value, after.reason, after.detail)
+    elif after.reason:
+        log.warning("source complains source=%s reason=%s detail=%r", after.source.value, after.reason, after.detail)
+    else:
+        log.info("source up source=%s", after.source.value)
+
+
+def _log_gpu(log: logging.Logger, before: Gpu | None, after: Gpu) -> None:
+    uuid, index, fault = after.uuid, after.index, after.fault
+    if fault != (before.fault if before else None):
+        if fault is not None:
+            log.warning("gpu down uuid=%s index=%d reason=%s", uuid, index, fault)
+        else:
+            log.info("gpu up uuid=%s index=%d", uuid, index)
+    known, action = before.recovery_action if before else None, after.recovery_action
+    if action not in (None, "none", known):
+        log.warning("gpu needs recovery uuid=%s index=%d action=%s", uuid, index, action)
+    elif action == "none" and known not in (None, "none"):
+        log.info("gpu needs no recovery any more uuid=%s index=%d", uuid, index)
+    for word in ("row_remap_pending", "row_remap_failure"):
+        if getattr(after.reading, word, None) and not (before and getattr(before.reading, word, None)):
+            log.warning("gpu memory %s uuid=%s index=%d", word.replace("_", " "), uuid, index)
+
+
+def _log_xids(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
+    """Log the XID errors of this collection, and the containers that they are counted for."""
+    heard = Counter[tuple[Uuid, int]]()
+    for event in observations.nvml.value.xids if isinstance(observations.nvml, Observed) else ():
+        heard[event.uuid, event.code] += event.times
+    gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in after.leaves if leaf.gpu}
+    known = {one[:-1]: one.errors for one in before.container_xids} if before else {}
+    for (uuid, code), errors in sorted(heard.items()):
+        hit = [
+            "/".join(one.name)
+            for one in after.container_xids
+            if one.code == code and gpu_of.get(one.uuid, one.uuid) == uuid and one.errors > known.get(one[:-1], 0)
+        ]
+        log.warning("xid gpu=%s code=%d errors=%d containers=%r", uuid, code, errors, ",".join(hit))
+
+
+def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
+    if not isinstance(observations.procfs, Observed):
+        return
+    seen = dict(after.capabilities)["pid_visibility"]
+    known = before is not None and any(health.up for health in before.sources if health.source is Source.PROCFS)
+    if before is not None and known and dict(before.capabilities)["pid_visibility"] == seen:
+        return
+    reason = after.visibility_reason
+    if seen:
+        log.info("processes of other containers are visible pid_visibility=1 reason=%r", reason)
+    else:
+        log.warning(
+            "no per-container memory or SM: processes of other containers are not visible pid_visibility=0 reason=%r",
+            reason,
+        )

@@ -1,0 +1,219 @@
+"""The dialect of Aliyun's GPU monitoring 2.0: its own metrics, `DCGM_CUSTOM_*`, on processes, containers and cards.
+
+`UUID` is the card's in all of them, so that they can be joined: what is on several MIG devices of a card is added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from gpumap.agent.dialects.allocate_mode import Mode, combine, mode_of_node, modes_by_device, modes_by_holder
+from gpumap.agent.dialects.rows import (
+    ON_SOME_CARD,
+    all_told,
+    device_node,
+    driver_version,
+    gpus_by_uuid,
+    granted_bytes,
+    granted_mib,
+    leaves_by_uuid,
+    mib,
+    percent,
+    sees_processes,
+)
+from gpumap.model.families import Family, Series
+from gpumap.model.observations import ContainerName
+from gpumap.model.plugins import Limit, limit_of
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Owner, ProcessUse, Snapshot, UnmatchedSlots
+
+_CARD_LABELS = ("UUID", "device", "gpu", "modelName")
+_DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)
+_OWNER_LABELS = ("AllocateMode", "ContainerName", "NamespaceName", "NodeName", "PodName")
+_CONTAINER_LABELS = (*_OWNER_LABELS, *_CARD_LABELS)
+_PROCESS_LABELS = (*_OWNER_LABELS, "ProcessId", "ProcessName", "ProcessType", *_CARD_LABELS)
+_NOT_GIVEN = frozenset({Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.MPS_SERVER})
+_Modes = Mapping[tuple[ContainerName, Uuid], Mode | None]
+_Leaves = Mapping[Uuid, Leaf]
+
+
+def _card(uuid: Uuid, gpu: Gpu | None) -> tuple[str, ...]:
+    """The labels of a card; of a device that NVML does not tell, its id alone. `device` is its node below /dev."""
+    if gpu is None:
+        return (uuid, "", "", "")
+    return (gpu.uuid, device_node(gpu), str(gpu.index), gpu.model)
+
+
+def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[str, ...]:
+    namespace, pod, container = name if name is not None else ("", "", "")
+    return (mode.name.lower() if mode is not None else "", container, namespace, node, pod)
+
+
+def _processes(
+    name: str, help: str, value: Callable[[ProcessUse], float | None], shown: Callable[[float], float]
+) -> Family:
+    """A family with a value for each process on a card."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        if not sees_processes(snapshot):
+            return  # the PIDs may be of another PID namespace
+        gpus, modes = gpus_by_uuid(snapshot), modes_by_device(snapshot)
+        on_card: dict[tuple[Uuid, int], list[ProcessUse]] = {}
+        for process in sorted(snapshot.processes, key=lambda one: (one.uuid, one.pid)):
+            gpu = gpus.get(process.uuid)
+            on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
+        for (uuid, pid), rows in sorted(on_card.items()):
+            if (told := all_told(map(value, rows))) is not None:
+                owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
+                types = "+".join(sorted({row.types for row in rows}))
+                yield Series((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), shown(sum(told)))
+
+    return Family(name, "gauge", help, _PROCESS_LABELS, read)
+
+
+def _mode_of(rows: Iterable[ProcessUse], card: Uuid, modes: _Modes) -> Mode | None:
+    """How its container was given what a process is on; `NONE` where some of that certainly was not given to it."""
+    found: list[Mode | None] = []
+    for row in rows:
+        if row.owner in _NOT_GIVEN:
+            return Mode.NONE
+        name = row.name if row.owner is Owner.ASSIGNED else None
+        found.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
+    return combine(found)
+
+
+def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
+    """A family with a value for all that a container holds of a card."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
+        for (container, uuid), rows in sorted(_holdings(snapshot, gpus).items()):
+            if (number := value(rows, leaves)) is not None:
+                owner = _owner(modes[container, uuid], container, snapshot.node.name)
+                yield Series((*owner, *_card(uuid, gpus.get(uuid))), number)
+
+    return Family(name, "gauge", help, _CONTAINER_LABELS, read)
+
+
+def _holdings(
+    snapshot: Snapshot, gpus: Mapping[Uuid, Gpu]
+) -> dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]]:
+    """What containers hold, by card."""
+    found: dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]] = {}
+    for row in snapshot.containers:
+        if row.holds:
+            gpu = gpus.get(row.uuid)
+            found.setdefault((row.name, gpu.uuid if gpu is not None else row.uuid), []).append(row)
+    return found
+
+
+def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | None:
+    """The share of a card that a container may compute on at most; 0 is no limit."""
+    limits = all_told(_limit(row, leaves.get(row.uuid)) for row in rows)
+    return math.fsum(limits) if limits is not None else None
+
+
+def _limit(row: ContainerOnDevice, leaf: Leaf | None) -> float | None:
+    """Told by the resource, or by MIG. Of replicas that have memory (MPS, HAMi) the snapshot does not tell it."""
+    limits = {limit_of(resource) for resource, _ in row.slots}
+    is_whole = leaf is not None and leaf.memory is not None and row.allocated_memory_bytes == leaf.memory.total_bytes
+    if Limit.COMPUTE in limits:
+        return row.allocated_gpus  # its slots are shares of a card's compute
+    if leaf is not None and leaf.instance is not None:
+        return row.allocated_gpus if is_whole else None
+    if limits <= {Limit.MEMORY} or is_whole or (row.allocated_gpus or 0) >= 1:
+        return 0
+    return 0 if row.allocated_memory_bytes is None and row.allocated_gpus is not None else None
+
+
+def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float | None]) -> Family:
+    """A family with a value for each card; `value` is told its memory in bytes."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.uuid):
+            memory = gpu.reading.memory if gpu.reading is not None else None
+            if memory is not None and (number := value(snapshot, gpu, memory.total_bytes)) is not None:
+                yield Series((driver_version(snapshot), snapshot.node.name, *_card(gpu.uuid, gpu)), number)
+
+    return Family(name, "gauge", help, _DEVICE_LABELS, read)
+
+
+def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
+    """Absent while some slots may be on the card, and where what was given has no size (time-slicing)."""
+    if all(leaf.holders is None for leaf in snapshot.leaves):
+        return None
+    if any(_may_be_on(gpu, slots, snapshot.leaves) for slots in snapshot.unmatched):
+        return None
+    gpus = gpus_by_uuid(snapshot)
+    held = [row for row in snapshot.containers if row.holds and gpus.get(row.uuid) == gpu]
+    granted = granted_bytes(held, leaves_by_uuid(snapshot))
+    return granted / total_bytes if granted is not None and total_bytes else None
+
+
+def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Leaf]) -> bool:
+    """Slots of a resource are on a card that is offered as it; on any, if none is known to be."""
+    if slots.reason not in ON_SOME_CARD:
+        return False
+    offered = [leaf for leaf in leaves if any(resource == slots.resource for resource, _ in leaf.allocatable)]
+    return not offered or any(leaf.gpu == gpu for leaf in offered)
+
+
+def _node_mode(snapshot: Snapshot) -> Iterator[Series]:
+    mode = mode_of_node(snapshot)
+    if mode is not None:
+        yield Series((snapshot.node.name,), mode.value)
+
+
+FAMILIES = (
+    Family(
+        "DCGM_CUSTOM_ALLOCATE_MODE",
+        "gauge",
+        "GPU allocate mode of node,value in [None:0,Exclusive:1,Share:2]",
+        ("NodeName",),
+        _node_mode,
+    ),
+    _held(
+        "DCGM_CUSTOM_CONTAINER_CP_ALLOCATED",
+        "Allocated compute ratio(0~1) of one gpu of container,0 is not limited",
+        _compute_limit,
+    ),
+    _held("DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED", "Allocated gpu memory of container(in MiB)", granted_mib),
+    _devices(
+        "DCGM_CUSTOM_DEV_FB_ALLOCATED",
+        "Allocated framebuffer memory ratio(0~1) of device,it is a custom metric created by ack",
+        _allocated_ratio,
+    ),
+    _devices(
+        "DCGM_CUSTOM_DEV_FB_TOTAL",
+        "Total framebuffer memory of device(in MiB),it is a custom metric created by ack",
+        lambda snapshot, gpu, total_bytes: mib(total_bytes),
+    ),
+    _processes(
+        "DCGM_CUSTOM_PROCESS_DECODE_UTIL",
+        "Decode utilization of gpu process(in %)",
+        lambda process: process.decoder_ratio,
+        percent,
+    ),
+    _processes(
+        "DCGM_CUSTOM_PROCESS_ENCODE_UTIL",
+        "Encode utilization of gpu process(in %)",
+        lambda process: process.encoder_ratio,
+        percent,
+    ),
+    _processes(
+        "DCGM_CUSTOM_PROCESS_MEM_COPY_UTIL",
+        "Memory copy utilization of gpu process(in %)",
+        lambda process: process.memory_controller_ratio,
+        percent,
+    ),
+    _processes(
+        "DCGM_CUSTOM_PROCESS_MEM_USED",
+        "Used memory(in MiB) of gpu process",
+        lambda process: process.memory_bytes,
+        lambda used_bytes: mib(int(used_bytes)),
+    ),
+    _processes(
+        "DCGM_CUSTOM_PROCESS_SM_UTIL", "SM utilization of gpu process(in %)", lambda process: process.sm_ratio, percent
+    ),
+)

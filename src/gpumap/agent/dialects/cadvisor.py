@@ -1,0 +1,77 @@
+"""The dialect of cAdvisor's accelerator metrics, which went with its version 0.47: names, labels and units of it.
+
+The original gave each container the whole card's memory used and duty cycle; this gives it its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpumap.agent.dialects.rows import gpus_by_uuid, percent
+from gpumap.model.families import Family, Series
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Snapshot
+
+_LABELS = ("acc_id", "container", "make", "model", "namespace", "pod")
+"""As client_golang sorts them on the original's page. Its `id`, `image` and `name` are the container runtime's."""
+
+
+def _series(row: ContainerOnDevice, gpu: Gpu | None, value: float) -> Series:
+    name = row.name
+    model = gpu.model if gpu is not None else ""
+    return Series((row.uuid, name.container, "nvidia", model, name.namespace, name.pod), value)
+
+
+def _total(snapshot: Snapshot) -> Iterator[Series]:
+    """The memory of each device that a container holds or uses.
+
+    Who holds a partitioned GPU whole has its MIG devices, each with its own; the GPU itself would count them twice.
+    """
+    gpus = gpus_by_uuid(snapshot)
+    totals = {leaf.uuid: leaf.memory.total_bytes for leaf in snapshot.leaves if leaf.memory is not None}
+    on_leaves = {(row.name, gpu.uuid) for row in snapshot.containers if (gpu := gpus.get(row.uuid)) and row.use}
+    for row in _sorted(snapshot):
+        gpu = gpus.get(row.uuid)
+        total = totals.get(row.uuid)
+        if total is None and gpu is not None and gpu.uuid == row.uuid and (row.name, gpu.uuid) not in on_leaves:
+            total = gpu.reading.memory.total_bytes if gpu.reading is not None and gpu.reading.memory else None
+        if total is not None:
+            yield _series(row, gpu, total)
+
+
+def _used(value: Callable[[ContainerUse], float | None]) -> Callable[[Snapshot], Iterator[Series]]:
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        gpus = gpus_by_uuid(snapshot)
+        for row in _sorted(snapshot):
+            if row.use is not None and (found := value(row.use)) is not None:
+                yield _series(row, gpus.get(row.uuid), found)
+
+    return read
+
+
+def _sorted(snapshot: Snapshot) -> list[ContainerOnDevice]:
+    return sorted(snapshot.containers, key=lambda row: (row.uuid, row.name.container, row.name))
+
+
+FAMILIES = (
+    Family(
+        "container_accelerator_duty_cycle",
+        "gauge",
+        "Percent of time over the past sample period during which the accelerator was actively processing.",
+        _LABELS,
+        _used(lambda use: None if use.sm_ratio is None else percent(use.sm_ratio)),
+    ),
+    Family(
+        "container_accelerator_memory_total_bytes",
+        "gauge",
+        "Total accelerator memory.",
+        _LABELS,
+        _total,
+    ),
+    Family(
+        "container_accelerator_memory_used_bytes",
+        "gauge",
+        "Total accelerator memory allocated.",
+        _LABELS,
+        _used(lambda use: use.memory_bytes),
+    ),
+)

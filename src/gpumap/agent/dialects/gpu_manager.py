@@ -1,0 +1,119 @@
+"""The dialect of tkestack's gpu-manager, on /metrics and /metric: what a container uses of each card, and its request.
+
+The names are the original's: `container_gpu_memory_total` is memory used, and the label value `total` is the sum over
+cards. Where a part of a sum is not known, the sum is absent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from gpumap.agent.dialects.rows import ON_SOME_CARD, all_told, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
+from gpumap.model.families import Family, Series
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Snapshot
+
+_Rows = list[ContainerOnDevice]
+_TOTAL = "total"
+
+
+class _Part(NamedTuple):
+    """What a container uses of one device; `card` is its GPU's index, `None` while NVML does not tell it."""
+
+    card: int | None
+    value: float | None
+
+
+def _by_container(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
+    rows: dict[ContainerName, _Rows] = {}
+    for row in snapshot.containers:
+        rows.setdefault(row.name, []).append(row)
+    return sorted(rows.items(), key=lambda item: (item[0].container, item[0]))
+
+
+def _parts(
+    rows: _Rows, gpus: Mapping[Uuid, Gpu], leaves: Iterable[Leaf], value: Callable[[ContainerUse], float | None]
+) -> Iterator[_Part]:
+    """What a container uses, device by device. Who holds a partitioned GPU whole has each of its MIG devices."""
+    uses = {row.uuid: row.use for row in rows}
+    whole = {uuid for uuid in uses if (gpu := gpus.get(uuid)) and gpu.partitioned and gpu.uuid == uuid}
+    parts = {leaf.uuid for leaf in leaves if leaf.gpu and leaf.gpu.uuid in whole} if whole else set()
+    for uuid in sorted((uses.keys() - whole) | parts):
+        gpu, use = gpus.get(uuid), uses.get(uuid)
+        yield _Part(gpu.index if gpu is not None else None, value(use) if use is not None else None)
+
+
+def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
+    """Each card's number, and `total`, which adds up the numbers as they are shown, if these cards are all of them."""
+    of_card: dict[int | None, list[float | None]] = {}
+    for part in parts:
+        of_card.setdefault(part.card, []).append(part.value)
+    numbers = {}
+    for card, values in of_card.items():
+        if card is not None and (told := all_told(values)) is not None:
+            numbers[f"gpu{card}"] = shown(sum(told))
+    yield from sorted(numbers.items())
+    if numbers and is_all and len(numbers) == len(of_card):
+        yield _TOTAL, round(sum(numbers.values()), 9)
+
+
+def _used(
+    name: str, help: str, label: str, value: Callable[[ContainerUse], float | None], shown: Callable[[float], float]
+) -> Family:
+    """A family of what containers use, by card; `label` names the card."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        gpus = gpus_by_uuid(snapshot)
+        elsewhere = {slots.name for slots in snapshot.unmatched if slots.reason not in ON_SOME_CARD}
+        for container, rows in _by_container(snapshot):
+            parts = _parts(rows, gpus, snapshot.leaves, value)
+            for card, number in _cards(parts, shown, container not in elsewhere):
+                labels = (container.container, card, container.namespace, snapshot.node.name, container.pod)
+                yield Series(labels, number)
+
+    return Family(name, "gauge", help, ("container_name", label, "namespace", "node", "pod_name"), read)
+
+
+def _requested(name: str, help: str, label: str, value: Callable[[_Rows, Mapping[Uuid, Leaf]], float | None]) -> Family:
+    """A family of what containers were given; `value` is asked of all that one holds."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        leaves = leaves_by_uuid(snapshot)
+        elsewhere = {slots.name for slots in snapshot.unmatched}
+        for container, rows in _by_container(snapshot):
+            if container in elsewhere:
+                continue
+            held = [row for row in rows if row.holds]
+            number = value(held, leaves) if held else _nothing(rows)
+            if number is not None:
+                labels = (container.container, container.namespace, snapshot.node.name, container.pod, _TOTAL)
+                yield Series(labels, number)
+
+    return Family(name, "gauge", help, ("container_name", "namespace", "node", "pod_name", label), read)
+
+
+def _nothing(rows: _Rows) -> int | None:
+    """0 for who is known to use what nobody gave him."""
+    return 0 if any(row.use is not None and row.use.unassigned for row in rows) else None
+
+
+def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Leaf]) -> float | None:
+    shares = all_told(row.allocated_gpus for row in held)
+    return math.fsum(shares) if shares is not None else None
+
+
+FAMILIES = (
+    _used(
+        "container_gpu_memory_total",
+        "gpu memory usage in MiB",
+        "gpu_memory",
+        lambda use: use.memory_bytes,
+        lambda used_bytes: mib(int(used_bytes)),
+    ),
+    _used("container_gpu_utilization", "gpu utilization", "gpu", lambda use: use.sm_ratio, percent),
+    _requested("container_request_gpu_memory", "request of gpu memory in MiB", "req_of_gpu_memory", granted_mib),
+    _requested("container_request_gpu_utilization", "request of gpu utilization", "req_of_gpu", _granted_gpus),
+)

@@ -1,0 +1,211 @@
+"""How families of the dialect nvidia-smi are read: of GPUs, of their GPU instances, of processes, of the collection.
+
+Its label `uuid` is always the GPU's, in lower case and without the prefix that NVML gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpumap.agent.dialects.reading import Reading
+from gpumap.agent.dialects.rows import all_told, driver_version, gpus_by_uuid, sees_processes
+from gpumap.model.families import Family, Kind, Series
+from gpumap.model.observations import Source
+from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
+from gpumap.model.snapshot import Gpu, Leaf, Snapshot, SourceHealth
+
+_EXIT_CODES = {
+    "no_permission": 4,
+    "insufficient_power": 8,
+    "driver_not_loaded": 9,
+    "irq_issue": 10,
+    "library_not_found": 12,
+    "function_not_found": 13,
+    "corrupted_inforom": 14,
+    "lost": 15,
+    "gpu_is_lost": 15,
+}
+"""nvidia-smi(1), RETURN VALUE, by what gpumap calls the reason why NVML does not answer."""
+_OTHER_ERROR = 255
+
+
+def plain(uuid: Uuid) -> str:
+    """A uuid as the original writes it."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def on_gpus(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Family:
+    """A family with one value a GPU that answers."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for gpu in snapshot.gpus:
+            if gpu.reading is not None and (found := value(gpu.reading)) is not None:
+                yield Series((plain(gpu.uuid),), found)
+
+    return Family(f"nvidia_smi_{name}", kind, help, ("uuid",), read)
+
+
+def info(snapshot: Snapshot) -> Iterator[Series]:
+    """Of GPUs that answer, as the original drops the others."""
+    driver = snapshot.driver
+    for gpu in snapshot.gpus:
+        if gpu.reading is not None:
+            labels = (
+                gpu.reading.compute_capability,
+                driver.cuda_version if driver is not None else "",
+                "[N/A]",  # driver models are of Windows: so nvidia-smi says of them elsewhere
+                "[N/A]",
+                driver_version(snapshot),
+                str(gpu.index),
+                gpu.model,
+                gpu.pci_bus_id,
+                plain(gpu.uuid),
+                gpu.reading.vbios_version,
+            )
+            yield Series(labels, 1)
+
+
+def index(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series((plain(gpu.uuid),), gpu.index) for gpu in snapshot.gpus if gpu.reading is not None)
+
+
+def recovery_action(snapshot: Snapshot) -> Iterator[Series]:
+    """nvml.h's number; also of a GPU that answers nothing else until it is reset."""
+    for gpu in snapshot.gpus:
+        if gpu.recovery_action is not None and (number := _number_of(gpu.recovery_action)) is not None:
+            yield Series((plain(gpu.uuid),), number)
+
+
+def _number_of(action: str) -> int | None:
+    if action in RECOVERY_ACTIONS:
+        return RECOVERY_ACTIONS.index(action)
+    number = action.removeprefix("code_")  # one that nvml.h has not had yet
+    return int(number) if number.isascii() and number.isdecimal() else None
+
+
+def xid_errors(snapshot: Snapshot) -> Iterator[Series]:
+    for xids in snapshot.xids:
+        for code, count in xids.counts:
+            yield Series((plain(xids.uuid), str(code)), count)
+
+
+def xid_moments(snapshot: Snapshot) -> Iterator[Series]:
+    for xids in snapshot.xids:
+        for code, moment in xids.heard_at:
+            yield Series((plain(xids.uuid), str(code)), moment)
+
+
+# --- GPU instances ----------------------------------------------------------------------------------------------------
+
+
+def mig_info(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf, gpu in _mig_devices(snapshot):
+        mig = leaf.instance
+        if mig is not None:
+            ids = str(mig.compute_instance_id), str(mig.gpu_instance_id)
+            yield Series((*ids, plain(leaf.uuid), mig.profile, plain(gpu.uuid)), 1)
+
+
+def on_gpu_instances(name: str, help: str, value: Callable[[Leaf], float | None]) -> Family:
+    """A family with one value a GPU instance: that of the first of its compute instances that tells it."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        told: set[tuple[str, ...]] = set()
+        for leaf, gpu in _mig_devices(snapshot):
+            labels = str(leaf.instance.gpu_instance_id if leaf.instance else ""), plain(gpu.uuid)
+            if labels not in told and (found := value(leaf)) is not None:
+                told.add(labels)
+                yield Series(labels, found)
+
+    return Family(f"nvidia_smi_{name}", "gauge", help, ("gpu_instance_id", "uuid"), read)
+
+
+def _mig_devices(snapshot: Snapshot) -> Iterator[tuple[Leaf, Gpu]]:
+    """Of GPUs that answer."""
+    for leaf in snapshot.leaves:
+        if leaf.instance is not None and leaf.gpu is not None and leaf.gpu.reading is not None:
+            yield leaf, leaf.gpu
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def process_info(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series(labels, 1) for labels in sorted(_compute_apps(snapshot)))
+
+
+def process_memory(snapshot: Snapshot) -> Iterator[Series]:
+    """What it uses on all of the GPU's MIG devices; absent where one of them does not tell."""
+    for labels, memory in sorted(_compute_apps(snapshot).items()):
+        if (told := all_told(memory)) is not None:
+            yield Series(labels, sum(told))
+
+
+def _compute_apps(snapshot: Snapshot) -> dict[tuple[str, str, str], list[int | None]]:
+    """By pid, process_name and uuid: the memory of each process with a compute context, on each device of the GPU."""
+    found: dict[tuple[str, str, str], list[int | None]] = {}
+    if not sees_processes(snapshot):
+        return found
+    gpus = gpus_by_uuid(snapshot)
+    for process in snapshot.processes:
+        gpu = gpus.get(process.uuid)
+        if gpu is not None and "C" in process.types.split("+"):
+            labels = str(process.pid), process.comm, plain(gpu.uuid)
+            found.setdefault(labels, []).append(process.memory_bytes)
+    return found
+
+
+def compute_apps(snapshot: Snapshot) -> Iterator[Series]:
+    """0 where there is none; absent where NVML does not list a GPU's processes."""
+    if not sees_processes(snapshot):
+        return
+    counts: dict[str, int] = {}
+    for _, _, uuid in _compute_apps(snapshot):
+        counts[uuid] = counts.get(uuid, 0) + 1
+    for gpu in snapshot.gpus:
+        if gpu.reading is not None and _lists_processes(gpu.reading):
+            yield Series((plain(gpu.uuid),), counts.get(plain(gpu.uuid), 0))
+
+
+def _lists_processes(reading: GpuReading) -> bool:
+    if not reading.partitioned:
+        return reading.processes is not None
+    return all(instance.processes is not None for instance in reading.instances)
+
+
+def compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
+    for health in _tried(snapshot):
+        yield Series((), int(health.up and sees_processes(snapshot)))
+
+
+# --- the collection ---------------------------------------------------------------------------------------------------
+
+
+def _tried(snapshot: Snapshot) -> Iterator[SourceHealth]:
+    """NVML's record, once it has been asked."""
+    return (health for health in snapshot.sources if health.source is Source.NVML and health.attempts)
+
+
+def exit_code(snapshot: Snapshot) -> Iterator[Series]:
+    for health in _tried(snapshot):
+        yield Series((), 0 if health.up else _EXIT_CODES.get(health.reason, _OTHER_ERROR))
+
+
+def failures(snapshot: Snapshot) -> Iterator[Series]:
+    for health in _tried(snapshot):
+        yield Series((), health.failures)
+
+
+def success(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series((), int(health.up)) for health in _tried(snapshot))
+
+
+def success_moment(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series((), health.last_success.wall) for health in _tried(snapshot) if health.last_success is not None)
+
+
+def duration(snapshot: Snapshot) -> Iterator[Series]:
+    return (Series((), health.last_seconds) for health in _tried(snapshot) if health.last_seconds is not None)

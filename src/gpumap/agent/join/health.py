@@ -1,0 +1,64 @@
+"""Each source's record: whether its last attempt succeeded, how often it was asked, how often it complained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpumap.model.observations import Complaint, Failed, Observations, Observed, Source
+from gpumap.model.snapshot import SourceHealth
+
+_REASONS = {
+    Source.KUBELET: (
+        "connection_refused",
+        "deadline_exceeded",
+        "permission_denied",
+        "rate_limited",
+        "socket_missing",
+    ),
+    Source.NVML: (
+        "deadline_exceeded",
+        "driver_not_loaded",
+        "hung",
+        "library_not_found",
+        "lost",
+        "worker_crashed",
+    ),
+    Source.PROCFS: ("unreadable",),
+    Source.POD_IDENTITY: ("checkpoint_corrupt", "checkpoint_unreadable", "pod_logs_unreadable"),
+}
+"""Reasons counted from 0, so that the first error of each is an increase too. Others are counted when they come."""
+
+
+def untried() -> tuple[SourceHealth, ...]:
+    """The record of sources that have not been asked yet."""
+    return tuple(SourceHealth(source, errors=dict.fromkeys(_REASONS[source], 0)) for source in Source)
+
+
+def record(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
+    """Add one collection's answers and failures."""
+    answers: dict[Source, Observed[object] | Failed] = {
+        Source.KUBELET: observations.kubelet,
+        Source.NVML: observations.nvml,
+        Source.PROCFS: observations.procfs,
+        Source.POD_IDENTITY: observations.pod_identity,
+    }
+    return tuple(_record(before, answers[before.source]) for before in health)
+
+
+def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:
+    errors = dict(before.errors)
+    for complaint in answer.complaints:
+        errors[complaint.reason] = errors.get(complaint.reason, 0) + 1
+    last = answer.complaints[-1] if answer.complaints else Complaint("", "")
+    return replace(
+        before,
+        up=isinstance(answer, Observed),
+        reason=last.reason,
+        detail=last.detail,
+        last_success=answer.at if isinstance(answer, Observed) else before.last_success,
+        attempts=before.attempts + 1,
+        seconds=before.seconds + answer.seconds,
+        errors=errors,
+        failures=before.failures + isinstance(answer, Failed),
+        last_seconds=answer.seconds,
+    )

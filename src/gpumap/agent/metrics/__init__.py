@@ -1,0 +1,41 @@
+"""The native families, group by group: how each sample is read out of a snapshot (contract §3).
+
+Pure. An unknown value gives no sample, never a 0. No device's value is ever given to a container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpumap.agent.metrics import device, use
+from gpumap.agent.metrics.accounting import ACCOUNTING
+from gpumap.agent.metrics.allocation import ALLOCATION
+from gpumap.agent.metrics.device import DEVICE
+from gpumap.agent.metrics.gpm import GPM
+from gpumap.agent.metrics.health import HEALTH
+from gpumap.agent.metrics.itself import self_families
+from gpumap.agent.metrics.links import LINKS
+from gpumap.agent.metrics.use import PROCESSES, USE
+from gpumap.model.families import Family
+
+__all__ = ["DEFAULT_GROUPS", "GROUPS", "PROCESSES", "native", "self_families"]
+
+GROUPS: Mapping[str, tuple[Family, ...]] = {
+    "allocation": ALLOCATION,
+    "use": USE,
+    "accounting": ACCOUNTING,
+    "device": DEVICE,
+    "health": HEALTH,
+    "links": LINKS,
+    "gpm": GPM,
+    "codec": (*use.CODEC, *device.CODEC),
+}
+"""The groups of `--collect`."""
+DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
+
+
+def native(groups: Iterable[str], process_metrics: bool) -> tuple[Family, ...]:
+    """The native families of the chosen groups, in the page's order."""
+    chosen = set(groups)
+    families = [family for group, rows in GROUPS.items() if group in chosen for family in rows]
+    return (*families, *(PROCESSES if process_metrics else ()))

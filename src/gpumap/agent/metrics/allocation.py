@@ -1,0 +1,98 @@
+"""The group `allocation`: the kubelet's word on who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpumap.model.families import Family, Series
+from gpumap.model.snapshot import ContainerOnDevice, Snapshot
+
+CONTAINER_LABELS = ("namespace", "pod", "container", "uuid")
+
+
+def container_labels(row: ContainerOnDevice) -> tuple[str, str, str, str]:
+    return (*row.name, row.uuid)
+
+
+def _held(name: str, help: str, value: Callable[[ContainerOnDevice], float | None]) -> Family:
+    """A family on what a container holds."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for row in snapshot.containers:
+            if row.holds and (found := value(row)) is not None:
+                yield Series(container_labels(row), found)
+
+    return Family(name, "gauge", help, CONTAINER_LABELS, read)
+
+
+def _slots(snapshot: Snapshot) -> Iterator[Series]:
+    for row in snapshot.containers:
+        for resource, count in row.slots:
+            yield Series((*container_labels(row), resource), count)
+
+
+def _allocatable(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf in snapshot.leaves:
+        for resource, count in leaf.allocatable:
+            yield Series((leaf.uuid, resource), count)
+
+
+def _holders(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf in snapshot.leaves:
+        if leaf.holders is not None:
+            yield Series((leaf.uuid,), leaf.holders)
+
+
+def _unmatched(snapshot: Snapshot) -> Iterator[Series]:
+    for row in snapshot.unmatched:
+        yield Series((*row.name, row.resource, row.reason), row.slots)
+
+
+def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
+    for pod in snapshot.pods:
+        yield Series((pod.namespace, pod.pod, pod.uid), 1)
+
+
+ALLOCATION = (
+    _held("gpumap_allocation_info", "The kubelet gave this container a slot of this device.", lambda row: 1),
+    Family(
+        "gpumap_allocation_slots",
+        "gauge",
+        "Slots (device ids) of the device that the container holds, by resource.",
+        (*CONTAINER_LABELS, "resource"),
+        _slots,
+    ),
+    Family(
+        "gpumap_device_slots_allocatable",
+        "gauge",
+        "Slots that the kubelet offers on this device. 0: the resource is offered without it.",
+        ("uuid", "resource"),
+        _allocatable,
+    ),
+    Family("gpumap_device_holders", "gauge", "Containers that hold a slot of this device.", ("uuid",), _holders),
+    Family(
+        "gpumap_unmatched_slots",
+        "gauge",
+        "Slots of a GPU resource that stand for no device that NVML knows, and why.",
+        ("namespace", "pod", "container", "resource", "reason"),
+        _unmatched,
+    ),
+    _held(
+        "gpumap_container_allocated_gpus",
+        "Share of a physical GPU that the container was given: 1 is a whole one.",
+        lambda row: row.allocated_gpus,
+    ),
+    _held(
+        "gpumap_container_allocated_gpu_memory_bytes",
+        "GPU memory that the container was given. Absent where sharing grants none.",
+        lambda row: row.allocated_memory_bytes,
+    ),
+    Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "pod_uid"), _pod_info),
+    Family(
+        "gpumap_node_info",
+        "gauge",
+        "The node that this gpumap serves.",
+        ("node", "internal_ip"),
+        lambda snapshot: [Series((snapshot.node.name, snapshot.node.internal_ip), 1)],
+    ),
+)

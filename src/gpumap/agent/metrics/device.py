@@ -1,0 +1,187 @@
+"""The groups `device` and `codec` of leaves and GPUs: what NVML measured of the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpumap.agent.metrics.measured import measured, measured_by
+from gpumap.model.families import Family, Series
+from gpumap.model.readings import DeviceMemory, GpuReading
+from gpumap.model.snapshot import Gpu, Leaf, Snapshot
+
+
+def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for leaf in snapshot.leaves:
+            if leaf.memory is not None and (found := value(leaf.memory)) is not None:
+                yield Series((leaf.uuid,), found)
+
+    return Family(name, "gauge", help, ("uuid",), read)
+
+
+def _partitioned_memory(value: Callable[[DeviceMemory], float]) -> Callable[[GpuReading], float | None]:
+    return lambda reading: value(reading.memory) if reading.partitioned and reading.memory else None
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _device_info_labels(leaf: Leaf, gpu: Gpu) -> tuple[str, ...]:
+    mig = leaf.instance
+    return (
+        leaf.uuid,
+        gpu.uuid,
+        str(gpu.index),
+        _text(gpu.minor),
+        gpu.pci_bus_id,
+        gpu.model,
+        mig.profile if mig else "",
+        _text(mig.gpu_instance_id if mig else None),
+        _text(mig.compute_instance_id if mig else None),
+    )
+
+
+def _device_info(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf in snapshot.leaves:
+        if leaf.gpu is not None:
+            yield Series(_device_info_labels(leaf, leaf.gpu), 1)
+
+
+def _last_success(snapshot: Snapshot) -> Iterator[Series]:
+    for gpu in snapshot.gpus:
+        if gpu.last_success is not None:
+            yield Series((gpu.uuid,), gpu.last_success)
+
+
+def _without_device(snapshot: Snapshot) -> Iterator[Series]:
+    """GPUs that no gpumap_device_info is about, so that none is missed where a node's are counted."""
+    with_device = {leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu is not None}
+    for gpu in snapshot.gpus:
+        if gpu.uuid not in with_device:
+            place = (str(gpu.index), _text(gpu.minor), gpu.pci_bus_id, gpu.model)
+            yield Series((gpu.uuid, *place, gpu.fault or ""), 1)
+    for nameless in snapshot.nameless_gpus:
+        yield Series(("", str(nameless.index), "", "", "", nameless.fault), 1)
+
+
+def _driver_info(snapshot: Snapshot) -> Iterator[Series]:
+    if snapshot.driver is not None:
+        yield Series((snapshot.driver.driver_version, snapshot.driver.cuda_version, snapshot.driver.nvml_version), 1)
+
+
+DEVICE = (
+    Family(
+        "gpumap_device_info",
+        "gauge",
+        "A device that can be given away, a GPU or a MIG device, and the GPU that it is on.",
+        (
+            "uuid",
+            "gpu_uuid",
+            "index",
+            "minor",
+            "pci_bus_id",
+            "model",
+            "mig_profile",
+            "gpu_instance_id",
+            "compute_instance_id",
+        ),
+        _device_info,
+    ),
+    _on_leaf_memory("gpumap_device_memory_total_bytes", "Memory of the device.", lambda memory: memory.total_bytes),
+    _on_leaf_memory(
+        "gpumap_device_memory_used_bytes",
+        "Memory in use on the device; without what the driver reserves, where it tells that.",
+        lambda memory: memory.used_bytes,
+    ),
+    _on_leaf_memory(
+        "gpumap_device_memory_reserved_bytes",
+        "Memory that the driver keeps for itself.",
+        lambda memory: memory.reserved_bytes,
+    ),
+    _on_leaf_memory("gpumap_device_memory_free_bytes", "Memory free on the device.", lambda memory: memory.free_bytes),
+    Family(
+        "gpumap_gpu_up",
+        "gauge",
+        "Whether the GPU answered in the last collection.",
+        ("uuid",),
+        lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.gpus],
+    ),
+    Family(
+        "gpumap_gpu_fault_info",
+        "gauge",
+        "Why the GPU did not answer.",
+        ("uuid", "reason"),
+        lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.gpus if gpu.fault is not None],
+    ),
+    Family(
+        "gpumap_gpu_without_device_info",
+        "gauge",
+        "A GPU without a device: partitioned, with no MIG device; or one that has not told its uuid, and why.",
+        ("uuid", "index", "minor", "pci_bus_id", "model", "reason"),
+        _without_device,
+    ),
+    Family(
+        "gpumap_gpu_last_success_timestamp_seconds",
+        "gauge",
+        "When the GPU last answered.",
+        ("uuid",),
+        _last_success,
+    ),
+    measured(
+        "gpumap_gpu_utilization_ratio",
+        "Time that any kernel ran on the GPU, 0-1, over the driver's last sample period.",
+        lambda reading: reading.utilization_ratio,
+    ),
+    measured(
+        "gpumap_gpu_memory_controller_busy_ratio",
+        "Time that the GPU's memory was read or written, 0-1, over the driver's last sample period.",
+        lambda reading: reading.memory_controller_ratio,
+    ),
+    measured(
+        "gpumap_gpu_memory_total_bytes",
+        "Memory of a partitioned GPU as a whole.",
+        _partitioned_memory(lambda memory: memory.total_bytes),
+    ),
+    measured(
+        "gpumap_gpu_memory_used_bytes",
+        "Memory in use on a partitioned GPU as a whole.",
+        _partitioned_memory(lambda memory: memory.used_bytes),
+    ),
+    measured_by(
+        "sensor",
+        "gpumap_gpu_temperature_celsius",
+        "Temperature, by sensor.",
+        lambda reading: reading.temperatures_celsius,
+    ),
+    measured("gpumap_gpu_power_watts", "Power drawn by the GPU.", lambda reading: reading.power_watts),
+    measured(
+        "gpumap_gpu_power_limit_watts", "Power limit that is enforced.", lambda reading: reading.power_limit_watts
+    ),
+    measured(
+        "gpumap_gpu_energy_joules_total",
+        "Energy that the GPU used since its driver was loaded, as the driver counts.",
+        lambda reading: reading.energy_joules,
+        "counter",
+    ),
+    Family(
+        "gpumap_driver_info",
+        "gauge",
+        "The NVIDIA driver and its libraries.",
+        ("driver_version", "cuda_version", "nvml_version"),
+        _driver_info,
+    ),
+)
+
+CODEC = (
+    measured(
+        "gpumap_gpu_encoder_utilization_ratio",
+        "Time that the video encoders were busy, 0-1.",
+        lambda r: r.encoder_ratio,
+    ),
+    measured(
+        "gpumap_gpu_decoder_utilization_ratio",
+        "Time that the video decoders were busy, 0-1.",
+        lambda r: r.decoder_ratio,
+    ),
+)

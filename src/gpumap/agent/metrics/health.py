@@ -1,0 +1,131 @@
+"""The group `health`: clocks and what lowers them, fans, memory errors, what the driver asks for, XID errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpumap.agent.metrics.allocation import CONTAINER_LABELS
+from gpumap.agent.metrics.measured import measured, measured_by
+from gpumap.model.families import Family, Series, whether
+from gpumap.model.snapshot import Snapshot
+
+
+def _ecc_errors(snapshot: Snapshot) -> Iterator[Series]:
+    for gpu in snapshot.gpus:
+        if gpu.reading is not None:
+            counts = {(kind, location): count for kind, location, count in gpu.reading.ecc_errors}
+            for (kind, location), count in counts.items():
+                yield Series((gpu.uuid, kind, location), count)
+
+
+def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
+    for xids in snapshot.xids:
+        for code, count in xids.counts:
+            yield Series((xids.uuid, str(code)), count)
+
+
+CLOCKS = (
+    measured_by("domain", "gpumap_gpu_clock_hertz", "Clock now, by domain.", lambda reading: reading.clocks_hertz),
+    measured_by(
+        "reason",
+        "gpumap_gpu_clock_event",
+        "Whether clocks are lowered now, by reason; idleness is one.",
+        lambda reading: ((reason, int(active)) for reason, active in reading.clock_events),
+    ),
+    measured_by(
+        "reason",
+        "gpumap_gpu_clock_event_seconds_total",
+        "Time that clocks were lowered, by reason, as the driver counts.",
+        lambda reading: reading.clock_event_seconds,
+        "counter",
+    ),
+    measured(
+        "gpumap_gpu_performance_state",
+        "Performance state, from 0, the fastest, to 15.",
+        lambda reading: reading.performance_state,
+    ),
+    measured_by(
+        "fan",
+        "gpumap_gpu_fan_speed_ratio",
+        "Speed of the fan against the one that it is meant to reach at most, which it may exceed.",
+        lambda reading: reading.fan_ratios,
+    ),
+)
+
+MEMORY_ERRORS = (
+    Family(
+        "gpumap_gpu_ecc_errors_total",
+        "counter",
+        "Memory errors over the GPU's life, corrected or not, by where they were, as the driver counts.",
+        ("uuid", "type", "location"),
+        _ecc_errors,
+    ),
+    measured_by(
+        "type",
+        "gpumap_gpu_remapped_rows",
+        "Rows of memory that were replaced by spare ones, by the kind of the errors in them.",
+        lambda reading: reading.remapped_rows,
+    ),
+    measured(
+        "gpumap_gpu_row_remap_pending",
+        "Whether rows wait for the GPU's next reset to be replaced.",
+        lambda reading: whether(reading.row_remap_pending),
+    ),
+    measured(
+        "gpumap_gpu_row_remap_failure",
+        "Whether a row could not be replaced: no spare one was left.",
+        lambda reading: whether(reading.row_remap_failure),
+    ),
+    measured_by(
+        "type",
+        "gpumap_gpu_retired_pages",
+        "Pages of memory that are not used any more, by the errors that they had (before Ampere).",
+        lambda reading: reading.retired_pages,
+    ),
+)
+
+XIDS = (
+    Family(
+        "gpumap_gpu_xid_errors_total",
+        "counter",
+        "XID errors of the GPU that gpumap has heard.",
+        ("uuid",),
+        lambda snapshot: [Series((xids.uuid,), sum(count for _, count in xids.counts)) for xids in snapshot.xids],
+    ),
+    Family(
+        "gpumap_gpu_xid_errors_by_code_total",
+        "counter",
+        "XID errors of the GPU that gpumap has heard, by code.",
+        ("uuid", "xid"),
+        _xids_by_code,
+    ),
+    Family(
+        "gpumap_container_xid_errors_total",
+        "counter",
+        "XID errors of the device while the container held or used it, by code.",
+        (*CONTAINER_LABELS, "xid"),
+        lambda snapshot: [Series((*one.name, one.uuid, str(one.code)), one.errors) for one in snapshot.container_xids],
+    ),
+    Family(
+        "gpumap_xid_blind_seconds_total",
+        "counter",
+        "Time in which nobody listened for the GPU's XID errors.",
+        ("uuid",),
+        lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.xids],
+    ),
+)
+
+HEALTH = (
+    *CLOCKS,
+    *MEMORY_ERRORS,
+    Family(
+        "gpumap_gpu_recovery_action_info",
+        "gauge",
+        "What the driver asks for, to make the GPU whole again; `none` where nothing is wrong.",
+        ("uuid", "action"),
+        lambda snapshot: [
+            Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.gpus if gpu.recovery_action is not None
+        ],
+    ),
+    *XIDS,
+)

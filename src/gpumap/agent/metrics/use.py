@@ -1,0 +1,114 @@
+"""The groups `use` and `codec` of containers, and the series by process: what was measured of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpumap.agent.metrics.allocation import CONTAINER_LABELS, container_labels
+from gpumap.model.families import Family, Series
+from gpumap.model.snapshot import ContainerUse, Snapshot
+
+
+def _used(name: str, help: str, value: Callable[[ContainerUse], float | None]) -> Family:
+    """A family on what a container was measured to use."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for row in snapshot.containers:
+            if row.use is not None and (found := value(row.use)) is not None:
+                yield Series(container_labels(row), found)
+
+    return Family(name, "gauge", help, CONTAINER_LABELS, read)
+
+
+def _owner_bytes(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf in snapshot.leaves:
+        for use in leaf.owners if leaf.memory is not None else ():
+            if use.memory_bytes is not None:
+                yield Series((leaf.uuid, use.owner.value), use.memory_bytes)
+
+
+def _owner_processes(snapshot: Snapshot) -> Iterator[Series]:
+    for leaf in snapshot.leaves:
+        for use in leaf.owners:
+            if use.processes is not None:
+                yield Series((leaf.uuid, use.owner.value), use.processes)
+
+
+USE = (
+    _used(
+        "gpumap_container_gpu_memory_used_bytes",
+        "GPU memory of the container's processes on the device, as the driver tells it by process.",
+        lambda use: use.memory_bytes,
+    ),
+    _used(
+        "gpumap_container_gpu_memory_peak_bytes",
+        "The most GPU memory that the container used since it was first seen, at the collection interval.",
+        lambda use: use.memory_peak_bytes,
+    ),
+    _used("gpumap_container_gpu_processes", "Processes of the container on the device.", lambda use: use.processes),
+    _used(
+        "gpumap_container_sm_utilization_ratio",
+        "Time that the container's kernels kept the device's SMs busy, 0-1, mean over the interval.",
+        lambda use: use.sm_ratio,
+    ),
+    _used(
+        "gpumap_container_memory_controller_busy_ratio",
+        "Time that the container kept the device's memory controller busy, 0-1, mean over the interval.",
+        lambda use: use.memory_controller_ratio,
+    ),
+    _used(
+        "gpumap_container_unassigned_use",
+        "The container uses a device that it was not assigned.",
+        lambda use: 1 if use.unassigned else None,
+    ),
+    _used(
+        "gpumap_container_last_active_timestamp_seconds",
+        "When the container was last seen computing; until then, when it was first seen.",
+        lambda use: use.last_active,
+    ),
+    Family(
+        "gpumap_device_memory_used_by_owner_bytes",
+        "gauge",
+        "The device's used memory, split by whose it is; the sum is gpumap_device_memory_used_bytes.",
+        ("uuid", "owner"),
+        _owner_bytes,
+    ),
+    Family(
+        "gpumap_device_processes",
+        "gauge",
+        "Processes on the device, by whose they are.",
+        ("uuid", "owner"),
+        _owner_processes,
+    ),
+)
+
+CODEC = (
+    _used(
+        "gpumap_container_encoder_utilization_ratio",
+        "Time that the container kept the device's video encoders busy, 0-1, mean over the interval.",
+        lambda use: use.encoder_ratio,
+    ),
+    _used(
+        "gpumap_container_decoder_utilization_ratio",
+        "Time that the container kept the device's video decoders busy, 0-1, mean over the interval.",
+        lambda use: use.decoder_ratio,
+    ),
+)
+
+
+def _process_memory(snapshot: Snapshot) -> Iterator[Series]:
+    for process in snapshot.processes:
+        if process.memory_bytes is not None:
+            name = process.name or ("", "", "")
+            yield Series((*name, process.uuid, str(process.pid), process.types), process.memory_bytes)
+
+
+PROCESSES = (
+    Family(
+        "gpumap_process_gpu_memory_used_bytes",
+        "gauge",
+        "GPU memory of one process. Its pod is empty where it is in none, or none can be named.",
+        (*CONTAINER_LABELS, "pid", "type"),
+        _process_memory,
+    ),
+)

@@ -1,0 +1,143 @@
+"""GPM (Hopper and later): how busy the parts of a device were between two samples that we take of it.
+
+The older sample is kept from one reading to the next, so that nothing waits. One thread at a time asks.
+"""
+
+import contextlib
+import time
+from ctypes import byref, c_void_p
+from typing import NamedTuple
+
+from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.codes import UNSUPPORTED
+from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
+from gpumap.agent.nvml_worker.structs import GPM_V1, GpmMetric, GpmMetricsGet, GpmSupport
+from gpumap.model.readings import Activity
+
+METRICS = (2, 3, 5, 10)
+"""nvml.h, NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _ANY_TENSOR_UTIL, _DRAM_BW_UTIL: in `Activity`'s order."""
+APART_SECONDS = 0.1
+"""nvml.h, nvmlGpmMetricsGet_t: "Samples must be >100ms apart"; a reading before its time may come sooner."""
+_ROUNDING_PERCENT = 101.0
+
+Sample = int
+"""nvmlGpmSample_t, a pointer."""
+
+
+class Measured(NamedTuple):
+    """What is measured: a GPU (`gpu_instance_id` is `None`), or a GPU instance of one.
+
+    `being` tells one that follows another under the same id: their samples have nothing to do with each other.
+    """
+
+    gpu_instance_id: int | None = None
+    being: tuple[object, ...] = ()
+
+
+WHOLE_GPU = Measured()
+
+
+class _Meter:
+    """Two samples' room, and what they told last."""
+
+    def __init__(self) -> None:
+        self.older: Sample | None = None
+        self.spare: Sample | None = None
+        self.taken_at = 0.0
+        self.told: Activity | None = None
+
+
+class Activities:
+    """Those of one GPU's handle. Whoever drops it calls `free`, while NVML is initialised."""
+
+    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+        self._library = library
+        self._asking = asking
+        self._gpu = gpu
+        self._supported: bool | None = None
+        self._meters: dict[Measured, _Meter] = {}
+        self._in_use: set[Measured] = set()
+        self._get: GpmMetricsGet | None = None
+
+    def free_unused(self) -> None:
+        """What was not measured since the last time: an instance that is no more, or a group that is not asked for."""
+        for measured in self._meters.keys() - self._in_use:
+            self._free(self._meters.pop(measured))
+        self._in_use.clear()
+
+    def free(self) -> None:
+        for meter in self._meters.values():
+            self._free(meter)
+        self._meters.clear()
+
+    def read(self, measured: Measured) -> Activity | None:
+        """Since the reading before; `None` in the first one. Raises `RefusedError` where the GPU is gone."""
+        if self._supported is None:
+            self._supported = self._asking.ask(self._gpm_support)
+        if not self._supported:
+            return None
+        on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
+        if not self._asking.is_supported((self._activity.__name__, on)):
+            return None
+        self._in_use.add(measured)
+        meter = self._meters.get(measured)
+        if meter is None:
+            meter = self._meters[measured] = _Meter()
+        elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
+            return meter.told  # of an interval that has ended just now
+        # What is measured may be kept back from us as a GPU instance's place is: then it is absent, and no fault.
+        meter.told = self._asking.ask(self._activity, measured, meter, on=on, privileged=True)
+        return meter.told
+
+    # --- single questions; each raises RefusedError ---
+
+    def _gpm_support(self) -> bool:
+        said = GpmSupport(GPM_V1)
+        self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(said))
+        return said.isSupportedDevice != 0
+
+    def _activity(self, measured: Measured, meter: _Meter) -> Activity | None:
+        if meter.spare is None:
+            meter.spare = self._allocate()
+        if measured.gpu_instance_id is None:
+            self._library.ask("nvmlGpmSampleGet", self._gpu, meter.spare)
+        else:
+            self._library.ask("nvmlGpmMigSampleGet", self._gpu, measured.gpu_instance_id, meter.spare)
+        meter.taken_at = time.monotonic()
+        older, newer = meter.older, meter.spare
+        meter.older, meter.spare = newer, older
+        return None if older is None else self._between(older, newer)
+
+    def _between(self, older: Sample, newer: Sample) -> Activity:
+        get = self._get = self._get or _laid_out()
+        get.sample1, get.sample2 = older, newer
+        self._library.ask("nvmlGpmMetricsGet", byref(get))
+        return Activity(*[self._ratio(metric) for metric in get.metrics[: len(METRICS)]])
+
+    def _ratio(self, metric: GpmMetric) -> float | None:
+        """A metric that is refused costs itself; what is no percentage is not told."""
+        code = metric.nvmlReturn
+        if code and code not in UNSUPPORTED:
+            call = f"nvmlGpmMetricsGet({metric.metricId})"
+            self._asking.take(RefusedError(call, code), (call, "gpu"))
+        percent = metric.value
+        return min(percent / 100, 1.0) if not code and 0.0 <= percent <= _ROUNDING_PERCENT else None
+
+    def _allocate(self) -> Sample:
+        sample = c_void_p()
+        self._library.ask("nvmlGpmSampleAlloc", byref(sample))
+        return sample.value or 0
+
+    def _free(self, meter: _Meter) -> None:
+        for sample in (meter.older, meter.spare):
+            if sample is not None:
+                with contextlib.suppress(RefusedError):  # a driver that is gone has nothing to be freed
+                    self._library.ask("nvmlGpmSampleFree", sample)
+
+
+def _laid_out() -> GpmMetricsGet:
+    """With the metrics that are wanted. The whole structure, as the library may count on it."""
+    get = GpmMetricsGet(GPM_V1, len(METRICS))
+    for metric, wanted in zip(get.metrics, METRICS, strict=False):
+        metric.metricId = wanted
+    return get

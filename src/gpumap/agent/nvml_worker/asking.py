@@ -1,0 +1,91 @@
+"""What a refused call costs: one value, one GPU, or nothing but the asking. One thread at a time uses an `Asking`."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from gpumap.agent.nvml_worker.codes import GONE, NO_DATA, NOT_PERMITTED, UNINITIALIZED, UNSUPPORTED
+from gpumap.agent.nvml_worker.library import RefusedError
+
+T = TypeVar("T")
+
+
+class Asking:
+    """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused.
+
+    `learned` is whether this reading found something that is not supported.
+    `forgotten` counts how often it was forgotten what is not supported.
+    `refused_with` is the code of the call that was asked last, 0 where it was answered or not asked at all.
+    """
+
+    def __init__(self) -> None:
+        self._unsupported: set[tuple[str, str]] = set()
+        self._refused: dict[tuple[str, int], None] = {}
+        self.answered = 0
+        self.refused_with = 0
+        self.learned = False
+        self.forgotten = 0
+
+    @property
+    def refusals(self) -> tuple[tuple[str, int], ...]:
+        return tuple(self._refused)
+
+    def begin(self) -> None:
+        self._refused.clear()
+        self.answered = 0
+        self.learned = False
+
+    def forget(self) -> None:
+        """Ask again also what was not supported."""
+        self._unsupported.clear()
+        self.forgotten += 1
+
+    def forget_mig_devices(self) -> None:
+        """Ask them again also what they did not support; what the card does not, stands."""
+        self._unsupported = {key for key in self._unsupported if not key[1].startswith(("mig", "gpu instance"))}
+
+    def withdraw(self, told: tuple[tuple[str, int], ...]) -> None:
+        """Tell only what was refused when `refusals` was `told`: the rest was of a device that is no more."""
+        self._refused = dict.fromkeys(told)
+
+    def ask(
+        self, function: Callable[..., T], *arguments: object, on: str = "gpu", privileged: bool = False
+    ) -> T | None:
+        """What the function returns; `None` where NVML refuses. `on` tells GPUs' handles from MIG devices'.
+
+        Not to be permitted what is `privileged` is no fault: it is not told, and not asked again.
+        Raises `RefusedError` where the refusal says that the whole GPU is gone, or the driver.
+        """
+        self.refused_with = 0
+        key = function.__name__, on
+        if key in self._unsupported:
+            return None
+        try:
+            value = function(*arguments)
+        except RefusedError as refused:
+            self.take(refused, key, privileged=privileged)
+            return None
+        self.answered += 1
+        return value
+
+    def take(self, refused: RefusedError, key: tuple[str, str], *, privileged: bool = False) -> None:
+        """A refusal of what `key` names, for what it costs. Raises it where that is the whole GPU."""
+        if refused.code in GONE or refused.code in UNINITIALIZED:
+            raise refused
+        self.refused_with = refused.code
+        if refused.code in UNSUPPORTED or (privileged and refused.code == NOT_PERMITTED):
+            self._unsupported.add(key)
+            self.learned = True
+        elif refused.code not in NO_DATA:
+            self._refused[refused.call, refused.code] = None
+
+    def is_supported(self, key: tuple[str, str]) -> bool:
+        """As far as is known."""
+        return key not in self._unsupported
+
+    def ask_newest(self, functions: Sequence[Callable[..., T]], *arguments: object, on: str = "gpu") -> T | None:
+        """As `ask`, of the first function that is supported: newest first."""
+        for function in functions:
+            value = self.ask(function, *arguments, on=on)
+            if (function.__name__, on) not in self._unsupported:
+                return value
+        return None

@@ -1,0 +1,112 @@
+"""The group `card`: what a card is made for and set to, its totals of errors. Only dialects show it.
+
+What does not change while the handle is good is asked once, and kept with it. All of it is asked of the card, also
+where it is partitioned.
+"""
+
+from ctypes import byref, c_uint
+from typing import NamedTuple
+
+from gpumap.agent.nvml_worker import field_values as fi
+from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.field_values import Values, flag, whole
+from gpumap.agent.nvml_worker.library import Handle, Library
+from gpumap.model.readings import COMPUTE_MODES, Card
+
+CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
+"""nvml.h, nvmlClockType_t."""
+_CLOCKS_ON = tuple((domain, number, f"max clock {domain}") for domain, number in CLOCKS)
+_ECC_TOTALS = (
+    ("corrected", "volatile", fi.CORRECTED_VOLATILE),
+    ("uncorrected", "volatile", fi.UNCORRECTED_VOLATILE),
+    ("corrected", "aggregate", fi.CORRECTED_AGGREGATE),
+    ("uncorrected", "aggregate", fi.UNCORRECTED_AGGREGATE),
+)
+CARD_FIELDS = (*(field for _, _, field in _ECC_TOTALS), fi.RETIRED_PENDING, fi.PCIE_REPLAYS)
+NO_CARD = Card()
+
+
+def word_of(words: tuple[str, ...], number: int) -> str:
+    return words[number] if 0 <= number < len(words) else f"code_{number}"
+
+
+class _Made(NamedTuple):
+    """What stays; of the power limits those that nobody sets."""
+
+    vbios_version: str
+    compute_capability: str
+    max_clocks_hertz: tuple[tuple[str, float], ...]
+    power_limits_watts: tuple[tuple[str, float], ...]
+
+
+class CardOfGpu:
+    """Of one handle. One thread at a time asks."""
+
+    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+        self._library = library
+        self._asking = asking
+        self._gpu = gpu
+        self._made: _Made | None = None
+        self._forgotten = asking.forgotten
+
+    def read(self, said: Values) -> Card:
+        """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
+        made = self._read_made()
+        mode = self._asking.ask(self._compute_mode)
+        requested = self._asking.ask(self._requested_power_limit)
+        set_to = () if requested is None else (("requested", requested),)
+        return Card(
+            ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
+            retired_pages_pending=flag(said.get(fi.RETIRED_PENDING)),
+            compute_mode=None if mode is None else word_of(COMPUTE_MODES, mode),
+            power_limits_watts=set_to + made.power_limits_watts,
+            max_clocks_hertz=made.max_clocks_hertz,
+            vbios_version=made.vbios_version,
+            compute_capability=made.compute_capability,
+            pcie_replays=whole(said.get(fi.PCIE_REPLAYS)),
+        )
+
+    def _read_made(self) -> _Made:
+        """Kept once every part has been told, or is not supported."""
+        if self._made is not None and self._forgotten == self._asking.forgotten:
+            return self._made
+        self._forgotten, before = self._asking.forgotten, self._asking.refusals
+        made = _Made(
+            self._asking.ask(self._library.vbios_version, self._gpu) or "",
+            self._asking.ask(self._library.compute_capability, self._gpu) or "",
+            self._max_clocks(),
+            self._power_limits(),
+        )
+        self._made = made if self._asking.refusals == before else None
+        return made
+
+    def _max_clocks(self) -> tuple[tuple[str, float], ...]:
+        told = [(name, self._asking.ask(self._max_clock, number, on=on)) for name, number, on in _CLOCKS_ON]
+        return tuple([(domain, hertz) for domain, hertz in told if hertz is not None])
+
+    def _power_limits(self) -> tuple[tuple[str, float], ...]:
+        default = self._asking.ask(self._default_power_limit)
+        span = self._asking.ask(self._power_limit_range)
+        limits = () if default is None else (("default", default),)
+        return limits if span is None else (*limits, ("min", span[0]), ("max", span[1]))
+
+    # --- single questions, each of which raises `RefusedError` ---
+
+    def _compute_mode(self) -> int:
+        return self._library.ask_number("nvmlDeviceGetComputeMode", self._gpu)
+
+    def _requested_power_limit(self) -> float:
+        return self._library.ask_number("nvmlDeviceGetPowerManagementLimit", self._gpu) / 1000
+
+    def _max_clock(self, domain: int) -> float:
+        megahertz = c_uint()
+        self._library.ask("nvmlDeviceGetMaxClockInfo", self._gpu, domain, byref(megahertz))
+        return megahertz.value * 1e6
+
+    def _default_power_limit(self) -> float:
+        return self._library.ask_number("nvmlDeviceGetPowerManagementDefaultLimit", self._gpu) / 1000
+
+    def _power_limit_range(self) -> tuple[float, float]:
+        least, most = c_uint(), c_uint()
+        self._library.ask("nvmlDeviceGetPowerManagementLimitConstraints", self._gpu, byref(least), byref(most))
+        return least.value / 1000, most.value / 1000

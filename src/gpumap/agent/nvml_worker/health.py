@@ -1,0 +1,213 @@
+"""What a GPU says of its health, and of its links: clocks and why they are low, fans, ECC errors, repairs, bytes.
+
+All of it is asked of the card, also where it is partitioned.
+"""
+
+from ctypes import byref, c_uint, c_ulonglong
+
+from gpumap.agent.nvml_worker import field_values as fi
+from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.card import CARD_FIELDS, CLOCKS, word_of
+from gpumap.agent.nvml_worker.field_values import Values, flag, whole
+from gpumap.agent.nvml_worker.library import Handle, Library
+from gpumap.model.readings import (
+    CARD,
+    CLOCK_EVENT_TIMES,
+    CLOCK_EVENTS,
+    ECC_LOCATIONS,
+    ECC_TYPES,
+    RECOVERY_ACTIONS,
+    Health,
+    Links,
+)
+
+_EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
+"""Reasons and their bits."""
+CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, (74, 75, 76, 77, 78, 79, 80, 81, 269, 270, 271), strict=True))
+"""Reasons and the field values of their times, in nanoseconds."""
+_REMAPPED = (("correctable", fi.REMAPPED_CORRECTABLE), ("uncorrectable", fi.REMAPPED_UNCORRECTABLE))
+_RETIRED = (("single_bit_ecc", fi.RETIRED_SINGLE_BIT), ("double_bit_ecc", fi.RETIRED_DOUBLE_BIT))
+_FIELDS: dict[str, tuple[int, ...]] = {
+    "health": (
+        *(field for _, field in (*CLOCK_EVENT_FIELDS, *_REMAPPED, *_RETIRED)),
+        fi.REMAP_PENDING,
+        fi.REMAP_FAILURE,
+        fi.RECOVERY_ACTION,
+    ),
+    "links": (fi.PCIE_TRANSMIT, fi.PCIE_RECEIVE, fi.NVLINK_TRANSMIT, fi.NVLINK_RECEIVE),
+    CARD: CARD_FIELDS,
+}
+_AGGREGATE = 1  # nvml.h, NVML_AGGREGATE_ECC: unlike the volatile counts they outlive the driver's next load
+_UNKNOWN_STATE = 32  # nvml.h, NVML_PSTATE_UNKNOWN
+_ECC = tuple(
+    (kind, location, type_, place, f"ecc {kind} {location}")
+    for type_, kind in enumerate(ECC_TYPES)
+    for place, location in enumerate(ECC_LOCATIONS)
+)
+_CLOCKS_ON = tuple((domain, number, f"clock {domain}") for domain, number in CLOCKS)
+
+NO_HEALTH, NO_LINKS = Health(), Links()
+
+
+def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
+    """The field values that these groups take, and the memory's temperature, which is always told."""
+    return fi.MEMORY_TEMPERATURE, *(field for group in groups for field in _FIELDS.get(group, ()))
+
+
+def recovery_word(action: float) -> str:
+    return word_of(RECOVERY_ACTIONS, int(action))
+
+
+def read_links(said: Values) -> Links:
+    transmit, receive = said.get(fi.NVLINK_TRANSMIT), said.get(fi.NVLINK_RECEIVE)
+    return Links(
+        whole(said.get(fi.PCIE_TRANSMIT)),
+        whole(said.get(fi.PCIE_RECEIVE)),
+        None if transmit is None else int(transmit) << 10,
+        None if receive is None else int(receive) << 10,
+    )
+
+
+class HealthOfGpu:
+    """Of one handle. One thread at a time asks."""
+
+    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+        self._questions = _Questions(library)
+        self._asking = asking
+        self._gpu = gpu
+        self._known_events: tuple[tuple[str, int], ...] | None = None
+        self._events: dict[int, tuple[tuple[str, bool], ...]] = {}
+        self._fans: tuple[tuple[int, str], ...] | None = None
+        self._ecc = _ECC
+        self._forgotten = asking.forgotten
+
+    def read(self, said: Values) -> Health:
+        """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
+        action = said.get(fi.RECOVERY_ACTION)
+        return Health(
+            clocks_hertz=self._read_clocks(),
+            clock_events=self._read_clock_events(),
+            clock_event_seconds=tuple(
+                [(word, said[field] / 1e9) for word, field in CLOCK_EVENT_FIELDS if field in said]
+            ),
+            performance_state=self._read_performance_state(),
+            fan_ratios=self._read_fans(),
+            ecc_errors=self._read_ecc_errors(),
+            remapped_rows=tuple([(word, int(said[field])) for word, field in _REMAPPED if field in said]),
+            row_remap_pending=flag(said.get(fi.REMAP_PENDING)),
+            row_remap_failure=flag(said.get(fi.REMAP_FAILURE)),
+            retired_pages=tuple([(word, int(said[field])) for word, field in _RETIRED if field in said]),
+            recovery_action=None if action is None else recovery_word(action),
+        )
+
+    def _read_clocks(self) -> tuple[tuple[str, float], ...]:
+        told: list[tuple[str, float]] = []
+        for domain, number, on in _CLOCKS_ON:
+            hertz = self._asking.ask(self._questions.clock_hertz, self._gpu, number, on=on)
+            if hertz is not None:
+                told.append((domain, hertz))
+        return tuple(told)
+
+    def _read_clock_events(self) -> tuple[tuple[str, bool], ...]:
+        ask, questions = self._asking.ask_newest, self._questions
+        now = ask((questions.clock_events, questions.clock_throttling), self._gpu)
+        if now is None:
+            return ()
+        if self._known_events is None:
+            mask = ask((questions.supported_clock_events, questions.supported_clock_throttling), self._gpu)
+            if mask is None and self._asking.refused_with:
+                return _events_of(now, _EVENT_BITS)  # asked again, or in the next reading known to be not supported
+            self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
+        if now not in self._events:
+            self._events = {now: _events_of(now, self._known_events)}
+        return self._events[now]
+
+    def _read_performance_state(self) -> int | None:
+        state = self._asking.ask(self._questions.performance_state, self._gpu)
+        return None if state == _UNKNOWN_STATE else state
+
+    def _read_fans(self) -> tuple[tuple[str, float], ...]:
+        """Where no fan is told by its number, what drivers before 450 tell of one."""
+        ask, questions = self._asking.ask, self._questions
+        if self._fans is None:
+            count = ask(questions.fans, self._gpu)
+            if count is not None:
+                self._fans = tuple([(fan, f"fan {fan}") for fan in range(min(count, 64))])
+        told: list[tuple[str, float]] = []
+        for fan, on in self._fans or ():
+            ratio = ask(questions.fan_ratio, self._gpu, fan, on=on)
+            if ratio is not None:
+                told.append((str(fan), ratio))
+        if not told and (ratio := ask(questions.only_fan_ratio, self._gpu)) is not None:
+            told.append(("0", ratio))
+        return tuple(told)
+
+    def _read_ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
+        """Most cards count in a few of the places: the others are asked once."""
+        if self._forgotten != self._asking.forgotten:
+            self._forgotten, self._ecc = self._asking.forgotten, _ECC
+        question = self._questions.ecc_errors
+        told: list[tuple[str, str, int]] = []
+        new = False
+        for kind, location, type_, place, on in self._ecc:
+            count = self._asking.ask(question, self._gpu, type_, place, on=on)
+            if count is not None:
+                told.append((kind, location, count))
+            else:
+                new = True
+        if new:
+            self._ecc = tuple([row for row in self._ecc if self._asking.is_supported((question.__name__, row[-1]))])
+        return tuple(told)
+
+
+class _Questions:
+    """Single questions of a GPU, answered in plain values. Each raises `RefusedError`."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def clock_hertz(self, gpu: Handle, domain: int) -> float:
+        megahertz = c_uint()
+        self._library.ask("nvmlDeviceGetClockInfo", gpu, domain, byref(megahertz))
+        return megahertz.value * 1e6
+
+    def clock_events(self, gpu: Handle) -> int:
+        return self._bits("nvmlDeviceGetCurrentClocksEventReasons", gpu)
+
+    def clock_throttling(self, gpu: Handle) -> int:
+        """The name until driver 535; gone with CUDA 14."""
+        return self._bits("nvmlDeviceGetCurrentClocksThrottleReasons", gpu)
+
+    def supported_clock_events(self, gpu: Handle) -> int:
+        return self._bits("nvmlDeviceGetSupportedClocksEventReasons", gpu)
+
+    def supported_clock_throttling(self, gpu: Handle) -> int:
+        return self._bits("nvmlDeviceGetSupportedClocksThrottleReasons", gpu)
+
+    def performance_state(self, gpu: Handle) -> int:
+        return self._library.ask_number("nvmlDeviceGetPerformanceState", gpu)
+
+    def fans(self, gpu: Handle) -> int:
+        return self._library.ask_number("nvmlDeviceGetNumFans", gpu)
+
+    def fan_ratio(self, gpu: Handle, fan: int) -> float:
+        percent = c_uint()
+        self._library.ask("nvmlDeviceGetFanSpeed_v2", gpu, fan, byref(percent))
+        return percent.value / 100
+
+    def only_fan_ratio(self, gpu: Handle) -> float:
+        return self._library.ask_number("nvmlDeviceGetFanSpeed", gpu) / 100
+
+    def ecc_errors(self, gpu: Handle, type_: int, location: int) -> int:
+        count = c_ulonglong()
+        self._library.ask("nvmlDeviceGetMemoryErrorCounter", gpu, type_, _AGGREGATE, location, byref(count))
+        return count.value
+
+    def _bits(self, call: str, gpu: Handle) -> int:
+        bits = c_ulonglong()
+        self._library.ask(call, gpu, byref(bits))
+        return bits.value
+
+
+def _events_of(now: int, known: tuple[tuple[str, int], ...]) -> tuple[tuple[str, bool], ...]:
+    return tuple([(word, bool(now & bit)) for word, bit in known])

@@ -1,0 +1,271 @@
+"""Answers requests: initialises NVML, counts the GPUs, and has each of them read.
+
+One thread reads GPU after GPU as long as the driver answers at once: threads side by side would cost more in waiting
+for each other than all the calls. Where no GPU is done for a moment, another thread goes on with the rest, so that a
+call that hangs costs its GPU alone. A GPU that has not come back from an earlier read is not asked again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from queue import Empty, SimpleQueue
+
+from gpumap.agent.nvml_worker import kernel, wire
+from gpumap.agent.nvml_worker.codes import (
+    DRIVER_VERSION_MISMATCH,
+    FUNCTION_NOT_FOUND,
+    GONE,
+    LOST_TOUCH,
+    UNINITIALIZED,
+    word,
+)
+from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
+from gpumap.agent.nvml_worker.listener import Listener
+from gpumap.agent.nvml_worker.output import Output
+from gpumap.agent.nvml_worker.reading import Epoch, GpuReader
+from gpumap.agent.nvml_worker.reinit_backoff import LookAgain
+from gpumap.agent.nvml_worker.shutdown import LettingGo
+
+NEEDS_NEW_PROCESS = frozenset({DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND})
+"""The library is not the driver's, and a process that has one of this name mapped never gets another."""
+PATIENCE_SECONDS = 0.01
+"""No GPU being done for so long, one more thread is put to work."""
+LOOK_AGAIN_SECONDS = 60.0
+"""So long after a GPU is lost NVML is initialised anew; more and more seldom while that does not help."""
+CLOSE_SECONDS = 1.5
+"""Letting go of NVML having taken so long, it hangs: the process ends, and another one has the healthy GPUs at once."""
+LET_GO_SECONDS = 30.0
+"""A GPU that is not read after so long is not waited for: the driver is let go of by the end of the process. Without
+persistence mode each takes one to three seconds whenever NVML is initialised (NVIDIA, "Driver Persistence")."""
+
+
+class _Gpu:
+    """`busy` from the beginning of a sweep on until it is read, and for ever if a call on it hangs."""
+
+    def __init__(self, library: Library, index: int) -> None:
+        self.index = index
+        self.busy = False
+        self.reader = GpuReader(library, index)
+        self.encode = wire.GpuEncoder()
+
+
+class _Sweep:
+    """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin."""
+
+    def __init__(self, request: wire.Request, epoch: Epoch, gpus: Iterable[_Gpu]) -> None:
+        self.request = request
+        self.epoch = epoch
+        self.to_do = deque(gpus)
+        self.engaged = 0
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        for gpu in self.to_do:
+            gpu.busy = True
+
+
+class _Sweeper:
+    """A thread that reads GPUs of one sweep at a time. It may hang in one of them for ever."""
+
+    def __init__(self, output: Output, listener: Listener, idle: "SimpleQueue[_Sweeper]") -> None:
+        self.begin: SimpleQueue[_Sweep] = SimpleQueue()
+        self._output = output
+        self._listener = listener
+        self._idle = idle
+        threading.Thread(target=self._run, name="sweeper", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            sweep = self.begin.get()
+            while True:
+                try:
+                    gpu = sweep.to_do.popleft()
+                except IndexError:
+                    break
+                reading = gpu.reader.read(sweep.epoch, sweep.request.interval_seconds, sweep.request.groups)
+                if _listens(sweep.request):
+                    reading = self._listener.attend(reading, gpu.reader.handle)
+                elif "health" in sweep.request.groups:
+                    self._listener.leave(reading, gpu.reader.handle)
+                line = gpu.encode(sweep.request.read, reading)
+                gpu.busy = False  # before the answer: who reads it may count on this GPU
+                self._output.add(line)
+            self._output.flush()
+            self._idle.put(self)
+            sweep.ended.put(None)
+
+
+def _listens(request: wire.Request) -> bool:
+    """Who lets go of the driver after each read hears nothing."""
+    return "health" in request.groups and not request.release
+
+
+class Rounds:
+    """Answers one request after the other; of several that wait, the newest."""
+
+    def __init__(self, library: Library, output: Output, exit_process: Callable[[int], None]) -> None:
+        self._library = library
+        self._output = output
+        self._listener = Listener(library, output)
+        self._exit_process = exit_process
+        self._requests: SimpleQueue[wire.Request] = SimpleQueue()
+        self._gpus: list[_Gpu] = []
+        self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
+        self._sweepers = 0
+        self._open = False
+        self._letting_go = LettingGo(self._close)
+        self._look_again = LookAgain(LOOK_AGAIN_SECONDS)
+        self._bound: frozenset[str] = frozenset()
+        self._epoch = Epoch(0, 0)
+
+    def ask(self, request: wire.Request) -> None:
+        """From any thread."""
+        self._requests.put(request)
+
+    def run(self) -> None:
+        while True:
+            request = self._requests.get()
+            while not self._requests.empty():
+                request = self._requests.get()
+            try:
+                driver = self._driver(request)
+            except LibraryError as error:
+                self._write(wire.encode_error(wire.ErrorSaid(request.read, error.code, error.reason, str(error))))
+                if error.code in NEEDS_NEW_PROCESS:
+                    self._end()
+            else:
+                if _listens(request):
+                    self._listener.tell()
+                self._write(wire.encode_driver(driver))
+                self._read_gpus(request, driver)
+            if request.release:
+                self._let_go()
+
+    def _write(self, line: bytes) -> None:
+        self._output.add(line)
+        self._output.flush()
+
+    def _driver(self, request: wire.Request) -> wire.DriverSaid:
+        if self._open and (self._lost_touch() or self._may_find_more()):
+            self._close_unless_busy()
+        if not self._open:
+            self._bound = kernel.bound_devices()
+            self._library.open()
+            self._open = True
+            self._epoch = self._epoch._replace(initialised=self._epoch.initialised + 1)
+        try:
+            count = self._library.count()
+        except RefusedError as refused:
+            self._close_unless_busy()
+            raise LibraryError(refused.code, word(refused.code), str(refused)) from refused
+        self._epoch = self._epoch._replace(gpus=count)
+        return wire.DriverSaid(
+            request.read,
+            driver_version=self._or_unknown(self._library.driver_version),
+            cuda_version=self._or_unknown(self._library.cuda_version),
+            nvml_version=self._or_unknown(self._library.nvml_version),
+            gpus=count,
+            busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
+        )
+
+    def _lost_touch(self) -> bool:
+        """Whether a GPU's reading said that NVML must be initialised anew, or all of them said what may mean it."""
+        codes = [gpu.reader.refused_with for gpu in self._gpus[: self._epoch.gpus] if not gpu.busy]
+        hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
+        return hopeless or any(code in UNINITIALIZED for code in codes)
+
+    def _may_find_more(self) -> bool:
+        """Whether a GPU was bound or unbound since NVML was initialised, or it is time to look for a lost one."""
+        if kernel.bound_devices() != self._bound:
+            return True
+        gpus = self._gpus[: self._epoch.gpus]
+        lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
+        return self._look_again.is_due(lost, time.monotonic())
+
+    def _let_go(self) -> None:
+        """Hold nothing of the driver's, unless the next request is there already."""
+        give_up = time.monotonic() + LET_GO_SECONDS
+        while self._idle.qsize() < self._sweepers and time.monotonic() < give_up:
+            if not self._requests.empty():
+                return
+            time.sleep(PATIENCE_SECONDS)
+        self._close_unless_busy()
+        if self._open or kernel.holds_devices():
+            self._end()
+
+    def _close_unless_busy(self) -> None:
+        """A thread that hangs in a call may make a shutdown hang too: then another process is what helps."""
+        if self._open and not any(gpu.busy for gpu in self._gpus):
+            if not self._letting_go.within(CLOSE_SECONDS):
+                self._end()
+            self._open = False
+
+    def _close(self) -> bool:
+        if not self._listener.stop():
+            return False
+        for gpu in self._gpus:
+            gpu.reader.close()
+        self._library.close()
+        return True
+
+    def _end(self) -> None:
+        """Who reads our lines learns of it at once, even where a thread hangs in the kernel and outlives the end."""
+        self._output.close()
+        self._exit_process(0)
+
+    def _or_unknown(self, ask: Callable[[], str]) -> str:
+        try:
+            return ask()
+        except RefusedError:
+            return ""
+
+    def _read_gpus(self, request: wire.Request, driver: wire.DriverSaid) -> None:
+        while len(self._gpus) < driver.gpus:
+            self._gpus.append(_Gpu(self._library, len(self._gpus)))
+        left_out = {*driver.busy, *request.skip}
+        asked = [gpu for gpu in self._gpus[: driver.gpus] if gpu.index not in left_out]
+        sweep = _Sweep(request, self._epoch, [gpu for gpu in asked if gpu.index not in request.last])
+        self._sweep(sweep)
+        suspects = sorted(
+            (gpu for gpu in asked if gpu.index in request.last), key=lambda g: request.last.index(g.index)
+        )
+        self._read_suspects(sweep, suspects)
+
+    def _sweep(self, sweep: _Sweep) -> None:
+        """Until each GPU is begun, and every line of those that are done is written."""
+        if sweep.to_do:
+            self._engage(sweep)
+        while sweep.engaged:
+            left = len(sweep.to_do)
+            try:
+                sweep.ended.get(timeout=PATIENCE_SECONDS)
+                sweep.engaged -= 1
+            except Empty:
+                rest = len(sweep.to_do)
+                self._output.flush()
+                if not rest:
+                    return  # what a thread is still at is its last, which it writes itself
+                if rest == left:
+                    self._engage(sweep)
+
+    def _engage(self, sweep: _Sweep) -> None:
+        """Put one more thread to work: an idle one, or a new one."""
+        try:
+            sweeper = self._idle.get_nowait()
+        except Empty:
+            sweeper = _Sweeper(self._output, self._listener, self._idle)
+            self._sweepers += 1
+        sweep.engaged += 1
+        sweeper.begin.put(sweep)
+
+    def _read_suspects(self, before: _Sweep, suspects: Sequence[_Gpu]) -> None:
+        """Each when all before it are done; none any more as soon as the next request is there."""
+        for gpu in suspects:
+            while before.engaged:
+                try:
+                    before.ended.get(timeout=PATIENCE_SECONDS)
+                    before.engaged -= 1
+                except Empty:
+                    if not self._requests.empty():
+                        return
+            before = _Sweep(before.request, before.epoch, [gpu])
+            self._sweep(before)

@@ -1,0 +1,225 @@
+"""Reads one GPU. A refused call costs its own value; one that says that the GPU is gone, the GPU: its `fault`.
+
+One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
+"""
+
+from typing import Any, NamedTuple
+
+from gpumap.agent.nvml_worker.activity import WHOLE_GPU, Activities
+from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.card import NO_CARD, CardOfGpu
+from gpumap.agent.nvml_worker.codes import RESET_REQUIRED, fault
+from gpumap.agent.nvml_worker.field_values import MEMORY_TEMPERATURE, RECOVERY_ACTION, FieldValues, ask_field
+from gpumap.agent.nvml_worker.health import NO_HEALTH, NO_LINKS, HealthOfGpu, fields_of, read_links, recovery_word
+from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
+from gpumap.agent.nvml_worker.lists import Lists
+from gpumap.agent.nvml_worker.mig import MigDevices
+from gpumap.agent.nvml_worker.processes import ProcessesOfGpu, Sampler
+from gpumap.model.readings import CARD, DeviceMemory, GpuReading, Uuid
+
+
+class Epoch(NamedTuple):
+    """Handles are good within one; with another count an index may be another GPU."""
+
+    initialised: int
+    gpus: int
+
+
+class Identity(NamedTuple):
+    uuid: Uuid
+    minor: int | None
+    pci_bus_id: str
+    model: str
+
+
+class _Device:
+    """What one handle is good for; dropped with it."""
+
+    def __init__(self, library: Library, asking: Asking, handle: Handle, uuid: str) -> None:
+        assert library.loaded is not None  # noqa: S101 -- an epoch begins with an initialised library
+        self.handle = handle
+        self.uuid = uuid
+        self.lists = Lists(library.loaded)
+        self.mig_devices = MigDevices(library, asking, self.lists, handle)
+        self.field_values = FieldValues(library, asking, handle)
+        self.health = HealthOfGpu(library, asking, handle)
+        self.card = CardOfGpu(library, asking, handle)
+        self.activities = Activities(library, asking, handle)
+        self.identity: Identity | None = None
+
+
+class GpuReader:
+    """Reads the GPU at one index. `refused_with` is the code that the last reading failed with, 0 if it did not."""
+
+    def __init__(self, library: Library, index: int) -> None:
+        self.refused_with = 0
+        self._library = library
+        self._index = index
+        self._asking = Asking()
+        self._processes = ProcessesOfGpu()
+        self._sampler = Sampler()
+        self._epoch = Epoch(0, 0)
+        self._device: _Device | None = None
+        self._known: Identity | None = None
+        self._partitioned = False
+        self._groups: tuple[str, ...] = ()
+        self._fields = fields_of(())
+
+    @property
+    def handle(self) -> Handle | None:
+        """Of the GPU as it was last read; `None` if it was not."""
+        return self._device.handle if self._device else None
+
+    def read(self, epoch: Epoch, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
+        """`groups` are those of the wire's whose calls are made."""
+        if groups != self._groups:
+            self._groups, self._fields = groups, fields_of(groups)
+        if epoch != self._epoch:
+            self._drop_device()
+            if epoch.gpus != self._epoch.gpus:
+                self._known = None
+            self._epoch = epoch
+        try:
+            reading = self._ask_all(interval_seconds)
+        except RefusedError as refused:
+            self.refused_with = refused.code
+            reading = self._faulted(refused)
+            self._drop_device()
+            return reading
+        self.refused_with = 0
+        return reading
+
+    def close(self) -> None:
+        """Free what NVML has made for us. To be called before NVML is shut down, by whoever may ask just now."""
+        self._drop_device()
+
+    def _drop_device(self) -> None:
+        if self._device is not None:
+            self._device.activities.free()
+        self._device = None
+        self._asking.forget()
+
+    def _faulted(self, refused: RefusedError) -> GpuReading:
+        known = {} if self._known is None else self._known._asdict()
+        return GpuReading(
+            self._index,
+            fault=fault(refused.code),
+            refusals=((refused.call, refused.code),),
+            recovery_action=self._recovery_action() if refused.code == RESET_REQUIRED else None,
+            **known,
+        )
+
+    def _recovery_action(self) -> str | None:
+        """Of a GPU that waits for it. One that is lost is not asked: its calls may hang."""
+        if "health" not in self._groups:
+            return None
+        try:
+            handle = self._device.handle if self._device else self._library.handle(self._index)
+            return recovery_word(ask_field(self._library, handle, RECOVERY_ACTION))
+        except RefusedError:
+            return None
+
+    def _ask_all(self, interval_seconds: float) -> GpuReading:
+        """Raises `RefusedError` where the GPU cannot be read at all."""
+        self._asking.begin()
+        device = self._device = self._device or self._find_device()
+        identity = device.identity or self._identify(device)
+        partitioned = self._is_partitioned(device)
+        memory = self._asking.ask_newest((self._library.memory, self._library.memory_v1), device.handle)
+        if partitioned:
+            reading = self._partitioned_gpu(device, identity, memory)
+        else:
+            reading = self._whole_gpu(device, identity, memory, interval_seconds)
+        device.activities.free_unused()
+        if not self._asking.answered and self._asking.refusals:
+            raise RefusedError(*self._asking.refusals[0])  # a stale handle, or a driver that has lost its GPUs
+        if self._asking.learned and self._asking.ask(self._library.mig_enabled, device.handle) is (not partitioned):
+            self._asking.forget()  # MIG was switched in the midst of it, and may be switched back by the next reading
+        return reading
+
+    def _find_device(self) -> _Device:
+        handle = self._library.handle(self._index)
+        return _Device(self._library, self._asking, handle, self._library.uuid(handle))
+
+    def _identify(self, device: _Device) -> Identity:
+        """Kept with the handle once every part has been told, or is not supported."""
+        identity = Identity(
+            Uuid(device.uuid),
+            self._asking.ask(self._library.minor, device.handle),
+            self._asking.ask(self._library.pci_bus_id, device.handle) or "",
+            self._asking.ask(self._library.model, device.handle) or "",
+        )
+        device.identity = None if self._asking.refusals else identity
+        self._known = identity
+        return identity
+
+    def _is_partitioned(self, device: _Device) -> bool:
+        # Cards that cannot be partitioned say "not supported"; any other refusal leaves what was known.
+        enabled = self._asking.ask(self._library.mig_enabled, device.handle)
+        if enabled is None:
+            return self._partitioned
+        if enabled != self._partitioned:
+            self._asking.forget()  # much is not supported on one side of the switch alone
+        self._partitioned = enabled
+        return enabled
+
+    def _partitioned_gpu(self, device: _Device, identity: Identity, memory: DeviceMemory | None) -> GpuReading:
+        """NVML tells no utilisation of it and no samples, and its processes are its MIG devices'."""
+        slots = self._asking.ask(self._library.max_mig_devices, device.handle, on="mig")
+        instances = device.mig_devices.read(slots or 0, memory, device.activities if "gpm" in self._groups else None)
+        return GpuReading(
+            self._index,
+            **identity._asdict(),
+            partitioned=True,
+            max_mig_devices=slots,
+            instances=instances,
+            memory=memory,
+            **self._ask_card(device),
+            refusals=self._asking.refusals,
+        )
+
+    def _whole_gpu(
+        self, device: _Device, identity: Identity, memory: DeviceMemory | None, interval_seconds: float
+    ) -> GpuReading:
+        ask, library, handle = self._asking.ask, self._library, device.handle
+        processes = self._processes.read(self._asking, device.lists, handle)
+        busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
+        sampled = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
+        codec = "codec" in self._groups
+        return GpuReading(
+            self._index,
+            **identity._asdict(),
+            memory=memory,
+            processes=processes,
+            samples=sampled.samples,
+            sampled_seconds=sampled.seconds,
+            utilization_ratio=busy,
+            memory_controller_ratio=controller_busy,
+            encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,
+            decoder_ratio=ask(library.decoder_ratio, handle) if codec else None,
+            activity=device.activities.read(WHOLE_GPU) if "gpm" in self._groups else None,
+            **self._ask_card(device),
+            refusals=self._asking.refusals,
+        )
+
+    def _ask_card(self, device: _Device) -> dict[str, Any]:
+        """The fields of a reading that are the card's, be it partitioned or not."""
+        ask, library, handle = self._asking.ask, self._library, device.handle
+        said = device.field_values.read(self._fields)
+        gpu = self._asking.ask_newest((library.temperature, library.temperature_v1), handle)
+        health = device.health.read(said) if "health" in self._groups else NO_HEALTH
+        links = read_links(said) if "links" in self._groups else NO_LINKS
+        card = device.card.read(said) if CARD in self._groups else NO_CARD
+        return {
+            "temperatures_celsius": _temperatures(gpu, said.get(MEMORY_TEMPERATURE)),
+            "power_watts": ask(library.power_watts, handle),
+            "power_limit_watts": ask(library.power_limit_watts, handle),
+            "energy_joules": ask(library.energy_joules, handle),
+            **health._asdict(),
+            **links._asdict(),
+            **card._asdict(),
+        }
+
+
+def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
+    return tuple([(sensor, float(c)) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None])

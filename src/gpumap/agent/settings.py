@@ -1,0 +1,259 @@
+"""Flags and environment variables to plain, checked values. Every mistake is one line that names the flag."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.flags import ABOUT, FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, add_flags
+from gpumap.agent.metrics import GROUPS
+from gpumap.model.errors import UsageError
+from gpumap.model.units import parse_duration
+
+__all__ = [
+    "ABOUT",
+    "FLAGS",
+    "Flag",
+    "Listen",
+    "Settings",
+    "add_flags",
+    "parse_listen",
+    "quiet",
+    "resolve",
+]
+
+T = TypeVar("T")
+SOCKET_PATH_BYTES_MAX = 107
+"""unix(7): sun_path is 108 bytes, the last of them 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """`host` is empty for every address of this machine. `given` is how the user gave it, for messages."""
+
+    host: str
+    port: int
+    given: str = "--listen"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    listen: Listen
+    interval_seconds: float
+    stale_after_seconds: float
+    node_name: str
+    node_ip: str
+    kubelet_socket: Path
+    checkpoint_candidates: tuple[Path, ...]
+    dra_state: Path
+    dra_driver_checkpoint: Path
+    pods_api_socket: Path | None
+    pod_log_root: Path
+    proc: Path
+    nvml_library: str
+    nvml_release: bool
+    push: bool
+    resource: re.Pattern[str]
+    groups: tuple[str, ...]
+    dialects: tuple[str, ...]
+    process_metrics: bool
+    log_format: str
+    log_level: str
+    state_file: Path | None = None
+    web_config: Path | None = None
+    own: Path = Path("/proc/self")
+    """gpumap's own entry of the process tree; a capture brings another."""
+
+
+def resolve(
+    given: argparse.Namespace, environment: Mapping[str, str], about: Collection[str] = tuple(ABOUT)
+) -> Settings:
+    """Check every flag and variable. Raises UsageError.
+
+    What the command does not use (`about` leaves it out) keeps its default, whatever the environment says.
+    """
+    values = _Values({flag.name: _read(flag, given, environment if flag.about in about else {}) for flag in FLAGS})
+    interval_seconds = values.parse("--interval", parse_duration)
+    stale_after_seconds = values.parse("--stale-after", parse_duration)
+    if stale_after_seconds < interval_seconds:
+        raise values.error("--stale-after", "is shorter than --interval")
+    root = values.parse("--kubelet-root", _directory)
+    checkpoint = values.word("--device-checkpoint")
+    kubelet_socket = values.word("--kubelet-socket")
+    in_root = Path("device-plugins/kubelet_internal_checkpoint")
+    candidates = dict.fromkeys((root / in_root, Path("/var/lib/kubelet") / in_root))
+    return Settings(
+        listen=replace(values.parse("--listen", parse_listen), given=values.origin("--listen")),
+        interval_seconds=interval_seconds,
+        stale_after_seconds=stale_after_seconds,
+        node_name=values.word("--node-name") or environment.get("NODE_NAME", "") or socket.gethostname(),
+        node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
+        kubelet_socket=values.parse("--kubelet-socket", _socket) if kubelet_socket else _socket_below(root, values),
+        checkpoint_candidates=(values.parse("--device-checkpoint", _file),) if checkpoint else tuple(candidates),
+        dra_state=root / "dra_manager_state",
+        dra_driver_checkpoint=root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
+        pods_api_socket=values.parse("--pods-api-socket", _socket) if values.word("--pods-api-socket") else None,
+        pod_log_root=values.parse("--pod-log-root", _directory),
+        proc=values.parse("--proc", _directory),
+        nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
+        nvml_release=values.parse("--nvml-release", _boolean),
+        push=values.parse("--push", _boolean),
+        resource=values.parse("--resource", _pattern),
+        groups=values.choose("--collect", GROUPS),
+        dialects=values.choose("--dialect", ("native", *DIALECTS), none=True),
+        process_metrics=values.parse("--process-metrics", _boolean),
+        log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
+        log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
+        state_file=values.parse("--state-file", _file_to_write) if values.word("--state-file") else None,
+        web_config=values.parse("--web-config", _file) if values.word("--web-config") else None,
+    )
+
+
+def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+    """Log errors alone, unless a level was asked for: what a command prints is its answer."""
+    asked = given.log_level or environment.get("GPUMAP_LOG_LEVEL")
+    return settings if asked else replace(settings, log_level="error")
+
+
+class _Given(NamedTuple):
+    words: tuple[str, ...]
+    origin: str
+    """How the user gave it, for messages."""
+
+
+class _Values:
+    """What was given for each flag, read with messages that name it."""
+
+    def __init__(self, given: Mapping[str, _Given]) -> None:
+        self._given = given
+
+    def word(self, name: str) -> str:
+        words = self._given[name].words
+        return words[-1] if words else ""
+
+    def origin(self, name: str) -> str:
+        return self._given[name].origin
+
+    def error(self, name: str, message: str) -> UsageError:
+        return UsageError(f"{self.origin(name)}: {message}")
+
+    def parse(self, name: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse(self.word(name))
+        except ValueError as error:
+            raise self.error(name, str(error)) from error
+
+    def choose(self, name: str, built: Iterable[str], *, none: bool = False) -> tuple[str, ...]:
+        """Read a repeatable choice: `all` is all that is built; `none`, alone, is nothing."""
+        words, built = self._given[name].words, tuple(built)
+        if none and "none" in words:
+            if len(set(words)) > 1:
+                raise self.error(name, "none cannot be combined with other names")
+            return ()
+        for word in words:
+            if word not in (*built, "all"):
+                choices = ", ".join((*built, "all", *(("none",) if none else ())))
+                raise self.error(name, f'"{word}" is not known; known are {choices}')
+        return tuple(one for one in built if one in words or "all" in words)
+
+
+def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str]) -> _Given:
+    """The flag wins over its variable; both over the default."""
+    value = getattr(given, flag.name.removeprefix("--").replace("-", "_"), None)
+    if value is not None:
+        if isinstance(value, list):
+            return _Given(tuple(value), flag.name)
+        return _Given((value,), f"{flag.name} {value}" if flag.metavar else flag.name)
+    text = environment.get(flag.variable)
+    if text:
+        return _Given(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
+    return _Given(_split(flag, flag.default), f"{flag.name} {flag.default}".strip())
+
+
+def _split(flag: Flag, text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip()) if flag.repeatable else (text,)
+
+
+def parse_listen(text: str) -> Listen:
+    """Read `:9401`, `127.0.0.1:0`, `[::1]:9401`. Raises ValueError."""
+    match = re.fullmatch(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]*)):(?P<port>\d{1,5})", text, re.ASCII)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError("is not an address such as :9401, 127.0.0.1:9401 or [::1]:9401")
+    return Listen(match["six"] or match["four"] or "", int(match["port"]))
+
+
+def _directory(text: str) -> Path:
+    mode = _mode(text)
+    if not text or (mode is not None and not stat.S_ISDIR(mode)):
+        raise ValueError("is not a directory")
+    return Path(text)
+
+
+def _file(text: str) -> Path:
+    mode = _mode(text)
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError("is a directory" if stat.S_ISDIR(mode) else "is not a file")
+    return Path(text)
+
+
+def _file_to_write(text: str) -> Path:
+    path = _file(text)
+    mode = _mode(str(path.parent))
+    if mode is None or not stat.S_ISDIR(mode):
+        raise ValueError(f"is in no folder: {path.parent} {'is none' if mode is not None else 'is not there'}")
+    return path
+
+
+def _socket(text: str) -> Path:
+    mode = _mode(text)
+    if mode is not None and not stat.S_ISSOCK(mode):
+        raise ValueError("is a directory, not a socket" if stat.S_ISDIR(mode) else "is not a socket")
+    if len(os.fsencode(text)) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"is longer than the path of a socket may be ({SOCKET_PATH_BYTES_MAX} bytes)")
+    return Path(text)
+
+
+def _mode(text: str) -> int | None:
+    """What stands at a path; `None` where nothing does, or it may not be looked at: that is a source's to tell."""
+    try:
+        return os.stat(text).st_mode
+    except OSError:
+        return None
+
+
+def _socket_below(root: Path, values: _Values) -> Path:
+    try:
+        return _socket(str(root / "pod-resources" / "kubelet.sock"))
+    except ValueError as error:
+        raise values.error("--kubelet-root", f"{root / 'pod-resources/kubelet.sock'} {error}") from error
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+
+
+def _boolean(text: str) -> bool:
+    known = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in known:
+        raise ValueError("is not true, false, 1 or 0")
+    return known[text.lower()]
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def choose(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"is not {' or '.join((', '.join(choices[:-1]), choices[-1]))}")
+        return text
+
+    return choose

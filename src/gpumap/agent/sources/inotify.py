@@ -1,0 +1,236 @@
+"""Tells at once that the kubelet has allocated, by inotify, so that a collection need not wait for its interval.
+
+Watches directories, never files: the kubelet writes under a temporary name and renames, and the file has another inode
+then. What happened is for the sources to read; an event only says that it is time. Without inotify all is seen later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gpumap.model.observations import Complaint
+
+# inotify(7). Own prototypes of its three functions (reading and closing are `os`'s): a package for it, all of which
+# wrap these three, would be one more to trust with root's rights.
+CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
+DELETE_SELF, MOVE_SELF = 0x400, 0x800
+UNMOUNT, QUEUE_OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
+ONLYDIR, MASK_ADD = 0x1000000, 0x20000000
+LOST = DELETE_SELF | MOVE_SELF | UNMOUNT | IGNORED
+"""What ends a watch, or leaves it on a directory that is no longer the one at its path."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.inotify_init1.argtypes = (ctypes.c_int,)
+_libc.inotify_add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+_libc.inotify_rm_watch.argtypes = (ctypes.c_int, ctypes.c_int)
+
+_HEAD = struct.Struct("iIII")
+_READ_BYTES = 1 << 16
+_REASONS = {
+    errno.ENOENT: "directory_missing",
+    errno.ENOTDIR: "directory_missing",
+    errno.EACCES: "permission_denied",
+    errno.EMFILE: "inotify_instances",
+    errno.ENFILE: "inotify_instances",
+    errno.ENOSPC: "inotify_watches",
+    errno.ENOSYS: "inotify_not_supported",
+}
+_CAUSES = {
+    "inotify_instances": "no inotify instance (fs.inotify.max_user_instances, by user) or file descriptor is left",
+    "inotify_watches": "no inotify watch is left (fs.inotify.max_user_watches, by user)",
+}
+
+
+class Place(NamedTuple):
+    """A directory, the events in it that count, and of which names. `allocations`: the kubelet's are told here."""
+
+    directory: Path
+    mask: int
+    matters: Callable[[str], bool]
+    allocations: bool = False
+    beside: str = ""
+    """Watched only while a file of this name is there."""
+
+
+def places(
+    kubelet_socket: Path, checkpoints: tuple[Path, ...], claims: tuple[Path, ...], pod_log_root: Path
+) -> tuple[Place, ...]:
+    """Where a kubelet shows that it has allocated, restarted, or started or removed a pod; none has to be there.
+
+    `claims` are the files that say which claims are prepared, the kubelet's and a DRA driver's.
+
+    Not `<pod_log_root>/containers`: when a container starts it has nothing on a GPU yet, and each restart of each
+    container of the node, with a GPU or not, would cost a collection.
+    """
+    return (
+        # Renamed into place at each allocation, before the container is created, and when a plugin's devices change
+        # (k/k pkg/kubelet/cm/devicemanager). A socket is made there by each plugin, and the kubelet, that starts.
+        *(
+            Place(path.parent, CREATE | MOVED_TO, _is_or_socket(path.name), allocations=True)
+            for path in dict.fromkeys(checkpoints)
+        ),
+        # Written when a claim is prepared, before the container is created, and unprepared. Only where there is such a
+        # file: the kubelet's stands in its root, which has much else in it.
+        *(
+            Place(path.parent, MOVED_TO | CLOSE_WRITE, _is(path.name), allocations=True, beside=path.name)
+            for path in claims
+        ),
+        # A kubelet that starts makes its socket under another name first (pkg/kubelet/util/util_unix.go).
+        Place(kubelet_socket.parent, CREATE | MOVED_TO, _is(kubelet_socket.name)),
+        # Made with a pod's sandbox, when its claims are prepared: all that tells of a pod where the files above are
+        # not mounted. Removed some time after the pod, of whose end nothing else tells.
+        Place(pod_log_root / "pods", CREATE | DELETE | MOVED_TO | MOVED_FROM, _is_pod),
+    )
+
+
+def _is(wanted: str) -> Callable[[str], bool]:
+    return lambda name: name == wanted
+
+
+def _is_or_socket(wanted: str) -> Callable[[str], bool]:
+    return lambda name: name == wanted or name.endswith(".sock")
+
+
+def _is_pod(name: str) -> bool:
+    return name.count("_") == 2
+
+
+class Event(NamedTuple):
+    watch: int
+    mask: int
+    name: str
+
+
+class Watcher:
+    """Watches places. What happens there is news until `clear`.
+
+    Made, heard and closed on the event loop. `watch` looks at files, which may hang, and is for another thread.
+    """
+
+    def __init__(self, watched: tuple[Place, ...]) -> None:
+        self.is_on = False
+        """Whether allocations are told: a place for them is watched."""
+        self.trouble: Complaint | None = None
+        """Why they are not, or why another place that is there is not watched."""
+        self._places = watched
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._inotify: int | None = None
+        self._standing: dict[int, tuple[Place, ...]] = {}
+        self._closed = False
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Those that are watched."""
+        return tuple(place.directory for standing in self._standing.values() for place in standing)
+
+    def watch(self) -> None:
+        """Watch each place that is there now, also one that was made anew. Never raises.
+
+        What is read after this, and changes later, is news.
+        """
+        if self._closed:
+            return
+        standing: dict[int, tuple[Place, ...]] = {}
+        failed: list[tuple[Place, Complaint]] = []
+        for place in self._places:
+            try:
+                watch = _add(self._descriptor(), place)
+            except OSError as error:
+                failed.append((place, _complaint(error, place)))
+            else:
+                standing[watch] = (*standing.get(watch, ()), place)
+        left = self._standing.keys() - standing.keys()
+        self._standing = standing
+        for watch in left:
+            _libc.inotify_rm_watch(self._inotify, watch)  # refused where its directory is gone, and the watch with it
+        self.is_on = any(place.allocations for of_watch in standing.values() for place in of_watch)
+        self.trouble = _worst(failed, self.is_on)
+
+    async def wait(self) -> None:
+        """Until there is news."""
+        await self._news.wait()
+
+    def clear(self) -> None:
+        """All until now is known, or about to be read."""
+        self._news.clear()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._inotify is not None:
+            self._loop.remove_reader(self._inotify)
+            os.close(self._inotify)
+
+    def _descriptor(self) -> int:
+        if self._inotify is None:
+            self._inotify = _result(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+            self._loop.call_soon_threadsafe(self._listen, self._inotify)
+        return self._inotify
+
+    def _listen(self, inotify: int) -> None:
+        if not self._closed:
+            self._loop.add_reader(inotify, self._read, inotify)
+
+    def _read(self, inotify: int) -> None:
+        try:
+            data = os.read(inotify, _READ_BYTES)
+        except BlockingIOError:
+            return
+        standing = self._standing
+        if any(_matters(event, standing) for event in events(data)):
+            self._news.set()
+
+
+def events(data: bytes) -> Iterator[Event]:
+    """What a read of inotify gave."""
+    offset = 0
+    while offset < len(data):
+        watch, mask, _, length = _HEAD.unpack_from(data, offset)
+        offset += _HEAD.size
+        yield Event(watch, mask, os.fsdecode(data[offset : offset + length].rstrip(b"\0")))
+        offset += length
+
+
+def _matters(event: Event, standing: dict[int, tuple[Place, ...]]) -> bool:
+    if event.mask & QUEUE_OVERFLOW:
+        return True  # some were lost, nobody knows which
+    of_watch = standing.get(event.watch)
+    if of_watch is None:
+        return not event.mask & IGNORED  # another thread has just begun to watch it; or has just given it up
+    return bool(event.mask & LOST) or any(event.mask & place.mask and place.matters(event.name) for place in of_watch)
+
+
+def _add(inotify: int, place: Place) -> int:
+    """Watch a place, or learn that it is watched: the same directory has the same number."""
+    if place.beside and os.lstat(place.directory / place.beside).st_dev != os.lstat(place.directory).st_dev:
+        # Mounted by itself: the directory around it is the container's own.
+        raise FileNotFoundError(errno.ENOENT, "is no directory of the node")
+    # Places of one directory, which can have two paths, share a watch: each adds what it wants.
+    mask = place.mask | DELETE_SELF | MOVE_SELF | ONLYDIR | MASK_ADD
+    return _result(_libc.inotify_add_watch(inotify, os.fsencode(place.directory), mask))
+
+
+def _result(returned: int) -> int:
+    if returned < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return returned
+
+
+def _complaint(error: OSError, place: Place) -> Complaint:
+    reason = _REASONS.get(error.errno or 0, "inotify_failed")
+    return Complaint(reason, f"{place.directory}: {_CAUSES.get(reason, error.strerror)}")
+
+
+def _worst(failed: list[tuple[Place, Complaint]], is_on: bool) -> Complaint | None:
+    """What people have to know: why nothing tells of allocations, else what is there and cannot be watched."""
+    found = [complaint for place, complaint in failed if is_on or place.allocations]
+    there = [complaint for complaint in found if complaint.reason != "directory_missing"]
+    return next(iter(there if is_on else there + found), None)

@@ -1,0 +1,285 @@
+"""Asks the NVML worker for one reading of every GPU. Never later than the deadline, whatever the driver does.
+
+A GPU that hangs or crashes the worker costs itself: the others' answers stand. A worker that is dead, talks nonsense
+or has hung for long is replaced. Remembers only what keeps the worker going; of what the GPUs said, that a list of
+processes which has not changed is the very same tuple again.
+"""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpumap.agent.nvml_worker import wire
+from gpumap.agent.nvml_worker.codes import word
+from gpumap.agent.sources.crash_isolation import Suspects
+from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
+from gpumap.agent.sources.nvml_xids import XidNews
+from gpumap.agent.sources.replacement_policy import Patience
+from gpumap.model.observations import Complaint, NvmlReading, SourceError, Told
+from gpumap.model.readings import GpuReading, Listening
+
+MOST_CRASHES = 4
+"""In one read; who has not been asked by then waits for the next one."""
+DRIVER = -1
+"""Beside the GPUs' indices: the driver as a whole has not answered."""
+
+
+def worker_command(library: str | None) -> list[str]:
+    """The worker of this package, under this interpreter, that loads `library` (by default the loader's)."""
+    # -P: what lies in the working directory is not to be imported.
+    command = [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker"]
+    return command if library is None else [*command, "--library", library]
+
+
+@dataclass(slots=True)
+class _Read:
+    """One read: what was asked, and what has been answered so far, if need be by one worker after the other."""
+
+    number: int
+    asked: float
+    last: tuple[int, ...]
+    skip: tuple[int, ...]
+    driver: wire.DriverSaid | None = None
+    busy: set[int] = field(default_factory=set)
+    gpus: dict[int, GpuReading] = field(default_factory=dict)
+    late: dict[int, float] = field(default_factory=dict)
+    culprits: set[int] = field(default_factory=set)
+    obituaries: list[str] = field(default_factory=list)
+
+    @property
+    def settled(self) -> set[int]:
+        """Who needs not be asked, or not again."""
+        return {*self.skip, *self.busy, *self.gpus, *self.culprits}
+
+    @property
+    def missing(self) -> list[int]:
+        """Who was asked and has not answered."""
+        settled = self.settled
+        return [index for index in range(self.driver.gpus if self.driver else 0) if index not in settled]
+
+    @property
+    def complete(self) -> bool:
+        return self.driver is not None and not self.missing
+
+
+class NvmlSource:
+    """One read at a time. A read starts the worker where there is none, also after `close`.
+
+    With `release` the worker lets go of the driver after each read, if need be by its end.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        groups: Sequence[str] = (),
+        *,
+        release: bool = False,
+        replace_after_seconds: float = 30.0,
+    ) -> None:
+        self._command = tuple(command)
+        self._groups = tuple(groups)
+        self._release = release
+        self._patience = Patience(replace_after_seconds, lets_rest=release)
+        self._worker: Worker | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._reads = 0
+        self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
+        self._suspects = Suspects()
+        self._decoder = wire.Decoder()
+        self._xid_news = XidNews()
+
+    async def start(self) -> None:
+        """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
+        with contextlib.suppress(SourceError):
+            await self._start()
+
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+        """Raises `SourceError` where no GPU can be told: with the library's word, or what became of the worker."""
+        asked = asyncio.get_running_loop().time()
+        if self._patience.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
+            self._end_worker()
+        self._reads += 1
+        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._patience.resting))
+        try:
+            async with asyncio.timeout_at(asked + timeout_seconds):
+                if DRIVER not in read.busy:
+                    await self._ask(read, interval_seconds)
+        except TimeoutError:
+            pass  # what has been answered stands
+        if read.driver is None:
+            since = self._unanswered.setdefault(DRIVER, asked)
+            waited = asyncio.get_running_loop().time() - since
+            raise SourceError("deadline_exceeded", f"NVML has not answered for {waited:.1f} s")
+        return self._told(read, read.driver)
+
+    async def close(self) -> bool:
+        """Kill the worker, and wait a moment: whether it is gone, and holds nothing of the driver's."""
+        self._end_worker()
+        left: set[asyncio.Task[None]] = set()
+        if self._ending:
+            _, left = await asyncio.wait(self._ending, timeout=END_SECONDS)
+        for task in self._ending:
+            task.cancel()  # it hangs in the driver, and nothing can be done about that
+        await asyncio.gather(*self._ending, return_exceptions=True)
+        return not left
+
+    # --- the worker ---
+
+    async def _ask(self, read: _Read, interval_seconds: float) -> None:
+        """Until the read is complete. Who is left when a worker dies is asked again by another one."""
+        while not read.complete and len(read.obituaries) < MOST_CRASHES:
+            worker = self._worker
+            fresh = worker is None or worker.dead
+            if worker is None or fresh:
+                worker = await self._start()
+            asked = wire.Request(
+                read.number, interval_seconds, read.last, tuple(sorted(read.settled)), self._groups, self._release
+            )
+            worker.send(wire.encode_request(asked))
+            heard = await self._listen(worker, read)
+            if read.complete:
+                return
+            read.obituaries.append("the worker closed its output")  # if there is no time to learn more
+            read.obituaries[-1] = await worker.obituary()
+            self._end_worker()
+            if heard:
+                self._find_culprit(read)
+            elif not fresh:
+                read.obituaries.pop()  # it had died unnoticed before: that says nothing
+            elif read.driver is None:
+                raise SourceError("worker_crashed", read.obituaries[-1])
+
+    def _find_culprit(self, read: _Read) -> None:
+        culprit = self._suspects.crashed(read.missing, read.last)
+        if culprit is not None:
+            read.culprits.add(culprit)
+        read.last = tuple(sorted(read.missing, key=lambda index: index in read.last))  # who was last, after the others
+
+    async def _start(self) -> Worker:
+        self._end_worker()
+        try:
+            self._worker = await Worker.start(self._command)
+        except OSError as error:
+            raise SourceError("worker_start", f"cannot start {self._command[0]}: {error}") from error
+        return self._worker
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            task = asyncio.create_task(self._bury(self._worker), name="nvml-worker-ending")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            self._worker = None
+
+    async def _bury(self, worker: Worker) -> None:
+        """Hear what it had still told of events, and wait until it is gone."""
+        try:
+            for line in await worker.last_lines():
+                with contextlib.suppress(ValueError):  # it may be why the worker was ended
+                    said = self._decoder.decode(line)
+                    if isinstance(said, wire.XidSaid | wire.ListeningSaid):
+                        self._xid_news.hear(said)
+        finally:
+            worker.end()
+        await worker.ended()
+
+    async def _listen(self, worker: Worker, read: _Read) -> bool:
+        """Until the read is complete or the worker has ended: whether it told of the driver."""
+        heard = False
+        while not (heard and read.complete):
+            try:
+                line = await worker.line()
+                answer = None if line is None else self._decoder.decode(line)
+            except ValueError as error:
+                self._end_worker()
+                raise SourceError("protocol", f"the worker's line is not an answer: {error}") from error
+            match answer:
+                case None:
+                    break
+                case wire.XidSaid() | wire.ListeningSaid():
+                    self._xid_news.hear(answer)
+                case _:
+                    heard |= self._take(answer, read)
+        return heard
+
+    def _take(self, answer: wire.DriverSaid | wire.GpuSaid | wire.ErrorSaid, read: _Read) -> bool:
+        """Whether the answer tells of the driver, which is the first of a read."""
+        if answer.read != read.number:
+            # An older read's, too late to be used; but who answers is not stuck.
+            index = answer.gpu.index if isinstance(answer, wire.GpuSaid) else DRIVER
+            if index in self._unanswered:
+                read.late[index] = self._unanswered.pop(index)
+            return False
+        match answer:
+            case wire.ErrorSaid():
+                self._unanswered.pop(DRIVER, None)
+                raise SourceError(answer.reason, answer.detail)
+            case wire.DriverSaid():
+                self._unanswered = {i: since for i, since in self._unanswered.items() if 0 <= i < answer.gpus}
+                read.driver = answer
+                read.busy.update(answer.busy)
+                return True
+            case wire.GpuSaid(gpu=gpu):
+                self._unanswered.pop(gpu.index, None)
+                self._suspects.answered(gpu.index)
+                read.gpus[gpu.index] = gpu
+        return False
+
+    # --- what it said ---
+
+    def _told(self, read: _Read, driver: wire.DriverSaid) -> Told[NvmlReading]:
+        now = asyncio.get_running_loop().time()
+        pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
+        gpus = tuple(gpu for gpu, _ in pairs)
+        complaints = [Complaint("worker_crashed", obituary) for obituary in read.obituaries]
+        complaints += [complaint for _, complaint in pairs if complaint is not None]
+        complaints += _refusals(gpus)
+        versions = driver.driver_version, driver.cuda_version, driver.nvml_version
+        xids, listening = self._xid_news.tell(now)
+        if self._release:  # nobody listens; that there is something to listen to makes it blind time
+            listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({one.uuid for one in listening}))
+        reading = NvmlReading(*versions, gpus, xids, listening)
+        return Told(reading, tuple(dict.fromkeys(complaints)))
+
+    def _gpu(self, index: int, read: _Read, now: float) -> tuple[GpuReading, Complaint | None]:
+        gpu = read.gpus.get(index)
+        if gpu is not None:
+            return gpu, _fault(gpu) if gpu.fault else None
+        if index in read.skip or index in read.culprits:
+            return _crashed(index, f"gpu {index} crashed the worker, and is left out for a while")
+        if index not in self._unanswered and index not in read.late and (read.obituaries or _not_its_turn(index, read)):
+            return _crashed(index, f"gpu {index} may have crashed the worker, and its turn did not come")
+        since = read.late.get(index) or self._unanswered.setdefault(index, read.asked)
+        stuck = now - since
+        detail = f"gpu {index} has not answered for {stuck:.1f} s"
+        return GpuReading(index, fault="hung", stuck_seconds=stuck), Complaint("hung", detail)
+
+
+def _not_its_turn(index: int, read: _Read) -> bool:
+    """Whether it is under suspicion, and one that is asked before it has not answered."""
+    before = [other for other in read.missing if other not in read.last]
+    before += [other for other in read.last if other in read.missing]
+    return index in read.last and before[0] != index
+
+
+def _crashed(index: int, detail: str) -> tuple[GpuReading, Complaint]:
+    return GpuReading(index, fault="worker_crashed"), Complaint("worker_crashed", detail)
+
+
+def _fault(gpu: GpuReading) -> Complaint:
+    who = f"gpu {gpu.index}" + (f" ({gpu.uuid})" if gpu.uuid else "")
+    said = ", ".join(f"{call} said {code} ({word(code)})" for call, code in gpu.refusals)
+    return Complaint(gpu.fault or "", f"{who}: {said}" if said else who)
+
+
+def _refusals(gpus: Iterable[GpuReading]) -> Iterator[Complaint]:
+    """One for each call and code, with all GPUs that refused it."""
+    by_refusal: dict[tuple[str, int], list[int]] = {}
+    for gpu in gpus:
+        for refusal in () if gpu.fault else gpu.refusals:
+            by_refusal.setdefault(refusal, []).append(gpu.index)
+    for (call, code), indices in by_refusal.items():
+        who = ", ".join(str(index) for index in indices)
+        yield Complaint(word(code), f"gpu {who}: {call} said {code} ({word(code)})")

@@ -1,0 +1,105 @@
+"""The service's end of the pipe: starts a worker, writes to it, reads its lines, and ends it. Knows nothing of GPUs."""
+
+import asyncio
+import contextlib
+import signal
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from collections.abc import Sequence
+from typing import Self
+
+from gpumap.agent.nvml_worker.wire import MAX_LINE_BYTES
+
+LAST_WORDS_BYTES = 4096
+OBITUARY_SECONDS = 0.5
+END_SECONDS = 1.0
+LAST_LINES_SECONDS = 0.3
+"""So long it is read what a worker had written before it was killed."""
+
+
+class Worker:
+    """A worker process. `end` must be called, also of one that died."""
+
+    def __init__(self, process: Process, transport: asyncio.SubprocessTransport, started: float) -> None:
+        self.started = started
+        self._process = process
+        self._transport = transport
+        self._last_words = b""
+        self._listening = asyncio.create_task(self._listen(), name="nvml-worker-stderr")
+
+    @classmethod
+    async def start(cls, command: Sequence[str]) -> Self:
+        """Raises `OSError` where there is no such program."""
+        # As asyncio.create_subprocess_exec does it, which keeps the transport to itself: only that can let go of a
+        # process that does not die.
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(MAX_LINE_BYTES, loop), *command, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        return cls(Process(transport, protocol, loop), transport, loop.time())
+
+    @property
+    def dead(self) -> bool:
+        return self._process.returncode is not None
+
+    def send(self, line: bytes) -> None:
+        """Whether it arrived shows in `line`: the requests are short, and a worker never stops reading them."""
+        assert self._process.stdin is not None  # noqa: S101 -- it is a pipe
+        self._process.stdin.write(line)
+
+    async def line(self) -> bytes | None:
+        """The next line; `None` where the worker has closed its end. Raises `ValueError` where one has no end."""
+        assert self._process.stdout is not None  # noqa: S101 -- it is a pipe
+        line = await self._process.stdout.readline()
+        return line if line.endswith(b"\n") else None
+
+    async def obituary(self) -> str:
+        """How it ended, and the last it said on stderr; waits a moment for both."""
+        try:
+            async with asyncio.timeout(OBITUARY_SECONDS):
+                await self._process.wait()
+                await asyncio.shield(self._listening)
+        except TimeoutError:
+            pass
+        said = self._last_words.decode(errors="replace").strip().splitlines()
+        return f"the worker {self._manner()}" + (f": {said[-1][:400]}" if said else "")
+
+    def kill(self) -> None:
+        """`end` is still to be called."""
+        with contextlib.suppress(ProcessLookupError):
+            self._transport.kill()
+
+    async def last_lines(self) -> list[bytes]:
+        """After `kill`: what it had still said, as far as it comes within a moment."""
+        lines: list[bytes] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LINES_SECONDS):
+                with contextlib.suppress(ValueError, RuntimeError):  # the latter: who waits for a line now gets them
+                    while (line := await self.line()) is not None:
+                        lines.append(line)
+                await self._process.wait()  # else `end` may take its exit status away from asyncio, which complains
+        return lines
+
+    def end(self) -> None:
+        """Kill it, and let go of its pipes."""
+        self._transport.close()
+
+    async def ended(self) -> None:
+        """After `end`: waits until it is dead, which a process that hangs in the driver may never be."""
+        await self._process.wait()
+        await self._listening
+
+    def _manner(self) -> str:
+        code = self._process.returncode
+        if code is None:
+            return "closed its output"
+        if code >= 0:
+            return f"exited with {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
+        while said := await self._process.stderr.read(LAST_WORDS_BYTES):
+            self._last_words = (self._last_words + said)[-LAST_WORDS_BYTES:]

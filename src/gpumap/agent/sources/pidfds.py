@@ -1,0 +1,78 @@
+"""Known processes, each held by a pidfd: as long as one runs, what was read of it need not be read again.
+
+A pidfd stays with its process, so a PID that was given to another one is never taken for the first.
+"""
+
+import os
+import resource
+import select
+
+from gpumap.model.observations import ProcEntry
+
+REREAD_SECONDS = 15.0
+"""A process may be moved to another cgroup: it is read again after this long."""
+SHARE_OF_DESCRIPTORS = 0.5
+"""What may be taken of them; the others are for clients, the kubelet and the worker."""
+
+
+class KnownProcesses:
+    """Entries of processes that still run. Takes one file descriptor each; without one it does not know the process.
+
+    `most` is how many it takes: by default half of those that this process may have.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * SHARE_OF_DESCRIPTORS) if most is None else most
+        self._entries: dict[int, tuple[int, float, ProcEntry]] = {}
+        self._poll = select.poll()
+        self._reread_at = float("inf")
+
+    def open(self, pid: int) -> int | None:
+        """Hold a process, before it is read. `None` where it cannot be held; ProcessLookupError where it has left."""
+        if len(self._entries) >= self._most:
+            return None
+        try:
+            return os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise
+        except (OSError, OverflowError):
+            return None
+
+    def keep(self, pidfd: int, entry: ProcEntry, now: float) -> None:
+        """Remember what was read of the process that `pidfd` holds."""
+        self._entries[entry.pid] = (pidfd, now + REREAD_SECONDS, entry)
+        self._reread_at = min(self._reread_at, now + REREAD_SECONDS)
+        self._poll.register(pidfd, select.POLLIN)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, pid: int) -> ProcEntry | None:
+        """Give a process's entry. `drop_ended` comes first."""
+        known = self._entries.get(pid)
+        return known[2] if known is not None else None
+
+    def drop_ended(self, wanted: frozenset[int], now: float) -> bool:
+        """Forget processes that have ended, those that nobody asks for any more, and those that have to be read again.
+
+        Gives whether there were any.
+        """
+        ended = {pidfd for pidfd, _ in self._poll.poll(0)} if self._entries else set()
+        if not ended and self._entries.keys() <= wanted and now <= self._reread_at:
+            return False
+        entries = self._entries.items()
+        left = [pid for pid, known in entries if known[0] in ended or pid not in wanted or known[1] < now]
+        for pid in left:
+            self._drop(pid)
+        self._reread_at = min((known[1] for known in self._entries.values()), default=float("inf"))
+        return bool(left)
+
+    def close(self) -> None:
+        """Forget all."""
+        for pid in list(self._entries):
+            self._drop(pid)
+
+    def _drop(self, pid: int) -> None:
+        pidfd, _, _ = self._entries.pop(pid)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)

@@ -1,0 +1,124 @@
+"""The kubelet's PodResources messages as model values: one pod's bytes, or the devices that plugins offer. Pure.
+
+Nothing that a kubelet says is left out because it is strange; what is strange is noted beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gpumap.agent._proto.podresources import envelope_pb2, v1_pb2
+from gpumap.model.observations import ClaimDevice, Complaint, DeviceId, ListedContainer, ListedPod, ResourceDevices
+from gpumap.model.units import counted
+
+NAME_CHARACTERS_MAX = 253
+"""Kubernetes' limit for names of pods, claims, pools and, for want of another, of device ids."""
+RESOURCE_CHARACTERS_MAX = 317
+"""A resource's name is a domain (253), a slash and a name (63)."""
+_SHOWN_CHARACTERS = 80
+
+
+class DecodedPod(NamedTuple):
+    """A pod, and what is strange in its bytes."""
+
+    pod: ListedPod
+    repeated: int
+    """Devices that a claim of it names again."""
+    odd_name: str
+    """The first name that no Kubernetes gives, fit to be read, else empty."""
+
+
+def parts(answer: bytes) -> tuple[bytes, ...]:
+    """Open a List or an Allocatable answer one layer deep. Both are a list of messages in field 1."""
+    return tuple(envelope_pb2.ListPodResourcesResponse.FromString(answer).pod_resources)
+
+
+def decode_pod(chunk: bytes) -> DecodedPod:
+    """Read one pod. v1alpha1's messages are v1's with fields left out: one decoder reads both."""
+    message = v1_pb2.PodResources.FromString(chunk)
+    repeated = 0
+    containers = []
+    for container in message.containers:
+        claims, again = _claims(container.dynamic_resources)
+        repeated += again
+        containers.append(ListedContainer(container.name, _devices(container.devices), claims))
+    pod = ListedPod(message.namespace, message.name, tuple(sorted(containers)))
+    return DecodedPod(pod, repeated, next(_odd_names(pod), ""))
+
+
+def decode_offer(answer: bytes) -> tuple[ResourceDevices, ...]:
+    """Read GetAllocatableResources' answer."""
+    return _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
+
+
+def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
+    """What is strange in a List: one complaint a kind, however many pods it is in."""
+    repeating = [one for one in pods if one.repeated]
+    odd = [one.odd_name for one in pods if one.odd_name]
+    found = []
+    if repeating:
+        worst = max(repeating, key=lambda one: one.repeated)
+        name = _shown(f"{worst.pod.namespace}/{worst.pod.name}")
+        found.append(Complaint("duplicate_claims", f"{worst.repeated} devices of claims of pod {name} are told again"))
+    if odd:
+        more = f", and in {counted(len(odd) - 1, 'more pod')}" if odd[1:] else ""
+        found.append(Complaint("odd_name", f"{odd[0]}{more}"))
+    return tuple(found)
+
+
+def _devices(entries: Iterable[v1_pb2.ContainerDevices]) -> tuple[ResourceDevices, ...]:
+    """Group ids by resource. The kubelet sends an entry per device and NUMA node: repetitions are normal."""
+    ids: dict[str, set[DeviceId]] = {}
+    for entry in entries:
+        ids.setdefault(entry.resource_name, set()).update(map(DeviceId, entry.device_ids))
+    return tuple(ResourceDevices(resource, tuple(sorted(found))) for resource, found in sorted(ids.items()))
+
+
+def _claims(entries: Iterable[v1_pb2.DynamicResource]) -> tuple[tuple[ClaimDevice, ...], int]:
+    """The devices of all claims, each once, and how many a claim names again.
+
+    Kubelets have repeated them without an end: at each retry of a preparation that another driver failed
+    (kubernetes/kubernetes#141335), or that a restart interrupted (#140471). A container that has two requests of a
+    claim is listed with the whole claim twice, and that is no repetition.
+    """
+    found: set[ClaimDevice] = set()
+    repeated = 0
+    for entry in entries:
+        devices = entry.claim_resources
+        names = {(one.driver_name, one.pool_name, one.device_name, one.share_id) for one in devices}
+        # Kubelets before 1.31 name no device.
+        repeated += len(devices) - len(names) if names != {("", "", "", "")} else 0
+        found.update(ClaimDevice(*name, entry.claim_namespace, entry.claim_name) for name in names)
+    return tuple(sorted(found)), repeated
+
+
+def _odd_names(pod: ListedPod) -> Iterator[str]:
+    for kind, name in _names(pod):
+        longest = RESOURCE_CHARACTERS_MAX if kind == "resource" else NAME_CHARACTERS_MAX
+        if len(name) > longest:
+            yield f"a {kind} of {len(name)} characters: {_shown(name)}"
+        elif not name.isprintable():
+            yield f"a {kind} with characters that cannot be shown: {_shown(name)}"
+
+
+def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:
+    yield "namespace", pod.namespace
+    yield "pod", pod.name
+    for container in pod.containers:
+        yield "container", container.name
+        for devices in container.devices:
+            yield "resource", devices.resource
+            yield from (("device id", id_) for id_ in devices.ids)
+        for claim in container.claims:
+            yield from (("part of a claim", str(part)) for part in _fields(claim))
+
+
+def _fields(claim: ClaimDevice) -> tuple[str, ...]:
+    return claim.driver, claim.pool, claim.device, claim.share_id, claim.claim_namespace, claim.claim
+
+
+def _shown(name: str) -> str:
+    """A name that can stand in a line of a log: strange characters are spelled out, and it is cut."""
+    spelled = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
+    return spelled if len(spelled) <= _SHOWN_CHARACTERS else f"{spelled[:_SHOWN_CHARACTERS]}…"

@@ -1,0 +1,183 @@
+"""The kubelet's Pods API (KEP-4188): UIDs, names and container ids of its pods, and the health of their devices.
+
+Asked only where a user asked for it: whole pods are sent, environments and all. Nothing of them is decoded but names,
+UIDs and status, and no bytes are kept. Events only say that it is time to list anew: kubelets drop some, and number
+their kinds differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, Told
+
+WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
+MESSAGE_BYTES_MAX = 64 << 20
+DEADLINE_SECONDS = 5.0
+RETRY_SECONDS = 1.0
+LIST_PAUSE_SECONDS = 0.25
+"""Between two Lists: events come in bursts."""
+RESYNC_SECONDS = 60.0
+"""A List that no event asked for: a kubelet drops events of a slow client, and one that hangs sends none."""
+
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+Pods = tuple[ReportedPod, ...]
+
+
+class PodsApiSource:
+    """Follows one kubelet's pods from `start` to `close`. `read` may be called in any thread."""
+
+    def __init__(self, socket_path: Path, resync_seconds: float = RESYNC_SECONDS) -> None:
+        self._path = socket_path
+        self._resync_seconds = resync_seconds
+        self._told: Told[Pods | None] = Told(None)
+        self._pods: Pods = ()
+        self._known: dict[bytes, ReportedPod] = {}
+        self._tried = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, patience_seconds: float = 1.0) -> None:
+        """Begin, and wait so long for a first answer or failure."""
+        self._task = asyncio.create_task(self._run(), name="gpumap-pods-api")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._tried.wait(), patience_seconds)
+
+    def read(self) -> Told[Pods | None]:
+        """Give the pods, the very same object while nothing changed; `None` while they are not followed.
+
+        Complaints: `pods_api_` and `socket_missing`, `connection_refused`, `decode`, `stream_ended`, or a gRPC status
+        in lower case (`unimplemented`: an older kubelet; `failed_precondition`: it has just restarted).
+        """
+        if self._task is not None and self._task.done():
+            return Told(None, (Complaint("pods_api_internal_error", f"{self._path}: it is no longer followed"),))
+        return self._told
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+                self._lose("stream_ended", "the kubelet ended the stream")
+            except grpc.aio.AioRpcError as error:
+                self._lose(self._reason(error), f"{error.code().name} {error.details() or ''}".strip())
+            except DecodeError as error:
+                self._lose("decode", str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _lose(self, reason: str, detail: str) -> None:
+        """What is no longer followed is not served."""
+        self._told = Told(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
+        self._tried.set()
+
+    async def _follow(self) -> None:
+        """List at each change, as long as the kubelet tells of changes."""
+        changed = asyncio.Event()
+        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS) as channel:
+            watching = asyncio.create_task(_watch(channel, changed))
+            try:
+                while not watching.done():
+                    changed.clear()
+                    earliest = time.monotonic() + LIST_PAUSE_SECONDS
+                    await self._list(channel)
+                    await self._change(watching, changed)
+                    await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
+                await watching
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _change(self, watching: asyncio.Task[None], changed: asyncio.Event) -> None:
+        """Wait for a change, for the end of the stream, or until it is time to list without either."""
+        change = asyncio.create_task(changed.wait())
+        try:
+            await asyncio.wait((watching, change), timeout=self._resync_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            change.cancel()
+
+    async def _list(self, channel: grpc.aio.Channel) -> None:
+        call = cast(
+            Callable[..., Awaitable[bytes]],
+            channel.unary_unary(LIST, request_serializer=None, response_deserializer=None),
+        )
+        answer = await call(b"", timeout=DEADLINE_SECONDS)
+        pods = await asyncio.to_thread(self._decode, answer)
+        if pods != self._pods:
+            self._pods = pods
+        self._told = Told(self._pods)
+        self._tried.set()
+
+    def _decode(self, answer: bytes) -> Pods:
+        """Pods whose bytes are known are not decoded again; of the bytes only a digest is kept."""
+        known: dict[bytes, ReportedPod] = {}
+        for chunk in v1alpha1_pb2.ListPodsResponse.FromString(answer).pods:
+            digest = hashlib.blake2b(chunk).digest()
+            known[digest] = self._known.get(digest) or decode_pod(chunk)
+        self._known = known
+        return tuple(sorted({pod for pod in known.values() if pod.pod_uid}))
+
+    def _reason(self, error: grpc.aio.AioRpcError) -> str:
+        details = (error.details() or "").lower()
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            if "permission denied" in details:
+                return "permission_denied"
+            if not os.path.lexists(self._path):
+                return "socket_missing"
+            if "refused" in details:
+                return "connection_refused"
+        return error.code().name.lower()
+
+
+async def _watch(channel: grpc.aio.Channel, changed: asyncio.Event) -> None:
+    """Note each event, whatever it says, until the stream ends or fails."""
+    call = cast(
+        Callable[..., AsyncIterator[bytes]],
+        channel.unary_stream(WATCH, request_serializer=None, response_deserializer=None),
+    )
+    async for _ in call(b""):
+        changed.set()
+
+
+def decode_pod(chunk: bytes) -> ReportedPod:
+    """Read a pod's name, UID and status. Raises DecodeError."""
+    pod = v1alpha1_pb2.Pod.FromString(chunk)
+    return ReportedPod(
+        PodUid(pod.metadata.uid), pod.metadata.namespace, pod.metadata.name, tuple(sorted(_containers(pod.status)))
+    )
+
+
+def _containers(status: v1alpha1_pb2.PodStatus) -> Iterator[ReportedContainer]:
+    for statuses in (
+        status.container_statuses,
+        status.init_container_statuses,
+        status.ephemeral_container_statuses,
+    ):
+        for one in statuses:
+            health = (
+                DeviceHealth(resource.name, device.resource_id, device.health)
+                for resource in one.allocated_resources_status
+                for device in resource.resources
+            )
+            # "containerd://<id>"
+            yield ReportedContainer(one.name, one.container_id.rpartition("://")[2], tuple(sorted(health)))

@@ -1,0 +1,191 @@
+"""The /proc entries of GPU processes, and whether PIDs of other containers can be seen at all.
+
+Reads `cgroup` and `stat`, which need no right over the process; never `environ`, `cmdline` or `ns/`. The tree may be
+made of plain files. What it remembers saves reading only: one PID to ask first, and processes that still run.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from gpumap.agent.sources.pidfds import KnownProcesses
+from gpumap.model import cgroups
+from gpumap.model.observations import CgroupKind, CgroupMembership, Complaint, ProcEntry, ProcTable, SourceError, Told
+
+SELF = Path("/proc/self")
+
+
+class _Stat(NamedTuple):
+    comm: str
+    is_ending: bool
+    start: int
+
+
+class ProcfsSource:
+    """Reads the tree `root` (`/proc`); `own` is gpumap's own entry, by which other paths are judged."""
+
+    def __init__(self, root: Path, own: Path = SELF) -> None:
+        self._root = root
+        self._own = own
+        self._is_real = False
+        self._witness: int | None = None
+        self._known = KnownProcesses()
+        self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
+        self._held_pids: frozenset[int] = frozenset()
+
+    @property
+    def witness(self) -> int | None:
+        """The process that showed, in the last read, that PIDs of other containers can be seen."""
+        return self._witness
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the tree was seen to be no tree of plain files: then `clock_ticks` looks at no file."""
+        return self._is_real
+
+    def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
+        """Read the entries of `pids`. A process that started after `not_after` (clock ticks) has a re-used PID.
+
+        Raises SourceError `unreadable` where the tree itself cannot be read.
+        """
+        try:
+            own = cgroups.own((self._own / "cgroup").read_text(errors="replace"))
+            visible, reason = self._visibility(own)
+        except OSError as error:
+            raise SourceError("unreadable", f"{error.filename}: {error.strerror}") from error
+        wanted = frozenset(pids) if visible else frozenset()
+        changed = self._known.drop_ended(wanted, time.monotonic())
+        table = self._held
+        same = visible and not changed and self._held_pids == wanted
+        if table is not None and same and _all_before(table, not_after):
+            return Told(replace(table, visibility_reason=reason))
+        told = self._read_all(wanted, own, not_after, visible, reason)
+        is_held = visible and len(self._known) == len(wanted) == len(told.value.entries)
+        self._held, self._held_pids = told.value if is_held else None, wanted
+        return told
+
+    def _read_all(
+        self, wanted: frozenset[int], own: cgroups.OwnCgroup, not_after: int | None, visible: bool, reason: str
+    ) -> Told[ProcTable]:
+        entries: list[ProcEntry] = []
+        unreadable: list[int] = []
+        complaints: list[Complaint] = []
+        for pid in sorted(wanted):
+            try:
+                entry = self._known.get(pid) or self._read(pid, own, is_real=not_after is not None)
+            except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+                continue
+            except (OSError, ValueError, OverflowError) as error:
+                unreadable.append(pid)
+                complaints.append(Complaint("unreadable", f"{self._root / str(pid)}: {error}"))
+                continue
+            if not_after is None or entry.start <= not_after:
+                entries.append(entry)
+        return Told(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
+
+    def clock_ticks(self) -> int | None:
+        """Give the time since boot in clock ticks, the unit of `ProcEntry.start`; `None` for a tree of plain files.
+
+        The clock, not /proc/uptime: lxcfs puts a container's own uptime there.
+        """
+        if not self._is_real:
+            self._is_real = os.path.islink(self._root / "self")
+            if not self._is_real:
+                return None
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+    def close(self) -> None:
+        """Let go of every process."""
+        self._known.close()
+
+    def _read(self, pid: int, own: cgroups.OwnCgroup, *, is_real: bool) -> ProcEntry:
+        """Read an entry. A process of a real tree is held, so that it need not be read the next time."""
+        pidfd = self._known.open(pid) if is_real else None
+        kept = False
+        try:
+            stat, cgroup = self._files(pid)
+            entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own))
+            if stat.is_ending:
+                entry = replace(entry, cgroup=_of_ending(entry.cgroup))
+            elif pidfd is not None:
+                self._known.keep(pidfd, entry, time.monotonic())
+                kept = True
+            return entry
+        finally:
+            if pidfd is not None and not kept:
+                os.close(pidfd)
+
+    def _files(self, pid: int) -> tuple[_Stat, str]:
+        # Both files are read below one open directory: it stays the process's own, whoever gets its PID next.
+        folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return _stat(_text("stat", folder)), _text("cgroup", folder)
+        finally:
+            os.close(folder)
+
+    def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
+        """Establish by what can be seen whether PIDs of other containers are visible (contract §7)."""
+        try:
+            named = os.readlink(self._root / "self")
+        except FileNotFoundError:
+            named = None  # a tree of plain files
+        if named is not None and named != str(os.getpid()):
+            return False, f"{self._root} is of another PID namespace: its self is {named}, we are {os.getpid()}"
+        if cgroups.is_bare_host(own) and (self._root / str(os.getpid())).exists():
+            return True, "gpumap runs on the bare host"
+        for pid in self._candidates():
+            try:
+                text = _text(str(self._root / str(pid) / "cgroup"))
+            except OSError:
+                continue
+            if cgroups.is_outside(text, own) and not self._is_ending(pid):
+                self._witness = pid
+                return True, f"PID {pid} is outside gpumap's own pod"
+        self._witness = None
+        return False, f"no process outside gpumap's own pod in {self._root}: the pod needs hostPID: true"
+
+    def _is_ending(self, pid: int) -> bool:
+        """On cgroup v1 a zombie has left its cgroups: its bare `/` is no sign that it came from outside."""
+        try:
+            return _stat(_text(str(self._root / str(pid) / "stat"))).is_ending
+        except FileNotFoundError:
+            return False  # a tree of plain files may have cgroups alone
+        except (OSError, ValueError):
+            return True
+
+    def _candidates(self) -> Iterator[int]:
+        if self._witness is not None:
+            yield self._witness
+        yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
+
+
+def _all_before(table: ProcTable, not_after: int | None) -> bool:
+    return not_after is None or all(entry.start <= not_after for entry in table.entries)
+
+
+def _text(path: str, folder: int | None = None) -> str:
+    file = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        parts = []
+        while part := os.read(file, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(file)
+    return b"".join(parts).decode(errors="replace")
+
+
+def _stat(text: str) -> _Stat:
+    """Fields 2, 3 and 22 of /proc/PID/stat. The name stands in brackets and may itself hold blanks and brackets."""
+    name, _, rest = text.rpartition(")")
+    fields = rest.split()
+    if len(fields) < 20:
+        raise ValueError("its stat has too few fields")
+    return _Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), start=int(fields[19]))
+
+
+def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:
+    """What the paths of a zombie say: on cgroup v1 it has left them all, which makes it nobody's, not the host's."""
+    return CgroupMembership(CgroupKind.UNKNOWN) if cgroup.kind is CgroupKind.HOST else cgroup

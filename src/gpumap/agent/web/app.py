@@ -1,0 +1,110 @@
+"""The HTTP face: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
+
+It serves what is ready and asks nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from gpumap.agent.exposition import OPENMETRICS_TYPE, TEXT_TYPE
+from gpumap.agent.web.assets import INDEX, Asset, read_assets, read_schema
+from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics
+from gpumap.agent.web.pages import Pages, Wanted
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_PIECE_BYTES = 1 << 18
+"""What is larger is written piece by piece: a client that does not take a page makes no copy of it wait in memory."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(pages: Pages) -> web.Application:
+    """Make the application. The pages of dialects that are off are 404."""
+    app = web.Application()
+    assets = read_assets()
+    app.router.add_get("/", _asset(assets.pop(INDEX)))
+    for name, asset in assets.items():
+        app.router.add_get(f"/page/{name}", _asset(asset))
+    app.router.add_get("/metrics", _metrics(pages))
+    app.router.add_get("/api/v1/map", _page(pages, "map", "application/json", versioned=True))
+    app.router.add_get("/api/v1/map/schema.json", _asset(read_schema()))
+    app.router.add_get("/api/v1/history", _page(pages, "history", "application/json", versioned=True))
+    app.router.add_get("/healthz", _healthz)
+    app.router.add_get("/readyz", _readyz(pages))
+    for path in pages.paths:
+        app.router.add_get(path, _page(pages, ("path", path), TEXT_TYPE))
+    return app
+
+
+def _metrics(pages: Pages) -> Handler:
+    text, openmetrics = _page(pages, "text", TEXT_TYPE), _page(pages, "openmetrics", OPENMETRICS_TYPE)
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        wanted = openmetrics if prefers_openmetrics(request.headers.get("Accept", "")) else text
+        return await wanted(request)
+
+    return metrics
+
+
+def _page(pages: Pages, form: Wanted, content_type: str, *, versioned: bool = False) -> Handler:
+    """Answer with a page; a versioned one is not sent again to who has it already."""
+    plain = {**_HEADERS, "Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+    compressed = {**plain, "Content-Encoding": "gzip"}
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        gzipped = accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        headers = compressed if gzipped else plain
+        if versioned and (version := pages.version()) is not None:
+            etag = f'W/"{version}"'
+            if has_already(request.headers.get("If-None-Match", ""), etag):
+                return web.Response(status=304, headers={**plain, "ETag": etag})
+            headers = {**headers, "ETag": etag}
+        body = await pages.page(form, gzipped=gzipped)
+        if body is None:
+            return web.Response(status=503, text="the first collection is not finished\n", headers=_HEADERS)
+        if len(body) > _PIECE_BYTES:
+            return await _in_pieces(request, body, headers)
+        return web.Response(body=body, headers=headers)
+
+    return page
+
+
+async def _in_pieces(request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(headers=headers)
+    response.content_length = len(body)
+    await response.prepare(request)
+    if request.method != "HEAD":
+        rest = memoryview(body)
+        with contextlib.suppress(ConnectionError):  # the client has gone: nobody is left to be told
+            for start in range(0, len(body), _PIECE_BYTES):
+                await response.write(rest[start : start + _PIECE_BYTES])
+    return response
+
+
+def _asset(asset: Asset) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if has_already(request.headers.get("If-None-Match", ""), asset.etag):
+            return web.Response(status=304, headers=asset.headers)
+        if accepts_gzip(request.headers.get("Accept-Encoding", "")):
+            return web.Response(body=asset.gzipped, headers={**asset.headers, "Content-Encoding": "gzip"})
+        return web.Response(body=asset.body, headers=asset.headers)
+
+    return answer
+
+
+async def _healthz(request: web.Request) -> web.Response:
+    return web.Response(text="ok\n", headers=_HEADERS)
+
+
+def _readyz(pages: Pages) -> Handler:
+    async def readyz(request: web.Request) -> web.StreamResponse:
+        reason = pages.not_ready()
+        if reason is None:
+            return web.Response(text="ok\n", headers=_HEADERS)
+        return web.Response(status=503, text=f"not ready: {reason}\n", headers=_HEADERS)
+
+    return readyz

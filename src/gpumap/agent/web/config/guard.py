@@ -1,0 +1,164 @@
+"""Who may have a page: asks each request for a certificate and a password, as the web configuration of now says.
+
+`/healthz` and `/readyz` are for anybody: they name no pod, and a kubelet's probe has neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from gpumap.agent.web.config.passwords import Passwords
+from gpumap.agent.web.config.tls import has_allowed_name, make_context
+from gpumap.agent.web.config.values import REQUIRED, RateLimit, WebConfig
+
+OPEN_PATHS = ("/healthz", "/readyz")
+_NO_STORE = {"Cache-Control": "no-store"}
+_WHO = {**_NO_STORE, "WWW-Authenticate": 'Basic realm="gpumap", charset="UTF-8"'}
+_LATER = {**_NO_STORE, "Retry-After": "1"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a configuration asks for, ready for use. The default asks for nothing."""
+
+    context: ssl.SSLContext | None = None
+    certificate_required: bool = False
+    allowed_sans: frozenset[str] = frozenset()
+    users: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: tuple[tuple[str, str], ...] = ()
+    rate_limit: RateLimit | None = None
+
+
+def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
+    """Raises WebConfigError. `pems` has the bytes of what is read from files, by key."""
+    tls = config.tls
+    return Rules(
+        context=make_context(tls, pems) if tls else None,
+        certificate_required=tls is not None and tls.client_auth == REQUIRED,
+        allowed_sans=frozenset(tls.client_allowed_sans) if tls else frozenset(),
+        users=dict(config.users),
+        headers=config.headers,
+        rate_limit=config.rate_limit,
+    )
+
+
+class Guard:
+    """The rules of now, and what must outlive a change of them."""
+
+    def __init__(self, rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._passwords = Passwords()
+        self.busy: set[asyncio.Transport | None] = set()
+        """The connections on which something was asked that is not answered yet."""
+        self.take(rules)
+
+    def take(self, rules: Rules) -> None:
+        """From now on these rules hold."""
+        self.rules = rules
+        self._passwords.users = rules.users
+        self._tokens, self._counted_at = float(rules.rate_limit.burst) if rules.rate_limit else 0.0, self._clock()
+
+    def context(self) -> ssl.SSLContext | None:
+        """What a new connection is taken with."""
+        return self.rules.context
+
+    def watch_over(self, application: web.Application) -> None:
+        """Have every request to an application asked."""
+        application.middlewares.append(self._ask)
+        application.on_response_prepare.append(self._add_headers)
+
+    def close(self) -> None:
+        self._passwords.close()
+
+    @web.middleware
+    async def _ask(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        transport = request.transport
+        self.busy.add(transport)
+        try:
+            response = await self._answer(request, handler)
+        finally:
+            self.busy.discard(transport)
+        if request.get_extra_info("sslcontext") is not self.rules.context:
+            response.force_close()  # it was taken by rules of before
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        # By the route, and not by the path: what is open is the page, however its address was written.
+        resource = request.match_info.route.resource
+        if resource is None or resource.canonical not in OPEN_PATHS:
+            refusal = await self._refusal(request)
+            if refusal is not None:
+                return refusal
+        return await handler(request)
+
+    async def _refusal(self, request: web.Request) -> web.Response | None:
+        rules = self.rules
+        refusal = self._without_certificate(request) or await self._without_password(request)
+        if refusal is None and rules is not self.rules:
+            text = "the rules have changed while the password was checked\n"
+            refusal = web.Response(status=503, text=text, headers=_LATER)
+        return refusal or self._limited()  # last, so that who is not let in takes nothing of what others may ask
+
+    async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
+        for name, value in self.rules.headers:
+            response.headers[name] = value
+
+    def _limited(self) -> web.Response | None:
+        limit, now = self.rules.rate_limit, self._clock()
+        if limit is None:
+            return None
+        self._tokens = min(float(limit.burst), self._tokens + (now - self._counted_at) / limit.interval_seconds)
+        self._counted_at = now
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return None
+        return web.Response(status=429, text="more requests than rate_limit lets\n", headers=_LATER)
+
+    def _without_certificate(self, request: web.Request) -> web.Response | None:
+        """The refusal of who has shown no certificate where one is required, or one of somebody else."""
+        rules = self.rules
+        shown = request.get_extra_info("ssl_object") if rules.context is not None else None
+        certificate = shown.getpeercert() if shown is not None else None
+        if not certificate:
+            if not rules.certificate_required:
+                return None
+            return web.Response(status=403, text="this page takes a client certificate\n", headers=_NO_STORE)
+        if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since it was shown
+            return web.Response(status=403, text="this client certificate has expired\n", headers=_NO_STORE)
+        if rules.allowed_sans and not has_allowed_name(certificate, rules.allowed_sans):
+            text = "this client certificate has none of the names in client_allowed_sans\n"
+            return web.Response(status=403, text=text, headers=_NO_STORE)
+        return None
+
+    async def _without_password(self, request: web.Request) -> web.Response | None:
+        if not self.rules.users:
+            return None
+        said = _basic(request.headers.get("Authorization", ""))
+        are_right = said is not None and await self._passwords.are_right(*said, request.remote or "")
+        if are_right:
+            return None
+        if are_right is None:
+            return web.Response(status=429, text="too many passwords are being checked\n", headers=_LATER)
+        return web.Response(status=401, text="this page takes a user and a password\n", headers=_WHO)
+
+
+def _basic(authorization: str) -> tuple[str, str] | None:
+    """User and password; None where none were sent that could be anybody's (RFC 7617)."""
+    scheme, _, word = authorization.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        said = base64.b64decode(word.strip(), validate=True)
+    except ValueError:
+        return None
+    user, colon, password = said.decode(errors="surrogateescape").partition(":")  # a password may be any bytes
+    return (user, password) if colon else None

@@ -1,0 +1,127 @@
+"""Makes the TLS side of a web configuration: the context that new connections are taken with; whose a certificate is.
+
+A new one for each change: what a context has trusted it would trust for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Collection, Iterator, Mapping
+
+from gpumap.agent.web.config.parse import TLS12_SUITES
+from gpumap.agent.web.config.values import NONE, Pem, Tls, WebConfigError
+
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+_SAN_KINDS = ("DNS", "IP Address", "email", "URI")
+"""As ssl.SSLSocket.getpeercert calls the four kinds of name that the toolkit compares."""
+
+
+def make_context(tls: Tls, pems: Mapping[str, bytes]) -> ssl.SSLContext:
+    """Raises WebConfigError. `pems` has the bytes of what is read from files, by key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _speak(context, tls)
+    _load_certificate(context, tls, pems)
+    if tls.client_ca is not None and tls.client_auth != NONE:
+        # Optional also where one is required: a probe has none, and is asked for none. Who shows none to another page
+        # is refused there; one that does not hold ends the handshake either way.
+        context.verify_mode = ssl.CERT_OPTIONAL
+        # As in Go, whatever stands in the file is trusted by itself, an intermediate authority too.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        _load_authorities(context, tls.client_ca, pems)
+        # A session that is taken up again verifies nothing: an authority may have expired since.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+    return context
+
+
+def has_allowed_name(certificate: Mapping[str, object], allowed: Collection[str]) -> bool:
+    """Whether a verified certificate (as getpeercert gives it) has one of these names, whatever its kind."""
+    found = certificate.get("subjectAltName", ())
+    names = found if isinstance(found, tuple) else ()
+    return any(_plain(kind, name) in allowed for kind, name, *_ in names if kind in _SAN_KINDS)
+
+
+def _plain(kind: str, name: str) -> str:
+    """A name as Go writes it: an IP address in its shortest form."""
+    if kind != "IP Address":
+        return name
+    try:
+        return str(ipaddress.ip_address(name.strip()))
+    except ValueError:
+        return name
+
+
+def _speak(context: ssl.SSLContext, tls: Tls) -> None:
+    context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
+    context.set_alpn_protocols(["http/1.1"])
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    suites = [TLS12_SUITES[name] for name in tls.cipher_suites if name in TLS12_SUITES]
+    try:
+        if suites:
+            context.set_ciphers(":".join(suites))
+        elif tls.cipher_suites:
+            context.minimum_version = ssl.TLSVersion.TLSv1_3  # none is left for TLS 1.2
+        if tls.curve:
+            context.set_ecdh_curve(_CURVES[tls.curve])
+    except (ssl.SSLError, ValueError) as error:
+        raise WebConfigError("tls_server_config: this machine's OpenSSL knows none of the suites or curves") from error
+
+
+def _load_certificate(context: ssl.SSLContext, tls: Tls, pems: Mapping[str, bytes]) -> None:
+    certificate, key = _bytes(tls.certificate, pems), _bytes(tls.private_key, pems)
+    if not re.search(rb"-----BEGIN CERTIFICATE-----", certificate):
+        raise WebConfigError(f"{_place(tls.certificate)}: holds no certificate in PEM form")
+    if not re.search(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----", key):
+        raise WebConfigError(f"{_place(tls.private_key)}: holds no private key in PEM form")
+
+    def refuse() -> str:
+        raise WebConfigError(f"{_place(tls.private_key)}: is encrypted, and nobody is here to give its password")
+
+    try:
+        with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+            context.load_cert_chain(certificate_file, key_file, password=refuse)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise WebConfigError(f"{_place(tls.private_key)}: is not the key of {_place(tls.certificate)}") from error
+        both = f"{_place(tls.certificate)} and {_place(tls.private_key)}"
+        raise WebConfigError(f"{both}: cannot be used: {_reason(error)}") from error
+
+
+def _load_authorities(context: ssl.SSLContext, authorities: Pem, pems: Mapping[str, bytes]) -> None:
+    try:
+        with _as_file(_bytes(authorities, pems)) as file:
+            context.load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        raise WebConfigError(f"{_place(authorities)}: holds no certificates in PEM form") from error
+
+
+@contextlib.contextmanager
+def _as_file(data: bytes) -> Iterator[str]:
+    """A path below which OpenSSL finds these bytes: the root is read-only, and a key is not to lie on a disk."""
+    try:
+        number = os.memfd_create("gpumap-pem", os.MFD_CLOEXEC)
+        with open(number, "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{number}"
+    except ssl.SSLError:
+        raise
+    except OSError as error:
+        raise WebConfigError(f"cannot be handed to OpenSSL: {error.strerror or type(error).__name__}") from error
+
+
+def _bytes(pem: Pem, pems: Mapping[str, bytes]) -> bytes:
+    return pems[pem.key] if pem.file else pem.text.encode()
+
+
+def _place(pem: Pem) -> str:
+    return f"{pem.key} {pem.file}" if pem.file else pem.key
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or "OpenSSL does not read it").lower().replace("_", " ")

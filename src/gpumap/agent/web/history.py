@@ -1,0 +1,166 @@
+"""The last hour of each device and of each container on one, in bounded memory: buckets of half a minute.
+
+Memory is a bucket's maximum, SM its mean. Where nothing was known there is a gap, never 0. It asks no clock: time is
+the snapshots' own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gpumap.model.observations import ContainerName, Moment
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
+
+VERSION = 1
+BUCKET_SECONDS = 30
+BUCKETS = 120
+MAX_SERIES = 2048
+"""Sixteen GPUs with a hundred pods each; about 2 MiB."""
+
+_GAP = -1
+_MOST_MIB = (1 << 31) - 1
+"""A driver may say anything; a curve holds no more."""
+_GAPS_MIB = array("i", [_GAP]) * BUCKETS
+_GAPS_SM = array("h", [_GAP]) * BUCKETS
+_MIB = 1 << 20
+_PER_ONE = 1000
+
+_Key = tuple[Uuid, ContainerName | None]
+
+
+class Curve(NamedTuple):
+    """A series as it was when it was asked for: rings of MiB and thousandths. `newest` is its last bucket's number."""
+
+    uuid: Uuid
+    name: ContainerName | None
+    newest: int
+    memory: array[int]
+    sm: array[int]
+
+
+class Curves(NamedTuple):
+    """Every series at one moment. `timestamp` is when the newest of them was measured, `bucket` then.
+
+    `interval_seconds` is how long the next snapshot may be in coming; `None` before the second.
+    """
+
+    timestamp: float
+    interval_seconds: float | None
+    bucket: int
+    curves: tuple[Curve, ...]
+
+
+class _Series:
+    """Two rings; bucket n is at n modulo their length. What lies after `newest` is not yet known."""
+
+    __slots__ = ("memory", "newest", "sm", "sm_count", "sm_sum")
+
+    def __init__(self, bucket: int) -> None:
+        self.memory, self.sm = _GAPS_MIB[:], _GAPS_SM[:]
+        self.newest = bucket
+        self.sm_sum, self.sm_count = 0.0, 0
+
+    def add(self, bucket: int, memory_bytes: int | None, sm_ratio: float | None) -> None:
+        place = bucket % BUCKETS
+        if bucket != self.newest:
+            self._go_to(bucket)
+        if memory_bytes is not None:
+            mib = min(-(-memory_bytes // _MIB), _MOST_MIB)  # rounded up: only nothing is 0
+            if mib > self.memory[place]:
+                self.memory[place] = mib
+        if sm_ratio is not None:
+            self.sm_sum += min(max(sm_ratio, 0.0), 1.0)
+            self.sm_count += 1
+            self.sm[place] = round(_PER_ONE * self.sm_sum / self.sm_count)
+
+    def _go_to(self, bucket: int) -> None:
+        for skipped in range(max(self.newest + 1, bucket - BUCKETS + 1), bucket + 1):
+            self.memory[skipped % BUCKETS] = self.sm[skipped % BUCKETS] = _GAP
+        self.newest = bucket
+        self.sm_sum, self.sm_count = 0.0, 0
+
+
+class History:
+    """Keeps the curves. What has been gone longest makes room for what is new; what is there is never dropped."""
+
+    def __init__(self, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
+        self._series: dict[_Key, _Series] = {}
+        self._bucket = 0
+        self._newest: Moment | None = None
+        self._interval_seconds: float | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take the newest snapshot."""
+        bucket = int(snapshot.at.monotonic // BUCKET_SECONDS)
+        if bucket != self._bucket:
+            self._series = {key: one for key, one in self._series.items() if one.newest > bucket - BUCKETS}
+        if self._newest is not None:
+            passed = snapshot.at.monotonic - self._newest.monotonic
+            # The kubelet's allocations bring snapshots early: those in between say little of when the next is due.
+            self._interval_seconds = max(passed, 0.9 * (self._interval_seconds or 0.0))
+        self._bucket, self._newest = bucket, snapshot.at
+        for key, memory_bytes, sm_ratio in _measured(snapshot):
+            series = self._series.get(key) or self._begin(key, bucket)
+            if series is not None:
+                series.add(bucket, memory_bytes, sm_ratio)
+
+    def curves(self) -> Curves:
+        """A copy of all curves, which another thread may read."""
+        found = self._series.items()
+        copies = (Curve(*key, one.newest, one.memory[:], one.sm[:]) for key, one in found)
+        timestamp = self._newest.wall if self._newest else 0.0
+        return Curves(timestamp, self._interval_seconds, self._bucket, tuple(copies))
+
+    def _begin(self, key: _Key, bucket: int) -> _Series | None:
+        if len(self._series) >= self._max_series:
+            gone = sorted((one.newest, at) for at, one in enumerate(self._series.values()) if one.newest < bucket)
+            oldest = {at for _, at in gone[: max(1, self._max_series // 16)]}
+            if not oldest:
+                return None
+            self._series = {key: one for at, (key, one) in enumerate(self._series.items()) if at not in oldest}
+        series = self._series[key] = _Series(bucket)
+        return series
+
+
+def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | None]]:
+    for leaf in snapshot.leaves:
+        reading = leaf.gpu.reading if leaf.gpu and leaf.instance is None else None
+        sm = reading.utilization_ratio if reading else None
+        if leaf.memory is not None or sm is not None:
+            yield (leaf.uuid, None), leaf.memory.used_bytes if leaf.memory else None, sm
+    for row in snapshot.containers:
+        use = row.use
+        if use is not None and (use.memory_bytes is not None or use.sm_ratio is not None):
+            yield (row.uuid, row.name), use.memory_bytes, use.sm_ratio
+
+
+def history_document(curves: Curves) -> dict[str, Any]:
+    """The JSON of /api/v1/history: oldest value first, the last one is of the newest bucket; null is a gap."""
+    return {
+        "version": VERSION,
+        "timestamp": curves.timestamp,
+        "interval_seconds": curves.interval_seconds,
+        "bucket_seconds": BUCKET_SECONDS,
+        "buckets": BUCKETS,
+        "series": [
+            {
+                "uuid": curve.uuid,
+                **(curve.name._asdict() if curve.name else {"namespace": None, "pod": None, "container": None}),
+                "memory_mib": _unrolled(curve.memory, curve.newest, curves.bucket),
+                "sm_permille": _unrolled(curve.sm, curve.newest, curves.bucket),
+            }
+            for curve in curves.curves
+        ],
+    }
+
+
+def _unrolled(ring: array[int], newest: int, bucket: int) -> list[int | None]:
+    """A ring's values up to `bucket`, without the gaps before the first; empty where there are only gaps."""
+    values = [ring[number % BUCKETS] for number in range(bucket - BUCKETS + 1, newest + 1)]
+    values += [_GAP] * (bucket - newest)
+    first = next((at for at, value in enumerate(values) if value != _GAP), len(values))
+    return [None if value == _GAP else value for value in values[first:]]

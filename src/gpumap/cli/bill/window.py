@@ -1,0 +1,89 @@
+"""The window that a bill is for: times as people write them, on the grid that a server is asked on."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from gpumap.model.errors import UsageError
+from gpumap.model.units import parse_duration
+
+SETTLED_SECONDS = 60
+"""What was measured later may still be on its way: `now`, and so long ago, mean this."""
+STEP_SECONDS_MIN = 60
+"""In shorter steps, clocks of two scrapers that differ by a scrape look like counters that go back."""
+STEP_SECONDS_MAX = 600
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_WITHOUT_OFFSET = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?", re.ASCII)
+_UNIX = re.compile(r"\d{9,10}(\.\d+)?", re.ASCII)
+_LATEST = 253_402_300_800
+"""The year 10000, which no calendar here can write."""
+
+
+class Window(NamedTuple):
+    """From the moment `start` to the moment `end`, in Unix seconds; both are whole steps."""
+
+    start: int
+    end: int
+    step_seconds: int
+
+
+def window_of(start: str, end: str, resolution: str, now: float) -> Window:
+    """Read --from, --to and --resolution; moments between two steps are rounded down. Raises UsageError."""
+    step = _step(resolution)
+    first, last = (_floor("--from", start, step, now), _floor("--to", end, step, now))
+    if first >= last:
+        same = "the same moment as" if first == last else "later than"
+        raise UsageError(f"--from {start}: is {same} --to {end} (in steps of {resolution})")
+    return Window(first, last, step)
+
+
+def _step(resolution: str) -> int:
+    try:
+        seconds = parse_duration(resolution)
+    except ValueError as error:
+        raise UsageError(f"--resolution {resolution}: {error}") from error
+    if seconds != int(seconds) or not STEP_SECONDS_MIN <= seconds <= STEP_SECONDS_MAX:
+        least, most = STEP_SECONDS_MIN // 60, STEP_SECONDS_MAX // 60
+        raise UsageError(f"--resolution {resolution}: must be whole seconds, from {least}m to {most}m")
+    return int(seconds)
+
+
+def _floor(flag: str, text: str, step: int, now: float) -> int:
+    try:
+        moment = parse_time(text, now)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error
+    if moment > now:
+        raise UsageError(f"{flag} {text}: is in the future")
+    return int(moment // step) * step
+
+
+def parse_time(text: str, now: float) -> float:
+    """Give a moment in Unix seconds: RFC 3339, a date (midnight, UTC), Unix seconds, `now`, a duration ago.
+
+    Raises ValueError.
+    """
+    if text == "now":
+        return now - SETTLED_SECONDS
+    if _UNIX.fullmatch(text):
+        return min(float(text), _LATEST)
+    if _DATE.fullmatch(text) or _TIME.fullmatch(text):
+        try:
+            moment = datetime.fromisoformat(text.upper())
+        except ValueError as error:
+            raise ValueError("there is no such date or time") from error
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if _WITHOUT_OFFSET.fullmatch(text):
+        raise ValueError("is a time of which zone? end it with Z for UTC, or with an offset such as +01:00")
+    try:
+        return now - SETTLED_SECONDS - parse_duration(text)
+    except ValueError:
+        raise ValueError("is no time such as 2026-11-01, 2026-11-01T08:00:00Z, 30d (ago) or now") from None
+
+
+def written(moment: int) -> str:
+    """A moment as RFC 3339 has it, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

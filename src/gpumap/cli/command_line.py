@@ -1,0 +1,147 @@
+"""The command line's grammar: parsers whose mistakes are one line, with the word that was probably meant.
+
+Knows argparse, and nothing of what the commands do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from gpumap.model.errors import UsageError
+
+LINE_COLUMNS_MAX = 110
+Run = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """One that raises UsageError for a mistake, instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    """Help in the terminal's width, with room for the flags; lines that are too long are hard to read."""
+
+    def __init__(self, prog: str) -> None:
+        columns = min(shutil.get_terminal_size().columns, LINE_COLUMNS_MAX)
+        super().__init__(prog, max_help_position=30, width=columns - 2)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment  # argparse forgets that commands stand further in
+
+
+def top_parser(description: str, epilog: str, version: str, program: str = "gpumap") -> Parser:
+    """The parser of `gpumap` itself, or of another program that has commands."""
+    parser = Parser(
+        prog=program,
+        usage=f"{program} COMMAND [flags]",
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+        formatter_class=_Format,
+    )
+    parser.add_argument("--version", action="version", version=version)
+    return parser
+
+
+def add_command(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    run: Run,
+    *,
+    says: str,
+    more: str = "",
+    examples: Sequence[tuple[str, str]] = (),
+    usage: str = "[flags]",
+) -> Parser:
+    """Add a command: `says` is its line in the list, `more` follows in its own help, then (what, command) examples."""
+    shown = "\n\n".join(f"  # {what}\n  {command}" for what, command in examples)
+    parser = commands.add_parser(
+        name,
+        help=says,
+        usage=f"{commands._prog_prefix} {name} {usage}".rstrip(),
+        description=f"{says[0].upper()}{says[1:]}." + (more and f"\n\n{more}"),
+        epilog=f"examples:\n{shown}" if shown else None,
+        allow_abbrev=False,
+        formatter_class=_Format,
+    )
+    parser.set_defaults(run=run, command=name)
+    return parser
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Read a word that must be one of these, with a message that says which was probably meant."""
+
+    def choose(text: str) -> str:
+        if text not in choices:
+            known = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise argparse.ArgumentTypeError(f'"{text}" is not {known}{did_you_mean(text, choices)}')
+        return text
+
+    return choose
+
+
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line. Raises UsageError."""
+    commands = {name: found for one in _subcommands(parser) for name, found in one.choices.items()}
+    first = next((word for word in arguments if not word.startswith("-")), None)
+    if first is not None and first not in commands:
+        shown = [name for name in commands if commands[name].add_help]
+        meant = did_you_mean(first, shown)
+        raise UsageError(f'"{first}" is no command of {parser.prog}{meant}; see {parser.prog} --help')
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen = commands[first] if first is not None else parser
+        raise UsageError(_unknown(unknown[0], chosen))
+    return given
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or nothing where nothing is near."""
+    import difflib  # a mistake alone has a use for it
+
+    known = list(known)
+    bare = {one.lstrip("-"): one for one in known if one.startswith("--") == word.startswith("--")}
+    word = word.lstrip("-")
+    begun = [one for one in bare if len(word) >= 2 and one.startswith(word)]
+    swapped = [one for one in bare if sorted(one) == sorted(word)]
+    near = begun[:1] or swapped[:1] or difflib.get_close_matches(word, bare, n=1, cutoff=0.75)
+    return f"; did you mean {bare[near[0]]}?" if near else ""
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The flags of a command that its help shows."""
+    return [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
+
+
+def positionals_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """The words that a command takes without a flag."""
+    return [one for one in parser._actions if not one.option_strings]
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> Iterable[argparse._SubParsersAction[Parser]]:
+    return (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, tuple[str, Parser]]:
+    """The commands that the help shows, each with its line and its parser."""
+    return {
+        said.dest: (said.help or "", one.choices[said.dest])
+        for one in _subcommands(parser)
+        for said in one._choices_actions
+    }
+
+
+def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    see = f"see {parser.prog} --help"
+    if not word.startswith("-"):
+        return f'"{word}" is one word too many; {see}'
+    name = word.partition("=")[0]
+    known = [option for one in flags_of(parser) for option in one.option_strings]
+    return f"{name} is no flag of {parser.prog}{did_you_mean(name, known)}; {see}"

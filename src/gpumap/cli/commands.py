@@ -1,0 +1,110 @@
+"""The commands that look and change nothing: `map`, `top` and `waste` here, the others in files of their own.
+
+The flags are read also where another command runs: what does the looking is imported when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpumap.cli.bill.command import add_bill
+from gpumap.cli.command_line import Parser, add_command
+from gpumap.cli.doctor.command import add_doctor
+from gpumap.cli.inspect.command import add_inspect
+from gpumap.cli.output_flags import add_idle_after, add_output, add_processes, shape_of
+from gpumap.cli.server_flags import add_server_flags
+from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
+from gpumap.cli.this_node import add_node_flags
+from gpumap.cli.where import add_url, run
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+_JQ = """gpumap map -o json | jq -r '.devices[].users[] | select(.unassigned) | .pod'"""
+_SERVER = "--prometheus http://prom:9090"
+
+
+def add_commands(commands: Commands) -> None:
+    for add in (_add_map, _add_top, _add_waste, add_inspect, add_bill, add_doctor):
+        add(commands)
+
+
+def _add_map(commands: Commands) -> None:
+    show = add_command(
+        commands,
+        "map",
+        _show,
+        says=MAP_SAYS,
+        examples=[
+            ("this node, once", "gpumap map"),
+            ("a running agent, again and again", "gpumap map --watch --url http://127.0.0.1:9401"),
+            ("the largest users of each GPU first", "gpumap map --sort-by memory"),
+            ("the whole cluster", f"gpumap map {_SERVER}"),
+            ("for scripts: who uses what was not given to them", _JQ),
+        ],
+    )
+    _add_look(show, orders=MAP_ORDERS)
+    add_node_flags(show)
+
+
+def _add_top(commands: Commands) -> None:
+    top = add_command(
+        commands,
+        "top",
+        _show,
+        says=TOP_SAYS,
+        more="A row for each container and device, and for what no container accounts for: the host's processes,\n"
+        "those left over from pods that are gone, and memory that no process answers for.",
+        examples=[
+            ("this node", "gpumap top"),
+            ("by SM time, as it changes", "gpumap top --sort-by sm --watch"),
+            ("a namespace, of the whole cluster", f"gpumap top -n ml {_SERVER}"),
+            ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
+        ],
+    )
+    add_processes(_add_look(top, orders=TOP_ORDERS))
+    add_node_flags(top)
+
+
+def _add_waste(commands: Commands) -> None:
+    waste = add_command(
+        commands,
+        "waste",
+        _show,
+        says=WASTE_SAYS,
+        more="Findings, worst first:\n"
+        "  squatter   uses a device that it was not assigned\n"
+        "  leftover   a process of a pod that is gone\n"
+        "  over       uses more memory than it was granted\n"
+        "  idle       holds a device and has no process on it, or has not computed for --idle-after\n"
+        "  unused     was granted more memory than it uses\n"
+        "  unmatched  holds slots that are on no device\n"
+        "What is not known accuses nobody; below the table stands what could not be judged, and why.",
+        examples=[
+            ("this node", "gpumap waste"),
+            ("who has computed nothing for an hour", "gpumap waste --idle-after 1h --url http://127.0.0.1:9401"),
+            ("the most wasted memory first", "gpumap waste --sort-by waste"),
+            ("the whole cluster", f"gpumap waste {_SERVER}"),
+        ],
+    )
+    add_idle_after(_add_look(waste, orders=WASTE_ORDERS))
+    add_node_flags(waste)
+
+
+def _add_look(parser: Parser, orders: Sequence[str]) -> argparse._ArgumentGroup:
+    """Add what all tables have in common, and give the group for what one has besides."""
+    output = add_output(parser, orders)
+    what = parser.add_argument_group("what is shown")
+    what.add_argument("-n", "--namespace", metavar="NAME", help="rows of this namespace alone (default: of all)")
+    what.add_argument("-A", "--all-namespaces", action="store_true", help="rows of all namespaces, also with -n")
+    add_server_flags(add_url(parser))
+    return output
+
+
+def _show(given: argparse.Namespace) -> int:
+    from gpumap.cli.reports import REPORTS
+
+    namespace = "" if given.all_namespaces else given.namespace or ""
+    return run(given, REPORTS[given.command], shape_of(given, namespace))

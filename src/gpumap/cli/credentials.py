@@ -1,0 +1,185 @@
+"""The flags that say who asks a server or an agent, and whose certificate it must have; and what they come to.
+
+What is wrong with them is said in one line, which never repeats what may be a secret.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from yarl import URL
+
+CREDENTIALS = ("header", "token_file", "user", "password_file", "ca_file", "cert_file", "key_file", "server_name")
+_FROM_ENVIRONMENT = CREDENTIALS[1:]
+_AUTHORIZE = ("token_file", "user", "password_file")
+_SECURE = ("ca_file", "cert_file", "key_file", "server_name")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_SECRET_BYTES_MAX = 1 << 16
+
+
+class Credentials(NamedTuple):
+    """What each request is sent with. `tls` is None where the system's certificates are trusted, and none is shown;
+    `server_name` where the certificate is to have the name in the URL."""
+
+    headers: Mapping[str, str]
+    tls: ssl.SSLContext | None
+    server_name: str | None
+
+
+def add_credentials(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--header", metavar="TEXT", action="append", help="'Name: value' for each request; repeatable")
+    for name, metavar, says in (
+        ("--token-file", "FILE", "a bearer token to send"),
+        ("--user", "NAME", "basic auth: who asks"),
+        ("--password-file", "FILE", "basic auth: the password of --user"),
+        ("--ca-file", "FILE", "certificates (PEM) to trust for https, and no others"),
+        ("--cert-file", "FILE", "a client certificate (PEM) to show"),
+        ("--key-file", "FILE", "its key, where it is not in --cert-file"),
+        ("--server-name", "NAME", "the name in the server's certificate, where the URL has another"),
+    ):
+        group.add_argument(name, metavar=metavar, help=f"{says} (${_variable(name)})")
+
+
+def credentials_of(given: argparse.Namespace, environment: Mapping[str, str], flag: str, address: URL) -> Credentials:
+    """Read what was given, files included, for the URL of this flag. Raises UsageError.
+
+    A variable counts where no flag says the same, and the URL has no user.
+    """
+    in_url = None if address.user is None and address.password is None else (address.user or "", address.password or "")
+    headers = _headers(given.header or ())
+    said = in_url is not None or any(name.lower() == "authorization" for name in headers)
+    given = argparse.Namespace(**{name: getattr(given, name) for name in CREDENTIALS})
+    told = said or any(getattr(given, name) is not None for name in _AUTHORIZE)
+    ignored = (*(_AUTHORIZE if told else ()), *(_SECURE if address.scheme != "https" else ()))
+    for name in _FROM_ENVIRONMENT:
+        if getattr(given, name) is None and name not in ignored:
+            setattr(given, name, environment.get(_variable(name)) or None)
+    return Credentials(_with_authorization(given, headers, in_url, flag), _tls(given, address), given.server_name)
+
+
+def _variable(name: str) -> str:
+    return "GPUMAP_" + name.removeprefix("--").upper().replace("-", "_")
+
+
+def _headers(given: Sequence[str]) -> dict[str, str]:
+    """Read `Name: value`, each once. Raises UsageError, which does not repeat the value: it may be a secret."""
+    headers: dict[str, str] = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon or not _HEADER_NAME.fullmatch(name) or not value.strip() or not value.strip().isprintable():
+            raise UsageError('--header: is not of the form "Name: value"')
+        if name.lower() in map(str.lower, headers):
+            raise UsageError(f"--header: {name} is given twice")
+        headers[name] = value.strip()
+    return headers
+
+
+def _with_authorization(
+    given: argparse.Namespace, headers: Mapping[str, str], in_url: tuple[str, str] | None, flag: str
+) -> dict[str, str]:
+    """The headers, with who asks. It can be said in four ways, and in one at a time."""
+    ways = {
+        "--header 'Authorization: …'": any(name.lower() == "authorization" for name in headers),
+        "--token-file": given.token_file is not None,
+        "--user": given.user is not None,
+        f"a user in {flag}'s URL": in_url is not None,
+    }
+    said = [way for way, there in ways.items() if there]
+    if len(said) > 1:
+        raise UsageError(f"{said[1]}: cannot be sent together with {said[0]}")
+    if given.password_file is not None and given.user is None:
+        raise UsageError("--password-file: is of use with --user")
+    if given.token_file is not None:
+        return {**headers, "Authorization": f"Bearer {_token(given.token_file)}"}
+    if given.user is not None:
+        return {**headers, "Authorization": _basic(_name(given.user), _password(given.password_file))}
+    if in_url is not None:
+        return {**headers, "Authorization": _basic(*in_url)}
+    return dict(headers)
+
+
+def _token(path: str) -> str:
+    token = _read("--token-file", path).strip()
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise UsageError(f"--token-file {path}: does not hold a token")
+    return token
+
+
+def _name(user: str) -> str:
+    if not user or ":" in user or not user.isprintable():
+        raise UsageError("--user: is not a name (a password belongs in --password-file)")
+    return user
+
+
+def _password(path: str | None) -> str:
+    if path is None:
+        raise UsageError("--user: needs --password-file FILE")
+    password = _read("--password-file", path).removesuffix("\n").removesuffix("\r")
+    if not password or not password.isprintable():
+        raise UsageError(f"--password-file {path}: does not hold a password in one line")
+    return password
+
+
+def _basic(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _read(flag: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(_SECRET_BYTES_MAX)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
+        raise UsageError(f"{flag} {path}: {reason}") from error
+
+
+def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
+    said = [name for name in _SECURE if getattr(given, name) is not None]
+    if not said:
+        return None
+    if address.scheme != "https":
+        raise UsageError(f"--{said[0].replace('_', '-')}: is of use with an https:// URL")
+    context = _trusting(given.ca_file)
+    if given.cert_file is not None:
+        _show(context, given.cert_file, given.key_file)
+    elif given.key_file is not None:
+        raise UsageError("--key-file: is of use with --cert-file")
+    return context
+
+
+def _trusting(path: str | None) -> ssl.SSLContext:
+    if path is None:
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cafile=path)
+    except ssl.SSLError as error:
+        raise UsageError(f"--ca-file {path}: does not hold certificates in PEM form") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--ca-file {path}: {getattr(error, 'strerror', None) or 'is no path'}") from error
+
+
+def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
+    """Have the context show a client certificate."""
+
+    def refuse() -> str:
+        raise UsageError(f"--key-file {key or certificate}: is encrypted, and its password is not asked for")
+
+    for flag, path in (("--cert-file", certificate), ("--key-file", key or certificate)):
+        _read(flag, path)
+    try:
+        context.load_cert_chain(certificate, key, password=refuse)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"--key-file {key or certificate}: is not the key of {certificate}") from error
+        where = f"--cert-file {certificate}" + (f" and --key-file {key}" if key else "")
+        raise UsageError(f"{where}: do not hold a certificate and its key in PEM form") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--cert-file {certificate}: {getattr(error, 'strerror', None) or 'is no path'}") from error

@@ -1,0 +1,65 @@
+"""Where the `gpumap` command begins: whatever goes wrong is one line, and an exit code.
+
+Imports next to nothing by itself: Ctrl-C while the rest is imported is no traceback either.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from gpumap.model.errors import FatalError, UsageError
+
+
+def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
+    """Prepare and run. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be honoured."""
+    try:
+        import signal
+
+        # Until a command's event loop has a way of its own: nothing has begun yet that needs an end, and an exception
+        # may be lost in what Python does while it imports, or as it makes the loop.
+        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGTERM, _leave)
+        # `serve` lets go of the driver for it; by itself it would end a process, and `pkill` reaches all of gpumap's.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        return prepare()()
+    except UsageError as error:
+        return _failed(_one_line(error), 2)
+    except FatalError as error:
+        return _failed(_one_line(error), 1)
+    except KeyboardInterrupt:
+        return 0
+    except BrokenPipeError:
+        return 0  # nobody reads on
+    except OSError as error:
+        return _failed(_one_line(OSError(error.strerror or str(error))), 1)
+    except Exception as error:
+        return _failed(f"failed: {type(error).__name__}: {_one_line(error)}", 1)
+    finally:
+        _flush()
+
+
+def _leave(*_: object) -> None:
+    os._exit(0)
+
+
+def _failed(says: str, code: int) -> int:
+    if sys.stderr is not None:  # print would take standard output instead
+        print(f"gpumap: {says}", file=sys.stderr)
+    return code
+
+
+def _flush() -> None:
+    """Write what is left to write; where nobody reads on, let it go instead of failing at the very end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _one_line(error: Exception) -> str:
+    from gpumap.model.text import printable
+
+    return printable(" ".join(str(error).split()))

@@ -1,0 +1,54 @@
+"""`gpumap inspect`: its flags, and how it is done."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from gpumap.cli.command_line import Parser, add_command
+from gpumap.cli.output_flags import add_inspect_output
+from gpumap.cli.server_flags import add_server_flags
+from gpumap.cli.sort_keys import INSPECT_SAYS
+from gpumap.cli.this_node import add_node_flags
+from gpumap.cli.where import add_url, run
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+_MORE = """\
+The tables of `kubectl inspect gpushare` and `kubectl inspect cgpu`, byte for byte, of GPUs that
+are shared out by gpushare; of others the memory that was granted, in GiB. What a table has no
+room for is told on standard error."""
+
+
+def add_inspect(commands: Commands) -> None:
+    inspect = add_command(
+        commands,
+        "inspect",
+        _inspect,
+        says=INSPECT_SAYS,
+        more=_MORE,
+        usage="[NODE] [flags]",
+        examples=[
+            ("this node", "gpumap inspect"),
+            ("the whole cluster, pod by pod", "gpumap inspect -d --prometheus http://prom:9090"),
+            ("who uses more than was granted", "gpumap inspect -d --used --url http://127.0.0.1:9401"),
+        ],
+    )
+    inspect.add_argument("only_node", metavar="NODE", nargs="?", help="one node alone")
+    add_inspect_output(inspect)
+    add_server_flags(add_url(inspect))
+    add_node_flags(inspect)
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    from gpumap.cli.inspect.report import inspect_report
+    from gpumap.cli.tables import Shape
+
+    if given.only_node == "":
+        raise UsageError("NODE: is empty")
+    # A server is asked for the node that was named alone, and calls it as it can be told from others.
+    named = None if given.prometheus is not None else given.only_node
+    report = inspect_report(details=given.details, used=given.used, node=named)
+    return run(given, report, Shape(), given.only_node or "")

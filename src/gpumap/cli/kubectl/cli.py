@@ -1,0 +1,27 @@
+"""Where `kubectl-gpumap` begins, which kubectl runs as `kubectl gpumap`. Imports next to nothing by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from gpumap.cli.entry import guarded
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, as `gpumap.cli` does. A terminal that is closed ends it as SIGTERM does, with its proxy."""
+
+    def prepare() -> Callable[[], int]:
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # `nohup` has it ignored
+            signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        from gpumap.cli.kubectl.commands import prepared
+
+        return prepared(sys.argv[1:] if arguments is None else arguments)
+
+    return guarded(prepare)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

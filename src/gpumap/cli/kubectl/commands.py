@@ -1,0 +1,208 @@
+"""The command line of `kubectl gpumap`: gpumap's own tables of a whole cluster, with kubectl's flags and habits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpumap import __version__
+from gpumap.cli.command_line import Parser, add_command, parse, top_parser
+from gpumap.cli.kubectl.flags import KUBECTL_FLAGS, add_kubectl_flags, passed_on, request_seconds
+from gpumap.cli.output_flags import (
+    WATCH_INTERVAL,
+    add_idle_after,
+    add_inspect_output,
+    add_output,
+    add_processes,
+    shape_of,
+    sorted_by,
+    view_of,
+)
+from gpumap.cli.sort_keys import INSPECT_SAYS, MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpumap.cli.kubectl.source import Scope
+    from gpumap.cli.reports import Report
+    from gpumap.cli.tables import Shape
+
+    Commands = argparse._SubParsersAction[Parser]
+
+PROGRAM = "kubectl gpumap"
+DEFAULT_COMMAND = "map"
+_HELP = ("-h", "--help", "--version")
+_EPILOG = f"""\
+Without a command: {DEFAULT_COMMAND}. More about one: {PROGRAM} COMMAND --help
+
+Needs the rights to list pods and to get pods/proxy. Rows are of one namespace, the context's unless -n or -A says
+otherwise; the devices are those of all nodes. Flags follow the command: kubectl takes none before a plugin's name."""
+
+
+def prepared(arguments: Sequence[str]) -> Callable[[], int]:
+    """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
+    given = parse(command_parser(), _as_words(arguments))
+    from gpumap.cli import show  # noqa: F401
+    from gpumap.cli.kubectl import source  # noqa: F401 # the look itself imports it again
+
+    return lambda: int(given.run(given))
+
+
+def command_parser() -> Parser:
+    """The whole grammar."""
+    parser = top_parser(
+        description="Which container of the cluster holds which GPU, and what it really uses.",
+        epilog=_EPILOG,
+        version=f"{PROGRAM} {__version__}",
+        program=PROGRAM,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog=PROGRAM)
+    for add in (_add_map, _add_top, _add_waste, _add_inspect):
+        add(commands)
+    return parser
+
+
+def _as_words(arguments: Sequence[str]) -> list[str]:
+    """The words with a command before them, and switches as kubectl's users write them, such as --watch=true."""
+    words = list(arguments)
+    if not words or (words[0].startswith("-") and words[0] not in _HELP):
+        words.insert(0, DEFAULT_COMMAND)
+    switches = {flag.name for flag in KUBECTL_FLAGS if not flag.metavar} | {"--watch", "--all-namespaces"}
+    return [word.removesuffix("=true") if word.removesuffix("=true") in switches else word for word in words]
+
+
+def _add_map(commands: Commands) -> None:
+    show = add_command(
+        commands,
+        "map",
+        _show,
+        says=MAP_SAYS,
+        usage="[NODE] [flags]",
+        examples=[
+            ("the whole cluster, every namespace", f"{PROGRAM} map -A"),
+            ("one node, again and again", f"{PROGRAM} map gpu-1 -A -w"),
+            ("the pods of a namespace that hold or use a GPU", f"{PROGRAM} map -n ml-team -o name"),
+        ],
+    )
+    add_output(show, MAP_ORDERS, WATCH_INTERVAL)
+    _add_cluster(show)
+
+
+def _add_top(commands: Commands) -> None:
+    top = add_command(
+        commands,
+        "top",
+        _show,
+        says=TOP_SAYS,
+        usage="[NODE] [flags]",
+        examples=[
+            ("the whole cluster", f"{PROGRAM} top -A"),
+            ("the context's namespace, by SM time, as it changes", f"{PROGRAM} top --sort-by sm -w"),
+            ("another cluster", f"{PROGRAM} top -A --context prod"),
+        ],
+    )
+    add_processes(add_output(top, TOP_ORDERS, WATCH_INTERVAL))
+    _add_cluster(top)
+
+
+def _add_waste(commands: Commands) -> None:
+    waste = add_command(
+        commands,
+        "waste",
+        _show,
+        says=WASTE_SAYS,
+        usage="[NODE] [flags]",
+        examples=[
+            ("the whole cluster", f"{PROGRAM} waste -A"),
+            ("who of the namespace has computed nothing for an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
+        ],
+    )
+    add_idle_after(add_output(waste, WASTE_ORDERS, WATCH_INTERVAL))
+    _add_cluster(waste)
+
+
+def _add_inspect(commands: Commands) -> None:
+    inspect = add_command(
+        commands,
+        "inspect",
+        _inspect,
+        says=INSPECT_SAYS,
+        more="Of all namespaces.",
+        usage="[NODE] [flags]",
+        examples=[
+            ("the whole cluster", f"{PROGRAM} inspect"),
+            ("one node, pod by pod, and what is really used", f"{PROGRAM} inspect gpu-1 -d --used"),
+        ],
+    )
+    add_inspect_output(inspect, WATCH_INTERVAL)
+    _add_cluster(inspect, of_namespaces=False)
+
+
+def _add_cluster(parser: Parser, *, of_namespaces: bool = True) -> None:
+    """Add what is looked at, and the flags for kubectl."""
+    parser.add_argument("only_node", metavar="NODE", nargs="?", help="one node alone; else all")
+    what = parser.add_argument_group("what is looked at")
+    if of_namespaces:
+        what.add_argument("-n", "--namespace", metavar="NAME", help="workloads of it (default: the context's)")
+        what.add_argument("-A", "--all-namespaces", action="store_true", help="workloads of all namespaces")
+    else:
+        what.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces, which it always shows")
+    what.add_argument("--node", metavar="NODE", help="one node alone; the same as NODE")
+    what.add_argument("--agent-namespace", metavar="NAME", help="where gpumap's agents run; else in any namespace")
+    what.add_argument("--agent-selector", metavar="LABELS", help="their labels (default: the chart's)")
+    add_kubectl_flags(parser)
+
+
+# --- carrying them out ------------------------------------------------------------------------------------------------
+
+
+def _show(given: argparse.Namespace) -> int:
+    from gpumap.cli.reports import REPORTS
+
+    namespace = _namespace(given)
+    where = f" -n {namespace}" if namespace else " -A"
+    return _run(given, REPORTS[given.command], shape_of(given, namespace), where)
+
+
+def _inspect(given: argparse.Namespace) -> int:
+    from gpumap.cli.inspect.report import inspect_report
+    from gpumap.cli.tables import Shape
+
+    return _run(given, inspect_report(details=given.details, used=given.used), Shape())
+
+
+def _run(given: argparse.Namespace, report: Report, shape: Shape, where: str = "") -> int:
+    """Show it of the cluster; `where` says in a watch's head of which namespaces."""
+    from gpumap.cli.kubectl.source import from_cluster
+    from gpumap.cli.show import run
+
+    scope = _scope(given)
+    node = f" {scope.node}" if scope.node else ""
+    context = f" --context {given.kubectl_context}" if given.kubectl_context else ""
+    view = view_of(given, report, shape, f"{PROGRAM} {given.command}{node}{where}{sorted_by(shape)}{context}")
+    return run(from_cluster(scope, view.interval_seconds), view)
+
+
+def _namespace(given: argparse.Namespace) -> str:
+    """Whose workloads are shown, as kubectl chooses it; empty for all."""
+    from gpumap.cli.kubectl.proxy import current_namespace
+
+    if given.all_namespaces:
+        return ""
+    return current_namespace(passed_on(given)) if given.namespace is None else str(given.namespace)
+
+
+def _scope(given: argparse.Namespace) -> Scope:
+    from gpumap.cli.kubectl.source import SELECTOR, Scope
+
+    if "" in (given.only_node, given.node):
+        raise UsageError("NODE: is empty")
+    if given.only_node and given.node and given.only_node != given.node:
+        raise UsageError(f"--node {given.node}: NODE is {given.only_node}; say it once")
+    return Scope(
+        kubectl_flags=passed_on(given),
+        selector=given.agent_selector or SELECTOR,
+        agent_namespace=given.agent_namespace or "",
+        node=given.only_node or given.node or "",
+        request_seconds=request_seconds(given),
+    )

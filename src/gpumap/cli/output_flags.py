@@ -1,0 +1,115 @@
+"""The flags of commands that show tables: in which form and order, what else, and how often. Also of `kubectl gpumap`.
+
+They are read here too, into what the looking needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpumap.cli.command_line import Parser, one_of
+from gpumap.cli.server_flags import seconds_of
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpumap.cli.reports import Report
+    from gpumap.cli.show import View
+    from gpumap.cli.tables import Shape
+
+WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
+"""Of a whole cluster: a server scrapes no more often."""
+_OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
+_FORMS = ("table", "wide", "json", "yaml", "name")
+
+
+def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> argparse._ArgumentGroup:
+    """Add how a table is shown, and give the group for what one has besides. `often` says what --interval is without
+    it."""
+    output = parser.add_argument_group("output")
+    add_form(output, _FORMS)
+    output.add_argument(
+        "--sort-by",
+        metavar="COLUMN",
+        type=one_of(*orders),
+        choices=orders,
+        help=f"by {', '.join(orders)} (default: {orders[0]}); numbers largest first, names from A to Z, unknown last",
+    )
+    output.add_argument("--reverse", action="store_true", help="the other way round")
+    add_no_headers(output)
+    _add_watch(output, often)
+    return output
+
+
+def add_processes(output: argparse._ArgumentGroup) -> None:
+    """Add what `top` has besides."""
+    output.add_argument("--processes", action="store_true", help="a row for each process")
+
+
+def add_idle_after(output: argparse._ArgumentGroup) -> None:
+    """Add what `waste` has besides."""
+    output.add_argument(
+        "--idle-after", metavar="DURATION", default="5m", help="not computing for so long is idle (default: 5m)"
+    )
+
+
+def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
+    """Add how the tables of `inspect` are shown."""
+    output = inspect.add_argument_group("output")
+    add_form(output, ("table", "json", "yaml"))
+    output.add_argument("-d", "--details", action="store_true", help="a table for each node, with its pods")
+    output.add_argument("--used", action="store_true", help="what is really used beside what was granted")
+    _add_watch(output, often)
+
+
+def add_form(output: argparse._ArgumentGroup, forms: Sequence[str]) -> None:
+    """Add in which form; the first is what is shown unless another is asked for."""
+    help_ = f"form: {', '.join(forms)} (default: {forms[0]})"
+    output.add_argument(
+        "-o", "--output", metavar="FORM", type=one_of(*forms), choices=forms, default=forms[0], help=help_
+    )
+
+
+def add_no_headers(output: argparse._ArgumentGroup) -> None:
+    output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
+
+
+def _add_watch(output: argparse._ArgumentGroup, often: str) -> None:
+    output.add_argument("-w", "--watch", action="store_true", help="show it again and again, until Ctrl-C")
+    output.add_argument("--interval", metavar="DURATION", help=f"with --watch: from one to the next (default: {often})")
+
+
+# --- reading them -----------------------------------------------------------------------------------------------------
+
+
+def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
+    """What `add_output` has added, and what only some tables have besides. Raises UsageError."""
+    from gpumap.cli.tables import Shape
+
+    shape = Shape(
+        wide=given.output == "wide",
+        headers=not given.no_headers,
+        order=given.sort_by or "",
+        reverse=given.reverse,
+        processes=getattr(given, "processes", False),
+        namespace=namespace,
+    )
+    idle_after = getattr(given, "idle_after", None)
+    return shape if idle_after is None else replace(shape, idle_after_seconds=seconds_of("--idle-after", idle_after))
+
+
+def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:
+    """How it is shown, and how often. Raises UsageError."""
+    from gpumap.cli.show import View
+
+    interval_seconds = seconds_of("--interval", given.interval or often)
+    if given.interval is not None and not given.watch:
+        raise UsageError("--interval is of use with --watch alone")
+    return View(report, given.output, shape, head, given.watch, interval_seconds)
+
+
+def sorted_by(shape: Shape) -> str:
+    """What a watch's head says of the order."""
+    return f" --sort-by {shape.order}" if shape.order else ""

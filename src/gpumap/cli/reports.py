@@ -1,0 +1,62 @@
+"""What the commands show of what was seen: each one's table, its values for scripts, and what of a document they read.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpumap.cli.fleet import families as parts
+from gpumap.cli.node_documents import Seen
+from gpumap.cli.tables import (
+    Shape,
+    map_names,
+    map_table,
+    map_values,
+    top_names,
+    top_table,
+    top_values,
+    waste_names,
+    waste_table,
+    waste_values,
+)
+from gpumap.model.document import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`names` are the pods, namespace and name, that it is about. `notes` are told beside a table that has no room for
+    them. `parts` are those of a document that a form of it reads: a server is not asked for more."""
+
+    table: Callable[[Seen, Shape], str]
+    values: Callable[[Seen, Shape], Document]
+    parts: Callable[[str, Shape], frozenset[str]]
+    names: Callable[[Seen, Shape], Sequence[tuple[str, str]]] | None = None
+    notes: Callable[[Seen], Sequence[str]] | None = None
+
+
+def _map_parts(form: str, shape: Shape) -> frozenset[str]:
+    if form in ("json", "yaml"):
+        return parts.ALL
+    found = {parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.OTHERS, parts.TAKEN}
+    return frozenset(found | ({parts.PEAKS} if form == "wide" or shape.order == "peak" else set()))
+
+
+def _top_parts(form: str, shape: Shape) -> frozenset[str]:
+    found = {parts.HOLDERS, parts.USE, parts.PEAKS, parts.ACTIVITY, parts.OTHERS}
+    found |= {parts.GRANTS} if form != "table" or shape.order == "granted" else set()
+    return frozenset(found | ({parts.LAST_SEEN} if form != "table" else set()))
+
+
+def _waste_parts(form: str, shape: Shape) -> frozenset[str]:
+    found = {parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.PEAKS, parts.LEFTOVERS}
+    return frozenset(found | {parts.ACTIVITY, parts.LAST_SEEN})
+
+
+REPORTS = {
+    "map": Report(map_table, map_values, _map_parts, map_names),
+    "top": Report(top_table, top_values, _top_parts, top_names),
+    "waste": Report(waste_table, waste_values, _waste_parts, waste_names),
+}
+"""By command."""

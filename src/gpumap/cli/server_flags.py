@@ -1,0 +1,107 @@
+"""The flags of commands that ask a Prometheus: which one, how long, which series. As whom: `credentials.py`.
+
+What is wrong with them is said in one line, which never repeats what may be a secret.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from typing import TYPE_CHECKING
+
+from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of
+from gpumap.model.errors import UsageError
+from gpumap.model.units import parse_duration
+
+if TYPE_CHECKING:
+    from yarl import URL
+
+    from gpumap.cli.prometheus import Server
+
+_MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
+_MATCH = re.compile(rf"\s*{_MATCHER}(\s*,\s*{_MATCHER})*\s*,?\s*", re.ASCII)
+_TIMEOUT = "1m"
+NO_URL = "is not a URL (in a password, / is written %2F, and @ %40)"
+_DETAILS = ("match", "timeout")
+"""What is of use with --prometheus alone."""
+
+
+def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) -> None:
+    """Add them to a command. Without `required` the command has other places to look at."""
+    only = "" if required else " instead: the whole cluster, from a Prometheus that scrapes it"
+    group.add_argument(
+        "--prometheus",
+        metavar="URL",
+        required=required,
+        help=f"the server{only}, with the path before /api/v1 if it has one",
+    )
+    group.add_argument("--match", metavar="MATCH", help="only series with these labels, as in PromQL")
+    add_credentials(group)
+    group.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
+
+
+def server_of(given: argparse.Namespace) -> Server:
+    """Read what was given, files included. Raises UsageError. --prometheus must be there."""
+    from gpumap.cli.prometheus import Server
+
+    address = _address(given.prometheus)
+    who = credentials_of(given, os.environ, "--prometheus", address)
+    return Server(
+        url=str(address.with_user(None)),
+        headers=who.headers,
+        tls=who.tls,
+        timeout_seconds=seconds_of("--timeout", given.timeout or _TIMEOUT),
+        server_name=who.server_name,
+    )
+
+
+def refuse_details(given: argparse.Namespace) -> None:
+    """Raise UsageError where a flag is about a server, and none is asked."""
+    for name in _DETAILS:
+        if getattr(given, name, None) is not None:
+            raise UsageError(f"--{name.replace('_', '-')}: is of use with --prometheus")
+    for name in CREDENTIALS if given.url is None else ():
+        if getattr(given, name) is not None:
+            either = "--url or --prometheus" if hasattr(given, "prometheus") else "--url"
+            raise UsageError(f"--{name.replace('_', '-')}: is of use with {either}")
+
+
+def matchers_of(flag: str, text: str) -> str:
+    """Matchers of labels without their braces. Raises UsageError."""
+    bare = text.strip()
+    bare = bare[1:-1] if bare.startswith("{") and bare.endswith("}") else bare
+    if bare.strip() and not _MATCH.fullmatch(bare):
+        raise UsageError(f'{flag} {text}: is not of the form \'cluster="a"\' or \'cluster="a",region=~"eu-.*"\'')
+    return bare.strip().rstrip(",").strip()
+
+
+def seconds_of(flag: str, text: str) -> float:
+    """A duration. Raises UsageError."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error
+
+
+def without_password(url: str) -> str:
+    """As a URL may be shown, whatever it is: the user and the password, all before the last @, are for the server."""
+    return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
+
+
+def _address(url: str) -> URL:
+    """The URL below which /api/v1 is. Raises UsageError."""
+    from yarl import URL
+
+    shown = without_password(url)
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--prometheus {shown}: does not start with http:// or https://")
+    try:
+        given = URL(url)
+        known = bool(given.host) and given.port is not None
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"--prometheus {shown}: {NO_URL}")
+    path = re.sub(r"(/api/v1(/query)?)?/*$", "", given.path)
+    return given.with_path(path, keep_query=True)

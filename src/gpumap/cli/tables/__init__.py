@@ -1,0 +1,25 @@
+"""What the commands show, made of the document of /api/v1/map: tables for a terminal, values for scripts. Pure."""
+
+from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
+from gpumap.cli.tables.doctor import doctor_table
+from gpumap.cli.tables.layout import Shape
+from gpumap.cli.tables.map import map_names, map_table, map_values
+from gpumap.cli.tables.top import top_names, top_table, top_values
+from gpumap.cli.tables.waste import waste_names, waste_table, waste_values
+
+__all__ = [
+    "MAP_ORDERS",
+    "TOP_ORDERS",
+    "WASTE_ORDERS",
+    "Shape",
+    "doctor_table",
+    "map_names",
+    "map_table",
+    "map_values",
+    "top_names",
+    "top_table",
+    "top_values",
+    "waste_names",
+    "waste_table",
+    "waste_values",
+]

@@ -1,0 +1,78 @@
+"""Where a command looks: at this node, at the agent of --url, or at the cluster that the server of --prometheus knows.
+
+The flags are read also where another command runs: what does the looking is imported when it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from gpumap.cli.command_line import Parser
+from gpumap.cli.credentials import credentials_of
+from gpumap.cli.output_flags import CLUSTER_INTERVAL, WATCH_INTERVAL, sorted_by, view_of
+from gpumap.cli.server_flags import matchers_of, refuse_details, server_of, without_password
+from gpumap.cli.this_node import LOOK_SECONDS, from_node, prepare_elsewhere, prepare_here
+from gpumap.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpumap.cli.node_documents import Sights
+    from gpumap.cli.reports import Report
+    from gpumap.cli.show import View
+    from gpumap.cli.tables import Shape
+
+ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
+
+
+def add_url(parser: Parser) -> argparse._ArgumentGroup:
+    """Add which agent is asked, and give the group for what else may be."""
+    where = parser.add_argument_group("where from")
+    where.add_argument("--url", metavar="URL", help="a running gpumap, such as http://127.0.0.1:9401; else this node")
+    return where
+
+
+def run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "") -> int:
+    """Show it, of one of a server's nodes where `node` names one."""
+    from gpumap.cli import show
+
+    often = WATCH_INTERVAL if given.prometheus is None else CLUSTER_INTERVAL
+    view = view_of(given, report, shape, _head(given, shape), often)
+    return show.run(_sights(given, view, node), view)
+
+
+def _sights(given: argparse.Namespace, view: View, node: str) -> Sights:
+    if given.prometheus is None:
+        refuse_details(given)
+    elif given.url is not None:
+        raise UsageError("--prometheus: cannot be asked together with --url")
+    if given.prometheus is not None:
+        from gpumap.cli.fleet.source import from_prometheus
+
+        prepare_elsewhere(given, "--prometheus", ELSEWHERE["--prometheus"])
+        server, match = server_of(given), matchers_of("--match", given.match or "")
+        if view.shape.processes:
+            raise UsageError("--processes: is known to the node's agent alone (--url)")
+        asked = view.report.parts(view.form, view.shape)
+        return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
+    if given.url is not None:
+        prepare_elsewhere(given, "--url", ELSEWHERE["--url"])
+        return sights_of_agent(given, view.interval_seconds)
+    settings = prepare_here(given)
+    return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
+
+
+def sights_of_agent(given: argparse.Namespace, interval_seconds: float) -> Sights:
+    """The agent of --url, asked again and again. Raises UsageError."""
+    from gpumap.cli.agent_client import from_agent, map_address
+
+    address = map_address(given.url)
+    who = credentials_of(given, os.environ, "--url", address)
+    return from_agent(address.with_user(None), interval_seconds, who)
+
+
+def _head(given: argparse.Namespace, shape: Shape) -> str:
+    """What a watch shows above its table; a password in the URL is for the server alone."""
+    places = {"--url": given.url, "--prometheus": given.prometheus}
+    asked = "".join(f" {flag} {without_password(url)}" for flag, url in places.items() if url)
+    return f"gpumap {given.command}{sorted_by(shape)}{asked}"

@@ -1,0 +1,209 @@
+"""The commands of `gpumap`: reads the command line and hands over.
+
+Each command is added by a function of its own; what it does is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpumap import __version__
+from gpumap.agent.flags import FLAGS, add_flags
+from gpumap.agent.logs import set_up_log
+from gpumap.agent.settings import quiet, resolve
+from gpumap.cli.command_line import Parser, add_command, one_of, parse, top_parser
+from gpumap.cli.commands import add_commands as add_look_commands
+from gpumap.model.errors import UsageError
+from gpumap.model.units import parse_duration
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+
+def prepared(arguments: Sequence[str]) -> Callable[[], int]:
+    """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
+    given = parse(command_parser(), arguments)
+    if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor"):
+        from gpumap.cli import agent_client, show  # noqa: F401 # the look itself imports them again
+    return lambda: int(given.run(given))
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def command_parser() -> Parser:
+    """The whole grammar."""
+    parser = top_parser(
+        description="Which container holds which GPU, and what it really uses.",
+        epilog="A minute without a GPU: `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
+        "\nMore about a command: gpumap COMMAND --help",
+        version=f"gpumap {__version__}",
+    )
+    parser.set_defaults(run=lambda given: _nothing_asked(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
+    add_look_commands(commands)
+    for add in (_add_serve, _add_record, _add_demo, _add_completion):
+        add(commands)
+    return parser
+
+
+def _add_serve(commands: Commands) -> None:
+    serve = add_command(
+        commands,
+        "serve",
+        _serve,
+        says="run the exporter on a GPU node",
+        examples=[("as the chart runs it", "gpumap serve --listen :9401 --interval 5s")],
+    )
+    add_flags(serve)
+
+
+def _add_demo(commands: Commands) -> None:
+    demo = add_command(
+        commands,
+        "demo",
+        _demo,
+        says="serve a simulated node: no GPU, no kubelet, no root",
+        examples=[
+            ("the default play", "gpumap demo"),
+            ("every way to share a GPU", "gpumap demo --scenario sharing"),
+            ("your own node", "gpumap demo --scenario node.yaml --listen 127.0.0.1:9401"),
+            ("a node that was recorded", "gpumap demo --capture DIR"),
+        ],
+    )
+    played = demo.add_argument_group("what is played")
+    played.add_argument(
+        "--scenario",
+        metavar="FILE",
+        help="your own node in YAML (docs/scenario.md), or one that comes with gpumap: sharing",
+    )
+    played.add_argument("--capture", metavar="DIR", help="a node that `gpumap record` has recorded")
+    add_flags(demo, hidden=("sources",))  # the simulated node's are taken
+    for flag in demo._actions:
+        if "--node-name" in flag.option_strings:
+            flag.help = "the node's name ($GPUMAP_NODE_NAME; else the scenario's)"
+
+
+def _add_record(commands: Commands) -> None:
+    record = add_command(
+        commands,
+        "record",
+        _record,
+        says="write what the sources say into a folder: a bug report that is a test",
+        usage="DIR [flags]",
+        examples=[
+            ("this node, once", "gpumap record /tmp/node"),
+            ("for a minute, with other names and UUIDs", "gpumap record /tmp/node --for 1m --anonymize"),
+        ],
+    )
+    record.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
+    what = record.add_argument_group("what is recorded")
+    what.add_argument("--for", dest="lasting", metavar="DURATION", help="go on for so long (default: one look)")
+    what.add_argument("--interval", metavar="DURATION", help="from one collection to the next (default: 5s)")
+    what.add_argument("--anonymize", action="store_true", help="replace names and UUIDs, consistently")
+    add_flags(record, ("sources", "log"))
+
+
+def _add_completion(commands: Commands) -> None:
+    completion = add_command(
+        commands,
+        "completion",
+        _completion,
+        says="print a shell's completion script: bash, zsh or fish",
+        usage="bash|zsh|fish",
+        examples=[
+            ("bash, now and for ever", "source <(gpumap completion bash)    # in ~/.bashrc"),
+            ("zsh", "source <(gpumap completion zsh)     # in ~/.zshrc, after compinit"),
+            ("fish", "gpumap completion fish > ~/.config/fish/completions/gpumap.fish"),
+        ],
+    )
+    from gpumap.cli.completion import SHELLS
+
+    completion.add_argument("shell", metavar="SHELL", type=one_of(*SHELLS), choices=SHELLS, help=" or ".join(SHELLS))
+
+
+# --- what they do -----------------------------------------------------------------------------------------------------
+
+
+def _nothing_asked(parser: Parser) -> int:
+    """Help, and exit code 2: a container that lost its arguments must not look as if it had done its work."""
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _serve(given: argparse.Namespace) -> int:
+    settings = resolve(given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    from gpumap.agent import service
+    from gpumap.agent.sources.nvml import worker_command
+
+    with service.bind(settings.listen) as listener:
+        asyncio.run(service.serve(settings, worker_command(settings.nvml_library or None), listener))
+    return 0
+
+
+def _demo(given: argparse.Namespace) -> int:
+    if given.capture:
+        return _demo_of_capture(given)
+    from gpumap.lab.demo.run import serve_demo
+    from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
+
+    settings = resolve(given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    try:
+        scenario = load_scenario(Path(given.scenario)) if given.scenario else default_scenario()
+    except ScenarioError as error:
+        raise UsageError(f"--scenario {error}") from error
+    chosen = given.node_name or os.environ.get("GPUMAP_NODE_NAME")
+    settings = settings if chosen else replace(settings, node_name=scenario.node)
+    asyncio.run(serve_demo(settings, scenario))
+    return 0
+
+
+def _demo_of_capture(given: argparse.Namespace) -> int:
+    from gpumap.lab.capture.run import load_capture, serve_capture
+
+    if given.scenario:
+        raise UsageError("--capture: cannot be played together with --scenario")
+    settings = resolve(given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    asyncio.run(serve_capture(settings, load_capture(Path(given.capture))))
+    return 0
+
+
+def _record(given: argparse.Namespace) -> int:
+    from gpumap.agent.sources.nvml import worker_command
+    from gpumap.lab.capture.run import record_node
+
+    try:
+        seconds = parse_duration(given.lasting) if given.lasting else None
+    except ValueError as error:
+        raise UsageError(f"--for {given.lasting}: {error}") from error
+    given.stale_after = _outlasting(given.interval)
+    settings = quiet(resolve(given, os.environ, ("sources", "log")), given, os.environ)
+    set_up_log(settings.log_format, settings.log_level)
+    command = worker_command(settings.nvml_library or None)
+    return asyncio.run(record_node(settings, command, Path(given.folder), seconds=seconds, anonymous=given.anonymize))
+
+
+def _outlasting(interval: str | None) -> str | None:
+    """What --stale-after is where there is no such flag: its default, and the interval where that is longer."""
+    default = next(flag.default for flag in FLAGS if flag.name == "--stale-after")
+    try:
+        return interval if interval and parse_duration(interval) > parse_duration(default) else None
+    except ValueError:
+        return None  # told as a mistake in --interval
+
+
+def _completion(given: argparse.Namespace) -> int:
+    from gpumap.cli.completion import script
+
+    print(end=script(command_parser(), given.shell))
+    return 0

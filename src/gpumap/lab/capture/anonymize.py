@@ -1,0 +1,184 @@
+"""A capture under other names: file by file, with one set of pseudonyms for all, and in an order that tells nothing.
+
+What cannot be read cannot be renamed, and is left out. The map that gpumap makes of it is the same but for the names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gpumap.lab.capture import answers, checkpoint, claims, contents
+from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.capture.pseudonyms import Pseudonyms
+from gpumap.model.observations import NvmlReading
+from gpumap.model.readings import GpuReading, Uuid
+
+IsGpuResource = Callable[[str], bool]
+
+_LOG_PATH = re.compile(r"(/?var/log/pods/)([^/_]*)_([^/_]*)_([^/_]*)(?:/([^/]+)(?:/([0-9]+\.log))?)?")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_STAT = re.compile(r"([0-9]{1,10} )\((.*)\)( [A-Za-z](?: -?[0-9]+)*\s*)", re.DOTALL)
+_CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
+
+
+def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
+    """Rename everything that may tell whose node it is. Models, versions, resources, PIDs and bus ids stay."""
+    is_gpu_resource = gpu_resource(capture.about)
+    renamed: dict[tuple[str, bytes], bytes | None] = {}  # what did not change from frame to frame is renamed once
+
+    def frame(one: Frame) -> Frame:
+        out: dict[str, bytes] = {}
+        for name, said in one.files.items():
+            if (name, said) not in renamed:
+                renamed[name, said] = _renamed(name, said, names, is_gpu_resource)
+            found = renamed[name, said]
+            if found is not None:
+                out[name.replace(".json", ".pb") if name.startswith("kubelet/") else name] = found
+        return replace(one, files=_with_undecoded(one.files, out))
+
+    about = replace(
+        capture.about,
+        node=names.node(capture.about.node),
+        origin=f"{_origin(capture.about)}, anonymized",
+        description="",
+    )
+    return Capture(about, tuple(frame(one) for one in capture.frames))
+
+
+def gpu_resource(about: About) -> IsGpuResource:
+    """Whether a resource's name says that it is of GPUs, by this capture's `--resource`."""
+    pattern = re.compile(about.resource)
+    return lambda name: pattern.fullmatch(name) is not None
+
+
+def _origin(about: About) -> str:
+    """What a recording says of itself stays; what a person wrote does not."""
+    return about.origin if re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", about.origin) else "another capture"
+
+
+def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
+    """One file under other names; `None` where it cannot be."""
+    try:
+        if name in (f"{contents.LIST}.pb", f"{contents.LIST}.json"):
+            return answers.renamed_list(answers.answer({name: said}, contents.LIST) or b"", names, is_gpu_resource)
+        if name in (f"{contents.ALLOCATABLE}.pb", f"{contents.ALLOCATABLE}.json"):
+            raw = answers.answer({name: said}, contents.ALLOCATABLE) or b""
+            return answers.renamed_allocatable(raw, names, is_gpu_resource)
+        if name == contents.CHECKPOINT:
+            return checkpoint.cut(said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device)
+        if name == contents.DRA_STATE:
+            return claims.renamed_state(said, names)
+        if name == contents.DRA_CHECKPOINT:
+            return claims.renamed_checkpoint(said, names)
+    except ValueError:
+        return None
+    if name == contents.LOG_TREE:
+        return contents.log_text(_log_entries(said, names))
+    if name == contents.NVML:
+        return contents.reading_text(_reading(contents.reading({name: said}), names))
+    if name == contents.DOWN:
+        whys = contents.down({name: said})
+        return contents.down_text({source: _reason_alone(why) for source, why in whys.items()})
+    if name.endswith("/cgroup"):
+        return _cgroup(said, names)
+    if name.endswith("/stat"):
+        return _stat(said, names)
+    if name == contents.SOCKET:
+        return b"%d\n" % contents.starts({name: said})
+    return b""  # own/pid_in_tree
+
+
+def _reason_alone(why: contents.Down) -> contents.Down:
+    """A reason is a word of gpumap's. What a source said of it may name anything, in any form."""
+    return contents.Down(_reason(why.reason), "")
+
+
+def _reason(word: str) -> str:
+    return word if word in contents.REASONS else "unknown"
+
+
+def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
+    """An answer or checkpoint that could not be renamed is gone; that it could not be decoded is told."""
+    whys = contents.down(out)
+    had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
+    if had_list and f"{contents.LIST}.pb" not in out:
+        whys["kubelet"] = contents.Down("decode", "")
+    if contents.CHECKPOINT in before and contents.CHECKPOINT not in out:
+        whys["checkpoint"] = contents.Down("checkpoint_corrupt", "")
+    return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
+
+
+def _log_entries(said: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
+    """Pods' directories, what is in them, and links to them; any other name is left out."""
+    found = []
+    for entry in contents.log_entries({contents.LOG_TREE: said}) or ():
+        path = _log_path(entry.path, names) if entry.kind != "l" else _link_path(entry, names)
+        if path is not None:
+            found.append(entry._replace(path=path, target=(entry.target and _log_path(entry.target, names)) or ""))
+    return sorted(entry for entry in found if entry.kind != "l" or entry.target)
+
+
+def _log_path(path: str, names: Pseudonyms) -> str | None:
+    """`…/pods/<namespace>_<pod>_<uid>/<container>/0.log`, or the beginning of it."""
+    if path in ("var/log/pods", "var/log/containers"):
+        return path
+    found = _LOG_PATH.fullmatch(path)
+    if found is None:
+        return None
+    root, namespace, pod, uid, container, file = found.groups()
+    renamed = f"{root}{names.namespace(namespace)}_{names.pod(pod)}_{names.uid(uid)}"
+    return "/".join([renamed, *([names.container(container)] if container else []), *([file] if file else [])])
+
+
+def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
+    """`<pod>_<namespace>_<container>-<id>.log`, cut where it is too long: its target has the names."""
+    folder, _, name = entry.path.rpartition("/")
+    tree, container = entry.target.split("/")[-3:-1]
+    parts = tree.split("_")
+    if len(parts) != 3:
+        return None
+    full = f"{parts[1]}_{parts[0]}_{container}-"
+    id_ = name.removesuffix(".log").removeprefix(full)
+    if not name.startswith(full) or re.fullmatch(r"[0-9a-f]{1,64}", id_) is None:
+        return None
+    renamed = f"{names.pod(parts[1])}_{names.namespace(parts[0])}_{names.container(container)}"
+    return f"{folder}/{renamed}-{names.container_id(id_)}.log"
+
+
+def _reading(said: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlReading | contents.Down:
+    if isinstance(said, contents.Down):
+        return _reason_alone(said)
+    return replace(
+        said,
+        gpus=tuple(_gpu(gpu, names) for gpu in said.gpus),
+        xids=tuple(xid._replace(uuid=Uuid(names.device(xid.uuid))) for xid in said.xids),
+        listening=tuple(heard._replace(uuid=Uuid(names.device(heard.uuid))) for heard in said.listening),
+    )
+
+
+def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
+    instances = tuple(one._replace(uuid=Uuid(names.device(one.uuid))) for one in gpu.instances)
+    return gpu._replace(
+        uuid=gpu.uuid and Uuid(names.device(gpu.uuid)),
+        fault=gpu.fault and _reason(gpu.fault),
+        instances=instances,
+        refusals=tuple((call if _CALL.fullmatch(call) else "", code) for call, code in gpu.refusals),
+    )
+
+
+def _cgroup(said: bytes, names: Pseudonyms) -> bytes:
+    """`N:controllers:PATH` a line; what is no such line is left out."""
+    lines = (line.split(":", 2) for line in said.decode(errors="replace").splitlines())
+    return "".join(
+        f"{line[0] if _NUMBER.fullmatch(line[0]) else 0}:{names.controllers(line[1])}:{names.cgroup(line[2])}\n"
+        for line in lines
+        if len(line) == 3
+    ).encode()
+
+
+def _stat(said: bytes, names: Pseudonyms) -> bytes:
+    """The process's name alone; numbers stay. What is no such line could not have been read."""
+    found = _STAT.fullmatch(said.decode(errors="replace"))
+    return f"{found[1]}({names.comm(found[2])}){found[3]}".encode() if found else b""

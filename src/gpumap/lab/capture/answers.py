@@ -1,0 +1,148 @@
+"""The kubelet's answers in a capture: its own bytes, or protobuf's JSON; and the same answers under other names.
+
+Only here does a capture know the kubelet's messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError, Message
+
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.model.device_ids import ByUuid, parse
+from gpumap.model.observations import DeviceId
+
+_MESSAGES = {
+    "kubelet/list": v1_pb2.ListPodResourcesResponse,
+    "kubelet/allocatable": v1_pb2.AllocatableResourcesResponse,
+}
+
+
+M = TypeVar("M", v1_pb2.ListPodResourcesResponse, v1_pb2.AllocatableResourcesResponse)
+
+P = TypeVar("P", bound=Message)
+
+
+class Names(Protocol):
+    """Other names for what an answer names; `pseudonyms.Pseudonyms` gives them."""
+
+    def namespace(self, name: str) -> str: ...
+    def pod(self, name: str) -> str: ...
+    def container(self, name: str) -> str: ...
+    def node(self, name: str) -> str: ...
+    def claim(self, name: str) -> str: ...
+    def device(self, id_: str) -> str: ...
+
+
+def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
+    """An answer as bytes, `None` where there is none. Its own bytes may be no message at all; they are what came.
+
+    Raises ValueError where the JSON is no such message.
+    """
+    if f"{stem}.pb" in files:
+        return files[f"{stem}.pb"]
+    if f"{stem}.json" not in files:
+        return None
+    message: Message = _MESSAGES[stem]()
+    try:
+        json_format.Parse(files[f"{stem}.json"], message)
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{stem}.json: {error}") from error
+    raw: bytes = message.SerializeToString()
+    return raw
+
+
+def renamed_list(raw: bytes, names: Names, is_gpu_resource: Callable[[str], bool]) -> bytes:
+    """A List in the new names' order, with GPUs and claims alone: no CPUs, memory, other devices, nor unknown fields.
+
+    Raises ValueError where it cannot be decoded.
+    """
+    pods = [
+        v1_pb2.PodResources(
+            name=names.pod(pod.name),
+            namespace=names.namespace(pod.namespace),
+            containers=_in_order(
+                v1_pb2.ContainerResources(
+                    name=names.container(container.name),
+                    devices=_devices(container.devices, names, is_gpu_resource),
+                    dynamic_resources=_claims(container.dynamic_resources, names, is_gpu_resource),
+                )
+                for container in pod.containers
+            ),
+        )
+        for pod in _decoded(v1_pb2.ListPodResourcesResponse(), raw).pod_resources
+    ]
+    return v1_pb2.ListPodResourcesResponse(pod_resources=_in_order(pods)).SerializeToString(deterministic=True)
+
+
+def renamed_allocatable(raw: bytes, names: Names, is_gpu_resource: Callable[[str], bool]) -> bytes:
+    """What the plugins offer, under other ids; raises ValueError where it cannot be decoded."""
+    devices = _devices(_decoded(v1_pb2.AllocatableResourcesResponse(), raw).devices, names, is_gpu_resource)
+    return v1_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString(deterministic=True)
+
+
+def is_gpus(resource: str, ids: Iterable[str], is_gpu_resource: Callable[[str], bool]) -> bool:
+    """Whether a resource is of GPUs: by its name, or because an id of it names one (contract, law L5)."""
+    meanings = (parse(DeviceId(id_)) for id_ in ids)
+    return is_gpu_resource(resource) or any(one is not None and isinstance(one.device, ByUuid) for one in meanings)
+
+
+def _decoded(message: M, raw: bytes) -> M:
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise ValueError(f"is not the kubelet's answer: {error}") from error
+    return message
+
+
+def _devices(
+    entries: Iterable[v1_pb2.ContainerDevices], names: Names, is_gpu_resource: Callable[[str], bool]
+) -> list[v1_pb2.ContainerDevices]:
+    found = [
+        v1_pb2.ContainerDevices(
+            resource_name=entry.resource_name,
+            device_ids=sorted(map(names.device, entry.device_ids)),
+            topology=v1_pb2.TopologyInfo(nodes=[v1_pb2.NUMANode(ID=node.ID) for node in entry.topology.nodes])
+            if entry.HasField("topology")
+            else None,
+        )
+        for entry in entries
+        if is_gpus(entry.resource_name, entry.device_ids, is_gpu_resource)
+    ]
+    return _in_order(found)
+
+
+def _claims(
+    entries: Iterable[v1_pb2.DynamicResource], names: Names, is_gpu_resource: Callable[[str], bool]
+) -> list[v1_pb2.DynamicResource]:
+    """Without the names that a container runtime knows the devices by: they hold the claims' UIDs.
+
+    Of a claim without a GPU its name stays, which tells pods apart, and no device.
+    """
+    found = []
+    for entry in entries:
+        devices = [
+            v1_pb2.ClaimResource(
+                driver_name=device.driver_name,
+                pool_name=names.node(device.pool_name),
+                device_name=names.device(device.device_name),
+                share_id=names.device(device.share_id) if device.HasField("share_id") else None,
+            )
+            for device in entry.claim_resources
+            if is_gpus(device.driver_name, [device.device_name], is_gpu_resource)
+        ]
+        found.append(
+            v1_pb2.DynamicResource(
+                claim_name=names.claim(entry.claim_name),
+                claim_namespace=names.namespace(entry.claim_namespace),
+                claim_resources=devices or [v1_pb2.ClaimResource()],
+            )
+        )
+    return _in_order(found)
+
+
+def _in_order(messages: Iterable[P]) -> list[P]:
+    return sorted(messages, key=lambda message: message.SerializeToString(deterministic=True))

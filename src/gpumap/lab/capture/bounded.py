@@ -1,0 +1,111 @@
+"""Reads a folder that a stranger sent within limits: so many bytes, so many files, and nothing but regular ones.
+
+Each limit is held before what would pass it is read. Raises UsageError, one line with the path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpumap.model.errors import UsageError
+
+_FOLDER = re.compile(r"kubelet|own|proc|proc/[1-9]\d{0,9}", re.ASCII)
+"""Where a frame's files stand, besides its own folder. No other is looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a capture may be at most. `files` counts a file once for each frame that holds it: so it is in memory."""
+
+    file_bytes: int = 64 << 20
+    """As much as the kubelet's source takes of an answer."""
+    said_bytes: int = 4 << 20
+    """Of capture.json and frame.json."""
+    total_bytes: int = 256 << 20
+    frames: int = 10_000
+    frame_files: int = 20_000
+    """Two for each process."""
+    files: int = 5_000_000
+
+
+LIMITS = Limits()
+
+
+class BoundedReader:
+    """Reads one capture, and counts what is left of its limits."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._bytes_left = limits.total_bytes
+        self._files_left = limits.files
+
+    def files(self, folder: Path, known: re.Pattern[str]) -> dict[str, bytes]:
+        """The files below a frame's folder whose paths are known, in the order of their paths."""
+        paths: dict[str, Path] = {}
+        for name, path in _known(folder, "", known):
+            paths[name] = path
+            if len(paths) > self._limits.frame_files:
+                raise UsageError(f"{folder}: more than {self._limits.frame_files} files")
+        return {name: self.read(path) for name, path in sorted(paths.items())}
+
+    def said(self, path: Path) -> bytes:
+        """What a file says of a capture or of a frame."""
+        return self.read(path, self._limits.said_bytes)
+
+    def read(self, path: Path, most_bytes: int | None = None) -> bytes:
+        """A regular file, of its size or of less than that."""
+        most = self._limits.file_bytes if most_bytes is None else most_bytes
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path}: is not a regular file")
+        if found.st_size > most:
+            raise UsageError(f"{path}: is larger than {most >> 20} MiB")
+        self._bytes_left -= found.st_size
+        if self._bytes_left < 0:
+            raise UsageError(f"{self._folder}: is larger than {self._limits.total_bytes >> 20} MiB")
+        with open(path, "rb", opener=_opened) as file:
+            said = file.read(found.st_size + 1)
+        if len(said) > found.st_size:
+            raise UsageError(f"{path}: grew while it was read")
+        return said
+
+    def hold(self, files: int) -> None:
+        """A frame keeps so many files."""
+        self._files_left -= files
+        if self._files_left < 0:
+            raise UsageError(f"{self._folder}: more than {self._limits.files} files, each counted once a frame")
+
+    def frame_folders(self) -> list[Path]:
+        """The folders of the later frames, in order."""
+        folder = self._folder / "frames"
+        if folder.is_symlink():
+            raise UsageError(f"{folder}: is a link")
+        paths: list[Path] = []
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.is_symlink() or not path.is_dir() or re.fullmatch(r"[0-9]{4}", path.name) is None:
+                raise UsageError(f"{path}: is not a frame, a folder named by four digits")
+            paths.append(path)
+            if len(paths) >= self._limits.frames:
+                raise UsageError(f"{folder}: more than {self._limits.frames} frames")
+        return sorted(paths)
+
+
+def _opened(path: str, flags: int) -> int:
+    """What became a link or a pipe meanwhile is neither followed nor waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _known(folder: Path, prefix: str, known: re.Pattern[str]) -> Iterator[tuple[str, Path]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if known.fullmatch(name):
+                yield name, Path(entry.path)
+            elif _FOLDER.fullmatch(name) and entry.is_dir(follow_symlinks=False):
+                yield from _known(Path(entry.path), f"{name}/", known)

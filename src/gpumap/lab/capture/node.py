@@ -1,0 +1,134 @@
+"""A captured node: its kubelet on a real socket, its files in real folders, and a driver in the NVML worker's place.
+
+`show` brings it to one frame, `play` goes through them in their time, again and again. All of it stands below one
+directory, and is gone at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+from gpumap.agent.settings import Settings
+from gpumap.lab.capture import answers, contents, files
+from gpumap.lab.capture.format import Capture, Frame
+from gpumap.lab.demo import kubelet as fake
+from gpumap.model.errors import FatalError
+
+STILL_SECONDS = 5.0
+"""How long a capture of one frame stands until it begins anew; nobody will see it."""
+
+_log = logging.getLogger(__name__)
+
+
+class CapturedNode:
+    """Plays `capture` below `directory` while it is entered."""
+
+    def __init__(self, capture: Capture, directory: Path) -> None:
+        self._capture = capture
+        self._directory = directory
+        self._files = files.CapturedFiles(directory)
+        self._v1 = capture.about.podresources == "v1"
+        socket = directory / "kubelet" / "kubelet.sock"
+        self._kubelet = fake.FakeKubelet(socket, ("v1", "v1alpha1") if self._v1 else ("v1alpha1",))
+        self._starts = 0
+
+    @property
+    def driver_command(self) -> list[str]:
+        """What to start in the NVML worker's place."""
+        return [sys.executable, "-P", "-m", "gpumap.lab.capture.driver", str(self._directory / files.NVML)]
+
+    def settings(self, settings: Settings) -> Settings:
+        """Point every source at this node."""
+        return replace(
+            settings,
+            node_name=self._capture.about.node,
+            node_ip="",
+            kubelet_socket=self._kubelet.socket_path,
+            checkpoint_candidates=(self._directory / files.CHECKPOINT,),
+            dra_state=self._directory / files.DRA_STATE,
+            dra_driver_checkpoint=self._directory / files.DRA_CHECKPOINT,
+            pods_api_socket=None,
+            pod_log_root=self._directory / files.LOGS,
+            proc=self._directory / files.PROC,
+            own=self._directory / files.OWN,
+            resource=re.compile(self._capture.about.resource),
+        )
+
+    async def show(self, frame: Frame) -> None:
+        """Let the node be as it was in this frame: the kubelet first, the processes last."""
+        await self._show_kubelet(frame)
+        await asyncio.to_thread(self._files.show, frame.files)
+
+    @contextlib.asynccontextmanager
+    async def playing(self) -> AsyncIterator[None]:
+        """Play the frames from the first, until the block ends."""
+        over = asyncio.Event()
+        task: asyncio.Task[None] | None = None
+        try:
+            await self._show_first()
+            task = asyncio.create_task(self._play(over), name="gpumap-capture")
+            yield
+        finally:
+            over.set()
+            if task is not None:
+                await task  # not cancelled: a thread of its own may be writing files
+            await self.stop()
+
+    async def _show_first(self) -> None:
+        try:
+            await self.show(self._capture.frames[0])
+        except OSError as error:  # a full disk, say
+            raise FatalError(f"cannot play the capture: {error.filename}: {error.strerror}") from error
+
+    async def stop(self) -> None:
+        await self._kubelet.stop()
+
+    async def _play(self, over: asyncio.Event) -> None:
+        frames = self._capture.frames
+        last = frames[-1].offset_seconds
+        whole = last + (last / (len(frames) - 1) if last else STILL_SECONDS)
+        began = time.monotonic()
+        while True:
+            for frame in frames:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), max(began + frame.offset_seconds - time.monotonic(), 0.0))
+                if over.is_set():
+                    return
+                try:
+                    await self.show(frame)
+                except OSError as error:  # a full disk, say
+                    _log.warning("captured node is not up to date error=%s", error)
+            began += whole
+
+    async def _show_kubelet(self, frame: Frame) -> None:
+        down = contents.down(frame.files).get("kubelet")
+        method = fake.LIST if self._v1 else fake.LIST_V1ALPHA1
+        if down and down.reason in ("socket_missing", "connection_refused"):
+            # A kubelet that ends does not remove its socket; the next one does.
+            await self._kubelet.stop(leave_socket=down.reason == "connection_refused")
+            if down.reason == "socket_missing":
+                self._kubelet.socket_path.unlink(missing_ok=True)
+            return
+        allocatable = answers.answer(frame.files, contents.ALLOCATABLE)
+        self._kubelet.misbehave(fake.NO_ALLOCATABLE if allocatable is None else fake.Raw(allocatable), fake.ALLOCATABLE)
+        if down and down.reason == "decode":
+            self._kubelet.misbehave(fake.Raw(b"\xff"), method)
+        elif down:
+            for one in (fake.LIST, fake.LIST_V1ALPHA1):
+                self._kubelet.misbehave(fake.refusal(down.reason), one)
+        else:
+            self._kubelet.behave(fake.LIST if not self._v1 else fake.LIST_V1ALPHA1)
+            self._kubelet.misbehave(fake.Raw(answers.answer(frame.files, contents.LIST) or b""), method)
+        if self._starts not in (0, contents.starts(frame.files)):
+            await self._kubelet.stop(leave_socket=True)
+        self._starts = contents.starts(frame.files)
+        if not self._kubelet.running:
+            await self._kubelet.start()

@@ -1,0 +1,159 @@
+"""Records a node: the service's own loop over tapped sources, each collection a frame. Nothing touches the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from gpumap import __version__
+from gpumap.agent.collect import Collector
+from gpumap.agent.join import Rules
+from gpumap.agent.service import asked_groups, with_everything
+from gpumap.agent.settings import Settings
+from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.lab.capture import contents
+from gpumap.lab.capture.bounded import LIMITS
+from gpumap.lab.capture.contents import Down
+from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.capture.recorders import Files, Heard, TappedIdentity, TappedKubelet, TappedNvml, TappedProcfs
+from gpumap.model.observations import Source
+from gpumap.model.snapshot import Node, Snapshot
+
+SHORT_SECONDS = 1.0
+"""Between the two collections without a duration: time on the SMs, and accusations, take two."""
+UNHURRIED_SECONDS = 5.0
+"""A source's deadline is the interval; the driver's first answer may take longer than the time between two frames."""
+_GIVEN_UP = "deadline_exceeded"
+_NO_ANSWER = Down(_GIVEN_UP, "no answer in time")
+
+
+class Recorder:
+    """Asks a node's sources as the service does. `close` must be called."""
+
+    def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
+        self._settings = settings
+        self._nvml_source = NvmlSource(driver_command, asked_groups(with_everything(settings)))
+        self._nvml = TappedNvml(self._nvml_source)
+        self._procfs = TappedProcfs(settings.proc, settings.own)
+        self._kubelet = TappedKubelet(settings.kubelet_socket)
+
+        def is_gpu_resource(name: str) -> bool:
+            return settings.resource.fullmatch(name) is not None
+
+        self._identity = TappedIdentity(
+            settings.checkpoint_candidates,
+            settings.pod_log_root,
+            (settings.dra_state, settings.dra_driver_checkpoint),
+            is_gpu_resource,
+        )
+        self._loop = Collector(
+            self._nvml,
+            self._procfs,
+            self._identity.read,
+            self._kubelet,
+            Rules(Node(settings.node_name, settings.node_ip), is_gpu_resource, settings.stale_after_seconds),
+            max(settings.interval_seconds, UNHURRIED_SECONDS),
+            lambda snapshot: None,
+        )
+
+    async def frame(self) -> tuple[Files, Snapshot]:
+        """Collect once: what was said, and what the service makes of it."""
+        self._nvml.heard = self._procfs.heard = self._kubelet.heard = None
+        self._identity.heard = None, None, None
+        snapshot = await self._loop.collect()
+        checkpoint, logs, dra = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.heard)
+        files: Files = {**(self._nvml.heard or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
+        files |= dra if isinstance(dra, dict) else {}  # steps of the ladder that need not be taken
+        heard = {
+            "kubelet": self._kubelet.heard,
+            "checkpoint": checkpoint,
+            "pod_logs": logs,
+            "procfs": _in_time(self._procfs.heard, snapshot, Source.PROCFS),
+        }
+        down: dict[str, Down] = {}
+        for source, said in heard.items():
+            if isinstance(said, dict):
+                files |= said
+            else:
+                down[source] = said or _NO_ANSWER
+        return files | ({contents.DOWN: contents.down_text(down)} if down else {}), snapshot
+
+    def about(self) -> About:
+        """What is known of the node once it was asked."""
+        settings = self._settings
+        return About(
+            settings.node_name,
+            self._kubelet.version,
+            f"recorded by gpumap {__version__}",
+            resource=settings.resource.pattern,
+        )
+
+    async def close(self) -> None:
+        self._loop.close()
+        self._procfs.close()
+        await asyncio.gather(self._nvml_source.close(), self._kubelet.close())
+
+
+def _in_time(said: Heard, snapshot: Snapshot, source: Source) -> Heard:
+    """What a source said in this collection. A read of files that was given up ends in a thread of its own, now or in a
+    later collection: what it says then is of none.
+    """
+    given_up = any(one.source is source and not one.up and one.reason == _GIVEN_UP for one in snapshot.sources)
+    return None if given_up else said
+
+
+async def record(
+    settings: Settings, driver_command: Sequence[str], seconds: float | None, stop: asyncio.Event
+) -> tuple[Capture, Snapshot] | None:
+    """Record for so long, at the settings' interval, or two collections; at `stop`, what there is until then.
+
+    Gives the capture and the last snapshot; `None` where it was stopped before the first collection was done.
+    """
+    interval = SHORT_SECONDS if seconds is None else min(settings.interval_seconds, seconds)
+    recorder = Recorder(settings, driver_command)
+    frames: list[Frame] = []
+    last: Snapshot | None = None
+    size, held, began = 0, 0, time.monotonic()
+    try:
+        while len(frames) < LIMITS.frames and size < LIMITS.total_bytes // 2 and held < LIMITS.files // 2:
+            asked = round(time.monotonic() - began, 3)  # as it will be written: what is charged goes by it
+            found = await _unless(stop, recorder)
+            if found is None:
+                break
+            frames.append(Frame(asked if frames else 0.0, found[0]))
+            last, size, held = found[1], size + _new_bytes(frames), held + len(found[0])
+            due = asked + interval
+            if due > (seconds or interval) * 1.001 and len(frames) > 1:
+                break
+            if await _stopped(stop, began + due - time.monotonic()):
+                break
+        return (Capture(recorder.about(), tuple(frames)), last) if last is not None else None
+    finally:
+        await recorder.close()
+
+
+def _new_bytes(frames: list[Frame]) -> int:
+    before = frames[-2].files if len(frames) > 1 else {}
+    return sum(len(said) for name, said in frames[-1].files.items() if before.get(name) is not said)
+
+
+async def _unless(stop: asyncio.Event, recorder: Recorder) -> tuple[Files, Snapshot] | None:
+    """One collection, unless `stop` comes first."""
+    collecting = asyncio.create_task(recorder.frame())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((collecting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return collecting.result() if collecting.done() else None
+    finally:
+        for task in (collecting, stopping):
+            task.cancel()
+        await asyncio.gather(collecting, stopping, return_exceptions=True)
+
+
+async def _stopped(stop: asyncio.Event, seconds: float) -> bool:
+    try:
+        await asyncio.wait_for(stop.wait(), max(seconds, 0.0))
+    except TimeoutError:
+        return False
+    return True

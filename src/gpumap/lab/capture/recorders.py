@@ -1,0 +1,278 @@
+"""The real sources, each with a tap that keeps what was said in the form of a capture's files.
+
+A tap tells the loop exactly what its source tells it. What must not be in a capture is dropped here, before anything
+is kept: of the checkpoint all that is not about GPUs, of `stat` all but a process's name, state and start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.dra import DraSource
+from gpumap.agent.sources.identity import PodIdentitySource
+from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.agent.sources.nvml import NvmlSource
+from gpumap.agent.sources.podlogs import PodLogsSource
+from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.lab.capture import checkpoint, claims, contents
+from gpumap.lab.capture.contents import Down, LogEntry
+from gpumap.model.observations import (
+    Complaint,
+    DraState,
+    KubeletAnswer,
+    NvmlReading,
+    PodIdentity,
+    ProcEntry,
+    ProcTable,
+    SourceError,
+    Told,
+)
+
+Files = dict[str, bytes]
+Heard = Files | Down | None
+"""What a source said in this collection, why it is down, or `None`: it has not answered."""
+
+
+class TappedKubelet:
+    """Keeps the answers' own bytes; those of an unchanged List stay, though kubelets shuffle each answer."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._source = KubeletSource(socket_path, heard=self._hear)
+        self.heard: Heard = None
+        self.version = "v1"
+        self._raw: Files = {}
+        self._said: KubeletAnswer | None = None
+        self._kept: Files = {}
+        self._starts: list[str] = []
+
+    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+        self._raw = {}
+        try:
+            told = await self._source.read(timeout_seconds)
+        except SourceError as error:
+            why = error.complaints[-1]
+            undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
+            self.heard = self._with_starts(self._raw) if undecoded else Down(*why)
+            raise
+        before, self._said = self._said, told.value
+        unchanged = {
+            f"{contents.LIST}.pb": before is not None and before.pods == told.value.pods,
+            f"{contents.ALLOCATABLE}.pb": before is not None and before.allocatable == told.value.allocatable,
+        }
+        self._kept = {name: self._kept.get(name, raw) if unchanged[name] else raw for name, raw in self._raw.items()}
+        if not self._starts or self._starts[-1] != told.value.socket:
+            self._starts.append(told.value.socket)
+        self.heard = self._with_starts(self._kept)
+        return told
+
+    async def wait_until_back(self) -> None:
+        await self._source.wait_until_back()
+
+    async def close(self) -> None:
+        await self._source.close()
+
+    def _with_starts(self, files: Files) -> Files:
+        return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
+
+    def _hear(self, method: str, answer: bytes) -> None:
+        listing = method.endswith("/List")
+        if listing:
+            self.version = method.removeprefix("/").partition(".")[0]
+        self._raw[f"{contents.LIST if listing else contents.ALLOCATABLE}.pb"] = answer
+
+
+class TappedNvml:
+    """Keeps the worker's readings."""
+
+    def __init__(self, source: NvmlSource) -> None:
+        self._source = source
+        self.heard: Files | None = None
+
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+        try:
+            told = await self._source.read(interval_seconds, timeout_seconds)
+        except SourceError as error:
+            self.heard = {contents.NVML: contents.reading_text(Down(*error.complaints[-1]))}
+            raise
+        self.heard = {contents.NVML: contents.reading_text(told.value)}
+        return told
+
+    async def close(self) -> bool:
+        return await self._source.close()
+
+
+class TappedProcfs:
+    """Keeps `cgroup` and a bare `stat` of the processes asked for, of one that shows PID visibility, and gpumap's."""
+
+    def __init__(self, root: Path, own: Path) -> None:
+        self._source = ProcfsSource(root, own)
+        self.heard: Heard = None
+        self._root = root
+        self._own = own
+        self._kept: dict[ProcEntry, Files] = {}
+
+    def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
+        try:
+            told = self._source.read(pids, not_after)
+            self.heard = self._files(told.value)
+        except SourceError as error:
+            self.heard = Down(*error.complaints[-1])
+            raise
+        except OSError as error:
+            self.heard = Down("unreadable", f"{error.filename}: {error.strerror}")
+        return told
+
+    @property
+    def is_real(self) -> bool:
+        return self._source.is_real
+
+    def clock_ticks(self) -> int | None:
+        return self._source.clock_ticks()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _files(self, table: ProcTable) -> Files:
+        files: Files = {contents.OWN_CGROUP: (self._own / "cgroup").read_bytes()}
+        witness = self._source.witness
+        if table.pid_visibility and witness is None:
+            files[contents.OWN_PID_IN_TREE] = b""
+        elif table.pid_visibility and witness is not None:
+            files |= _process(self._root, witness)
+        kept = self._kept
+        self._kept = {entry: kept.get(entry) or _process(self._root, entry.pid) for entry in table.entries}
+        for found in self._kept.values():
+            files |= found
+        for pid in table.unreadable:
+            files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # not to be read there either
+        return files
+
+
+def _process(root: Path, pid: int) -> Files:
+    """Nothing of a process that has left meanwhile."""
+    try:
+        stat, cgroup = ((root / str(pid) / name).read_bytes() for name in ("stat", "cgroup"))
+    except OSError:
+        return {}
+    return {f"proc/{pid}/stat": _bare_stat(stat), f"proc/{pid}/cgroup": cgroup}
+
+
+def _bare_stat(text: bytes) -> bytes:
+    """PID, name, state and start; the times and addresses between are 0, and what follows is cut off."""
+    name, _, rest = text.rpartition(b")")
+    fields = rest.split()
+    if len(fields) < 20:
+        return b""
+    return b" ".join((name + b")", fields[0], *[b"0"] * 18, fields[19])) + b"\n"
+
+
+class TappedIdentity:
+    """Keeps the checkpoint, cut down to GPUs, the names below the log root, and what was read of DRA's state."""
+
+    def __init__(
+        self,
+        checkpoints: tuple[Path, ...],
+        log_root: Path,
+        dra: tuple[Path, Path],
+        is_gpu_resource: Callable[[str], bool],
+    ) -> None:
+        self._source = PodIdentitySource(
+            CheckpointSource(checkpoints), PodLogsSource(log_root), DraSource(*dra), time.time
+        )
+        self._checkpoints = checkpoints
+        self._log_root = log_root
+        self._is_gpu_resource = is_gpu_resource
+        self.heard: tuple[Heard, Heard, Heard] = (None, None, None)
+        """Of the checkpoint, of the log directories, and of DRA's files."""
+        self._last: tuple[PodIdentity, tuple[Heard, Heard, Heard]] = PodIdentity(None, None), self.heard
+
+    def read(self) -> Told[PodIdentity]:
+        """Checkpoint and names are read once more where they changed: what was made of them has lost their form."""
+        try:
+            told = self._source.read()
+        except SourceError as error:
+            self.heard = _why("checkpoint", error.complaints), _why("pod_logs", error.complaints), None
+            raise
+        now, (before, (checkpoint_files, log_files, dra_files)) = told.value, self._last
+        if now.checkpoint is None:
+            checkpoint_files = _why("checkpoint", told.complaints)
+        elif now.checkpoint is not before.checkpoint:
+            checkpoint_files = {contents.CHECKPOINT: self._cut()}
+        if now.logs is None:
+            log_files = _why("pod_logs", told.complaints)
+        elif now.logs is not before.logs:
+            log_files = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
+        if now.dra is not before.dra or dra_files is None:
+            dra_files = _dra_files(now.dra)
+        self.heard = checkpoint_files, log_files, dra_files
+        self._last = now, self.heard
+        return told
+
+    def _cut(self) -> bytes:
+        for path in self._checkpoints:
+            try:
+                return checkpoint.cut(path.read_bytes(), self._is_gpu_resource)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError):
+                break  # it was readable a moment ago
+        return checkpoint.cut(b'{"Data": {}}', self._is_gpu_resource)
+
+
+def _dra_files(dra: DraState) -> Files:
+    files = {} if dra.claims is None else {contents.DRA_STATE: claims.state_text(dra.claims)}
+    if dra.prepared is not None:
+        files[contents.DRA_CHECKPOINT] = claims.checkpoint_text(dra.prepared)
+    return files
+
+
+def _why(source: str, complaints: tuple[Complaint, ...]) -> Down:
+    """The one complaint of a source; what is merely missing is none."""
+    found = [Down(*one) for one in complaints if one.reason.startswith(source)]
+    return found[-1] if found else Down(f"{source}_missing", "")
+
+
+_SPEAKABLE = re.compile(r"[^\s/\0]+")
+"""A kubelet's names have no blanks; a line of log.tree could not hold one that has."""
+
+
+def _names(root: Path) -> Iterator[LogEntry]:
+    for folder in ("pods", "containers"):
+        for entry in _entries(root / folder):
+            path = f"var/log/{folder}/{entry.name}"
+            if folder == "containers":
+                yield from _link(entry, path)
+            elif entry.is_dir(follow_symlinks=False):
+                yield LogEntry("d", "755", path)
+                below = _entries(Path(entry.path))
+                yield from (LogEntry("d", "755", f"{path}/{one.name}") for one in below if one.is_dir())
+        if (root / folder).is_dir():
+            yield LogEntry("d", "755", f"var/log/{folder}")
+
+
+def _link(entry: os.DirEntry[str], path: str) -> Iterator[LogEntry]:
+    """A link to a log. Only the last three steps of where it leads mean anything."""
+    try:
+        steps = os.readlink(entry.path).split("/")[-3:]
+    except OSError:
+        return
+    if len(steps) == 3 and all(map(_is_name, steps)):
+        yield LogEntry("l", "777", path, f"/var/log/pods/{'/'.join(steps)}")
+
+
+def _is_name(step: str) -> bool:
+    """A link may lead to what can be no name at all."""
+    speakable = _SPEAKABLE.fullmatch(step) is not None and step.isprintable() and contents.is_short(step)
+    return speakable and step not in (".", "..")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return [entry for entry in os.scandir(folder) if _SPEAKABLE.fullmatch(entry.name) and entry.name.isprintable()]
+    except OSError:
+        return []

@@ -1,0 +1,99 @@
+"""A capture's page: each frame is one collection of the real sources over it, one after the other without waiting.
+
+`expected.prom` is this page. It must not depend on when, where or how fast it is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from gpumap.agent import metrics, service
+from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
+from gpumap.agent.exposition import Exposition
+from gpumap.agent.metrics import native, self_families
+from gpumap.agent.settings import resolve
+from gpumap.lab.capture.format import Capture
+from gpumap.lab.capture.node import CapturedNode
+from gpumap.model.errors import FatalError
+from gpumap.model.families import Family
+from gpumap.model.observations import Moment
+from gpumap.model.snapshot import Snapshot
+
+COLLECTIONS_MIN = 2
+"""Accusations take two snapshots that agree: a capture of one frame is collected twice."""
+TEMPORARY_BYTES_MAX = 48
+"""A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
+INTERVAL_SECONDS = 5.0
+BEGAN = Moment(1000.0, 1.7e9)
+"""When a replay begins, whenever it does."""
+GROUPS = tuple(metrics.GROUPS)
+"""Each group of families is on the page. NVML is asked for these, and for what dialects show."""
+
+CLOCK_DEPENDENT = frozenset(
+    {
+        "gpumap_container_last_active_timestamp_seconds",
+        "gpumap_gpu_last_success_timestamp_seconds",
+        "gpumap_snapshot_timestamp_seconds",
+        "gpumap_source_duration_seconds",
+        "gpumap_source_last_success_timestamp_seconds",
+        "gpumap_xid_blind_seconds_total",
+        "nvidia_smi_last_collect_duration_seconds",
+        "nvidia_smi_last_collect_success_timestamp_seconds",
+        "nvidia_smi_xid_last_timestamp_seconds",
+    }
+)
+"""Families whose values are times, or go by the milliseconds between them: left out of the page."""
+
+
+def families() -> Iterable[Family]:
+    """The native page with every group, the dialect pod-gpu-map and the series by process, but for clocks."""
+    every = (*native(GROUPS, process_metrics=True), *POD_GPU_MAP, *self_families("0", "0"))
+    return (family for family in every if family.name not in CLOCK_DEPENDENT)
+
+
+async def page(capture: Capture) -> bytes:
+    """The page after the last frame."""
+    return Exposition(families()).render((await snapshots(capture))[-1])
+
+
+async def snapshots(capture: Capture) -> list[Snapshot]:
+    """What the service makes of each frame, at the frame's time on a clock of our own."""
+    found: list[Snapshot] = []
+    frames = list(capture.frames)
+    while len(frames) < COLLECTIONS_MIN:
+        frames.append(replace(frames[-1], offset_seconds=frames[-1].offset_seconds + INTERVAL_SECONDS))
+    offset = 0.0
+
+    def clock() -> Moment:
+        return Moment(BEGAN.monotonic + offset, BEGAN.wall + offset)
+
+    with temporary_folder() as folder:
+        node = CapturedNode(capture, Path(folder))
+        settings = node.settings(resolve(argparse.Namespace(), {}))
+        settings = service.with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
+        try:
+            await node.show(frames[0])
+            async with service.collector(settings, node.driver_command, found.append, clock) as loop:
+                for frame in frames:
+                    offset = frame.offset_seconds
+                    await node.show(frame)
+                    await loop.collect()
+        finally:
+            await node.stop()
+    return found
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder in which a socket's path can be said; where the root is read-only, /dev/shm alone may be writable.
+
+    Raises FatalError where there is none.
+    """
+    for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        if place and len(os.fsencode(place)) <= TEMPORARY_BYTES_MAX and os.access(place, os.W_OK | os.X_OK):
+            return tempfile.TemporaryDirectory(prefix="gpumap-capture-", dir=place)
+    raise FatalError("no folder to write to for a moment: set $TMPDIR to one with a short name")

@@ -1,0 +1,108 @@
+"""`gpumap record` and `gpumap demo --capture`: the service's own sources over a real node, and over a captured one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gpumap.agent import service
+from gpumap.agent.settings import Settings
+from gpumap.agent.signals import stop_by_signal
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture import replay
+from gpumap.lab.capture import resource as expressions
+from gpumap.lab.capture.anonymize import anonymize
+from gpumap.lab.capture.node import CapturedNode
+from gpumap.lab.capture.pseudonyms import Pseudonyms
+from gpumap.lab.capture.record import record
+from gpumap.model.errors import UsageError
+from gpumap.model.snapshot import Snapshot
+from gpumap.model.text import printable
+
+KEY_BYTES = 32
+
+
+async def record_node(
+    settings: Settings, driver_command: Sequence[str], folder: Path, *, seconds: float | None, anonymous: bool
+) -> int:
+    """Record a node into `folder`, with the page that it gives. 0 also where sources are down: they are recorded so."""
+    on_disk.refuse_unless_new(folder)
+    why = expressions.refused(settings.resource.pattern)
+    if why is not None:
+        raise UsageError(f"--resource {why}: a capture cannot bring it")
+    replay.temporary_folder().cleanup()  # said before the recording, not after it, where there can be none
+    found = await record(settings, driver_command, seconds, stop_by_signal())
+    if found is None:
+        print("gpumap: stopped before anything was recorded", file=sys.stderr)
+        return 0
+    capture, snapshot = found
+    if anonymous:
+        capture = anonymize(capture, Pseudonyms(secrets.token_bytes(KEY_BYTES)))
+    with _silence():
+        page = await replay.page(capture)
+    on_disk.write(capture, folder, page)
+    for health in snapshot.sources:
+        if not health.up:
+            why = printable(f"{health.reason}: {health.detail}")
+            print(f"gpumap: {health.source} is down, and is recorded so: {why}", file=sys.stderr)
+    print(end=_summary(capture, snapshot, folder, anonymous))
+    return 0
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """What a replay logs was logged before, when it happened."""
+    log = logging.getLogger("gpumap")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymous: bool) -> str:
+    last = capture.frames[-1]
+    counts = (
+        _count(len(capture.frames), "frame"),
+        f"{last.offset_seconds:.0f} s",
+        _count(len(snapshot.gpus), "GPU"),
+        _count(len(snapshot.pods), "pod"),
+        _count(len({process.pid for process in snapshot.processes}), "process", "processes"),
+        f"{(capture.size_bytes + 1023) // 1024} KiB",
+    )
+    place = printable(shlex.quote(str(folder)))
+    names = "" if anonymous else "Names and UUIDs stand in it as they are; --anonymize replaces them.\n"
+    return (
+        f"Recorded {', '.join(counts)}: {place}\n{names}"
+        f"Play it:          gpumap demo --capture {place}\n"
+        f"Make it a test:   cp -r {place} tests/captures/\n"
+    )
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
+    """Serve a captured node until a signal comes. What `settings` says of sources is overruled by the capture's."""
+    stop = stop_by_signal()  # before there is anything that would be left behind
+    with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
+        node = CapturedNode(capture, Path(folder))
+        async with node.playing():
+            # What was hidden from the recorded one no restart of this one brings back.
+            await service.serve(node.settings(settings), node.driver_command, listener, stop, math.inf)
+
+
+def load_capture(folder: Path) -> on_disk.Capture:
+    """Raises UsageError that names the flag."""
+    try:
+        return on_disk.load(folder)
+    except UsageError as error:
+        raise UsageError(f"--capture {error}") from error

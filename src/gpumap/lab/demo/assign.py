@@ -1,0 +1,153 @@
+"""Gives the pods of a scenario their devices, as a kubelet does: never one id to two pods at a time.
+
+Also proves that the memory of the processes fits. Pure; raises `ScenarioError` where something does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpumap.lab.demo.scenario_model import (
+    GIB,
+    Claim,
+    ContainerSpec,
+    GpuSpec,
+    HostProcess,
+    LeafPlace,
+    PodSpec,
+    ProcessSpec,
+    leaf_ids,
+    overhead_bytes,
+)
+from gpumap.lab.demo.yaml_fields import ScenarioError
+from gpumap.model.observations import DeviceId, ResourceDevices
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    pod: PodSpec
+    init: bool
+
+
+_Held = dict[tuple[str, DeviceId], list[_Holding]]
+"""By resource and id."""
+
+
+def overlap(one: PodSpec, other: PodSpec) -> bool:
+    """Whether both pods are there at some time of the play."""
+    if one.start is None or one.end is None or other.start is None or other.end is None:
+        return True
+    return one.start < other.end and other.start < one.end
+
+
+def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, ...]:
+    """The pods with the ids that their claims get. An init container's ids are used again by its pod's others."""
+    held: _Held = {}
+    for pod in pods:
+        for number, container in enumerate(pod.containers):
+            _hold_spelled_out(pod, f"{pod.place}.containers[{number}].ids", container, held)
+    assigned = []
+    for pod in pods:
+        devices: dict[str, tuple[ResourceDevices, ...]] = {}
+        for container in sorted(pod.containers, key=lambda container: not container.init):
+            own = [(entry.resource, id_) for entry in container.devices for id_ in entry.ids]
+            for claim in container.claims:
+                resource, ids = _grant(gpus, pod, container, claim, held)
+                for id_ in ids:
+                    held.setdefault((resource, id_), []).append(_Holding(pod, container.init))
+                own += [(resource, id_) for id_ in ids]
+            devices[container.name] = by_resource(own)
+        containers = tuple(replace(container, devices=devices[container.name]) for container in pod.containers)
+        assigned.append(replace(pod, containers=containers))
+    return tuple(assigned)
+
+
+def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
+    """Resources sorted, their ids sorted and each once."""
+    found: dict[str, set[DeviceId]] = {}
+    for resource, id_ in pairs:
+        found.setdefault(resource, set()).add(id_)
+    return tuple(ResourceDevices(resource, tuple(sorted(ids))) for resource, ids in sorted(found.items()))
+
+
+def _hold_spelled_out(pod: PodSpec, place: str, container: ContainerSpec, held: _Held) -> None:
+    for entry in container.devices:
+        for id_ in entry.ids:
+            taken = _taken(pod, container, held.get((entry.resource, id_), ()))
+            if taken is not None:
+                holder = f"{taken.namespace}/{taken.name}"
+                raise ScenarioError(f"{place}.{entry.resource}: {id_} is held by {holder} at that time")
+            held.setdefault((entry.resource, id_), []).append(_Holding(pod, container.init))
+
+
+def _taken(pod: PodSpec, container: ContainerSpec, holdings: Iterable[_Holding]) -> PodSpec | None:
+    """Who has an id while a container wants it."""
+    for holding in holdings:
+        if overlap(pod, holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
+            return holding.pod
+    return None
+
+
+def _grant(
+    gpus: Sequence[GpuSpec], pod: PodSpec, container: ContainerSpec, claim: Claim, held: _Held
+) -> tuple[str, tuple[DeviceId, ...]]:
+    resource, ids = leaf_ids(gpus[claim.leaf.gpu], claim.leaf.instance)
+    holdings = {id_: held.get((resource, id_), ()) for id_ in ids}
+    taken = {id_: holder for id_ in ids if (holder := _taken(pod, container, holdings[id_]))}
+    reusable = {id_ for id_ in ids if any(holding.pod is pod and holding.init for holding in holdings[id_])}
+    free = sorted((id_ for id_ in ids if id_ not in taken), key=lambda id_: id_ not in reusable)
+    if len(free) < claim.count:
+        what = f"gpu {claim.leaf.gpu}"
+        if not ids:
+            raise ScenarioError(f"{claim.place}: {what} is offered by no plugin (resource: none)")
+        if claim.leaf.instance is not None:
+            what += f", MIG device {claim.leaf.instance}"
+        if len(ids) > 1:
+            raise ScenarioError(f"{claim.place}: {what} has {len(ids)} slots, {len(free)} of them free at that time")
+        holder = taken[ids[0]]
+        raise ScenarioError(f"{claim.place}: {what} is held by {holder.namespace}/{holder.name} at that time")
+    return resource, tuple(free[: claim.count])
+
+
+def check_memory(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec], hosts: Sequence[HostProcess]) -> None:
+    """At no time may the processes of a device use more than it has, at their largest."""
+    users = list(_users(pods, hosts))
+    pools: dict[tuple[int, int | None], int] = {}
+    for gpu in gpus:
+        pools[gpu.index, None] = gpu.memory_bytes - gpu.reserved_bytes
+        pools |= {(gpu.index, device.gpu_instance_id): device.memory_bytes for device in gpu.mig}
+    for place, process in users:
+        moment = process.start or 0.0
+        for pool in {_pool(gpus, leaf) for leaf in process.leaves}:
+            there = [
+                other.peak_bytes
+                for _, other in users
+                for leaf in other.leaves
+                if _pool(gpus, leaf) == pool and _alive(other, moment)
+            ]
+            if sum(there) + overhead_bytes(len(there)) > pools[pool]:
+                raise ScenarioError(
+                    f"{place}: with it, processes use {sum(there) / GIB:.1f} GiB of gpu {pool[0]} at {moment:g}s, "
+                    f"which has {pools[pool] / GIB:.1f} GiB for them"
+                )
+
+
+def _users(pods: Sequence[PodSpec], hosts: Sequence[HostProcess]) -> Iterator[tuple[str, ProcessSpec]]:
+    for pod in pods:
+        for number, container in enumerate(pod.containers):
+            for index, process in enumerate(container.processes):
+                yield f"{pod.place}.containers[{number}].processes[{index}]", process
+    for number, host in enumerate(hosts):
+        yield f"host_processes[{number}]", host.process
+
+
+def _pool(gpus: Sequence[GpuSpec], leaf: LeafPlace) -> tuple[int, int | None]:
+    """The memory that a leaf uses: the card's, or that of a GPU instance."""
+    if leaf.instance is None:
+        return leaf.gpu, None
+    return leaf.gpu, gpus[leaf.gpu].mig[leaf.instance].gpu_instance_id
+
+
+def _alive(process: ProcessSpec, moment: float) -> bool:
+    return process.start is None or process.end is None or process.start <= moment < process.end

@@ -1,0 +1,308 @@
+"""A fake kubelet: a real gRPC server on a Unix socket that answers PodResources as kubelets do, or fails as they do.
+
+Every answer is shuffled, as Go's map iteration does, and every device id is an entry of its own for each of its NUMA
+nodes. Tests make it fail with `misbehave`. It reads no files and knows nothing of scenarios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
+from gpumap.model.observations import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices
+
+LIST = "/v1.PodResourcesLister/List"
+ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
+GET = "/v1.PodResourcesLister/Get"
+LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
+
+GRACE_SECONDS = 0.1
+"""For calls under way. Without it gRPC tells its clients of an error, and they write it to stderr."""
+
+T = TypeVar("T")
+
+_shuffler = SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer with a status other than OK."""
+
+    code: grpc.StatusCode
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Never answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Answer with these bytes, valid or not."""
+
+    answer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Answer truly, in a message made larger by about so many bytes (in an unknown field, which decoders skip)."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Answer truly, but late."""
+
+    seconds: float
+
+
+Behaviour = Refuse | Hang | Raw | Pad | Slow
+
+RATE_LIMITED = Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+NO_ALLOCATABLE = Refuse(
+    grpc.StatusCode.UNIMPLEMENTED, "unknown method GetAllocatableResources for service v1.PodResourcesLister"
+)
+ALLOCATABLE_DISABLED = Refuse(grpc.StatusCode.UNKNOWN, "Pod Resources API GetAllocatableResources disabled")
+
+_CODES = {
+    "message_too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Would be asked again and again until the deadline.
+    "rate_limited": grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def refusal(reason: str) -> Refuse:
+    """What makes the kubelet's source give this reason."""
+    code = next((code for code in grpc.StatusCode if code.name.lower() == reason), grpc.StatusCode.UNAVAILABLE)
+    details = "larger than max" if reason == "message_too_large" else reason
+    return Refuse(_CODES.get(reason, code), details)
+
+
+class FakeKubelet:
+    """One kubelet's PodResources server. May be started again after it was stopped, and then has a new inode."""
+
+    def __init__(self, socket_path: Path, versions: Iterable[str] = ("v1", "v1alpha1")) -> None:
+        self.socket_path = socket_path
+        self.versions = frozenset(versions)
+        self.calls: Counter[str] = Counter()
+        self._called = asyncio.Event()
+        self._pods: tuple[ListedPod, ...] = ()
+        self._allocatable: tuple[ResourceDevices, ...] = ()
+        self._numa: Mapping[DeviceId, tuple[int, ...]] = {}
+        self._behaviours: dict[str, tuple[Behaviour, float]] = {}
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._server is not None
+
+    def set_pods(self, pods: Sequence[ListedPod]) -> None:
+        self._pods = tuple(pods)
+
+    def set_allocatable(self, devices: Sequence[ResourceDevices]) -> None:
+        self._allocatable = tuple(devices)
+
+    def set_numa(self, numa: Mapping[DeviceId, tuple[int, ...]]) -> None:
+        """The NUMA nodes of device ids. An id that is not in it has no topology; one with two is told twice."""
+        self._numa = numa
+
+    def misbehave(self, behaviour: Behaviour, method: str = LIST, times: float = float("inf")) -> None:
+        """Do so the next `times` that `method` is called, instead of what it did before."""
+        self._behaviours[method] = behaviour, times
+
+    def behave(self, method: str | None = None) -> None:
+        """Answer again, all methods or one."""
+        if method is None:
+            self._behaviours.clear()
+        else:
+            self._behaviours.pop(method, None)
+
+    async def called(self, method: str = LIST, times: int = 1) -> None:
+        """Return when `method` has been called so often, whatever the answer."""
+        while self.calls[method] < times:
+            self._called.clear()
+            await self._called.wait()
+
+    async def start(self) -> None:
+        """Listen as CreateListener does (k/k pkg/kubelet/util/util_unix.go): under a temporary name, then rename."""
+        if self._server is not None:
+            raise RuntimeError("the fake kubelet is running already")
+        self.socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        temporary = self.socket_path.with_name(f".{secrets.token_hex(4)}.sock")
+        if len(os.fsencode(temporary)) > 107:
+            raise OSError(f"{temporary}: longer than a Unix socket's path may be (107 bytes)")
+        server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers([_Methods(self)])
+        server.add_insecure_port(f"unix:{temporary}")
+        await server.start()
+        self.socket_path.unlink(missing_ok=True)
+        temporary.rename(self.socket_path)
+        self._server = server
+
+    async def stop(self, leave_socket: bool = False) -> None:
+        """Stop listening, and soon cut off calls. A killed kubelet leaves its socket, which then refuses."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        await server.stop(GRACE_SECONDS)
+        if not leave_socket:
+            self.socket_path.unlink(missing_ok=True)
+
+    async def __aenter__(self) -> FakeKubelet:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def answer(self, method: str, request: bytes, context: _Context) -> bytes:
+        """One call, as bytes: a fake may answer what no protobuf can say."""
+        self.calls[method] += 1
+        self._called.set()
+        behaviour = self._next_behaviour(method)
+        match behaviour:
+            case Hang():
+                await asyncio.Event().wait()
+            case Raw(answer):
+                return answer
+            case Slow(seconds):
+                await asyncio.sleep(seconds)
+        answered = behaviour if isinstance(behaviour, Refuse) else self._true_answer(method, request)
+        if isinstance(answered, Refuse):
+            await context.abort(answered.code, answered.details)
+        return answered + _unknown_field(behaviour.size_bytes) if isinstance(behaviour, Pad) else answered
+
+    def _next_behaviour(self, method: str) -> Behaviour | None:
+        if method not in self._behaviours:
+            return None
+        behaviour, times = self._behaviours.pop(method)
+        if times > 1:
+            self._behaviours[method] = behaviour, times - 1
+        return behaviour
+
+    def _true_answer(self, method: str, request: bytes) -> bytes | Refuse:
+        service, _, name = method.removeprefix("/").partition("/")
+        if service.partition(".")[0] not in self.versions or not service.endswith(".PodResourcesLister"):
+            return Refuse(grpc.StatusCode.UNIMPLEMENTED, f"unknown service {service}")
+        if method == LIST:
+            pods = [self._pod(pod) for pod in _shuffled(self._pods)]
+            return v1_pb2.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+        if method == LIST_V1ALPHA1:
+            old_pods = [self._pod_v1alpha1(pod) for pod in _shuffled(self._pods)]
+            return v1alpha1_pb2.ListPodResourcesResponse(pod_resources=old_pods).SerializeToString()
+        if method == ALLOCATABLE:
+            devices = self._devices(self._allocatable)
+            return v1_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString()
+        if method == GET:
+            return self._get(v1_pb2.GetPodResourcesRequest.FromString(request))
+        return Refuse(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {name} for service {service}")
+
+    def _get(self, asked: v1_pb2.GetPodResourcesRequest) -> bytes | Refuse:
+        for pod in self._pods:
+            if (pod.namespace, pod.name) == (asked.pod_namespace, asked.pod_name):
+                return v1_pb2.GetPodResourcesResponse(pod_resources=self._pod(pod)).SerializeToString()
+        details = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
+        return Refuse(grpc.StatusCode.UNKNOWN, details)
+
+    def _pod(self, pod: ListedPod) -> v1_pb2.PodResources:
+        return v1_pb2.PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[
+                v1_pb2.ContainerResources(
+                    name=container.name,
+                    devices=self._devices(container.devices),
+                    dynamic_resources=_claims(container.claims, pod.namespace),
+                )
+                for container in _shuffled(pod.containers)
+            ],
+        )
+
+    def _devices(self, resources: Sequence[ResourceDevices]) -> list[v1_pb2.ContainerDevices]:
+        """One entry per id and NUMA node. Node 0 is an empty NUMANode, not a missing one (kubernetes#101522)."""
+        entries = []
+        for resource in resources:
+            for id_ in resource.ids:
+                for node in self._numa.get(id_) or (None,):
+                    topology = None if node is None else v1_pb2.TopologyInfo(nodes=[v1_pb2.NUMANode(ID=node)])
+                    entries.append(
+                        v1_pb2.ContainerDevices(resource_name=resource.resource, device_ids=[id_], topology=topology)
+                    )
+        return _shuffled(entries)
+
+    def _pod_v1alpha1(self, pod: ListedPod) -> v1alpha1_pb2.PodResources:
+        return v1alpha1_pb2.PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[_container_v1alpha1(container) for container in _shuffled(pod.containers)],
+        )
+
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class _Methods(grpc.GenericRpcHandler):
+    """Every method there is: grpc's own answer to an unknown one has other words than a kubelet's."""
+
+    def __init__(self, kubelet: FakeKubelet) -> None:
+        self._kubelet = kubelet
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        method = handler_call_details.method
+
+        async def answer(request: bytes, context: _Context) -> bytes:
+            return await self._kubelet.answer(method, request, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _shuffled(values: Sequence[T]) -> list[T]:
+    return _shuffler.sample(values, len(values))
+
+
+def _claims(devices: Sequence[ClaimDevice], namespace: str) -> list[v1_pb2.DynamicResource]:
+    """An entry per claim. One that a test gave no name has that of its device, in the pod's namespace."""
+    by_claim: dict[tuple[str, str], list[v1_pb2.ClaimResource]] = {}
+    for one in _shuffled(devices):
+        resource = v1_pb2.ClaimResource(
+            driver_name=one.driver, pool_name=one.pool, device_name=one.device, share_id=one.share_id or None
+        )
+        by_claim.setdefault((one.claim_namespace or namespace, one.claim or one.device), []).append(resource)
+    return [
+        v1_pb2.DynamicResource(claim_name=claim, claim_namespace=of, claim_resources=resources)
+        for (of, claim), resources in by_claim.items()
+    ]
+
+
+def _container_v1alpha1(container: ListedContainer) -> v1alpha1_pb2.ContainerResources:
+    pairs = [(resource.resource, id_) for resource in container.devices for id_ in resource.ids]
+    devices = [
+        v1alpha1_pb2.ContainerDevices(resource_name=resource, device_ids=[id_]) for resource, id_ in _shuffled(pairs)
+    ]
+    return v1alpha1_pb2.ContainerResources(name=container.name, devices=devices)
+
+
+def _unknown_field(size_bytes: int) -> bytes:
+    """Field 1000, length-delimited, full of zeros."""
+    tag, length = 1000 << 3 | 2, size_bytes
+    head = bytearray([tag & 0x7F | 0x80, tag >> 7])
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*head, length]) + bytes(size_bytes)

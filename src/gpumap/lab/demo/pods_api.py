@@ -1,0 +1,106 @@
+"""A fake of the kubelet's Pods API: a real gRPC server on a Unix socket that lists pods and tells of changes.
+
+Pods are bytes: it knows nothing of their messages, and sends whatever it is given. Tests make it fail with `refuse`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+import grpc.aio
+
+from gpumap.lab.demo.kubelet import GRACE_SECONDS, Refuse
+from gpumap.model.protobuf_fields import field
+
+WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
+NOT_SYNCED = Refuse(grpc.StatusCode.FAILED_PRECONDITION, "pod sources are not synced")
+_ADDED = b"\x08\x01"
+"""WatchPodsEvent.type, in the numbering of 1.37."""
+
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class FakePodsApi:
+    """One kubelet's Pods server."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.socket_path = socket_path
+        self.calls: Counter[str] = Counter()
+        self._pods: tuple[bytes, ...] = ()
+        self._refusals: dict[str, Refuse] = {}
+        self._streams: set[asyncio.Queue[bytes | None]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    def set_pods(self, pods: Sequence[bytes], *, tell: bool = True) -> None:
+        """`tell` who watches; a kubelet drops events of slow clients."""
+        self._pods = tuple(pods)
+        if tell:
+            for stream in self._streams:
+                stream.put_nowait(_ADDED + (field(2, self._pods[-1]) if self._pods else b""))
+
+    def refuse(self, method: str, refusal: Refuse | None) -> None:
+        """Answer so from now on; `None`: answer truly again."""
+        if refusal is None:
+            self._refusals.pop(method, None)
+        else:
+            self._refusals[method] = refusal
+
+    def end_streams(self) -> None:
+        """As newer kubelets do with slow clients."""
+        for stream in self._streams:
+            stream.put_nowait(None)
+
+    async def start(self) -> None:
+        self.socket_path.parent.mkdir(parents=True, exist_ok=True)
+        self.socket_path.unlink(missing_ok=True)
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            WATCH.rpartition("/")[2]: grpc.unary_stream_rpc_method_handler(self._watch),
+            LIST.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._list),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1alpha1.Pods", handlers),))
+        server.add_insecure_port(f"unix:{self.socket_path}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """A kubelet that ends leaves its socket, which then refuses."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(GRACE_SECONDS)
+
+    async def __aenter__(self) -> FakePodsApi:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _list(self, request: bytes, context: _Context) -> bytes:
+        await self._called(LIST, context)
+        return b"".join(field(1, pod) for pod in self._pods)
+
+    async def _watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
+        await self._called(WATCH, context)
+        events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._streams.add(events)
+        try:
+            for pod in self._pods:
+                yield _ADDED + field(2, pod)
+            while (event := await events.get()) is not None:
+                yield event
+        finally:
+            self._streams.discard(events)
+
+    async def _called(self, method: str, context: _Context) -> None:
+        self.calls[method] += 1
+        if method in self._refusals:
+            refusal = self._refusals[method]
+            await context.abort(refusal.code, refusal.details)

@@ -1,0 +1,204 @@
+"""What NVML would say of the simulated GPUs at one moment: memory, processes, load, heat, and how the cards are.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from gpumap.lab.demo.counters import counters
+from gpumap.lab.demo.gpu_state import activity, is_hopper, with_card, with_health, with_links
+from gpumap.lab.demo.load import fault_at, load_of_card, load_of_leaf, power_watts, wave_at
+from gpumap.lab.demo.scenario_model import (
+    UNTOLD_BYTES,
+    Fault,
+    GpuSpec,
+    LeafPlace,
+    MigDevice,
+    ProcessSpec,
+    Scenario,
+    Wave,
+    overhead_bytes,
+)
+from gpumap.lab.demo.schedule import ProcessLife, play_of
+from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample
+
+DRIVER_VERSION = "570.124.06"
+CUDA_VERSION = "12.8"
+NVML_VERSION = "12.570.124.06"
+
+MAX_MIG_DEVICES = 7
+AMBIENT_CELSIUS = 31.0
+
+
+def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[GpuReading, ...]:
+    """One reading per GPU, faulty ones with their identity and the recovery action alone."""
+    on: dict[int, list[ProcessLife]] = {gpu.index: [] for gpu in scenario.gpus}
+    for life in processes:
+        if life.spec is not None and seconds in life.window:
+            for index in {leaf.gpu for leaf in life.spec.leaves}:
+                on[index].append(life)
+    return tuple(_reading(scenario, gpu, on[gpu.index], seconds) for gpu in scenario.gpus)
+
+
+def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float) -> GpuReading:
+    _, moment = play_of(scenario, seconds)
+    if fault := fault_at(gpu, moment):
+        return _faulty(gpu, fault)
+    specs = [life.spec for life in lives if life.spec]
+    load = load_of_card(gpu, moment, specs)
+    counted = counters(scenario, gpu, seconds)
+    reading = _basic(gpu, lives, load, seconds, moment)._replace(energy_joules=round(counted.joules, 3))
+    reading = with_links(with_health(reading, gpu, load, counted, seconds), gpu, counted)
+    reading = with_card(reading, gpu, seconds)
+    return _with_activity(reading, gpu, specs, moment) if is_hopper(gpu.model) else reading
+
+
+def _faulty(gpu: GpuSpec, fault: Fault) -> GpuReading:
+    return GpuReading(
+        gpu.index,
+        fault.kind,
+        uuid=gpu.uuid,
+        minor=gpu.minor,
+        pci_bus_id=gpu.pci_bus_id,
+        model=gpu.model,
+        recovery_action=fault.recovery,
+    )
+
+
+def _basic(gpu: GpuSpec, lives: Sequence[ProcessLife], load: float, seconds: float, moment: float) -> GpuReading:
+    """What is asked of every GPU."""
+    whole = not gpu.mig
+    specs = [life.spec for life in lives if life.spec]
+    return GpuReading(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        minor=gpu.minor,
+        pci_bus_id=gpu.pci_bus_id,
+        model=gpu.model,
+        memory=_card_memory(gpu, lives, seconds, moment),
+        partitioned=not whole,
+        max_mig_devices=None if whole else MAX_MIG_DEVICES,
+        instances=tuple(_instance(gpu, n, device, lives, seconds, moment) for n, device in enumerate(gpu.mig)),
+        processes=_rows(lives, LeafPlace(gpu.index), seconds, moment) if whole else None,
+        samples=_samples(lives, moment) if whole else None,
+        utilization_ratio=round(load, 2) if whole else None,
+        memory_controller_ratio=_sum([spec.memory_controller for spec in specs], moment) if whole else None,
+        encoder_ratio=_sum([spec.encoder for spec in specs], moment) if whole else None,
+        decoder_ratio=_sum([spec.decoder for spec in specs], moment) if whole else None,
+        temperatures_celsius=_temperatures(load),
+        power_watts=round(power_watts(gpu, load), 3),
+        power_limit_watts=gpu.power_limit_watts,
+    )
+
+
+def _sum(waves: Sequence[Wave], moment: float) -> float:
+    """NVML tells whole percents."""
+    return min(1.0, round(sum(wave_at(wave, moment) for wave in waves), 2))
+
+
+def _temperatures(load: float) -> tuple[tuple[str, float], ...]:
+    core = round(AMBIENT_CELSIUS + 42 * load)
+    return ("gpu", float(core)), ("memory", float(core + 8))
+
+
+def _with_activity(reading: GpuReading, gpu: GpuSpec, specs: Sequence[ProcessSpec], moment: float) -> GpuReading:
+    """GPM measures whole GPUs, or GPU instances: a compute instance that shares one has no number of its own."""
+    if not gpu.mig:
+        return reading._replace(activity=_activity(LeafPlace(gpu.index), specs, moment))
+    ids = [device.gpu_instance_id for device in gpu.mig]
+    instances = tuple(
+        instance._replace(activity=_activity(LeafPlace(gpu.index, number), specs, moment))
+        if ids.count(instance.gpu_instance_id) == 1
+        else instance
+        for number, instance in enumerate(reading.instances)
+    )
+    return reading._replace(instances=instances)
+
+
+def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> Activity:
+    memory_load = sum(wave_at(spec.memory_controller, moment) for spec in specs if leaf in spec.leaves)
+    return activity(load_of_leaf(leaf, moment, specs), memory_load)
+
+
+# --- memory and processes ---------------------------------------------------------------------------------------------
+
+
+def _memory_of(life: ProcessLife, seconds: float, moment: float) -> int | None:
+    """A process that is always there grows anew with each play."""
+    if life.spec is None or life.spec.memory is None:
+        return None
+    return life.spec.memory.at(moment if life.window.start == -math.inf else seconds - life.window.start)
+
+
+def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
+    sizes = [_memory_of(life, seconds, moment) for life in lives]
+    return sum(UNTOLD_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
+
+
+def _card_memory(gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:
+    used = _used(lives, seconds, moment)
+    if gpu.mig:
+        pools = {device.gpu_instance_id: _pool_used(gpu, device, lives, seconds, moment) for device in gpu.mig}
+        used = overhead_bytes(0) + sum(pools.values())
+    free = gpu.memory_bytes - gpu.reserved_bytes - used
+    return DeviceMemory(gpu.memory_bytes, used, free, gpu.reserved_bytes)
+
+
+def _pool_used(gpu: GpuSpec, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
+    """What all the compute instances of a GPU instance use together."""
+    siblings = {
+        LeafPlace(gpu.index, number)
+        for number, other in enumerate(gpu.mig)
+        if other.gpu_instance_id == device.gpu_instance_id
+    }
+    users = [life for life in lives for leaf in (life.spec.leaves if life.spec else ()) if leaf in siblings]
+    return _used(users, seconds, moment)
+
+
+def _instance(
+    gpu: GpuSpec, number: int, device: MigDevice, lives: Sequence[ProcessLife], seconds: float, moment: float
+) -> MigInstance:
+    used = _pool_used(gpu, device, lives, seconds, moment)
+    return MigInstance(
+        uuid=device.uuid,
+        gpu_instance_id=device.gpu_instance_id,
+        compute_instance_id=device.compute_instance_id,
+        profile=device.profile,
+        compute_slices=device.compute_slices,
+        memory=DeviceMemory(device.memory_bytes, used, device.memory_bytes - used, 0),
+        processes=_rows(lives, LeafPlace(gpu.index, number), seconds, moment),
+        profile_id=device.profile_id,
+        placement_start=device.placement_start,
+        placement_size=device.placement_size,
+    )
+
+
+def _rows(lives: Sequence[ProcessLife], leaf: LeafPlace, seconds: float, moment: float) -> tuple[GpuProcess, ...]:
+    rows = (
+        GpuProcess(life.pid, _memory_of(life, seconds, moment), life.spec.types)
+        for life in lives
+        if life.spec is not None and leaf in life.spec.leaves
+    )
+    return tuple(sorted(rows, key=lambda row: row.pid))
+
+
+def _samples(lives: Sequence[ProcessLife], moment: float) -> tuple[ProcessSample, ...]:
+    """NVML has no row for a process that did nothing, nor for the clients of an MPS server."""
+    rows = (
+        ProcessSample(
+            life.pid,
+            round(wave_at(spec.sm, moment), 2),
+            round(wave_at(spec.memory_controller, moment), 2),
+            round(wave_at(spec.encoder, moment), 2),
+            round(wave_at(spec.decoder, moment), 2),
+        )
+        for life in lives
+        if (spec := life.spec) is not None and spec.types != "M"
+    )
+    busy = (
+        row for row in rows if row.sm_ratio or row.memory_controller_ratio or row.encoder_ratio or row.decoder_ratio
+    )
+    return tuple(sorted(busy, key=lambda row: row.pid))

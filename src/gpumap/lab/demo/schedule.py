@@ -1,0 +1,153 @@
+"""Who is on stage when: the pods and processes of a scenario as they live and die over repeated plays.
+
+Pure, and the one place that knows about `repeat`: times in here are seconds since the epoch of the demo, over all
+plays, while a scenario's are seconds since the beginning of a play.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
+from gpumap.lab.demo.scenario_model import ContainerSpec, HostProcess, PodSpec, ProcessSpec, Scenario
+from gpumap.model.observations import PodUid
+
+BOOT_TICKS = 3 * 8_640_000
+"""The node was up for three days when the demo began."""
+TICKS_PER_SECOND = 100
+PROC_LEAD = 0.5
+"""A process is in /proc before it opens the GPU, and leaves it after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From `start` until before `end`."""
+
+    start: float = -math.inf
+    end: float = math.inf
+
+    def __contains__(self, seconds: float) -> bool:
+        return self.start <= seconds < self.end
+
+    def shifted(self, start: float, end: float) -> Window:
+        return Window(self.start + start, self.end + end)
+
+
+@dataclass(frozen=True, slots=True)
+class PodLife:
+    """A pod in one play, or over all of them where it is always there (`play` 0)."""
+
+    spec: PodSpec
+    play: int
+    uid: PodUid
+    window: Window
+
+    def container_id(self, container: ContainerSpec) -> str:
+        return digest(self.uid, self.play, container.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLife:
+    """A process: of a container (`spec` is `None`: its main process, which uses no GPU), or of the host."""
+
+    spec: ProcessSpec | None
+    comm: str
+    pid: int
+    window: Window
+    start_ticks: int
+    pod: PodLife | None
+    container: ContainerSpec | None
+    host: HostProcess | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Actor:
+    """A place in the cast; its number gives it its PIDs."""
+
+    number: int
+    spec: ProcessSpec | None
+    pod: PodSpec | None = None
+    container: ContainerSpec | None = None
+    host: HostProcess | None = None
+
+
+def play_of(scenario: Scenario, seconds: float) -> tuple[int, float]:
+    """The number of the play at a time, and the time within it."""
+    play = max(0, math.floor(seconds / scenario.repeat_seconds))
+    return play, max(0.0, seconds - play * scenario.repeat_seconds)
+
+
+def pod_lives(scenario: Scenario, seconds: float) -> tuple[PodLife, ...]:
+    """Every pod of this play and the one before: what has ended leaves traces."""
+    play, _ = play_of(scenario, seconds)
+    plays = (play - 1, play) if play else (play,)
+    return tuple(
+        _pod_life(scenario, pod, number)
+        for pod in scenario.pods
+        for number in (plays if pod.start is not None else (0,))
+    )
+
+
+def process_lives(scenario: Scenario, seconds: float) -> Iterator[ProcessLife]:
+    """Every process of this play and the one before."""
+    play, _ = play_of(scenario, seconds)
+    plays = (play - 1, play) if play else (play,)
+    actors = _actors(scenario)
+    pids = Pids(scenario.node, len(actors))
+    for actor in actors:
+        for number_of_play in plays if _comes_and_goes(actor) else (0,):
+            yield _process_life(scenario, actor, number_of_play, pids)
+
+
+def _pod_life(scenario: Scenario, pod: PodSpec, play: int) -> PodLife:
+    names = (scenario.node, pod.namespace, pod.name)
+    derived = static_uid(*names, pod.place) if pod.static else derived_uuid(*names, pod.place, play)
+    begin = play * scenario.repeat_seconds
+    always = pod.start is None or pod.end is None
+    window = Window() if always else Window(begin + (pod.start or 0.0), begin + (pod.end or 0.0))
+    return PodLife(pod, play, PodUid(pod.uid or derived), window)
+
+
+@lru_cache(maxsize=4)
+def _actors(scenario: Scenario) -> tuple[_Actor, ...]:
+    cast: list[tuple[ProcessSpec | None, PodSpec | None, ContainerSpec | None, HostProcess | None]] = []
+    for pod in scenario.pods:
+        for container in pod.containers:
+            cast += [(process, pod, container, None) for process in container.processes]
+            if not container.init:
+                cast.append((None, pod, container, None))
+    cast += [(host.process, None, None, host) for host in scenario.host_processes]
+    return tuple(_Actor(number, *roles) for number, roles in enumerate(cast))
+
+
+def _comes_and_goes(actor: _Actor) -> bool:
+    if actor.spec is not None:
+        return actor.spec.start is not None
+    return actor.pod is not None and actor.pod.start is not None
+
+
+def _process_life(scenario: Scenario, actor: _Actor, play: int, pids: Pids) -> ProcessLife:
+    pod_play = play if actor.pod is not None and actor.pod.start is not None else 0
+    pod = None if actor.pod is None else _pod_life(scenario, actor.pod, pod_play)
+    begin = play * scenario.repeat_seconds
+    if actor.spec is None:
+        window = Window() if pod is None else pod.window.shifted(1.0, -0.5)
+    elif actor.spec.start is None or actor.spec.end is None:
+        window = Window()
+    else:
+        window = Window(begin + actor.spec.start, begin + actor.spec.end)
+    pid = pids.of(actor.number, play)
+    since = -float(600 + number(3000, scenario.node, pid)) if window.start == -math.inf else window.start - PROC_LEAD
+    return ProcessLife(
+        spec=actor.spec,
+        comm=actor.spec.comm if actor.spec else (actor.container.name if actor.container else "init")[:15],
+        pid=pid,
+        window=window,
+        start_ticks=BOOT_TICKS + int(since * TICKS_PER_SECOND),
+        pod=pod,
+        container=actor.container,
+        host=actor.host,
+    )

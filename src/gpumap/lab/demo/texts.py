@@ -1,0 +1,115 @@
+"""The texts of a node's files as a kubelet, a container runtime and Linux write them.
+
+Shapes are those of real captures: kubelet 1.36.2 (checkpoint, logs, cgroup v1) and facts of peers (cgroup v2). Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpumap.model.observations import CheckpointEntry, ContainerLink, DeviceId, LogTree, PluginAnswer, ResourceDevices
+from gpumap.model.plugin_answers import ANNOTATIONS_FIELD, CDI_DEVICES_FIELD, DEVICES_FIELD, ENVS_FIELD, MOUNTS_FIELD
+from gpumap.model.protobuf_fields import field
+
+V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory", "cpuset", "cpuacct", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedEntry:
+    """A row of the checkpoint. The plugin's answer has `env`, and what `entry.answer` says."""
+
+    entry: CheckpointEntry
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def pod_cgroup(style: str, qos: str, uid: str, container_id: str) -> str:
+    """The path of a container's cgroup. Guaranteed pods have no QoS level in it."""
+    if style == "v2-systemd":
+        level = "" if qos == "guaranteed" else f"-{qos}"
+        parent = f"/kubepods{level}.slice" if level else ""
+        pod = f"kubepods{level}-pod{uid.replace('-', '_')}.slice"
+        return f"/kubepods.slice{parent}/{pod}/cri-containerd-{container_id}.scope"
+    level = "" if qos == "guaranteed" else f"/{qos}"
+    return f"/kubepods{level}/pod{uid}/{container_id}"
+
+
+def cgroup_text(style: str, path: str) -> str:
+    """/proc/PID/cgroup."""
+    if style != "v1-cgroupfs":
+        return f"0::{path}\n"
+    count = len(V1_CONTROLLERS)
+    lines = [f"{count - number}:{controller}:{path}\n" for number, controller in enumerate(V1_CONTROLLERS)]
+    return "".join([*lines, f"0::{path}\n"])
+
+
+def stat_text(pid: int, comm: str, start_ticks: int) -> str:
+    """/proc/PID/stat: field 22 is the start time in ticks since boot."""
+    before = f"{pid} ({comm}) S 1 {pid} {pid} 0 -1 4194560 791 0 0 0 0 0 0 0 20 0 1 0"
+    after = "2322432 316 18446744073709551615 4198400 5785993 140722959573312 0 0 0 0 0 0 1 0 0 17 0 0 0 0 0 0"
+    return f"{before} {start_ticks} {after} 6141704 6178576 371118080 140722959580709 140722959580722 0 0 0\n"
+
+
+def tree_name(tree: LogTree) -> str:
+    """A directory's name below /var/log/pods."""
+    return f"{tree.namespace}_{tree.pod}_{tree.pod_uid}"
+
+
+def link_name(link: ContainerLink) -> str:
+    """A link's name below /var/log/containers (k/k pkg/kubelet/kuberuntime/legacy.go: cut before the suffix)."""
+    full = f"{link.name.pod}_{link.name.namespace}_{link.name.container}-{link.container_id}"
+    return f"{full[:251]}.log"
+
+
+def link_target(link: ContainerLink) -> str:
+    """What a link of /var/log/containers points at, wherever the log root is mounted."""
+    return f"/var/log/pods/{link.name.namespace}_{link.name.pod}_{link.pod_uid}/{link.name.container}/0.log"
+
+
+def checkpoint_text(
+    rows: Sequence[AllocatedEntry], registered: Sequence[ResourceDevices], numa: Mapping[DeviceId, tuple[int, ...]]
+) -> str:
+    """kubelet_internal_checkpoint, version 2. The checksum is not the kubelet's, which only Go can compute."""
+    data = {
+        "PodDeviceEntries": [_entry_object(row, numa) for row in rows] or None,
+        "RegisteredDevices": {resource.resource: list(resource.ids) for resource in registered},
+    }
+    checksum = zlib.crc32(json.dumps(data).encode())
+    return json.dumps({"Data": data, "Checksum": checksum}, separators=(",", ":"))
+
+
+def _entry_object(row: AllocatedEntry, numa: Mapping[DeviceId, tuple[int, ...]]) -> dict[str, object]:
+    by_node: dict[str, list[str]] = {}
+    for id_ in sorted(row.entry.ids):
+        for node in numa.get(id_) or (-1,):
+            by_node.setdefault(str(node), []).append(id_)
+    return {
+        "PodUID": row.entry.pod_uid,
+        "ContainerName": row.entry.container,
+        "ResourceName": row.entry.resource,
+        "DeviceIDs": by_node,
+        "AllocResp": base64.b64encode(_alloc_response(_answer(row))).decode(),
+    }
+
+
+def _answer(row: AllocatedEntry) -> PluginAnswer:
+    said = row.entry.answer or PluginAnswer()
+    return replace(said, envs=(*row.env, *said.envs))
+
+
+def _alloc_response(answer: PluginAnswer) -> bytes:
+    """A device plugin's ContainerAllocateResponse (k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1/api.proto)."""
+    fields = [field(ENVS_FIELD, _strings(*pair)) for pair in answer.envs]
+    fields += [field(MOUNTS_FIELD, _strings(path, "/dev/null")) for path in answer.mount_paths]
+    fields += [field(DEVICES_FIELD, _strings(path, path, "rwm")) for path in answer.device_paths]
+    fields += [field(ANNOTATIONS_FIELD, _strings(*pair)) for pair in answer.annotations]
+    fields += [field(CDI_DEVICES_FIELD, _strings(name)) for name in answer.cdi_devices]
+    return b"".join(fields)
+
+
+def _strings(*values: str) -> bytes:
+    """A message of strings, numbered from 1; a map's entry is one of a key and a value."""
+    return b"".join(field(number, value.encode()) for number, value in enumerate(values, 1))

@@ -1,0 +1,168 @@
+"""The simulated node at one moment: `world(scenario, seconds)` is all that a kubelet, /proc and NVML would say then.
+
+A pure function: no clock, no files, no randomness. Two processes that play one scenario see the same world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpumap.lab.demo.dra_checkpoint import notes_text
+from gpumap.lab.demo.offers import SILENT_FAULTS, answer_to, numa_nodes, offered
+from gpumap.lab.demo.readings import gpu_readings
+from gpumap.lab.demo.scenario_model import Scenario
+from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
+from gpumap.lab.demo.texts import AllocatedEntry, cgroup_text, checkpoint_text, pod_cgroup, stat_text
+from gpumap.model.observations import (
+    CheckpointEntry,
+    ContainerLink,
+    ContainerName,
+    DeviceId,
+    ListedContainer,
+    ListedPod,
+    LogTree,
+    PodLogs,
+    ResourceDevices,
+)
+from gpumap.model.readings import GpuReading
+
+TREE_DELAY = 0.5
+"""From a pod's admission to its log directory."""
+LINK_DELAY = 1.0
+"""From a pod's admission to its containers."""
+TREE_LINGERS = 3.0
+"""A pod's log directory outlives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """The files of /proc/PID."""
+
+    pid: int
+    comm: str
+    stat: str
+    cgroup: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`pods` and `allocatable` are the kubelet's answers while it is up. `numa` is where its devices are.
+
+    `notes` are the DRA driver's; empty where it writes none.
+    """
+
+    kubelet_up: bool
+    pods: tuple[ListedPod, ...]
+    allocatable: tuple[ResourceDevices, ...]
+    numa: Mapping[DeviceId, tuple[int, ...]]
+    checkpoint: str
+    notes: str
+    logs: PodLogs
+    procs: tuple[Proc, ...]
+    gpus: tuple[GpuReading, ...]
+
+
+def world(scenario: Scenario, seconds: float) -> World:
+    """The node `seconds` after the demo's epoch."""
+    _, moment = play_of(scenario, seconds)
+    pods = pod_lives(scenario, seconds)
+    processes = tuple(process_lives(scenario, seconds))
+    complete = not any(away.end <= moment < away.complete for away in scenario.away)
+    return World(
+        kubelet_up=not any(away.start <= moment < away.end for away in scenario.away),
+        pods=tuple(sorted(_listed(pod) for pod in pods if seconds in pod.window and (complete or pod.spec.static))),
+        allocatable=offered(scenario, moment) if complete else (),
+        numa=numa_nodes(scenario),
+        checkpoint=_checkpoint(scenario, seconds),
+        notes=_notes(scenario, pods, seconds),
+        logs=_logs(pods, seconds),
+        procs=_procs(scenario, processes, seconds),
+        gpus=gpu_readings(scenario, processes, seconds),
+    )
+
+
+def _listed(pod: PodLife) -> ListedPod:
+    """Plain init containers are never in a kubelet's List (kubernetes/kubernetes#126765)."""
+    containers = (ListedContainer(one.name, one.devices, one.dra) for one in pod.spec.containers if not one.init)
+    return ListedPod(pod.spec.namespace, pod.spec.name, tuple(sorted(containers)))
+
+
+def _checkpoint(scenario: Scenario, seconds: float) -> str:
+    """As of the kubelet's last write: rows of pods that ended since are still there."""
+    written = _last_write(scenario, seconds)
+    rows = [
+        AllocatedEntry(
+            CheckpointEntry(
+                pod.uid,
+                container.name,
+                devices.resource,
+                frozenset(devices.ids),
+                answer_to(scenario, container, devices),
+            )
+        )
+        for pod in pod_lives(scenario, written)
+        if written in pod.window
+        for container in pod.spec.containers
+        for devices in container.devices
+    ]
+    _, moment = play_of(scenario, written)
+    return checkpoint_text(rows, offered(scenario, moment), numa_nodes(scenario))
+
+
+def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
+    """Of the pods that are there: a driver unprepares what nobody has any more."""
+    if not any(container.notes for pod in scenario.pods for container in pod.containers):
+        return ""
+    there = (pod for pod in pods if seconds in pod.window)
+    return notes_text(notes for pod in there for container in pod.spec.containers for notes in container.notes)
+
+
+def _last_write(scenario: Scenario, seconds: float) -> float:
+    """Kubelets write when a pod is admitted, and when a plugin registers or reports a change of health."""
+    moments = [pod.start for pod in scenario.pods if pod.start is not None]
+    moments += [away.complete for away in scenario.away]
+    for gpu in scenario.gpus:
+        for fault in gpu.faults:
+            moments += [] if fault.kind in SILENT_FAULTS else [fault.start, fault.end]
+    play, _ = play_of(scenario, seconds)
+    past = [
+        begin + moment
+        for begin in (number * scenario.repeat_seconds for number in (play - 1, play) if number >= 0)
+        for moment in moments
+        if begin + moment <= seconds
+    ]
+    return max(past, default=0.0)
+
+
+def _logs(pods: Iterable[PodLife], seconds: float) -> PodLogs:
+    trees, links = [], []
+    for pod in pods:
+        if seconds not in pod.window.shifted(TREE_DELAY, TREE_LINGERS):
+            continue
+        started = seconds >= pod.window.start + LINK_DELAY
+        containers = sorted(container.name for container in pod.spec.containers) if started else []
+        trees.append(LogTree(pod.uid, pod.spec.namespace, pod.spec.name, tuple(containers)))
+        for container in pod.spec.containers if started else ():
+            name = ContainerName(pod.spec.namespace, pod.spec.name, container.name)
+            links.append(ContainerLink(pod.container_id(container), pod.uid, name))
+    return PodLogs(tuple(sorted(trees)), tuple(sorted(links)))
+
+
+def _procs(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[Proc, ...]:
+    init = Proc(1, "systemd", stat_text(1, "systemd", 1), cgroup_text(scenario.cgroups, "/init.scope"))
+    alive = (life for life in processes if seconds in life.window.shifted(-PROC_LEAD, PROC_LEAD))
+    return (init, *sorted((_proc(scenario, life) for life in alive), key=lambda proc: proc.pid))
+
+
+def _proc(scenario: Scenario, life: ProcessLife) -> Proc:
+    path = life.host.cgroup if life.host else "/"
+    if life.pod is not None and life.container is not None:
+        container_id = life.pod.container_id(life.container)
+        path = pod_cgroup(scenario.cgroups, life.pod.spec.qos, life.pod.uid, container_id)
+    return Proc(
+        pid=life.pid,
+        comm=life.comm,
+        stat=stat_text(life.pid, life.comm, life.start_ticks),
+        cgroup=cgroup_text(scenario.cgroups, path),
+    )

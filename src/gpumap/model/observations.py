@@ -1,0 +1,374 @@
+"""The nouns of what sources say: the kubelet's, NVML's, /proc's and the log directories' words, as frozen values.
+
+A value that nobody told is `None`; "there are none" is an empty tuple; a failure is `Failed`. No logic.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, NewType, TypeVar
+
+from gpumap.model.readings import Activity as Activity
+from gpumap.model.readings import DeviceMemory as DeviceMemory
+from gpumap.model.readings import GpuProcess as GpuProcess
+from gpumap.model.readings import GpuReading as GpuReading
+from gpumap.model.readings import Listening as Listening
+from gpumap.model.readings import MigInstance as MigInstance
+from gpumap.model.readings import ProcessSample as ProcessSample
+from gpumap.model.readings import Uuid as Uuid
+from gpumap.model.readings import XidError as XidError
+
+DeviceId = NewType("DeviceId", str)
+"""The kubelet's string for one slot of a device."""
+PodUid = NewType("PodUid", str)
+"""As it stands in cgroup paths and log directories; for static pods a hash of 32 hex digits, not a UUID."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Moment(NamedTuple):
+    """One instant on both clocks: monotonic for ages, wall (Unix seconds) for people.
+
+    `asleep` is how long the machine has been suspended since it booted, in which the monotonic clock stood still.
+    """
+
+    monotonic: float
+    wall: float
+    asleep: float = 0.0
+
+
+class PodName(NamedTuple):
+    namespace: str
+    pod: str
+
+
+class ContainerName(NamedTuple):
+    """A container of this node. `container` is empty where only the pod is known."""
+
+    namespace: str
+    pod: str
+    container: str
+
+    @property
+    def pod_name(self) -> PodName:
+        return PodName(self.namespace, self.pod)
+
+
+# --- observations: what one source said, once -------------------------------------------------------------------------
+
+
+class Source(enum.StrEnum):
+    KUBELET = "kubelet"
+    NVML = "nvml"
+    PROCFS = "procfs"
+    POD_IDENTITY = "pod_identity"
+
+
+class Complaint(NamedTuple):
+    """Something that went wrong in a source: `reason` is a short word for a label, `detail` a sentence for the log."""
+
+    reason: str
+    detail: str
+
+
+class Told(NamedTuple, Generic[T_co]):
+    """What a source returns: its answer, and what went wrong without keeping it from answering."""
+
+    value: T_co
+    complaints: tuple[Complaint, ...] = ()
+
+
+class SourceError(Exception):
+    """A source cannot answer. The collection goes on without it."""
+
+    def __init__(self, reason: str, detail: str, earlier: tuple[Complaint, ...] = ()) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.complaints = (*earlier, Complaint(reason, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class Observed(Generic[T_co]):
+    """A source's answer. `complaints` did not keep it from answering (a retried rate limit, one unreadable file)."""
+
+    value: T_co
+    at: Moment
+    seconds: float
+    complaints: tuple[Complaint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A source did not answer. `complaints` has at least one entry; the last one is why."""
+
+    at: Moment
+    seconds: float
+    complaints: tuple[Complaint, ...]
+
+
+# --- the kubelet's words ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ResourceDevices:
+    """The ids of one resource, sorted, each once."""
+
+    resource: str
+    ids: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimDevice:
+    """A device of a DRA claim. Its resource is its driver's name.
+
+    A claim that several pods share is listed for each. With consumable capacity each share has an id.
+    """
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str = ""
+    claim_namespace: str = ""
+    claim: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ListedContainer:
+    name: str
+    devices: tuple[ResourceDevices, ...] = ()
+    claims: tuple[ClaimDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ListedPod:
+    """A pod of the kubelet's List, its containers sorted by name."""
+
+    namespace: str
+    name: str
+    containers: tuple[ListedContainer, ...] = ()
+
+    @property
+    def pod_name(self) -> PodName:
+        return PodName(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAnswer:
+    """List and GetAllocatableResources of one kubelet.
+
+    `allocatable` is `None` where the kubelet cannot tell, or has no plugin registered yet. `socket` changes when the
+    kubelet has made its socket anew, that is, when it restarted.
+    """
+
+    pods: tuple[ListedPod, ...]
+    allocatable: tuple[ResourceDevices, ...] | None
+    socket: str
+
+
+# --- pod identity: local files that tie UIDs, names and container ids -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PluginAnswer:
+    """What a device plugin put into a container (its ContainerAllocateResponse), as far as it tells GPUs and shares."""
+
+    envs: tuple[tuple[str, str], ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    device_paths: tuple[str, ...] = ()
+    """Of the host: `/dev/nvidia<minor>`."""
+    mount_paths: tuple[str, ...] = ()
+    """In the container."""
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEntry:
+    """One row of the kubelet's device checkpoint. Rows of pods that are gone stay until its next write.
+
+    `answer` is `None` where the row has none, or one that cannot be read.
+    """
+
+    pod_uid: PodUid
+    container: str
+    resource: str
+    ids: frozenset[DeviceId]
+    answer: PluginAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    entries: tuple[CheckpointEntry, ...]
+    registered: tuple[ResourceDevices, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogTree:
+    """A directory `<namespace>_<pod>_<uid>` of the pod log root with the containers in it."""
+
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    containers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContainerLink:
+    """A link of `/var/log/containers`. `container_id` may lack its tail where the names are long."""
+
+    container_id: str
+    pod_uid: PodUid
+    name: ContainerName
+
+
+@dataclass(frozen=True, slots=True)
+class PodLogs:
+    trees: tuple[LogTree, ...]
+    links: tuple[ContainerLink, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimPods:
+    """A DRA claim as the kubelet's own state has it: the pods that it is prepared for."""
+
+    namespace: str
+    claim: str
+    pod_uids: tuple[PodUid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """A device of a claim as NVIDIA's DRA driver prepared it. `claim` is empty where its checkpoint has UIDs alone."""
+
+    claim_namespace: str
+    claim: str
+    device: str
+    share_id: str
+    uuid: Uuid
+    admin_access: bool
+    memory_bytes: int | None
+    """What a share consumes of the device's memory, where its capacity is consumable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraState:
+    """What local files tell of DRA claims; each is `None` where it was not readable."""
+
+    claims: tuple[ClaimPods, ...] | None = None
+    prepared: tuple[PreparedDevice, ...] | None = None
+
+
+class DeviceHealth(NamedTuple):
+    """What a plugin says of a device that a container was given. The resource may be a claim's: `claim:<name>/…`."""
+
+    resource: str
+    device_id: str
+    health: str
+    """Healthy, Unhealthy or Unknown."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReportedContainer:
+    """A container in a pod's status. `container_id` is empty until it has started."""
+
+    name: str
+    container_id: str
+    health: tuple[DeviceHealth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReportedPod:
+    """A pod of the kubelet's Pods API."""
+
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    containers: tuple[ReportedContainer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """The identity sources; `None` where one could not be read. Checkpoint, logs or the Pods API could."""
+
+    checkpoint: Checkpoint | None
+    logs: PodLogs | None
+    dra: DraState = DraState()
+    pods: tuple[ReportedPod, ...] | None = None
+    """Of the Pods API, if it was asked for and is current."""
+
+
+# --- processes as /proc has them --------------------------------------------------------------------------------------
+
+
+class CgroupKind(enum.Enum):
+    POD = "pod"  # in a pod of this node, or of a kubelet nested in one
+    HOST = "host"  # in no pod
+    UNKNOWN = "unknown"  # the path does not say
+
+
+class PodCgroup(NamedTuple):
+    """A pod UID in a cgroup path, with the container id after it (empty where there is none)."""
+
+    pod_uid: PodUid
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMembership:
+    """What a process's cgroup paths say. `pods` is deepest first: a kubelet inside a pod leaves two."""
+
+    kind: CgroupKind
+    pods: tuple[PodCgroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcEntry:
+    """A process, identified by (pid, start): `start` is field 22 of its stat, in clock ticks since boot."""
+
+    pid: int
+    start: int
+    comm: str
+    cgroup: CgroupMembership
+
+
+@dataclass(frozen=True, slots=True)
+class ProcTable:
+    """The /proc entries of the PIDs that were asked for.
+
+    A PID in neither list has left. `unreadable` PIDs exist, but their entry could not be read. Without
+    `pid_visibility` nothing here may be believed, and `visibility_reason` says why.
+    """
+
+    entries: tuple[ProcEntry, ...]
+    unreadable: tuple[int, ...]
+    pid_visibility: bool
+    visibility_reason: str
+
+
+# --- NVML's words -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlReading:
+    """One read of the driver: every GPU that it counts, answered or with its fault."""
+
+    driver_version: str
+    cuda_version: str
+    nvml_version: str
+    gpus: tuple[GpuReading, ...]
+    xids: tuple[XidError, ...] = ()
+    """Those since the reading before."""
+    listening: tuple[Listening, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """All that was asked in one collection. `finished` is when the last answer was in."""
+
+    nvml: Observed[NvmlReading] | Failed
+    procfs: Observed[ProcTable] | Failed
+    pod_identity: Observed[PodIdentity] | Failed
+    kubelet: Observed[KubeletAnswer] | Failed
+    finished: Moment
+    trigger: str = "interval"
+    push: bool = False
+    """Whether an allocation starts a collection at once."""

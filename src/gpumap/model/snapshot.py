@@ -1,0 +1,274 @@
+"""The snapshot: one node's map at one moment, as the step makes it and the faces read it. Frozen values, no logic.
+
+A value that nobody knows is `None`, never 0.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
+
+
+class Owner(enum.StrEnum):
+    """Whose a process is, or a share of a leaf's memory (contract: `owner`)."""
+
+    ASSIGNED = "assigned"
+    UNASSIGNED = "unassigned"
+    GONE = "gone"
+    HOST = "host"
+    MPS_SERVER = "mps_server"
+    SIBLING = "sibling"
+    UNKNOWN = "unknown"
+    UNACCOUNTED = "unaccounted"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """`memory_bytes` is `None` where no process of the owner tells it; `processes` is `None` for the remainder."""
+
+    owner: Owner
+    memory_bytes: int | None
+    processes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A physical GPU. `reading` is `None` while it is lost or hung; then `fault` says why."""
+
+    uuid: Uuid
+    index: int
+    minor: int | None
+    pci_bus_id: str
+    model: str
+    partitioned: bool
+    fault: str | None
+    stuck_seconds: float
+    last_success: float | None
+    reading: GpuReading | None
+    recovery_action: str | None = None
+    """What the driver asks for; told also of a GPU that needs a reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamelessGpu:
+    """A GPU that NVML counts, and that has not told its uuid since gpumap's start: no series can stand for it."""
+
+    index: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What can be given away: a GPU that is not partitioned, or a MIG device.
+
+    Also a uuid that only the kubelet names while NVML is down: then `gpu` is `None` and nothing is measured.
+    """
+
+    uuid: Uuid
+    gpu: Gpu | None
+    instance: MigInstance | None = None
+    memory: DeviceMemory | None = None
+    holders: int | None = None
+    allocatable: tuple[tuple[str, int], ...] = ()
+    owners: tuple[OwnerUse, ...] = ()
+
+    @property
+    def activity(self) -> Activity | None:
+        """What GPM measured of the MIG device, or of the GPU that is not partitioned."""
+        if self.instance is not None:
+            return self.instance.activity
+        reading = self.gpu.reading if self.gpu is not None else None
+        return reading.activity if reading is not None and not reading.partitioned else None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUse:
+    """What was measured of a container on a leaf. Each value is `None` where it is not known."""
+
+    memory_bytes: int | None
+    memory_peak_bytes: int | None
+    processes: int
+    sm_ratio: float | None
+    memory_controller_ratio: float | None
+    encoder_ratio: float | None
+    decoder_ratio: float | None
+    unassigned: bool
+    last_active: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOnDevice:
+    """One container and one device: what it holds of it (`slots`, by resource) and what it uses (`use`)."""
+
+    name: ContainerName
+    uuid: Uuid
+    slots: tuple[tuple[str, int], ...] = ()
+    allocated_gpus: float | None = None
+    allocated_memory_bytes: int | None = None
+    use: ContainerUse | None = None
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAccount:
+    """What a container on a device has been charged for since it was first seen; stands for a while after it is gone.
+
+    Each counter is `None` until its measure was known once.
+    """
+
+    name: ContainerName
+    uuid: Uuid
+    allocated_gpu_seconds: float | None
+    sm_seconds: float | None
+    memory_byte_seconds: float | None
+    energy_joules: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAccount:
+    """What of a GPU nobody was charged for; stands also while the GPU does not answer.
+
+    `energy_unattributed_joules` is `None` where the GPU counts no energy.
+    """
+
+    uuid: Uuid
+    energy_unattributed_joules: float | None
+    gap_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuXids:
+    """XID errors of a GPU by code, and how long nobody listened for them."""
+
+    uuid: Uuid
+    counts: tuple[tuple[int, int], ...]
+    blind_seconds: float
+    last_code: int | None = None
+    """Of the last one; `None` where there was none, or a state file of before does not say."""
+    heard_at: tuple[tuple[int, float], ...] = ()
+    """(code, when its last one came, in Unix seconds), of those of which that is known."""
+
+
+class ContainerXids(NamedTuple):
+    """XID errors of one code on a device while this container held or used it."""
+
+    name: ContainerName
+    uuid: Uuid
+    code: int
+    errors: int
+
+
+class ProcessUse(NamedTuple):
+    """A process on a leaf. `name` is `None` where no pod could be named."""
+
+    pid: int
+    uuid: Uuid
+    types: str
+    comm: str
+    owner: Owner
+    name: ContainerName | None
+    pod_uid: PodUid | None
+    memory_bytes: int | None
+    sm_ratio: float | None
+    memory_controller_ratio: float | None = None
+    encoder_ratio: float | None = None
+    decoder_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedSlots:
+    """Slots of a container that are on no device that NVML knows, and why."""
+
+    name: ContainerName
+    resource: str
+    reason: str
+    slots: int
+
+
+class ToldHealth(NamedTuple):
+    """What a plugin says of the health of a device that it gave to a container, in its own words."""
+
+    name: ContainerName
+    health: DeviceHealth
+
+
+class HiddenDevice(NamedTuple):
+    """A MIG device that came after gpumap's start, and that its container has no device nodes for."""
+
+    uuid: Uuid
+    since: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """A pod that holds or uses a GPU. `uid` is empty where it is not known."""
+
+    namespace: str
+    pod: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """A source's record since the start. `up` is whether its last attempt succeeded."""
+
+    source: Source
+    up: bool = False
+    reason: str = ""
+    detail: str = ""
+    last_success: Moment | None = None
+    attempts: int = 0
+    seconds: float = 0.0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Complaints, also of attempts that succeeded all the same."""
+    failures: int = 0
+    last_seconds: float | None = None
+    """How long the last attempt took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    internal_ip: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One node's map at `at`. Everything in it is sorted, so that equal nodes give equal pages."""
+
+    at: Moment
+    node: Node
+    sources: tuple[SourceHealth, ...]
+    capabilities: tuple[tuple[str, bool], ...]
+    collections: tuple[tuple[str, int], ...]
+    visibility_reason: str = ""
+    """What the capability pid_visibility, or its absence, rests on."""
+    expires: float | None = None
+    """Monotonic: when something in it, of an earlier collection, gets too old to be served."""
+    driver: NvmlReading | None = None
+    gpus: tuple[Gpu, ...] = ()
+    nameless_gpus: tuple[NamelessGpu, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    containers: tuple[ContainerOnDevice, ...] = ()
+    processes: tuple[ProcessUse, ...] = ()
+    unmatched: tuple[UnmatchedSlots, ...] = ()
+    pods: tuple[PodInfo, ...] = ()
+    device_health: tuple[ToldHealth, ...] | None = None
+    """`None` where nobody tells: the Pods API was not asked, or does not answer."""
+    accounts: tuple[ContainerAccount, ...] = ()
+    gpu_accounts: tuple[GpuAccount, ...] = ()
+    xids: tuple[GpuXids, ...] = ()
+    container_xids: tuple[ContainerXids, ...] = ()
+    hidden: tuple[HiddenDevice, ...] = ()
+    """Only a new container helps: the service ends for the sake of it."""
+    lost_driver: str = ""
+    """Why NVML, which had answered, will not answer this container again: the service ends for the sake of it."""
