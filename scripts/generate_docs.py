@@ -165,4 +165,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for name in PAGES:
         (DOCS / name).write_text(with_tables(name), encoding="utf-8")
-    (DOCS / SCHEMA).write_bytes(resources.files("gpumap").joinpath(SCHEMA).read_bytes())
+    (DOCS / SCHEMA).write_bytes(resources.files("gpumap.model").joinpath(SCHEMA).read_bytes())

@@ -14,7 +14,7 @@ from tests.pages import Page, serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus, settled
 from tests.test_alerts import ALERTS, FILE
 
-DEMO = Path(__file__).resolve().parent.parent / "src" / "gpumap" / "demo" / "default.yaml"
+DEMO = Path(__file__).resolve().parent.parent / "src" / "gpumap" / "lab" / "demo" / "default.yaml"
 SOONER = {
     "{at: 40s, code: 31}": "{at: 20s, code: 31}",
     "{at: 1m20s, code: 13, instance: 2}": "{at: 22s, code: 13, instance: 2}",

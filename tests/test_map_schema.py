@@ -22,7 +22,7 @@ from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node
 
-SCHEMA = resources.files("gpumap").joinpath("map.schema.json").read_text(encoding="utf-8")
+SCHEMA = resources.files("gpumap.model").joinpath("map.schema.json").read_text(encoding="utf-8")
 SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
 PUBLISHED = Path(__file__).resolve().parent.parent / "docs" / "map.schema.json"
 LISTS_OF_WORDS = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from scripts import generate_protos
 
-PACKAGE = Path(__file__).resolve().parent.parent / "src" / "gpumap" / "_proto"
+PACKAGE = Path(__file__).resolve().parent.parent / "src" / "gpumap" / "agent" / "_proto"
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -18,4 +18,4 @@ def files(folder: Path) -> dict[str, str]:
 def test_the_generated_modules_are_up_to_date(tmp_path: Path) -> None:
     """Generating anew changes no file, adds none and leaves none over; if it does, run `make protos`."""
     generate_protos.generate(tmp_path)
-    assert files(tmp_path / "gpumap" / "_proto") == files(PACKAGE), "run `make protos`"
+    assert files(tmp_path / "gpumap" / "agent" / "_proto") == files(PACKAGE), "run `make protos`"

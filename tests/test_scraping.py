@@ -151,7 +151,7 @@ def run_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
 def test_what_is_kept_is_all_that_the_rules_and_the_bill_read(kept: Mapping[str, Kept]) -> None:
     """Each family that the fleet's or autoscaling's rules, or the bill, ask for is among those kept."""
     asked = "".join(path.read_text() for path in (RULES / "fleet.yaml", RULES / "autoscaling.yaml"))
-    asked += "".join(path.read_text() for path in (ROOT / "src" / "gpumap" / "look" / "bill").glob("*.py"))
+    asked += "".join(path.read_text() for path in (ROOT / "src" / "gpumap" / "cli" / "bill").glob("*.py"))
     for everything, some, _, _ in kept.values():
         needed = {name for name in everything if name.startswith("gpumap_") and name in asked}
         assert len(needed) > 10

@@ -11,8 +11,8 @@ from gpumap.model.document import OF_GPUS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-LOOK = ROOT / "src" / "gpumap" / "look"
-SOURCES = "".join((LOOK / name).read_text(encoding="utf-8") for name in ("doctor.py", "gpu_checks.py"))
+LOOK = ROOT / "src" / "gpumap" / "cli"
+SOURCES = "".join((LOOK / name).read_text(encoding="utf-8") for name in ("doctor/verdicts.py", "doctor/gpu_checks.py"))
 STATES = ("ok", "degraded", "missing", "failed", "warning", "not needed", "unknown")
 REASONS = {
     *chain.from_iterable(remedies.SOURCES.values()),

@@ -67,7 +67,7 @@ def test_the_wheel_has_all_that_gpumap_needs(wheel: Path) -> None:
         names = set(archive.namelist())
     sources = (path for path in (ROOT / "src").rglob("*.py*") if path.suffix in (".py", ".pyi"))
     assert {str(path.relative_to(ROOT / "src")) for path in sources} <= names
-    assert {"gpumap/py.typed", "gpumap/demo/default.yaml", "gpumap/_proto/podresources/v1_pb2.py"} <= names
+    assert {"gpumap/py.typed", "gpumap/lab/demo/default.yaml", "gpumap/agent/_proto/podresources/v1_pb2.py"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert [name for name in names if name.startswith(NOT_IN_THE_WHEEL) or name.endswith((".pyc", ".proto"))] == []
 

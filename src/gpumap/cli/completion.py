@@ -33,8 +33,6 @@ def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
     for action in (*flags_of(parser), *positionals_of(parser)):
         named = (FLAG_CHOICES[one] for one in action.option_strings if one in FLAG_CHOICES)
         choices = tuple(action.choices or next(named, ()))
-            action.choices or next((FLAG_CHOICES[one] for one in action.option_strings if one in FLAG_CHOICES), ())
-        )
         takes = "choice" if choices else "value"
         if action.metavar in _DIRECTORIES:
             takes = "directory"
