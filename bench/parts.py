@@ -20,7 +20,7 @@ from bench.figures import Figure, median, microseconds
 from bench.node import LARGE, RESOURCE, SMALL, Shape, node
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.nvml_worker.library import Library
-from gpumap.agent.nvml_worker.reading import Epoch, GpuReader
+from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet
 from gpumap.model.families import Family, Series
@@ -108,7 +108,7 @@ def _sweeps(shape: Shape, path: str) -> list[float]:
     pynvml.nvmlLib = library.loaded
     pynvml.nvmlInit()
     readers = [GpuReader(library, index) for index in range(shape.gpus)]
-    epoch = Epoch(1, shape.gpus)
+    epoch = HandleGeneration(1, shape.gpus)
     try:
         return _in_turn(
             lambda: [reader.read(epoch, 1.0) for reader in readers],

@@ -19,9 +19,9 @@ from gpumap.model.snapshot import (
     OwnerUse,
     PodInfo,
     ProcessUse,
+    ReportedDeviceHealth,
     Snapshot,
     SourceHealth,
-    ToldHealth,
     UnmatchedSlots,
 )
 
@@ -198,7 +198,9 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         unmatched=(UnmatchedSlots(ContainerName("team", "other", "main"), "aliyun.com/gpu-mem", "untrusted_id", 4),),
         pods=tuple(PodInfo(one.name.namespace, one.name.pod, PodUid("uid")) for one in containers),
         device_health=(
-            ToldHealth(ContainerName("team", "pod-0-0", "main"), DeviceHealth("nvidia.com/gpu", "GPU-0", "Healthy")),
+            ReportedDeviceHealth(
+                ContainerName("team", "pod-0-0", "main"), DeviceHealth("nvidia.com/gpu", "GPU-0", "Healthy")
+            ),
         ),
         accounts=tuple(account(one) for one in sorted(containers, key=lambda one: (one.name, one.uuid))),
         gpu_accounts=tuple(GpuAccount(one.uuid, 1000.25, 0.0) for one in cards),

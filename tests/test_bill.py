@@ -17,7 +17,7 @@ from aiohttp import web
 
 from gpumap.agent.join.ledger import KEPT_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
-from gpumap.cli.bill.counter_increase import Gain, Told, UnsteadyError, gains
+from gpumap.cli.bill.counter_increase import Gain, InconsistentAnswerError, Told, gains
 from gpumap.cli.bill.counting import (
     ABSENT_SECONDS,
     ENERGY,
@@ -258,7 +258,7 @@ def test_holes() -> None:
 )
 def test_answers_that_do_not_fit_together(said: Told) -> None:
     """Something came in between two questions: no number is made of that."""
-    with pytest.raises(UnsteadyError):
+    with pytest.raises(InconsistentAnswerError):
         gain(HELD, said)
 
 

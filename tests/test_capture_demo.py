@@ -156,12 +156,12 @@ def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
     path = directory / "nvml.json"
     path.write_bytes(on_disk.load(golden.CAPTURES / "lost-gpu").frames[0].files[contents.NVML])
     told = told_by(Player(path), wire.Request(7, 1.0, last=(0,), skip=(1,)))
-    assert isinstance(told[0], wire.DriverSaid)
+    assert isinstance(told[0], wire.DriverMessage)
     assert (told[0].read, told[0].gpus) == (7, 3)
-    assert [one.gpu.index for one in told[1:] if isinstance(one, wire.GpuSaid)] == [2, 0]
+    assert [one.gpu.index for one in told[1:] if isinstance(one, wire.GpuMessage)] == [2, 0]
     path.write_bytes(contents.reading_text(Down("driver_not_loaded", "in this test")))
     told = told_by(Player(path), wire.Request(8, 1.0))
-    assert told == [wire.ErrorSaid(8, 0, "driver_not_loaded", "in this test")]
+    assert told == [wire.ErrorMessage(8, 0, "driver_not_loaded", "in this test")]
 
 
 GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
@@ -176,16 +176,16 @@ def test_a_frames_xid_events_are_told_once(directory: Path) -> None:
     path.write_bytes(contents.reading_text(XIDS))
     assert list(player.unasked()) == []
     xid, heard, driver, gpu = told_by(player, wire.Request(1, 1.0, groups=replay.GROUPS))
-    assert xid == wire.XidSaid(GPU, 31, None, None, 997.5, 2)
-    assert heard == wire.ListeningSaid((wire.Heard(GPU, 900.0, 999.75),))
-    assert (isinstance(driver, wire.DriverSaid), gpu) == (True, wire.GpuSaid(1, HEALTHY))
+    assert xid == wire.XidMessage(GPU, 31, None, None, 997.5, 2)
+    assert heard == wire.ListeningMessage((wire.Heard(GPU, 900.0, 999.75),))
+    assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY))
     now = 1500.0
     heard, *_ = told_by(player, wire.Request(2, 1.0, groups=replay.GROUPS))
-    assert heard == wire.ListeningSaid((wire.Heard(GPU, 900.0, 1499.75),))
+    assert heard == wire.ListeningMessage((wire.Heard(GPU, 900.0, 1499.75),))
     path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
     assert list(player.unasked()) == []
     path.write_bytes(contents.reading_text(XIDS))
-    assert [wire.decode(line) for line in player.unasked()] == [wire.XidSaid(GPU, 31, None, None, 1497.5, 2)]
+    assert [wire.decode(line) for line in player.unasked()] == [wire.XidMessage(GPU, 31, None, None, 1497.5, 2)]
     assert list(player.unasked()) == []
 
 
@@ -196,8 +196,8 @@ def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
     player = Player(path, lambda: 1000.0)
     asked = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
     heard, driver, gpu = told_by(player, asked)
-    assert heard == wire.ListeningSaid((wire.Heard(GPU, 1000.0, 1000.0),))
-    assert (isinstance(driver, wire.DriverSaid), gpu) == (True, wire.GpuSaid(1, HEALTHY._replace(activity=None)))
+    assert heard == wire.ListeningMessage((wire.Heard(GPU, 1000.0, 1000.0),))
+    assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY._replace(activity=None)))
     assert list(player.unasked()) == []
 
 
@@ -217,8 +217,8 @@ async def test_the_program_tells_a_frames_events_between_two_reads(directory: Pa
         told = wire.decode(await process.stdout.readline())
         process.stdin.close()
         assert await process.wait() == 0
-    assert kinds == [wire.ListeningSaid, wire.DriverSaid, wire.GpuSaid]
-    assert isinstance(told, wire.XidSaid)
+    assert kinds == [wire.ListeningMessage, wire.DriverMessage, wire.GpuMessage]
+    assert isinstance(told, wire.XidMessage)
     assert (told.uuid, told.code) == (GPU, 31)
 
 
@@ -227,9 +227,9 @@ def test_the_driver_tells_only_what_is_asked(directory: Path) -> None:
     path = directory / "nvml.json"
     path.write_bytes(contents.reading_text(XIDS))
     driver, gpu = told_by(Player(path), wire.Request(1, 1.0, groups=("links",)))
-    assert (isinstance(driver, wire.DriverSaid), gpu) == (
+    assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
-        wire.GpuSaid(1, GpuReading(0, uuid=GPU, pcie_receive_bytes=5)),
+        wire.GpuMessage(1, GpuReading(0, uuid=GPU, pcie_receive_bytes=5)),
     )
 
 

@@ -29,10 +29,10 @@ def test_a_read_is_answered_by_the_driver_and_each_gpu() -> None:
     scenario = parse_scenario(TEXT)
     asked = wire.Request(7, 5.0, last=(0,), groups=("links", "gpm"))
     driver, *gpus = map(wire.decode, Driver(scenario, lambda: 5.0).read(asked))
-    assert isinstance(driver, wire.DriverSaid)
+    assert isinstance(driver, wire.DriverMessage)
     assert (driver.read, driver.gpus, driver.busy) == (7, 3, ())
     readings = [groups.only(gpu, asked.groups) for gpu in world(scenario, 5.0).gpus]
-    assert gpus == [wire.GpuSaid(7, readings[index]) for index in (1, 2, 0)]
+    assert gpus == [wire.GpuMessage(7, readings[index]) for index in (1, 2, 0)]
     skipping = list(Driver(scenario, lambda: 5.0).read(wire.Request(8, 5.0, skip=(1, 2))))
     assert len(skipping) == 2
 
@@ -61,12 +61,12 @@ def test_a_hung_gpu_answers_when_its_fault_is_over() -> None:
     driver = Driver(parse_scenario(TEXT), lambda: now)
     assert len(list(driver.read(wire.Request(1, 5.0)))) == 3
     said, *others = map(wire.decode, driver.read(wire.Request(2, 5.0)))
-    assert isinstance(said, wire.DriverSaid)
+    assert isinstance(said, wire.DriverMessage)
     assert (said.busy, len(others), driver.patience_seconds) == ((0,), 2, POLL_SECONDS)
     assert list(driver.unasked()) == []
     now = 20.5
     (late,) = map(wire.decode, driver.unasked())
-    assert isinstance(late, wire.GpuSaid)
+    assert isinstance(late, wire.GpuMessage)
     assert (late.read, late.gpu.index, late.gpu.fault, driver.patience_seconds) == (1, 0, None, None)
 
 
@@ -84,22 +84,25 @@ def test_xid_events_come_when_it_is_their_time() -> None:
     scenario, now = parse_scenario(XIDS), 10.0
     driver = Driver(scenario, lambda: now, lambda: 1000.0 + now)
     first, second = scenario.gpus
-    assert wire.decode(next(driver.read(LISTENING))) == wire.ListeningSaid(
+    assert wire.decode(next(driver.read(LISTENING))) == wire.ListeningMessage(
         (wire.Heard(first.uuid, 1010.0, 1010.0), wire.Heard(second.uuid, 1010.0, 1010.0))
     )
     assert driver.patience_seconds == 10.0
     now = 21.5
-    on_card, on_instance = wire.XidSaid(first.uuid, 31, None, None, 1020.0), wire.XidSaid(second.uuid, 13, 2, 0, 1020.0)
+    on_card, on_instance = (
+        wire.XidMessage(first.uuid, 31, None, None, 1020.0),
+        wire.XidMessage(second.uuid, 13, 2, 0, 1020.0),
+    )
     assert [wire.decode(line) for line in driver.unasked()] == [on_card, on_instance]
     assert list(driver.unasked()) == []
     now = 85.0
     *told, heard, _ = map(wire.decode, driver.read(LISTENING))
     assert told == [
-        wire.XidSaid(first.uuid, 79, None, None, 1050.0),
+        wire.XidMessage(first.uuid, 79, None, None, 1050.0),
         on_card._replace(at=1080.0),
         on_instance._replace(at=1080.0),
     ]
-    assert heard == wire.ListeningSaid(tuple(wire.Heard(gpu.uuid, 1010.0, 1085.0) for gpu in scenario.gpus))
+    assert heard == wire.ListeningMessage(tuple(wire.Heard(gpu.uuid, 1010.0, 1085.0) for gpu in scenario.gpus))
 
 
 def test_nobody_listens_where_nobody_asks_for_it() -> None:
@@ -111,7 +114,7 @@ def test_nobody_listens_where_nobody_asks_for_it() -> None:
     now = 30.0
     assert list(driver.unasked()) == []
     heard = wire.decode(next(driver.read(LISTENING)))
-    assert isinstance(heard, wire.ListeningSaid)
+    assert isinstance(heard, wire.ListeningMessage)
     assert {(one.since, one.until) for one in heard.heard} == {(30.0, 30.0)}
     assert driver.patience_seconds == 20.0
 
@@ -123,17 +126,17 @@ def test_who_lets_go_of_the_driver_hears_nothing_and_has_no_activity() -> None:
     asked = wire.Request(1, 5.0, groups=("health", "links", "gpm"), release=True)
     assert len(list(driver.read(LISTENING))) == 2, "somebody listened before"
     deaf, _, first, second = map(wire.decode, driver.read(asked))
-    assert isinstance(deaf, wire.ListeningSaid)
+    assert isinstance(deaf, wire.ListeningMessage)
     assert [(one.since, one.until) for one in deaf.heard] == [(10.0, 10.0)] * 2
-    assert isinstance(first, wire.GpuSaid)
-    assert isinstance(second, wire.GpuSaid)
+    assert isinstance(first, wire.GpuMessage)
+    assert isinstance(second, wire.GpuMessage)
     assert (first.gpu.activity, *(mig.activity for mig in second.gpu.instances)) == (None, None, None)
     assert first.gpu.clocks_hertz
     assert first.gpu.pcie_receive_bytes is not None
     now = 30.0
     assert (list(driver.unasked()), driver.patience_seconds) == ([], None)
     later, *rest = map(wire.decode, driver.read(asked))
-    assert isinstance(later, wire.ListeningSaid)
+    assert isinstance(later, wire.ListeningMessage)
     assert [(one.since, one.until) for one in later.heard] == [(30.0, 30.0)] * 2
     assert len(rest) == 3
 
@@ -150,7 +153,7 @@ async def test_the_program_tells_an_event_between_two_reads(tmp_path: Path) -> N
     lines = [wire.decode(await asyncio.wait_for(process.stdout.readline(), 30)) for _ in range(3)]
     process.stdin.close()
     await asyncio.wait_for(process.wait(), 10)
-    event = next(line for line in lines if isinstance(line, wire.XidSaid))
+    event = next(line for line in lines if isinstance(line, wire.XidMessage))
     assert event.code == 48
     assert abs(event.at - time.monotonic()) < 60
 
@@ -170,7 +173,7 @@ async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:
     assert await asyncio.wait_for(process.wait(), 10) == 0
     assert [getattr(answer, "read", None) for answer in answers] == [1, 1, 1, 2, 2, 2]
     lost = answers[2]
-    assert isinstance(lost, wire.GpuSaid)
+    assert isinstance(lost, wire.GpuMessage)
     assert (lost.gpu.index, lost.gpu.fault) == (2, "lost")
 
 

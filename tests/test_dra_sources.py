@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.pods import PodTable, Standing, tabulate
+from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources import prepared
 from gpumap.agent.sources.dra import FILE_BYTES_MAX, DraSource, parse_state
 from gpumap.model.observations import (
@@ -492,11 +492,11 @@ def test_stateful_pod_made_anew_with_another_claim() -> None:
     left = [ClaimPods("ml", "web-0-gpu-aaaaa", (ONE,))]
     between = table([pod("web-0", "web-0-gpu-bbbbb")], left, trees=trees, before=old)
     assert uids(between) == {}
-    assert between.standing(ONE, PodName("ml", "web-0")) is Standing.UNKNOWN
+    assert between.standing(ONE, PodName("ml", "web-0")) is PodUidState.UNKNOWN
     claims = [*left, ClaimPods("ml", "web-0-gpu-bbbbb", (TWO,))]
     new = table([pod("web-0", "web-0-gpu-bbbbb")], claims, trees=[*trees, tree("web-0", TWO)], before=between)
     assert uids(new) == {"web-0": TWO}
-    assert new.standing(ONE, PodName("ml", "web-0")) is Standing.GONE
+    assert new.standing(ONE, PodName("ml", "web-0")) is PodUidState.GONE
 
 
 def test_stateful_pod_made_anew_with_the_same_claim() -> None:
@@ -561,8 +561,8 @@ def test_claim_stands_for_its_pod_while_the_list_may_be_short() -> None:
     claims = [ClaimPods("ml", "a", (ONE,))]
     static = ListedPod("kube-system", "etcd-worker-3", (ListedContainer("etcd"),))
     found = table([static], claims, trees=None, rows=())
-    assert found.standing(ONE, PodName("ml", "one")) is Standing.UNKNOWN
-    assert found.standing(TWO, PodName("ml", "two")) is Standing.GONE
+    assert found.standing(ONE, PodName("ml", "one")) is PodUidState.UNKNOWN
+    assert found.standing(TWO, PodName("ml", "two")) is PodUidState.GONE
 
 
 def test_table_is_made_anew_when_claims_change() -> None:

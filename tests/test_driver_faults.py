@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpumap.agent.join.inventory import take
 from gpumap.agent.join.lost_driver import LostDriverMemory, find_lost_driver
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.nvml_worker.reinit_backoff import LookAgain
+from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Uuid
@@ -122,7 +122,7 @@ def test_a_gpu_that_stays_lost_is_looked_for_more_and_more_seldom(start: Start, 
 
 def test_looks_are_farther_and_farther_apart() -> None:
     """After 1, 2, 4, … 64 minutes, and from the beginning when others are lost, or all were well."""
-    again = LookAgain(60.0)
+    again = ReinitBackoff(60.0)
     looks = [minute for minute in range(400) if again.is_due(frozenset({0}), 60.0 * minute)]
     apart = [later - earlier for earlier, later in itertools.pairwise([0, *looks])]
     assert apart == [1, 2, 4, 8, 16, 32] + [64] * 5

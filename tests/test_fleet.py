@@ -14,7 +14,7 @@ from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.cli.fleet import families
 from gpumap.cli.fleet.families import Family, Selection, chosen, needed, question
 from gpumap.cli.fleet.gaps import nowhere, untold
-from gpumap.cli.fleet.node_results import Answers, are_mixed, found_in, told_twice
+from gpumap.cli.fleet.node_results import Answers, are_mixed, duplicate_devices, found_in
 from gpumap.cli.fleet.target_matching import differ_in_own
 from gpumap.cli.fleet.targets import Node, Target, down_nodes, names_of, scraped_by_key, selection_of, targets_by_key
 from gpumap.cli.fleet.values import Told, read
@@ -73,7 +73,7 @@ def cluster_of(
     found = found_in(answers)
     missing = [
         *(f"{one.node.shown}: {why}" for one in found for why in untold(one, parts, "")),
-        *sorted(told_twice(found)),
+        *sorted(duplicate_devices(found)),
         *nowhere(found),
         *(row for one in answers.told.values() for row in one.odd),
     ]

@@ -15,7 +15,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
 from gpumap.agent.sources import checkpoint
 from gpumap.model import plugin_answers
-from gpumap.model.observations import ClaimDevice, DeviceId, Told
+from gpumap.model.observations import ClaimDevice, DeviceId, SourceAnswer
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.protobuf_fields import field
 from gpumap.model.snapshot import Snapshot
@@ -162,7 +162,7 @@ def test_checkpoints_of_any_shape(rows: list[Any], registered: Any, cut: int) ->
     _parsed(checkpoint.parse, text[:cut])
 
 
-def _parsed(parse: Callable[[bytes], Told[Any]], text: bytes) -> Told[Any] | None:
+def _parsed(parse: Callable[[bytes], SourceAnswer[Any]], text: bytes) -> SourceAnswer[Any] | None:
     try:
         return parse(text)
     except ValueError:

@@ -304,7 +304,7 @@ def test_a_call_that_hangs_on_an_instance_costs_its_gpu_alone(start: Start) -> N
     assert (answers.driver.busy, set(answers.gpus)) == ((0,), {1, 2})
     driver.delay.clear()
     driver.write(worker.state)
-    assert isinstance(worker.answer(), wire.GpuSaid)
+    assert isinstance(worker.answer(), wire.GpuMessage)
     assert [one.uuid for one in worker.read().gpus[0].instances] == [MIG_A, MIG_B]
 
 

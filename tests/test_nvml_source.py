@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
-from gpumap.model.observations import Complaint, NvmlReading, SourceError, Told
+from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Code, Driver, Gpu
@@ -78,7 +78,7 @@ async def poll(condition: Callable[[], bool], otherwise: str) -> None:
         await asyncio.sleep(0.005)
 
 
-async def read(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS) -> Told[NvmlReading]:
+async def read(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS) -> SourceAnswer[NvmlReading]:
     """A read that must end by its deadline."""
     begun = time.monotonic()
     try:
@@ -93,11 +93,11 @@ async def failure(source: NvmlSource, timeout_seconds: float = PATIENCE_SECONDS)
     return caught.value.complaints[-1]
 
 
-def faults(told: Told[NvmlReading]) -> list[str | None]:
+def faults(told: SourceAnswer[NvmlReading]) -> list[str | None]:
     return [gpu.fault for gpu in told.value.gpus]
 
 
-def pid(told: Told[NvmlReading]) -> int:
+def pid(told: SourceAnswer[NvmlReading]) -> int:
     return int(told.value.driver_version)
 
 

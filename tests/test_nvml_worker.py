@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import gpu_json, structs, wire
-from gpumap.agent.sources.crash_isolation import LONGEST_PAUSE_READS, Suspects
+from gpumap.agent.sources.crash_isolation import LONGEST_PAUSE_READS, CrashSuspects
 from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Process, Sample
@@ -296,7 +296,7 @@ def test_a_hung_call_costs_its_gpu_alone(start: Start) -> None:
     assert (answers.driver.busy, set(answers.gpus)) == ((0,), {1})
     Driver(gpus=driver.gpus).write(worker.state)
     late = worker.answer()
-    assert isinstance(late, wire.GpuSaid)
+    assert isinstance(late, wire.GpuMessage)
     assert (late.read, late.gpu.index, late.gpu.fault) == (1, 0, None)
     assert set(worker.read().gpus) == {0, 1}
 
@@ -313,7 +313,7 @@ def test_many_hung_gpus_keep_nobody_waiting(start: Start) -> None:
     assert (sorted(answers.driver.busy), set(answers.gpus)) == (hung, {3, 5, 7})
     Driver(gpus=driver.gpus).write(worker.state)
     late = [worker.answer() for _ in hung]
-    assert sorted(said.gpu.index for said in late if isinstance(said, wire.GpuSaid)) == hung
+    assert sorted(said.gpu.index for said in late if isinstance(said, wire.GpuMessage)) == hung
     assert set(worker.read().gpus) == set(range(8))
 
 
@@ -323,7 +323,7 @@ def test_a_crash_of_the_library_ends_the_worker_after_the_suspects_are_last(star
     driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], crash={("nvmlDeviceGetPowerUsage", 0)})
     driver.delay["nvmlDeviceGetPowerUsage", 2] = 0.1
     worker.ask(driver, last=(0,))
-    indices = [answer.gpu.index for answer in iter(worker.answer, None) if isinstance(answer, wire.GpuSaid)]
+    indices = [answer.gpu.index for answer in iter(worker.answer, None) if isinstance(answer, wire.GpuMessage)]
     assert indices == [1, 2]
     assert worker.process.wait(PATIENCE_SECONDS) == -signal.SIGABRT
 
@@ -332,9 +332,9 @@ def test_skipped_gpus_are_not_asked(start: Start) -> None:
     """A GPU in `skip` is left alone, so that it cannot crash the worker."""
     worker = start()
     worker.ask(Driver(gpus=[Gpu(A), Gpu(B)], crash={("*", 0)}), skip=(0,))
-    assert isinstance(worker.answer(), wire.DriverSaid)
+    assert isinstance(worker.answer(), wire.DriverMessage)
     answer = worker.answer()
-    assert isinstance(answer, wire.GpuSaid)
+    assert isinstance(answer, wire.GpuMessage)
     assert answer.gpu.index == 1
 
 
@@ -444,7 +444,7 @@ def test_the_worker_ends_with_its_stdin(start: Start, hung: str) -> None:
     if hung == "nvmlInitWithFlags":
         assert worker.answer(0.5) is None
     else:
-        assert isinstance(worker.answer(), wire.DriverSaid)
+        assert isinstance(worker.answer(), wire.DriverMessage)
     assert worker.process.stdin is not None
     worker.process.stdin.close()
     assert worker.process.wait(PATIENCE_SECONDS) == 0
@@ -519,7 +519,7 @@ def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
     """What is decoded equals what was encoded, on one line."""
     line = wire.encode_gpu(7, reading)
     assert line.count(b"\n") == 1
-    assert wire.decode(line) == wire.GpuSaid(7, reading)
+    assert wire.decode(line) == wire.GpuMessage(7, reading)
 
 
 @given(st.lists(readings, min_size=2, max_size=4))
@@ -530,9 +530,9 @@ def test_readings_of_one_gpu_survive_the_wire_one_after_the_other(said: list[Gpu
         one = reading._replace(index=3)
         first = decoder.decode(encode(number, one))
         again = decoder.decode(encode(number, one))
-        assert first == again == wire.GpuSaid(number, one)
-        assert isinstance(first, wire.GpuSaid)
-        assert isinstance(again, wire.GpuSaid)
+        assert first == again == wire.GpuMessage(number, one)
+        assert isinstance(first, wire.GpuMessage)
+        assert isinstance(again, wire.GpuMessage)
         assert first.gpu.processes is again.gpu.processes
 
 
@@ -571,12 +571,12 @@ def test_an_instance_of_an_older_capture_has_no_place() -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     """A newer worker may say more."""
-    assert wire.decode(b'{"read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuSaid(1, GpuReading(0))
+    assert wire.decode(b'{"read":1,"new":2,"gpu":{"index":0,"newer":{}}}') == wire.GpuMessage(1, GpuReading(0))
 
 
 def test_a_culprit_is_left_out_for_longer_each_time() -> None:
     """1, 2, 4 … 64 reads, as long as it crashes whenever it is asked."""
-    suspects = Suspects()
+    suspects = CrashSuspects()
     suspects.crashed([0, 1], last=())  # both at the same time: each is asked last
     pauses: list[int] = []
     left_out = 0
@@ -593,7 +593,7 @@ def test_a_culprit_is_left_out_for_longer_each_time() -> None:
 
 def test_a_suspect_that_answers_is_cleared_by_and_by() -> None:
     """Each answer halves the pause that its next crash would cost, and the last one clears it."""
-    suspects = Suspects()
+    suspects = CrashSuspects()
     suspects.crashed([3], last=())
     assert suspects.plan() == ((), (3,))
     for expected in ((3,), (3,), ()):

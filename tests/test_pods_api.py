@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.join.pods import PodTable, Standing, tabulate
+from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource
@@ -34,8 +34,8 @@ from gpumap.model.observations import (
     ReportedContainer,
     ReportedPod,
     ResourceDevices,
+    SourceAnswer,
     SourceError,
-    Told,
 )
 from gpumap.model.protobuf_fields import field
 from tests import agent
@@ -97,28 +97,30 @@ async def source(tmp_path: Path) -> AsyncIterator[PodsApiSource]:
     await made.close()
 
 
-async def until(source: PodsApiSource, holds: Callable[[Told[Any]], bool]) -> Told[tuple[ReportedPod, ...] | None]:
+async def until(
+    source: PodsApiSource, holds: Callable[[SourceAnswer[Any]], bool]
+) -> SourceAnswer[tuple[ReportedPod, ...] | None]:
     """What is told as soon as it holds."""
 
-    async def read() -> Told[tuple[ReportedPod, ...] | None]:
+    async def read() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
         return source.read()
 
     return await agent.until(read, holds, "it is not told")
 
 
-def reasons(told: Told[Any]) -> list[str]:
+def reasons(told: SourceAnswer[Any]) -> list[str]:
     return [complaint.reason for complaint in told.complaints]
 
 
 async def test_pods_are_followed(api: FakePodsApi, source: PodsApiSource) -> None:
     """From the start on there are pods; a new one, a new status and one's end are seen, whatever the event says."""
     await source.start()
-    assert source.read() == Told((POD,))
+    assert source.read() == SourceAnswer((POD,))
     api.set_pods([sent(OTHER), sent(POD)])
-    assert await until(source, lambda told: len(told.value or ()) == 2) == Told((POD, OTHER))
+    assert await until(source, lambda told: len(told.value or ()) == 2) == SourceAnswer((POD, OTHER))
     started = reported("other", OTHER.pod_uid, ReportedContainer("main", "f" * 64))
     api.set_pods([sent(POD), sent(started)])
-    assert await until(source, lambda told: told.value == (POD, started)) == Told((POD, started))
+    assert await until(source, lambda told: told.value == (POD, started)) == SourceAnswer((POD, started))
     api.set_pods([sent(started)])
     await until(source, lambda told: told.value == (started,))
 
@@ -169,7 +171,7 @@ async def test_stream_that_ends_takes_the_pods_with_it(api: FakePodsApi, source:
     told = await until(source, lambda told: told.value is None)
     assert reasons(told) in (["pods_api_stream_ended"], ["pods_api_unavailable"])
     api.refuse(LIST, None)
-    assert await until(source, lambda told: told.value is not None) == Told((POD,))
+    assert await until(source, lambda told: told.value is not None) == SourceAnswer((POD,))
 
 
 async def test_kubelet_that_restarts_is_followed_again(api: FakePodsApi, source: PodsApiSource) -> None:
@@ -183,7 +185,7 @@ async def test_kubelet_that_restarts_is_followed_again(api: FakePodsApi, source:
     await until(source, lambda told: reasons(told) == ["pods_api_failed_precondition"])
     for method in (LIST, WATCH):
         api.refuse(method, None)
-    assert await until(source, lambda told: told.value is not None) == Told((POD,))
+    assert await until(source, lambda told: told.value is not None) == SourceAnswer((POD,))
 
 
 async def test_no_socket_and_no_such_service(source: PodsApiSource, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ async def test_answer_that_is_no_pod(api: FakePodsApi, source: PodsApiSource) ->
 # --- as a part of identity --------------------------------------------------------------------------------------------
 
 
-def identity_below(root: Path, told: Told[tuple[ReportedPod, ...] | None]) -> PodIdentitySource:
+def identity_below(root: Path, told: SourceAnswer[tuple[ReportedPod, ...] | None]) -> PodIdentitySource:
     dra = DraSource(root / "none", root / "none")
     return PodIdentitySource(
         CheckpointSource((root / "checkpoint",)), PodLogsSource(root / "log"), dra, lambda: 0.0, lambda: told
@@ -235,18 +237,18 @@ def identity_below(root: Path, told: Told[tuple[ReportedPod, ...] | None]) -> Po
 
 def test_it_is_identity_enough(tmp_path: Path) -> None:
     """It has UIDs and names: without checkpoint and logs it answers; without it too, that is a failure."""
-    told = identity_below(tmp_path, Told((POD,))).read()
-    assert told == Told(PodIdentity(None, None, pods=(POD,)))
+    told = identity_below(tmp_path, SourceAnswer((POD,))).read()
+    assert told == SourceAnswer(PodIdentity(None, None, pods=(POD,)))
     with pytest.raises(SourceError) as caught:
-        identity_below(tmp_path, Told(None)).read()
-    assert reasons(Told(None, caught.value.complaints)) == ["checkpoint_missing", "pod_logs_missing"]
+        identity_below(tmp_path, SourceAnswer(None)).read()
+    assert reasons(SourceAnswer(None, caught.value.complaints)) == ["checkpoint_missing", "pod_logs_missing"]
 
 
 def test_what_is_wrong_with_it_is_told_beside_the_files(tmp_path: Path) -> None:
     """It was asked for: that its socket is missing is a complaint, and costs nothing else."""
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {}}))
     (complaint,) = missing = (SourceError("pods_api_socket_missing", "no socket").complaints[0],)
-    told = identity_below(tmp_path, Told(None, missing)).read()
+    told = identity_below(tmp_path, SourceAnswer(None, missing)).read()
     assert told.complaints == (complaint,)
     assert told.value.checkpoint is not None
     assert told.value.pods is None
@@ -296,7 +298,7 @@ def test_its_word_on_a_uid_counts() -> None:
     trees = [tree("one", ONE), tree("one", THREE)]
     lingering = table(pods, found, trees=trees, rows=[row(ONE, "GPU-1"), row(THREE, "GPU-1")])
     assert lingering.uid_of == fixed
-    assert lingering.standing(THREE, PodName("ml", "one")) is Standing.GONE
+    assert lingering.standing(THREE, PodName("ml", "one")) is PodUidState.GONE
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_its_late_word_on_a_successor_is_no_word(files: dict[str, Any]) -> None:
     found = table([listed("one", "GPU-1")], [reported("one", ONE)], **files)
     assert found.uid_of == {}
     for uid in (ONE, TWO):
-        assert found.standing(uid, PodName("ml", "one")) is Standing.UNKNOWN
+        assert found.standing(uid, PodName("ml", "one")) is PodUidState.UNKNOWN
 
 
 def test_of_two_uids_of_one_name_none_is_the_only_one() -> None:
@@ -347,8 +349,8 @@ def test_it_names_containers_and_pods_that_are_not_listed() -> None:
     assert found.container(TWO, "a" * 64, read_now=False) == "", "it is another pod's"
     assert found.name(TWO) == PodName("ml", "away")
     assert found.is_only(TWO)
-    assert found.standing(uid, None) is Standing.LIVE
-    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).standing(uid, None) is Standing.LIVE
+    assert found.standing(uid, None) is PodUidState.LIVE
+    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).standing(uid, None) is PodUidState.LIVE
 
 
 def test_table_is_made_anew_when_it_says_something_new() -> None:

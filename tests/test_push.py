@@ -14,7 +14,7 @@ import pytest
 from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
-from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
 from tests import standin
@@ -93,7 +93,7 @@ class Sources:
     def is_on(self) -> bool:
         return dict(self.snapshots[-1].capabilities)["push"]
 
-    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+    async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         await self.gate.wait()
         await asyncio.sleep(self._seconds)
         raise SourceError("unavailable", "this is a test")
@@ -101,7 +101,7 @@ class Sources:
     async def wait_until_back(self) -> None:
         await asyncio.Event().wait()
 
-    def identity(self) -> Told[PodIdentity]:
+    def identity(self) -> SourceAnswer[PodIdentity]:
         raise SourceError("pod_logs_missing", "this is a test")
 
 
@@ -109,7 +109,7 @@ class _Nvml:
     def __init__(self, started: list[float]) -> None:
         self._started = started
 
-    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         self._started.append(time.monotonic())
         raise SourceError("driver_not_loaded", "this is a test")
 
@@ -123,7 +123,7 @@ class _Procfs:
     def clock_ticks(self) -> int | None:
         return None
 
-    def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]:
+    def read(self, pids: list[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         raise SourceError("unreadable", "this is a test")
 
 

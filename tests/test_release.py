@@ -18,8 +18,8 @@ import pytest
 from gpumap.agent.collect import Collector
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.nvml import DRIVER, NvmlSource
-from gpumap.agent.sources.replacement_policy import LONGEST_SECONDS, Patience
-from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceError, Told
+from gpumap.agent.sources.replacement_policy import LONGEST_SECONDS, ReplacementPolicy
+from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Listening, Uuid
 from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
@@ -151,7 +151,7 @@ async def make_sources(tmp_path: Path, library: Path, device: Path) -> AsyncIter
         assert await source.close()
 
 
-def faults(told: Told[NvmlReading]) -> list[str | None]:
+def faults(told: SourceAnswer[NvmlReading]) -> list[str | None]:
     return [gpu.fault for gpu in told.value.gpus]
 
 
@@ -251,7 +251,7 @@ async def test_a_driver_that_hangs_is_left_alone_too(
 
 def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> None:
     """After 30 s, 60 s, … ten minutes, as long as anybody hangs; an answer of all of them begins anew."""
-    patience, started, ended = Patience(30.0), 0.0, []
+    patience, started, ended = ReplacementPolicy(30.0), 0.0, []
     for now in range(3000):
         if patience.is_over(float(now), {0: 0.0}, started):
             ended.append(now)
@@ -267,7 +267,7 @@ def test_a_worker_that_keeps_the_driver_is_replaced_more_and_more_slowly() -> No
 def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longer() -> None:
     """30 s with the GPU, 30 s without, 30 s with it, a minute without, and so on; another one that hangs has its own
     30 s."""
-    patience, started, unanswered = Patience(30.0, lets_rest=True), 0.0, {0: 0.0}
+    patience, started, unanswered = ReplacementPolicy(30.0, lets_rest=True), 0.0, {0: 0.0}
     resting = []
     for now in range(400):
         if patience.is_over(float(now), unanswered, started):
@@ -286,7 +286,7 @@ def test_one_that_lets_go_is_replaced_at_once_and_its_gpu_rests_longer_and_longe
 
 def test_no_worker_is_no_reason_to_end_one() -> None:
     """The driver as a whole may rest as a GPU may."""
-    patience = Patience(30.0, lets_rest=True)
+    patience = ReplacementPolicy(30.0, lets_rest=True)
     assert not patience.is_over(100.0, {DRIVER: 0.0}, None)
     assert patience.is_over(100.0, {DRIVER: 0.0}, 0.0)
     assert patience.resting == {DRIVER}
@@ -344,7 +344,7 @@ class _SlowNvml:
         self.gate = asyncio.Event()
         self.snapshots: list[Snapshot] = []
 
-    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         self.reads += 1
         await self.gate.wait()
         raise SourceError("driver_not_loaded", "this is a test")
@@ -355,7 +355,7 @@ class _SlowNvml:
 
 
 class _NoKubelet:
-    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+    async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         raise SourceError("unavailable", "this is a test")
 
     async def wait_until_back(self) -> None:
@@ -368,11 +368,11 @@ class _NoProcfs:
     def clock_ticks(self) -> int | None:
         return None
 
-    def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]:
+    def read(self, pids: list[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         raise SourceError("unreadable", "this is a test")
 
 
-def _no_identity() -> Told[PodIdentity]:
+def _no_identity() -> SourceAnswer[PodIdentity]:
     raise SourceError("pod_logs_missing", "this is a test")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
 from gpumap.agent.nvml_worker.lists import Lists, SampleRow
 from gpumap.agent.nvml_worker.processes import Sampler
@@ -60,7 +60,7 @@ class World:
 
     def collect(self, at: float) -> None:
         self.driver.now = at
-        sampled = self.sampler.read(Asking(), self.driver, Handle(0), self.interval, busy=True)
+        sampled = self.sampler.read(NvmlCalls(), self.driver, Handle(0), self.interval, busy=True)
         self.node.gpus[0].sampled_seconds = sampled.seconds
         self.node.processes[0].sm = sampled.samples[0].sm_ratio if sampled.samples else 0.0
         self.node.clock = at
@@ -132,7 +132,7 @@ def test_answers_that_come_late_lose_nothing() -> None:
     late = (0.0, 0.4, 0.0, 0.1, 0.3, 0.0, 0.4, 0.0)
     for number, seconds in enumerate(late):
         world.driver.now = 1000.0 + 5 * number
-        sampled = world.sampler.read(Asking(), world.driver, Handle(0), 5.0, busy=True)
+        sampled = world.sampler.read(NvmlCalls(), world.driver, Handle(0), 5.0, busy=True)
         world.node.gpus[0].sampled_seconds = sampled.seconds
         world.node.processes[0].sm = 1.0
         world.node.clock = world.driver.now + seconds

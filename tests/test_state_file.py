@@ -29,12 +29,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.collect import Collector, now
 from gpumap.agent.join import Memory
-from gpumap.agent.join.ledger import GpuBook
+from gpumap.agent.join.ledger import GpuCounters
 from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.agent.state import AWAY_SECONDS_MAX, decode, encode
 from gpumap.agent.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
 from gpumap.model.errors import UsageError
-from gpumap.model.observations import ContainerName, Moment, SourceError, Told
+from gpumap.model.observations import ContainerName, Moment, SourceAnswer, SourceError
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests.agent import serve
@@ -161,7 +161,7 @@ def test_gpus_that_are_away_are_kept_apart() -> None:
     node.collect()
     state = decode(encode(node.memory), node.now)
     assert state.ledger.gpus == {}
-    assert state.ledger.away[GPU] == GpuBook(0.0, 0, 4333)
+    assert state.ledger.away[GPU] == GpuCounters(0.0, 0, 4333)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_is_written_can_be_read_back(counter: int, energy: int, seconds: fl
     other = Uuid("GPU-odd")
     ledger = replace(
         ledger,
-        gpus={**ledger.gpus, other: GpuBook(seconds, energy, counter)},
+        gpus={**ledger.gpus, other: GpuCounters(seconds, energy, counter)},
         charges={**ledger.charges, (POD.full(), other): odd},
     )
     xids = XidMemory({GPU: GpuXidMemory({code: errors}, seconds, None, True), other: GpuXidMemory({}, 0.0, None, True)})
@@ -464,7 +464,7 @@ async def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path, caplog: pyte
 class Down:
     """NVML and a kubelet that do not answer."""
 
-    async def read(self, *_: float) -> Told[Any]:
+    async def read(self, *_: float) -> SourceAnswer[Any]:
         raise SourceError("down", "in this test")
 
     async def close(self) -> bool:
@@ -482,7 +482,7 @@ class NoProcesses:
     def clock_ticks(self) -> int | None:
         return None
 
-    def read(self, *_: object) -> Told[Any]:
+    def read(self, *_: object) -> SourceAnswer[Any]:
         raise SourceError("down", "in this test")
 
 

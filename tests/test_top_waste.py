@@ -19,7 +19,7 @@ from gpumap.cli.show import View, _show
 from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
 from gpumap.cli.tables.document import key_of, sources_up
 from gpumap.cli.tables.findings import findings
-from gpumap.cli.terminal import Screen, unsteering
+from gpumap.cli.terminal import Screen, escape_terminal_controls
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.model.document import Document, document
@@ -583,7 +583,7 @@ def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
 def test_json_on_a_terminal_steers_nothing() -> None:
     """Controls and direction marks are written as JSON's escapes, and mean the same."""
     told = {"name": "a\x9b31m\u202eb\u2028 é \U000e0001", "n": [1]}
-    text = unsteering(json.dumps(told, indent=2, ensure_ascii=False))
+    text = escape_terminal_controls(json.dumps(told, indent=2, ensure_ascii=False))
     assert all(line.isprintable() for line in text.split("\n"))
     assert "é" in text
     assert json.loads(text) == told

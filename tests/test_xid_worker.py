@@ -35,15 +35,15 @@ def fire(worker: Worker, driver: Driver, *xids: Xid) -> None:
     driver.write(worker.state)
 
 
-def next_xid(worker: Worker) -> wire.XidSaid:
+def next_xid(worker: Worker) -> wire.XidMessage:
     """The next event, told between reads."""
-    while not isinstance(said := worker.answer(), wire.XidSaid):
-        assert isinstance(said, wire.ListeningSaid), said
+    while not isinstance(said := worker.answer(), wire.XidMessage):
+        assert isinstance(said, wire.ListeningMessage), said
     return said
 
 
-def told(worker: Worker) -> list[wire.XidSaid]:
-    return [said for said in worker.unasked if isinstance(said, wire.XidSaid)]
+def told(worker: Worker) -> list[wire.XidMessage]:
+    return [said for said in worker.unasked if isinstance(said, wire.XidMessage)]
 
 
 def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uuid, wire.Heard]:
@@ -54,7 +54,7 @@ def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uu
 
 
 def stretches(worker: Worker) -> list[wire.Heard]:
-    return [heard for said in worker.unasked if isinstance(said, wire.ListeningSaid) for heard in said.heard]
+    return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.heard]
 
 
 def until(condition: Callable[[], bool], otherwise: str) -> None:
@@ -204,9 +204,9 @@ def test_a_registration_that_hangs_costs_its_gpu_alone(start: Start) -> None:
     driver.delay = {}
     driver.write(worker.state)
     late = worker.answer()
-    while isinstance(late, wire.ListeningSaid):
+    while isinstance(late, wire.ListeningMessage):
         late = worker.answer()
-    assert isinstance(late, wire.GpuSaid)
+    assert isinstance(late, wire.GpuMessage)
     assert late.gpu.index == 1
     assert sorted(read(worker)) == [A, B, C]
 

@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Answers(NamedTuple):
-    driver: wire.DriverSaid
+    driver: wire.DriverMessage
     gpus: dict[int, GpuReading]
 
 
@@ -37,7 +37,7 @@ class Worker:
         self.state = state
         self.release = False
         self.groups: tuple[str, ...] = ()
-        self.unasked: list[wire.XidSaid | wire.ListeningSaid] = []
+        self.unasked: list[wire.XidMessage | wire.ListeningMessage] = []
         self._reads = 0
         self._pending = b""
         self.process = subprocess.Popen(
@@ -76,28 +76,28 @@ class Worker:
         """All answers to a new request; but `hung` of the GPUs do not answer."""
         number = self.ask(driver, last)
         said = self._answer_to_read()
-        assert isinstance(said, wire.DriverSaid), said
+        assert isinstance(said, wire.DriverMessage), said
         gpus: dict[int, GpuReading] = {}
         while len(gpus) < said.gpus - hung:
             answer = self._answer_to_read()
-            assert isinstance(answer, wire.GpuSaid), answer
+            assert isinstance(answer, wire.GpuMessage), answer
             assert answer.read == said.read == number
             gpus[answer.gpu.index] = answer.gpu
         return Answers(said, gpus)
 
     def _answer_to_read(self) -> wire.Answer | None:
-        while isinstance(said := self.answer(), wire.XidSaid | wire.ListeningSaid):
+        while isinstance(said := self.answer(), wire.XidMessage | wire.ListeningMessage):
             self.unasked.append(said)
         return said
 
     def read_one(self, driver: Driver) -> GpuReading:
         return self.read(driver).gpus[0]
 
-    def refusal(self, driver: Driver | None = None) -> wire.ErrorSaid:
+    def refusal(self, driver: Driver | None = None) -> wire.ErrorMessage:
         """The error that answers a new request."""
         self.ask(driver)
         said = self._answer_to_read()
-        assert isinstance(said, wire.ErrorSaid), said
+        assert isinstance(said, wire.ErrorMessage), said
         return said
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from gpumap.agent.changes import log_changes
-from gpumap.agent.executors import Lane
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory, Rules, step
 from gpumap.model.observations import (
     Complaint,
@@ -25,8 +25,8 @@ from gpumap.model.observations import (
     Observed,
     PodIdentity,
     ProcTable,
+    SourceAnswer,
     SourceError,
-    Told,
 )
 from gpumap.model.snapshot import Snapshot
 
@@ -42,12 +42,12 @@ log = logging.getLogger("gpumap")
 
 
 class Nvml(Protocol):
-    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]: ...
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]: ...
     async def close(self) -> bool: ...
 
 
 class Kubelet(Protocol):
-    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]: ...
+    async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]: ...
     async def wait_until_back(self) -> None: ...
 
 
@@ -55,10 +55,10 @@ class Procfs(Protocol):
     @property
     def is_real(self) -> bool: ...
     def clock_ticks(self) -> int | None: ...
-    def read(self, pids: list[int], not_after: int | None) -> Told[ProcTable]: ...
+    def read(self, pids: list[int], not_after: int | None) -> SourceAnswer[ProcTable]: ...
 
 
-class News(Protocol):
+class CollectionTrigger(Protocol):
     """What starts a collection before its time."""
 
     @property
@@ -70,7 +70,7 @@ class News(Protocol):
     def clear(self) -> None: ...
 
 
-class NoNews:
+class IntervalOnly:
     """The interval alone decides."""
 
     is_on = False
@@ -104,13 +104,13 @@ class Collector:
         self,
         nvml: Nvml,
         procfs: Procfs,
-        read_identity: Callable[[], Told[PodIdentity]],
+        read_identity: Callable[[], SourceAnswer[PodIdentity]],
         kubelet: Kubelet,
         rules: Rules,
         interval_seconds: float,
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
-        news: News | None = None,
+        news: CollectionTrigger | None = None,
         memory: Memory | None = None,
         keep: Callable[[Memory], Awaitable[None]] | None = None,
     ) -> None:
@@ -123,13 +123,13 @@ class Collector:
         self._deadline_seconds = min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
         self._publish = publish
         self._now = clock
-        self._news = news or NoNews()
+        self._news = news or IntervalOnly()
         self._push_said: tuple[bool, str] = False, ""
         self._release = asyncio.Event()
         self._has_let_go = False
-        self._proc_lane = Lane("gpumap-procfs")
-        self._identity_lane = Lane("gpumap-identity")
-        self._steps = Lane("gpumap-step")
+        self._proc_lane = SerialExecutor("gpumap-procfs")
+        self._identity_lane = SerialExecutor("gpumap-identity")
+        self._steps = SerialExecutor("gpumap-step")
         self._memory = memory or Memory()
         self._keep = keep
         self._last: Snapshot | None = None
@@ -222,7 +222,7 @@ class Collector:
         await self._news.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
 
-    def _watch_and_read_identity(self) -> Told[PodIdentity]:
+    def _watch_and_read_identity(self) -> SourceAnswer[PodIdentity]:
         # Watched first: what changes after it was read is news. Both look at the same directories, where both may hang.
         self._news.watch()
         return self._read_identity()
@@ -241,7 +241,7 @@ class Collector:
             level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
             log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
 
-    async def _in_lane(self, lane: Lane, call: Callable[[], Told[T]]) -> Told[T]:
+    async def _in_lane(self, lane: SerialExecutor, call: Callable[[], SourceAnswer[T]]) -> SourceAnswer[T]:
         return await lane.run(call, self._deadline_seconds)
 
     async def _clock_ticks(self) -> int | None:
@@ -252,7 +252,7 @@ class Collector:
         except (OSError, TimeoutError):
             return None  # the read of /proc itself will say why
 
-    async def _observe(self, asked: Awaitable[Told[T]]) -> Observed[T] | Failed:
+    async def _observe(self, asked: Awaitable[SourceAnswer[T]]) -> Observed[T] | Failed:
         """Await a source's answer and turn whatever it raises into health."""
         started = time.monotonic()
         try:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 _Job = tuple[Callable[[], object], "asyncio.Future[object]", asyncio.AbstractEventLoop]
 
 
-class Lane:
+class SerialExecutor:
     """Runs calls in a daemon thread of its own, in order."""
 
     def __init__(self, name: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpumap.agent import second_opinion
-from gpumap.agent.executors import Lane
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.service import watched
 from gpumap.agent.settings import Settings
 from gpumap.agent.sources.checkpoint import CheckpointSource
@@ -154,7 +154,7 @@ async def _push(settings: Settings) -> Answer:
 
 
 async def _in_time(read: Callable[[], str]) -> Answer:
-    lane = Lane("gpumap-facts")
+    lane = SerialExecutor("gpumap-facts")
     asked: Awaitable[str] = lane.run(read, DEADLINE_SECONDS)
     try:
         return Answer(await asked)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, NoReturn, TypeVar
 
 from gpumap.agent.join import Memory
-from gpumap.agent.join.ledger import KEPT_SECONDS, Charge, GpuBook, Key, Ledger, elapsed
+from gpumap.agent.join.ledger import KEPT_SECONDS, Charge, GpuCounters, Key, Ledger, elapsed
 from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import Uuid
@@ -67,7 +67,7 @@ def _sound(rows: Iterable[Mapping[str, object]], read: Callable[[_Row, _Clock], 
     return [row for row in rows if _read_row(_Row(row), read, _Clock(0.0, 0.0)) is not None]
 
 
-def _book_object(uuid: Uuid, book: GpuBook) -> Mapping[str, object]:
+def _book_object(uuid: Uuid, book: GpuCounters) -> Mapping[str, object]:
     return {
         "uuid": uuid,
         "gap_seconds": book.gap_seconds,
@@ -177,8 +177,8 @@ def _read_row(row: _Row, read: Callable[[_Row, _Clock], T], clock: _Clock) -> T 
         return None
 
 
-def _book(row: _Row, _: _Clock) -> tuple[Uuid, GpuBook]:
-    return row.take("uuid", _uuid), GpuBook(
+def _book(row: _Row, _: _Clock) -> tuple[Uuid, GpuCounters]:
+    return row.take("uuid", _uuid), GpuCounters(
         gap_seconds=row.take("gap_seconds", _number),
         unattributed_millijoules=row.optional("unattributed_millijoules", _count),
         counter_millijoules=row.optional("counter_millijoules", _count),

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpumap.agent.executors import Lane
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory
 from gpumap.agent.state import decode, encode, worth_saving
 from gpumap.model.observations import Moment
@@ -104,8 +104,8 @@ class StateFile:
         self._load_seconds = load_seconds
         self._boot_id = read_boot_id()
         self._writes = True
-        self._lane = Lane("gpumap-state")
-        self._sync_lane = Lane("gpumap-state-sync")
+        self._lane = SerialExecutor("gpumap-state")
+        self._sync_lane = SerialExecutor("gpumap-state-sync")
         self._writing: asyncio.Task[None] | None = None
         self._syncing: asyncio.Task[None] | None = None
         self._sync_at = time.monotonic() + SYNC_SECONDS
@@ -139,7 +139,7 @@ class StateFile:
 
         In a lane of its own: the one that reads may hang.
         """
-        aside, lane = self._path.with_name(self._path.name + suffix), Lane("gpumap-state-aside")
+        aside, lane = self._path.with_name(self._path.name + suffix), SerialExecutor("gpumap-state-aside")
         outcome = f"set_aside={aside}"
         try:
             await lane.run(lambda: self._path.rename(aside), self._load_seconds)

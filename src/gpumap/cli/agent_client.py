@@ -13,7 +13,7 @@ import aiohttp
 from yarl import URL
 
 from gpumap.cli.credentials import Credentials
-from gpumap.cli.http_errors import why_silent
+from gpumap.cli.http_errors import connection_error
 from gpumap.cli.node_documents import Seen, Sights
 from gpumap.cli.server_flags import NO_URL, without_password
 from gpumap.model.document import VERSION, Document
@@ -81,7 +81,9 @@ async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int,
     except TimeoutError as error:
         raise FatalError(f"{address} did not answer: no answer within {REQUEST_SECONDS:g} s") from error
     except aiohttp.ClientError as error:
-        raise FatalError(f"{address} did not answer: {why_silent(error, https=address.scheme == 'https')}") from error
+        raise FatalError(
+            f"{address} did not answer: {connection_error(error, https=address.scheme == 'https')}"
+        ) from error
     except ValueError as error:
         raise FatalError(f"{address} did not answer with JSON") from error
 

@@ -7,7 +7,7 @@ import os
 import aiohttp
 
 
-def why_silent(error: Exception, *, https: bool = False) -> str:
+def connection_error(error: Exception, *, https: bool = False) -> str:
     """One clause for what the request raised, of an https:// URL or another."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted: {error.certificate_error}"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import aiohttp
 from yarl import URL
 
-from gpumap.cli.http_errors import why_silent
+from gpumap.cli.http_errors import connection_error
 from gpumap.model.errors import FatalError
 from gpumap.model.text import cut_off
 
@@ -56,7 +56,7 @@ class Server:
     """In its certificate, where that is not the name in `url`."""
 
 
-class TooMuchError(FatalError):
+class QueryTooLargeError(FatalError):
     """The server could not do it, or not in time; it may be able to do less."""
 
 
@@ -129,7 +129,7 @@ class Prometheus:
         async for piece in got.content.iter_chunked(_PIECE_BYTES):
             body += piece
             if len(body) > ANSWER_BYTES_MAX:
-                raise TooMuchError(f"{self.url} answered with more than {ANSWER_BYTES_MAX >> 20} MiB")
+                raise QueryTooLargeError(f"{self.url} answered with more than {ANSWER_BYTES_MAX >> 20} MiB")
         return bytes(body)
 
     def _data(self, body: bytes) -> Any:
@@ -175,7 +175,7 @@ class Prometheus:
             )
         hints = {401: "who is asking? see --header", 403: "it refuses", 404: "is a path missing in the URL?"}
         said = self._without_secrets(_said(body)) or hints.get(got.status, "")
-        failure = TooMuchError if got.status in _TOO_MUCH else FatalError
+        failure = QueryTooLargeError if got.status in _TOO_MUCH else FatalError
         return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {said}" if said else ""))
 
     def _without_secrets(self, said: str) -> str:
@@ -187,8 +187,10 @@ class Prometheus:
 
     def _silence(self, error: Exception) -> FatalError:
         if isinstance(error, TimeoutError):
-            return TooMuchError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
-        return FatalError(f"{self.url} did not answer: {why_silent(error, https=self._address.scheme == 'https')}")
+            return QueryTooLargeError(f"{self.url} did not answer within {self._timeout_seconds:g} s")
+        return FatalError(
+            f"{self.url} did not answer: {connection_error(error, https=self._address.scheme == 'https')}"
+        )
 
 
 @asynccontextmanager

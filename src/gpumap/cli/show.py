@@ -25,7 +25,7 @@ from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.document import few
 from gpumap.cli.tables.unknowns import blind, is_blind
-from gpumap.cli.terminal import PIPE, Screen, cells, unsteering, wrapped
+from gpumap.cli.terminal import PIPE, Screen, cells, escape_terminal_controls, wrapped
 from gpumap.cli.words import age
 from gpumap.model.document import Document
 from gpumap.model.errors import FatalError
@@ -70,7 +70,7 @@ async def _show(sights: Sights, view: View) -> int:
                 found, text, beside = _read(found, view, screen_of_stdout())
                 print(end=text, flush=True)
                 _tell(beside)
-                tell_old(found)
+                warn_if_stale(found)
                 return 1 if found.missing or any(map(is_blind, found.documents)) else 0
     finally:
         if painter is not None:
@@ -123,7 +123,7 @@ class _Painter:
         if not self._in_place:
             _tell(one for one in self._beside if one not in said_before)
         if self._old and not was_old and not self._in_place:
-            tell_old(found)
+            warn_if_stale(found)
         if self._in_place:
             self._repaint(screen)
         else:
@@ -211,7 +211,7 @@ def _tell(sentences: Iterable[str]) -> None:
         print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
 
 
-def tell_old(seen: Seen) -> None:
+def warn_if_stale(seen: Seen) -> None:
     """Say beside what is shown that it is old, where it is."""
     if old := collected_long_ago(seen, time.time()):
         print(f"gpumap: {old}", file=sys.stderr, flush=True)
@@ -265,7 +265,7 @@ def reading() -> Iterator[None]:
 def _text(seen: Seen, view: View, shape: Shape) -> str:
     report = view.report
     if view.form == "json":
-        return unsteering(json.dumps(report.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
+        return escape_terminal_controls(json.dumps(report.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
         return yaml.safe_dump(report.values(seen, shape), sort_keys=False, allow_unicode=True)
     if view.form == "name":

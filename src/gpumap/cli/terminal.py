@@ -30,7 +30,7 @@ class Screen:
 PIPE = Screen()
 
 
-def unsteering(document: str) -> str:
+def escape_terminal_controls(document: str) -> str:
     """Give a JSON document with what would steer a terminal written as JSON's own escapes: it means the same."""
     plain = all(line.isprintable() for line in document.split("\n"))
     return document if plain else "".join(_escaped(one) for one in document)

@@ -72,7 +72,7 @@ class Complaint(NamedTuple):
     detail: str
 
 
-class Told(NamedTuple, Generic[T_co]):
+class SourceAnswer(NamedTuple, Generic[T_co]):
     """What a source returns: its answer, and what went wrong without keeping it from answering."""
 
     value: T_co

@@ -193,7 +193,7 @@ class UnmatchedSlots:
     slots: int
 
 
-class ToldHealth(NamedTuple):
+class ReportedDeviceHealth(NamedTuple):
     """What a plugin says of the health of a device that it gave to a container, in its own words."""
 
     name: ContainerName
@@ -262,7 +262,7 @@ class Snapshot:
     processes: tuple[ProcessUse, ...] = ()
     unmatched: tuple[UnmatchedSlots, ...] = ()
     pods: tuple[PodInfo, ...] = ()
-    device_health: tuple[ToldHealth, ...] | None = None
+    device_health: tuple[ReportedDeviceHealth, ...] | None = None
     """`None` where nobody tells: the Pods API was not asked, or does not answer."""
     accounts: tuple[ContainerAccount, ...] = ()
     gpu_accounts: tuple[GpuAccount, ...] = ()

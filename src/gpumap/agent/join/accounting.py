@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Charge, GpuBook, Key, Ledger, elapsed
+from gpumap.agent.join.ledger import (
+    GPUS_AWAY_MAX,
+    KEPT_SECONDS,
+    UNSEEN_SECONDS,
+    Charge,
+    GpuCounters,
+    Key,
+    Ledger,
+    elapsed,
+)
 from gpumap.model.observations import Moment
 from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.snapshot import ContainerOnDevice
@@ -46,7 +55,7 @@ class _Energy(NamedTuple):
     reading: GpuReading | None
 
 
-class _Stretch(NamedTuple):
+class ChargedPeriod(NamedTuple):
     """Time that is charged, and what the samples at its end cover of it and of the time before
     (`GpuReading.sampled_seconds`)."""
 
@@ -59,15 +68,15 @@ def account(before: Ledger, sight: Sight, stale_after_seconds: float) -> Ledger:
     seconds = _stretch(before.at, sight.at, stale_after_seconds)
     passed = max(elapsed(sight.at) - elapsed(before.at), 0.0) if before.at else 0.0
     readings = {gpu.uuid: gpu.reading for gpu in sight.inventory.gpus}
-    books: dict[Uuid, GpuBook] = {}
-    charged: dict[Uuid, _Stretch] = {}
+    books: dict[Uuid, GpuCounters] = {}
+    charged: dict[Uuid, ChargedPeriod] = {}
     energies: dict[Uuid, _Energy] = {}
     for uuid in _here(before, sight.inventory):
         book, reading = before.gpus.get(uuid), readings.get(uuid)
         if book is None:
-            book = before.away.get(uuid, GpuBook())._replace(read=False, told=False)
+            book = before.away.get(uuid, GpuCounters())._replace(read=False, told=False)
         elif seconds is not None and book.read and reading is not None:
-            charged[uuid] = _Stretch(seconds, reading.sampled_seconds)
+            charged[uuid] = ChargedPeriod(seconds, reading.sampled_seconds)
         else:
             book = book._replace(gap_seconds=book.gap_seconds + passed)
         books[uuid], energies[uuid] = _read_energy(book, reading, shared=uuid in charged)
@@ -104,7 +113,7 @@ def _here(before: Ledger, inventory: Inventory) -> Iterable[Uuid]:
     return known
 
 
-def _read_energy(book: GpuBook, reading: GpuReading | None, *, shared: bool) -> tuple[GpuBook, _Energy]:
+def _read_energy(book: GpuCounters, reading: GpuReading | None, *, shared: bool) -> tuple[GpuCounters, _Energy]:
     """Add what the GPU used since its energy was last told to what is unattributed; containers' part goes off it."""
     if reading is None or reading.energy_joules is None:
         return book._replace(read=reading is not None, told=False), _Energy(0, None)
@@ -168,9 +177,9 @@ def _is_idle(reading: GpuReading) -> bool:
 def _charge_all(
     before: Mapping[Key, Charge],
     sight: Sight,
-    charged: Mapping[Uuid, _Stretch],
+    charged: Mapping[Uuid, ChargedPeriod],
     shares: Mapping[Key, int],
-    books: Mapping[Uuid, GpuBook],
+    books: Mapping[Uuid, GpuCounters],
 ) -> dict[Key, Charge]:
     """Charge every container that was there at the last collection, and note what those have that are here now."""
     after: dict[Key, Charge] = {}
@@ -203,7 +212,7 @@ def _gpu_of(uuid: Uuid, inventory: Inventory) -> Uuid | None:
     return gpu.uuid if gpu else None
 
 
-def _charge(charge: Charge, stretch: _Stretch | None, sm: float | None, millijoules: int) -> Charge:
+def _charge(charge: Charge, stretch: ChargedPeriod | None, sm: float | None, millijoules: int) -> Charge:
     """Charge a stretch: shares and memory as they were when it began, SM and energy as they were measured over it."""
     if not charge.present or stretch is None:
         return charge._replace(unsettled_seconds=0.0) if charge.unsettled_seconds else charge
@@ -242,7 +251,7 @@ def _add(total: float | None, rate: float | None, seconds: float) -> float | Non
     return total if total is None or rate is None else total + rate * seconds
 
 
-def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuBook | None, at: float) -> Charge:
+def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuCounters | None, at: float) -> Charge:
     """Note what a container has now. A counter begins at 0 when its measure is first known, so that a scraper sees all
     of its increase."""
     memory_bytes = row.use.memory_bytes if row.use else None

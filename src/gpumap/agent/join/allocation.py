@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpumap.agent.join.answers import Answers, answers_of_row, first_named
 from gpumap.agent.join.grants import Grant, Holding, grants
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.offers import LaidOffer, Offer, lay_offer
+from gpumap.agent.join.offers import Offer, PlacedOffer, place_offer
 from gpumap.agent.join.placement import NO_INDICES, Placed, place, place_claim
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByIndex, DeviceRef
@@ -33,7 +33,7 @@ from gpumap.model.snapshot import UnmatchedSlots
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
+class InitContainerAllocation:
     """What a container that only the checkpoint knows was given. Not `settled`: some of it is on no device."""
 
     devices: frozenset[Uuid]
@@ -61,9 +61,9 @@ class Allocation:
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: it must have been offered so."""
-    stand_ins: Mapping[tuple[PodUid, str], StandIn]
+    stand_ins: Mapping[tuple[PodUid, str], InitContainerAllocation]
     """By pod and container: plain init containers, which the List leaves out."""
-    offer: LaidOffer
+    offer: PlacedOffer
     indices: Mapping[Told, Mapping[int, Uuid]]
     """By which index a plugin's answer told which GPU when it was first seen: NVML counts anew when one is unbound."""
 
@@ -83,11 +83,11 @@ def allocate(
     `table` has the plugins' answers, `prepared` what NVIDIA's DRA driver wrote down, `indices` what is remembered of
     the last allocation's.
     """
-    laid_offer = lay_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
+    laid_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
     basis = (table, laid_offer, pods, prepared, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
-    laying = _Laying(Answers(table), prepared, inventory, is_gpu_resource, indices)
+    laying = _Placer(Answers(table), prepared, inventory, is_gpu_resource, indices)
     for pod in pods:
         for container in pod.containers:
             laying.lay(ContainerName(pod.namespace, pod.name, container.name), container)
@@ -113,7 +113,7 @@ class _HoldingKey(NamedTuple):
     claim: ClaimDevice | None = None
 
 
-class _Laying:
+class _Placer:
     """The ids of one List being laid on devices, each (container, resource, id) once: kubelets before 1.34 may list an
     ended pod beside its successor."""
 
@@ -197,7 +197,9 @@ def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
-def _stand_in(rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]) -> StandIn:
+def _stand_in(
+    rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
+) -> InitContainerAllocation:
     rows = tuple(rows)
     devices: set[Uuid] = set()
     settled = True
@@ -206,7 +208,7 @@ def _stand_in(rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_reso
             if is_gpu_resource(row.resource) or _names_ours(row.resource, one.device_id, inventory):
                 devices.update(one.located.devices)
                 settled = settled and bool(one.located.devices)
-    return StandIn(frozenset(devices), settled)
+    return InitContainerAllocation(frozenset(devices), settled)
 
 
 def _names_ours(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:

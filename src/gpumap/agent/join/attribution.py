@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.allocation import Allocation, StandIn
-from gpumap.agent.join.evidence import Evidence, Suspicion
+from gpumap.agent.join.allocation import Allocation, InitContainerAllocation
+from gpumap.agent.join.evidence import Evidence, PendingOwner
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.pods import Standing
+from gpumap.agent.join.pods import PodUidState
 from gpumap.model.observations import CgroupKind, ContainerName, PodCgroup, PodName, PodUid, ProcEntry
 from gpumap.model.readings import GpuProcess, Uuid
 from gpumap.model.snapshot import Owner
@@ -54,7 +54,7 @@ class OnLeaf:
 
     told: tuple[GpuProcess, ...]
     attributed: tuple[Attributed, ...]
-    suspicions: frozenset[Suspicion]
+    suspicions: frozenset[PendingOwner]
     names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
     by_container: Mapping[ContainerName, tuple[Attributed, ...]]
@@ -68,14 +68,14 @@ class OnLeaf:
 class Attribution:
     evidence: Evidence
     by_leaf: Mapping[Uuid, OnLeaf]
-    suspicions: frozenset[Suspicion]
+    suspicions: frozenset[PendingOwner]
     names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
     measured_uids: Mapping[PodName, PodUid]
     """Of pods whose processes are measured."""
 
 
-class _Verdict(NamedTuple):
+class OwnerDecision(NamedTuple):
     owner: Owner
     name: ContainerName | None = None
     measures: bool = False
@@ -89,7 +89,7 @@ def attribute(
     if before is not None and not evidence.same_as(before.evidence):
         before = None
     known = before.by_leaf if before is not None else {}
-    judge = _Judge(evidence)
+    judge = OwnerClassifier(evidence)
     by_leaf = {
         leaf: on_leaf if (on_leaf := known.get(leaf)) and on_leaf.told == told else judge.on_leaf(leaf, told)
         for leaf, told in processes_by_leaf.items()
@@ -107,12 +107,12 @@ def attribute(
     )
 
 
-class _Judge:
+class OwnerClassifier:
     """One snapshot's judgements: the evidence, and what is found on the way on one leaf."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._suspicions: set[Suspicion] = set()
+        self._suspicions: set[PendingOwner] = set()
         self._names: dict[PodUid, PodName] = {}
         self._missing: set[tuple[Uuid, int]] = set()
 
@@ -163,13 +163,13 @@ class _Judge:
             uid: PodUid | None = pod.pod_uid
         else:
             is_host = entry.cgroup.kind is CgroupKind.HOST
-            verdict = _Verdict(Owner.HOST) if is_host else _Verdict(Owner.UNKNOWN, unresolved=True)
+            verdict = OwnerDecision(Owner.HOST) if is_host else OwnerDecision(Owner.UNKNOWN, unresolved=True)
             uid = None
         if entry.comm == MPS_SERVER_COMM and "M" not in process.types:
             # It holds memory for its clients: charged to no container, whichever pod it runs in. A process may give
             # itself any name, but NVML lists no server as a client.
             # If its own pod holds the device, that is not idle.
-            verdict = _Verdict(Owner.MPS_SERVER, verdict.name, unresolved=verdict.name is not None)
+            verdict = OwnerDecision(Owner.MPS_SERVER, verdict.name, unresolved=verdict.name is not None)
         return Attributed(
             process, entry.start, entry.comm, verdict.owner, uid, verdict.name, verdict.measures, verdict.unresolved
         )
@@ -181,10 +181,10 @@ class _Judge:
     def _name(self, uid: PodUid) -> PodName | None:
         return self._evidence.table.name(uid) or self._evidence.last_names.get(uid)
 
-    def _judge_pod(self, pod: PodCgroup, leaf: Uuid) -> _Verdict:
+    def _judge_pod(self, pod: PodCgroup, leaf: Uuid) -> OwnerDecision:
         evidence = self._evidence
         if not evidence.identity_current:
-            return _Verdict(Owner.UNKNOWN, unresolved=True)
+            return OwnerDecision(Owner.UNKNOWN, unresolved=True)
         pod_name = self._name(pod.pod_uid)
         if pod_name is not None:
             self._names[pod.pod_uid] = pod_name
@@ -194,32 +194,34 @@ class _Judge:
             is_gone = self._still_suspected(pod, leaf, Owner.GONE)
             self._still_suspected(pod, leaf, Owner.UNASSIGNED)
             measures = not is_gone and evidence.table.is_only(pod.pod_uid)
-            return _Verdict(Owner.UNKNOWN, name, measures=measures, unresolved=not measures)
+            return OwnerDecision(Owner.UNKNOWN, name, measures=measures, unresolved=not measures)
         standing = evidence.table.standing(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
-        if standing is Standing.GONE:
+        if standing is PodUidState.GONE:
             # Judged by older files it may be a pod that has just come, and one of the holders.
-            return _Verdict(self._accuse(pod, leaf, Owner.GONE), name, unresolved=not evidence.may_accuse)
-        if standing is Standing.UNKNOWN or name is None:
-            return _Verdict(Owner.UNKNOWN, name, unresolved=True)
+            return OwnerDecision(
+                self._accuse(pod, leaf, Owner.GONE), name, unresolved=not evidence.can_report_unassigned
+            )
+        if standing is PodUidState.UNKNOWN or name is None:
+            return OwnerDecision(Owner.UNKNOWN, name, unresolved=True)
         if self._holds(pod.pod_uid, name, leaf):
             owner = Owner.ASSIGNED
         elif self._unsettled(pod.pod_uid, name) or self._untold(name):
             owner = Owner.UNKNOWN
         else:
             owner = self._accuse(pod, leaf, Owner.UNASSIGNED)
-        return _Verdict(owner, name, measures=True)
+        return OwnerDecision(owner, name, measures=True)
 
     def _accuse(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> Owner:
-        if not self._evidence.may_accuse:
+        if not self._evidence.can_report_unassigned:
             self._still_suspected(pod, leaf, verdict)
             return Owner.UNKNOWN
-        suspicion = Suspicion(*pod, leaf, verdict)
+        suspicion = PendingOwner(*pod, leaf, verdict)
         self._suspicions.add(suspicion)
         return verdict if suspicion in self._evidence.settled else Owner.UNKNOWN
 
     def _still_suspected(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> bool:
         """Keep a suspicion as it was while its process is still there and nothing could be looked at anew."""
-        suspicion = Suspicion(*pod, leaf, verdict)
+        suspicion = PendingOwner(*pod, leaf, verdict)
         suspected = suspicion in self._evidence.suspected
         if suspected:
             self._suspicions.add(suspicion)
@@ -236,7 +238,7 @@ class _Judge:
             return True
         return any(self._stands_in(one, leaf) for (other, _), one in stand_ins.items() if other == uid)
 
-    def _stands_in(self, one: StandIn | None, leaf: Uuid) -> bool:
+    def _stands_in(self, one: InitContainerAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
         return one is not None and any(leaf in leaves_of(device) for device in one.devices)
 

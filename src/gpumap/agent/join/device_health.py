@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
-from gpumap.model.snapshot import ToldHealth
+from gpumap.model.snapshot import ReportedDeviceHealth
 
 
 def told_health(
     identity: Observed[PodIdentity] | Failed, is_gpu_resource: Callable[[str], bool]
-) -> tuple[ToldHealth, ...] | None:
+) -> tuple[ReportedDeviceHealth, ...] | None:
     """Of GPUs alone, and of this collection alone; `None` where nobody told in it."""
     pods = identity.value.pods if isinstance(identity, Observed) else None
     if pods is None:
         return None
     found = {
-        ToldHealth(ContainerName(pod.namespace, pod.pod, container.name), health)
+        ReportedDeviceHealth(ContainerName(pod.namespace, pod.pod, container.name), health)
         for pod in pods
         for container in pod.containers
         for health in container.health

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Attributed, Attribution
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
-from gpumap.agent.join.usage import Grounds, owner_uses
+from gpumap.agent.join.usage import OwnerInputs, owner_uses
 from gpumap.model.readings import DeviceMemory, GpuProcess, MigInstance, Uuid
 from gpumap.model.snapshot import Gpu, Leaf
 
@@ -41,7 +41,7 @@ def leaves(
     allocation: Allocation,
     attribution: Attribution,
     offered: frozenset[tuple[Uuid, str]],
-    grounds: Grounds,
+    grounds: OwnerInputs,
 ) -> tuple[Leaf, ...]:
     """Make every leaf of the node, and the devices that only the kubelet names."""
     made: dict[Uuid, Leaf] = {}
@@ -70,7 +70,7 @@ def leaves(
     return tuple(sorted(made.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
 
 
-def _holders(uuid: Uuid, allocation: Allocation, grounds: Grounds) -> int | None:
+def _holders(uuid: Uuid, allocation: Allocation, grounds: OwnerInputs) -> int | None:
     return len(allocation.holders.get(uuid, ())) if grounds.list_served else None
 
 

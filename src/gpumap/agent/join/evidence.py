@@ -19,7 +19,7 @@ SETTLED_SECONDS = 0.4
 quarter of a second apart, and what a process that ends leaves behind in the driver is no leftover."""
 
 
-class Suspicion(NamedTuple):
+class PendingOwner(NamedTuple):
     """A verdict of one snapshot (`unassigned`, `gone`), said aloud when the next ones agree."""
 
     pod_uid: PodUid
@@ -32,7 +32,7 @@ class Suspicion(NamedTuple):
 class Evidence:
     """What owners are judged by. `current`: it may be served, though it may be of an earlier collection.
 
-    `may_accuse`: List and identity are both of this collection. A pod that has just come has neither in older ones.
+    `can_report_unassigned`: List and identity are both of this collection. A pod that has just come has neither in older ones.
     """
 
     table: PodTable
@@ -42,11 +42,11 @@ class Evidence:
     identity_current: bool
     identity_read_now: bool
     list_current: bool
-    may_accuse: bool
+    can_report_unassigned: bool
     last_names: Mapping[PodUid, PodName]
-    suspected: frozenset[Suspicion]
+    suspected: frozenset[PendingOwner]
     """In the last snapshot."""
-    settled: frozenset[Suspicion]
+    settled: frozenset[PendingOwner]
     """Those of them that have stood for a while, to be said aloud."""
     missing_before: frozenset[tuple[Uuid, int]]
     """(leaf, PID) pairs that /proc did not have in the last collection either."""
@@ -65,7 +65,7 @@ class Evidence:
             self.identity_current,
             self.identity_read_now,
             self.list_current,
-            self.may_accuse,
+            self.can_report_unassigned,
             self.last_names,
             self.suspected,
             self.settled,
@@ -73,7 +73,7 @@ class Evidence:
         )
 
 
-def settled(suspicions: Mapping[Suspicion, float], observations: Observations) -> frozenset[Suspicion]:
+def settled(suspicions: Mapping[PendingOwner, float], observations: Observations) -> frozenset[PendingOwner]:
     """Those that may be said aloud; each has the monotonic time since when it stands. An interval is long enough."""
     now = observations.finished.monotonic
     hurried = observations.trigger == "push"
@@ -81,7 +81,7 @@ def settled(suspicions: Mapping[Suspicion, float], observations: Observations) -
 
 
 def aged(
-    found: Iterable[Suspicion], before: Mapping[Suspicion, float], said: Container[Suspicion], now: Moment
-) -> dict[Suspicion, float]:
+    found: Iterable[PendingOwner], before: Mapping[PendingOwner, float], said: Container[PendingOwner], now: Moment
+) -> dict[PendingOwner, float]:
     """Those just found, with the time since when they stand: what was said aloud has always stood."""
     return {one: -math.inf if one in said else before.get(one, now.monotonic) for one in found}

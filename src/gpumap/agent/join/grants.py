@@ -51,7 +51,7 @@ class Holding(NamedTuple):
     prepared: PreparedDevice | None = None
 
 
-class _Stated(NamedTuple):
+class GrantInputs(NamedTuple):
     """What one holding says. Nothing said is empty; `None` is something that nobody can know."""
 
     gpus: tuple[float | None, ...] = ()
@@ -112,7 +112,7 @@ class _Computing:
                     claim = (one.claim.claim_namespace, one.claim.claim)
                     self._claims.setdefault(one.uuid, set()).add(claim)
         self._counts = {key: self._count(key, held) for key, held in self._held.items()}
-        self._by_unit: dict[Unit, Callable[[Holding], _Stated]] = {
+        self._by_unit: dict[Unit, Callable[[Holding], GrantInputs]] = {
             Unit.DEVICE: self._device,
             Unit.REPLICA: self._replicas,
             Unit.GPUSHARE: self._gpushare,
@@ -120,31 +120,33 @@ class _Computing:
             Unit.CORE: _cores,
             Unit.VCUDA_MEMORY: _vcuda_memory,
             Unit.VOLCANO_MEMORY: _volcano_memory,
-            Unit.UNTOLD: lambda _: _Stated(),
+            Unit.UNTOLD: lambda _: GrantInputs(),
         }
 
-    def stated(self, holding: Holding) -> _Stated:
+    def stated(self, holding: Holding) -> GrantInputs:
         """What a holding says of shares and bytes."""
         return self._by_unit[holding.plugin.unit](holding)
 
-    def _device(self, holding: Holding) -> _Stated:
+    def _device(self, holding: Holding) -> GrantInputs:
         """Whole, or one share of consumable capacity, whose size only the driver's own notes tell; or nothing."""
         if _is_admin(holding):
-            return _Stated((0.0,))
+            return GrantInputs((0.0,))
         if _is_share(holding):
             # 0 is a share without a limit of its memory: nothing was granted.
-            return _Stated((None,), ((holding.prepared.memory_bytes or None) if holding.prepared else None,))
+            return GrantInputs((None,), ((holding.prepared.memory_bytes or None) if holding.prepared else None,))
         is_twice = holding.uuid in self._leaves_held
         if len(self._claims.get(holding.uuid, ())) > 1 or (is_twice and holding.claim is not None):
-            return _Stated((None,))  # all but one of these claims have admin access: which, only the API server knows
+            return GrantInputs(
+                (None,)
+            )  # all but one of these claims have admin access: which, only the API server knows
         sharers = self._exclusive[holding.uuid]
         own = _own_share(holding.uuid, self._inventory)
         part = own / len(sharers) / sharers[holding.container] if own is not None else None
         if len(sharers) > 1 or is_twice:
-            return _Stated((part,))  # what several share, none of them was granted
-        return _Stated((part,), is_whole=True)
+            return GrantInputs((part,))  # what several share, none of them was granted
+        return GrantInputs((part,), is_whole=True)
 
-    def _replicas(self, holding: Holding) -> _Stated:
+    def _replicas(self, holding: Holding) -> GrantInputs:
         """Their part of all replicas: with MPS of the memory too, unless the plugin set a limit of its own (GKE's)."""
         key = (holding.uuid, holding.resource)
         count = self._counts[key]
@@ -159,9 +161,9 @@ class _Computing:
             memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] if limit else None,)
         elif "CUDA_MPS_PIPE_DIRECTORY" in envs:
             memory = (int(total * part / count) if total is not None and count else None,)
-        return _Stated((share,), memory)
+        return GrantInputs((share,), memory)
 
-    def _gpushare(self, holding: Holding) -> _Stated:
+    def _gpushare(self, holding: Holding) -> GrantInputs:
         """By the card's slots: those of its ids, else as many as the plugin wrote into the container."""
         slots = len(holding.ids)
         told = _number(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
@@ -169,25 +171,25 @@ class _Computing:
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
         if not count or total is None:
-            return _Stated((share,), (None,))
-        return _Stated((share,), (slots * gpushare_slot_bytes(count, total),))
+            return GrantInputs((share,), (None,))
+        return GrantInputs((share,), (slots * gpushare_slot_bytes(count, total),))
 
-    def _split(self, holding: Holding) -> _Stated:
+    def _split(self, holding: Holding) -> GrantInputs:
         """Limits, device by device, in the answer's order; for the SMs that of the first (HAMi, plugin/server.go)."""
         own = _own_share(holding.uuid, self._inventory)
         envs = _envs(holding)
         limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.place}", ""))
         cores = _number(envs.get("CUDA_DEVICE_SM_LIMIT"))
         if not is_gpu(holding.uuid) and limit is None and not envs.get("CUDA_DEVICE_SM_LIMIT"):
-            return _Stated((own,), is_whole=True)  # a MIG device made for it
+            return GrantInputs((own,), is_whole=True)  # a MIG device made for it
         # 0 is no limit: nothing was granted.
         memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] or None) if limit else None
         if cores is None or own is None:
-            return _Stated((None,), (memory,))
+            return GrantInputs((None,), (memory,))
         if cores == 0:
             count = self._count((holding.uuid, holding.resource))
-            return _Stated((own * len(holding.ids) / count if count else None,), (memory,))
-        return _Stated((own * cores / 100 if holding.place == 0 else None,), (memory,))
+            return GrantInputs((own * len(holding.ids) / count if count else None,), (memory,))
+        return GrantInputs((own * cores / 100 if holding.place == 0 else None,), (memory,))
 
     def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
         """How many slots of a resource a device has, in all."""
@@ -195,24 +197,24 @@ class _Computing:
         return len(known.union(held) if held else known) if known else None
 
 
-def _cores(holding: Holding) -> _Stated:
-    return _Stated((len(holding.ids) / 100,))
+def _cores(holding: Holding) -> GrantInputs:
+    return GrantInputs((len(holding.ids) / 100,))
 
 
-def _vcuda_memory(holding: Holding) -> _Stated:
+def _vcuda_memory(holding: Holding) -> GrantInputs:
     block = _VCUDA_BLOCK.search(holding.ids[0])
-    return _Stated((), (len(holding.ids) * (int(block[1]) if block else _VCUDA_BLOCK_BYTES),))
+    return GrantInputs((), (len(holding.ids) * (int(block[1]) if block else _VCUDA_BLOCK_BYTES),))
 
 
-def _volcano_memory(holding: Holding) -> _Stated:
+def _volcano_memory(holding: Holding) -> GrantInputs:
     """MiB by the factor, else what the plugin says of all of them: that is MiB in every version that says no factor."""
     envs = _envs(holding)
     factor, allocated = _number(envs.get("VOLCANO_GPU_FACTOR")), _number(envs.get("VOLCANO_GPU_ALLOCATED"))
     if factor is not None:
-        return _Stated((), (len(holding.ids) * factor * MIB,))
+        return GrantInputs((), (len(holding.ids) * factor * MIB,))
     if allocated is not None:
-        return _Stated((), (allocated * MIB * len(holding.ids) // holding.ids_anywhere,))
-    return _Stated((), (None,))
+        return GrantInputs((), (allocated * MIB * len(holding.ids) // holding.ids_anywhere,))
+    return GrantInputs((), (None,))
 
 
 def _envs(holding: Holding) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Joined:
     """One collection, put in order: what every part of the snapshot is computed from."""
 
     observations: Observations
@@ -54,7 +54,7 @@ class Scene:
     """Of pods whose UID is fixed, or whose processes are measured."""
 
 
-def set_scene(memory: Memory, observations: Observations, rules: Rules) -> Scene:
+def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Joined:
     """Ask each part of the reducer in turn; the later ones need the earlier."""
     nvml = observations.nvml.value if isinstance(observations.nvml, Observed) else None
     procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
@@ -81,7 +81,7 @@ def set_scene(memory: Memory, observations: Observations, rules: Rules) -> Scene
         identity_current=identity is not None,
         identity_read_now=isinstance(observations.pod_identity, Observed),
         list_current=listing.current,
-        may_accuse=may_accuse(listing, observations),
+        can_report_unassigned=can_report_unassigned(listing, observations),
         last_names=memory.names,
         suspected=frozenset(memory.suspicions),
         settled=settled(memory.suspicions, observations),
@@ -94,7 +94,7 @@ def set_scene(memory: Memory, observations: Observations, rules: Rules) -> Scene
         leaf: leaf_use(on_leaf, samples.get(leaf), seen[leaf].ended) for leaf, on_leaf in attribution.by_leaf.items()
     }
     uids = {**attribution.measured_uids, **table.uid_of}
-    return Scene(
+    return Joined(
         observations, memory, inventory, listing, identity, table, allocation, procs, attribution, seen, leaf_uses, uids
     )
 
@@ -109,7 +109,7 @@ def _identity(memory: Memory, observations: Observations, stale_after_seconds: f
     return newest
 
 
-def may_accuse(listing: Listing, observations: Observations) -> bool:
+def can_report_unassigned(listing: Listing, observations: Observations) -> bool:
     return listing.read_now and isinstance(observations.pod_identity, Observed)
 
 

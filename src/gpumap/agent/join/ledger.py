@@ -42,7 +42,7 @@ class Charge(NamedTuple):
     """Time that was charged, and of which no samples have told the SM time yet."""
 
 
-class GpuBook(NamedTuple):
+class GpuCounters(NamedTuple):
     """A GPU's energy and time that nobody was charged for."""
 
     gap_seconds: float = 0.0
@@ -62,8 +62,8 @@ class Ledger:
 
     at: Moment | None = None
     charges: Mapping[Key, Charge] = field(default_factory=dict)
-    gpus: Mapping[Uuid, GpuBook] = field(default_factory=dict)
-    away: Mapping[Uuid, GpuBook] = field(default_factory=dict)
+    gpus: Mapping[Uuid, GpuCounters] = field(default_factory=dict)
+    away: Mapping[Uuid, GpuCounters] = field(default_factory=dict)
     """Of GPUs that NVML has no more: not shown. One that comes back goes on, as the driver's counter may."""
 
 

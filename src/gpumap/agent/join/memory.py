@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpumap.agent.join.allocation import Allocation, Told
 from gpumap.agent.join.attribution import Attribution
-from gpumap.agent.join.evidence import Suspicion
+from gpumap.agent.join.evidence import PendingOwner
 from gpumap.agent.join.health import untried
 from gpumap.agent.join.hidden import HiddenMemory
 from gpumap.agent.join.inventory import KnownGpu
@@ -57,7 +57,7 @@ class Memory:
     gpu_count: int = 0
     offered: frozenset[tuple[Uuid, str]] = frozenset()
     """(leaf, resource) pairs that the kubelet has offered: one that is missing later is unhealthy."""
-    suspicions: Mapping[Suspicion, float] = field(default_factory=dict)
+    suspicions: Mapping[PendingOwner, float] = field(default_factory=dict)
     """Of the last snapshot, with the monotonic time since when they have stood."""
     uses: Mapping[Key, UseMemory] = field(default_factory=dict)
     seen: Mapping[Uuid, Seen] = field(default_factory=dict)

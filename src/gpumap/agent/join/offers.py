@@ -24,7 +24,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class LaidOffer:
+class PlacedOffer:
     """An offer by device. The very same object while the offer and the devices are the same."""
 
     basis: tuple[object, ...]
@@ -34,9 +34,9 @@ class LaidOffer:
     """Allocatable ones by device and resource; `None` while the kubelet does not tell."""
 
 
-def lay_offer(
-    offer: Offer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], before: LaidOffer | None
-) -> LaidOffer:
+def place_offer(
+    offer: Offer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], before: PlacedOffer | None
+) -> PlacedOffer:
     """Lay each id on the device that it names, also ids that cannot be trusted with a container: so many the card has.
 
     `before` is returned as it is while nothing has changed.
@@ -47,7 +47,7 @@ def lay_offer(
     allocatable = _by_device(offer.allocatable or (), inventory, is_gpu_resource)
     is_same = offer.registered == offer.allocatable
     registered = allocatable if is_same else _by_device(offer.registered, inventory, is_gpu_resource)
-    return LaidOffer(basis, allocatable, registered, None if offer.allocatable is None else _counts(allocatable))
+    return PlacedOffer(basis, allocatable, registered, None if offer.allocatable is None else _counts(allocatable))
 
 
 def _by_device(

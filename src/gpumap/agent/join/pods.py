@@ -31,7 +31,7 @@ from gpumap.model.observations import (
 _CONTAINER_ID_DIGITS = 64
 
 
-class Standing(enum.Enum):
+class PodUidState(enum.Enum):
     """What can be said of a pod UID against a List."""
 
     LIVE = "live"
@@ -116,22 +116,22 @@ class PodTable:
         is_sole = read_now and tree is not None and len(tree.containers) == 1 and container_id
         return tree.containers[0] if tree and is_sole else ""
 
-    def standing(self, uid: PodUid, last_name: PodName | None) -> Standing:
+    def standing(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
         """Say whether the pod of a running process is still the kubelet's (contract §9, "gone").
 
         `last_name` is the name it was last known by, for pods whose directories are gone.
         """
         if self.logs_tell and uid not in self.trees and uid not in self.reported_names:
-            return Standing.GONE  # the directory is made before the first process, and removed after the pod
+            return PodUidState.GONE  # the directory is made before the first process, and removed after the pod
         if uid in self.name_of:
-            return Standing.LIVE
+            return PodUidState.LIVE
         name = self.name(uid) or last_name
         if name is None:
-            return Standing.UNKNOWN
+            return PodUidState.UNKNOWN
         if name not in self.listed:
-            return Standing.UNKNOWN if self.may_be_short and uid in self.standing_uids else Standing.GONE
+            return PodUidState.UNKNOWN if self.may_be_short and uid in self.standing_uids else PodUidState.GONE
         # Listed under this name with another UID; without a fixed UID there are two trees of that name, or none.
-        return Standing.GONE if name in self.uid_of else Standing.UNKNOWN
+        return PodUidState.GONE if name in self.uid_of else PodUidState.UNKNOWN
 
 
 def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: PodTable | None) -> PodTable:
@@ -148,7 +148,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     )
     named = before.named if before else {}
     rows = Rows(checkpoint)
-    uid_of = _fix_uids(pods, _Clues(rows if checkpoint else None, claims, trees, reported_names, named))
+    uid_of = _fix_uids(pods, UidIndex(rows if checkpoint else None, claims, trees, reported_names, named))
     name_of = {uid: name for name, uid in uid_of.items()}
     standing = {entry.pod_uid for entry in checkpoint.entries} if checkpoint else set()
     standing |= trees.keys() | reported_names.keys()
@@ -214,7 +214,7 @@ def _unlisted(
     return rows
 
 
-def _fix_uids(pods: tuple[ListedPod, ...], clues: _Clues) -> dict[PodName, PodUid]:
+def _fix_uids(pods: tuple[ListedPod, ...], clues: UidIndex) -> dict[PodName, PodUid]:
     """Tie each listed pod to its UID, where one and only one fits."""
     # Kubelets before 1.34 may list an ended pod beside its successor of the same name.
     listed: dict[PodName, list[ListedPod]] = {}
@@ -226,7 +226,7 @@ def _fix_uids(pods: tuple[ListedPod, ...], clues: _Clues) -> dict[PodName, PodUi
     return {name: uid for name, uid in found.items() if taken[uid] == 1}
 
 
-class _Clues:
+class UidIndex:
     """What is written down of the pods' UIDs, laid out to be looked up in."""
 
     def __init__(

@@ -13,7 +13,7 @@ SAMPLED_SECONDS = 90.0
 NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
 
 
-class Ended(NamedTuple):
+class EndedProcess(NamedTuple):
     """A process that is no longer seen: since `by` (monotonic) at the latest it has computed no more."""
 
     pid: int
@@ -25,7 +25,7 @@ class Seen(NamedTuple):
     """The processes of a leaf's last snapshot, by PID, and those that ended so lately that samples may be theirs."""
 
     last: Mapping[int, LastProcess]
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedProcess, ...] = ()
 
 
 def look_again(
@@ -46,10 +46,10 @@ def _look_at(before: Seen | None, on_leaf: OnLeaf, at: float) -> Seen:
     # Listed, and not seen in /proc: it may be one of those that are missing, and compute on.
     unseen = {process.pid for process in on_leaf.told} - here.keys()
     ended = [one._replace(by=at) if one.pid in unseen else one for one in before.ended]
-    ended += [Ended(pid, process, at) for pid, process in before.last.items()]
+    ended += [EndedProcess(pid, process, at) for pid, process in before.last.items()]
     return Seen(here, tuple(one for one in ended if at - one.by < SAMPLED_SECONDS and not _is_here(one, here)))
 
 
-def _is_here(one: Ended, here: Mapping[int, LastProcess]) -> bool:
+def _is_here(one: EndedProcess, here: Mapping[int, LastProcess]) -> bool:
     now = here.get(one.pid)
     return now is not None and now.start == one.process.start

@@ -11,11 +11,11 @@ from gpumap.agent.join.devices import ever_offered, leaves
 from gpumap.agent.join.evidence import aged
 from gpumap.agent.join.health import record
 from gpumap.agent.join.hidden import HiddenMemory, find_hidden, look_for_mig
-from gpumap.agent.join.joined import Rules, Scene, may_accuse, set_scene
+from gpumap.agent.join.joined import Joined, Rules, can_report_unassigned, join_sources
 from gpumap.agent.join.ledger import Key, Ledger, container_accounts, gpu_accounts
 from gpumap.agent.join.lost_driver import find_lost_driver
 from gpumap.agent.join.memory import Memory, UseMemory
-from gpumap.agent.join.usage import Grounds, certainly_idle, remember
+from gpumap.agent.join.usage import OwnerInputs, certainly_idle, remember
 from gpumap.agent.join.xids import count_xids
 from gpumap.model.observations import ContainerName, Failed, Observations, Observed
 from gpumap.model.readings import GpuReading, Uuid
@@ -24,7 +24,7 @@ from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, HiddenDevice,
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
     """Reduce one collection."""
-    scene = set_scene(memory, observations, rules)
+    scene = join_sources(memory, observations, rules)
     containers, uses, sm = _containers(scene)
     ledger = _account(scene, containers, sm, rules)
     xid_memory, xids, container_xids = count_xids(
@@ -58,11 +58,11 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
             scene.allocation,
             scene.attribution,
             offered,
-            Grounds(
+            OwnerInputs(
                 visible=scene.procs.pid_visibility,
                 list_served=scene.listing.current,
                 pods_named=scene.listing.current and scene.identity is not None,
-                may_accuse=may_accuse(scene.listing, observations),
+                can_report_unassigned=can_report_unassigned(scene.listing, observations),
             ),
         ),
         containers=containers,
@@ -100,7 +100,7 @@ def _count_collection(before: Mapping[str, int], observations: Observations) -> 
     return counts
 
 
-def _expiry(scene: Scene, stale_after_seconds: float) -> float | None:
+def _expiry(scene: Joined, stale_after_seconds: float) -> float | None:
     """The moment when the first of what is served from an earlier collection has to go."""
     observations, answer = scene.observations, scene.listing.answer
     served = []
@@ -112,7 +112,7 @@ def _expiry(scene: Scene, stale_after_seconds: float) -> float | None:
 
 
 def _containers(
-    scene: Scene,
+    scene: Joined,
 ) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float]]:
     """Lay grants and uses side by side: one row per (container, device). With SM time as accounting needs it."""
     at = scene.observations.finished
@@ -142,12 +142,12 @@ def _containers(
     return tuple(rows), kept, sm
 
 
-def _account(scene: Scene, containers: tuple[ContainerOnDevice, ...], sm: Mapping[Key, float], rules: Rules) -> Ledger:
+def _account(scene: Joined, containers: tuple[ContainerOnDevice, ...], sm: Mapping[Key, float], rules: Rules) -> Ledger:
     sight = Sight(scene.observations.nvml.at, scene.inventory, containers, sm, scene.listing.current)
     return account(scene.memory.ledger, sight, rules.stale_after_seconds)
 
 
-def _idle(scene: Scene, leaf: Uuid) -> Iterator[ContainerName]:
+def _idle(scene: Joined, leaf: Uuid) -> Iterator[ContainerName]:
     """The holders of a leaf, or of its partitioned GPU, whose zero is certain."""
     holders = scene.allocation.holders.get(leaf, ())
     parent = scene.inventory.gpu_of_leaf[leaf].uuid
@@ -156,7 +156,7 @@ def _idle(scene: Scene, leaf: Uuid) -> Iterator[ContainerName]:
     return certainly_idle(holders, scene.attribution.by_leaf[leaf].attributed, scene.table.uid_of)
 
 
-def _processes(scene: Scene) -> Iterator[ProcessUse]:
+def _processes(scene: Joined) -> Iterator[ProcessUse]:
     for leaf, use in sorted(scene.leaf_uses.items()):
         for item in use.on_leaf.attributed:
             process = item.process
@@ -177,7 +177,7 @@ def _processes(scene: Scene) -> Iterator[ProcessUse]:
             )
 
 
-def _pods(scene: Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
+def _pods(scene: Joined, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
     """Every pod that holds or uses a device, with its UID where one is known."""
     pods = {row.name.pod_name for row in containers}
     pods |= {row.name.pod_name for row in scene.allocation.unmatched}
@@ -185,7 +185,7 @@ def _pods(scene: Scene, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodI
     return tuple(PodInfo(name.namespace, name.pod, scene.uids.get(name, "")) for name in sorted(pods))
 
 
-def _find_hidden(scene: Scene, rules: Rules) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
+def _find_hidden(scene: Joined, rules: Rules) -> tuple[HiddenMemory, tuple[HiddenDevice, ...]]:
     listing = scene.listing
     sight = None
     if listing.read_now:
@@ -197,7 +197,7 @@ def _tells_activity(reading: GpuReading) -> bool:
     return reading.activity is not None or any(mig.activity is not None for mig in reading.instances)
 
 
-def _capabilities(scene: Scene) -> tuple[tuple[str, bool], ...]:
+def _capabilities(scene: Joined) -> tuple[tuple[str, bool], ...]:
     identity = scene.identity.value if scene.identity else None
     readings = [gpu.reading for gpu in scene.inventory.gpus if gpu.reading]
     nvml = scene.observations.nvml
@@ -212,7 +212,7 @@ def _capabilities(scene: Scene) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def _remember(scene: Scene) -> Memory:
+def _remember(scene: Joined) -> Memory:
     """What the next collection takes from this one's scene."""
     identity = scene.observations.pod_identity
     uids = {**scene.memory.pod_uids, **scene.table.uid_of}

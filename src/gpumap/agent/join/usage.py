@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpumap.agent.join.attribution import Attributed, OnLeaf
 from gpumap.agent.join.ledger import KEPT_SECONDS
 from gpumap.agent.join.memory import UseMemory
-from gpumap.agent.join.recent_processes import Ended
+from gpumap.agent.join.recent_processes import EndedProcess
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
 from gpumap.model.readings import DeviceMemory, ProcessSample
 from gpumap.model.snapshot import ContainerUse, Owner, OwnerUse
@@ -109,7 +109,7 @@ class LeafUse:
         return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder), max(sm, 0.0))
 
 
-def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, ended: tuple[Ended, ...]) -> LeafUse:
+def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, ended: tuple[EndedProcess, ...]) -> LeafUse:
     """Lay samples beside processes; `samples` is `None` where the GPU tells no process's time.
 
     A process has 0 where the driver saw none of its time, and nothing where it cannot tell. Samples may reach back to
@@ -137,7 +137,7 @@ def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, ended: 
     return LeafUse(on_leaf, times, left, True)
 
 
-def _of_several(on_leaf: OnLeaf, ended: tuple[Ended, ...]) -> frozenset[int]:
+def _of_several(on_leaf: OnLeaf, ended: tuple[EndedProcess, ...]) -> frozenset[int]:
     """PIDs that more than one process may have had. One that NVML lists and /proc has not has just ended."""
     if not ended:
         return frozenset()
@@ -166,7 +166,7 @@ def certainly_idle(
         yield holder
 
 
-class Grounds(NamedTuple):
+class OwnerInputs(NamedTuple):
     """What owners may be told by in this snapshot."""
 
     visible: bool
@@ -175,7 +175,7 @@ class Grounds(NamedTuple):
     """There is a List young enough to be served."""
     pods_named: bool
     """There is, and UIDs can be named by it."""
-    may_accuse: bool
+    can_report_unassigned: bool
     """Both are of this collection."""
 
 
@@ -183,7 +183,7 @@ def owner_uses(
     memory: DeviceMemory | None,
     on_leaf: OnLeaf | None,
     siblings: tuple[Attributed, ...],
-    grounds: Grounds,
+    grounds: OwnerInputs,
 ) -> tuple[OwnerUse, ...]:
     """Split a leaf among owners; with `unaccounted` the bytes add up to what the leaf uses (L1).
 
@@ -193,7 +193,7 @@ def owner_uses(
     if on_leaf is not None:
         standing = _ALWAYS if grounds.visible else frozenset({Owner.UNKNOWN})
         standing |= _OF_THE_LIST if grounds.visible and grounds.pods_named else frozenset()
-        standing |= _ACCUSED if grounds.visible and grounds.may_accuse else frozenset()
+        standing |= _ACCUSED if grounds.visible and grounds.can_report_unassigned else frozenset()
     items: dict[Owner, tuple[Attributed, ...]] = dict.fromkeys(standing, ())
     items.update(on_leaf.by_owner if on_leaf is not None else {})
     if siblings:

@@ -23,7 +23,7 @@ TOLD_LATE_SECONDS = 5.0
 MOST_SCENES = 64
 
 
-class Occupant(NamedTuple):
+class DeviceContainer(NamedTuple):
     """A container that holds or uses a device, and the part of a GPU that this is; without ids all of it."""
 
     name: ContainerName
@@ -33,14 +33,14 @@ class Occupant(NamedTuple):
     compute_instance_id: int | None
 
 
-class Occupancy(NamedTuple):
+class ContainersOnDevices(NamedTuple):
     """Who was on the devices as from a collection that was finished `since` (monotonic) until the next scene."""
 
     since: float
-    occupants: frozenset[Occupant]
+    occupants: frozenset[DeviceContainer]
 
 
-Seen = Mapping[Occupant, float]
+Seen = Mapping[DeviceContainer, float]
 """When somebody was last seen, monotonic."""
 
 
@@ -54,17 +54,17 @@ def look(
     return seen
 
 
-def _occupants(containers: Iterable[ContainerOnDevice], inventory: Inventory) -> Iterator[Occupant]:
+def _occupants(containers: Iterable[ContainerOnDevice], inventory: Inventory) -> Iterator[DeviceContainer]:
     for row in containers:
         leaf, gpu = inventory.leaves.get(row.uuid), inventory.gpu_of_leaf.get(row.uuid)
         if leaf is not None and gpu is not None:
-            yield Occupant(row.name, row.uuid, gpu.uuid, leaf.gpu_instance_id, leaf.compute_instance_id)
+            yield DeviceContainer(row.name, row.uuid, gpu.uuid, leaf.gpu_instance_id, leaf.compute_instance_id)
         else:  # a partitioned GPU, or one that only the kubelet names
-            yield Occupant(row.name, row.uuid, row.uuid, None, None)
+            yield DeviceContainer(row.name, row.uuid, row.uuid, None, None)
 
 
 def credit(
-    events: Mapping[Uuid, Iterable[XidError]], read_at: float, scenes: tuple[Occupancy, ...]
+    events: Mapping[Uuid, Iterable[XidError]], read_at: float, scenes: tuple[ContainersOnDevices, ...]
 ) -> dict[Key, list[XidError]]:
     """The events for each container that was on the device at that moment: each once, whatever it has of the GPU."""
     credited: dict[Key, list[XidError]] = {}
@@ -74,7 +74,7 @@ def credit(
     return credited
 
 
-def _concerned(event: XidError, scene: Occupancy) -> dict[ContainerName, Uuid]:
+def _concerned(event: XidError, scene: ContainersOnDevices) -> dict[ContainerName, Uuid]:
     """Each container that an event concerns, and the device under which it is counted for it.
 
     That is the part of the GPU that the event names, if the container has it; else the GPU.
@@ -85,7 +85,7 @@ def _concerned(event: XidError, scene: Occupancy) -> dict[ContainerName, Uuid]:
     return found
 
 
-def _concerns(event: XidError, one: Occupant) -> bool:
+def _concerns(event: XidError, one: DeviceContainer) -> bool:
     """An event without ids concerns all of the GPU, and a container that has all of it is concerned by each event."""
     if event.uuid != one.gpu:
         return False
@@ -96,17 +96,17 @@ def _concerns(event: XidError, one: Occupant) -> bool:
     return all(told is None or own is None or told == own for told, own in pairs)
 
 
-def _parts_first(one: Occupant) -> tuple[bool, int, int]:
+def _parts_first(one: DeviceContainer) -> tuple[bool, int, int]:
     """Of the compute instances that an event may be of, the first."""
     return one.gpu_instance_id is None, one.gpu_instance_id or 0, one.compute_instance_id or 0
 
 
-def scene_at(moment: float, scenes: tuple[Occupancy, ...]) -> Occupancy:
+def scene_at(moment: float, scenes: tuple[ContainersOnDevices, ...]) -> ContainersOnDevices:
     """That of the last collection which was finished by then; of those before gpumap's first one, the first."""
     return next((scene for scene in reversed(scenes) if scene.since <= moment), scenes[0])
 
 
-def still_needed(scenes: tuple[Occupancy, ...], read_at: float | None) -> tuple[Occupancy, ...]:
+def still_needed(scenes: tuple[ContainersOnDevices, ...], read_at: float | None) -> tuple[ContainersOnDevices, ...]:
     """Leave out the scenes that no event can be of any more, and those that are as the one before them.
 
     `read_at` is when NVML answered, which tells all events until then; `None` if it did not.
@@ -118,5 +118,5 @@ def still_needed(scenes: tuple[Occupancy, ...], read_at: float | None) -> tuple[
     return tuple(distinct[-MOST_SCENES:])
 
 
-def _same(one: Occupancy, earlier: Occupancy | None) -> bool:
+def _same(one: ContainersOnDevices, earlier: ContainersOnDevices | None) -> bool:
     return earlier is not None and one.occupants == earlier.occupants

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Key
-from gpumap.agent.join.xid_containers import Occupancy, Seen, credit, look, still_needed
+from gpumap.agent.join.xid_containers import ContainersOnDevices, Seen, credit, look, still_needed
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
@@ -64,7 +64,7 @@ class XidMemory:
 
     gpus: Mapping[Uuid, GpuXidMemory] = field(default_factory=dict)
     containers: Mapping[Key, ContainerXidMemory] = field(default_factory=dict)
-    scenes: tuple[Occupancy, ...] = ()
+    scenes: tuple[ContainersOnDevices, ...] = ()
     """Oldest first; those that an event may still be of."""
     seen: Seen = field(default_factory=dict)
     """Who was on the devices in the collection before, or may still have been."""
@@ -106,7 +106,7 @@ def count_xids(
         gpus[uuid] = counted
     complete = list_current and inventory.up
     seen = look(before.seen, containers, inventory, complete=complete, finished=finished)
-    scenes = (*before.scenes, Occupancy(finished, frozenset(seen)))
+    scenes = (*before.scenes, ContainersOnDevices(finished, frozenset(seen)))
     credited = credit(events, nvml.at.monotonic, scenes)
     kept = _keep(before.containers, credited, seen, complete=complete, finished=finished)
     # Lists also an event's GPU that was never listened to by what it now hears: nothing that was told is hidden.

@@ -8,7 +8,7 @@ import time
 from ctypes import byref, c_void_p
 from typing import NamedTuple
 
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.codes import UNSUPPORTED
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.structs import GPM_V1, GpmMetric, GpmMetricsGet, GpmSupport
@@ -50,7 +50,7 @@ class _Meter:
 class Activities:
     """Those of one GPU's handle. Whoever drops it calls `free`, while NVML is initialised."""
 
-    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
         self._library = library
         self._asking = asking
         self._gpu = gpu

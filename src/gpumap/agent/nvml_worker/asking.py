@@ -1,4 +1,4 @@
-"""What a refused call costs: one value, one GPU, or nothing but the asking. One thread at a time uses an `Asking`."""
+"""What a refused call costs: one value, one GPU, or nothing but the asking. One thread at a time uses an `NvmlCalls`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ from gpumap.agent.nvml_worker.library import RefusedError
 T = TypeVar("T")
 
 
-class Asking:
+class NvmlCalls:
     """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused.
 
     `learned` is whether this reading found something that is not supported.

@@ -8,7 +8,7 @@ from ctypes import byref, c_uint
 from typing import NamedTuple
 
 from gpumap.agent.nvml_worker import field_values as fi
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
 from gpumap.model.readings import COMPUTE_MODES, Card
@@ -42,7 +42,7 @@ class _Made(NamedTuple):
 class CardOfGpu:
     """Of one handle. One thread at a time asks."""
 
-    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
         self._library = library
         self._asking = asking
         self._gpu = gpu

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ctypes import Array
 from struct import Struct
 
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.codes import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNKNOWN, UNSUPPORTED
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.structs import VALUE_FIELDS, FieldValue
@@ -45,9 +45,9 @@ def whole(number: float | None) -> int | None:
 
 
 class FieldValues:
-    """Those of one GPU. What it does not support is left out of the next call, until `Asking.forget`."""
+    """Those of one GPU. What it does not support is left out of the next call, until `NvmlCalls.forget`."""
 
-    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
         self._library = library
         self._asking = asking
         self._gpu = gpu

@@ -6,7 +6,7 @@ All of it is asked of the card, also where it is partitioned.
 from ctypes import byref, c_uint, c_ulonglong
 
 from gpumap.agent.nvml_worker import field_values as fi
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.card import CARD_FIELDS, CLOCKS, word_of
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
@@ -71,7 +71,7 @@ def read_links(said: Values) -> Links:
 class HealthOfGpu:
     """Of one handle. One thread at a time asks."""
 
-    def __init__(self, library: Library, asking: Asking, gpu: Handle) -> None:
+    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
         self._questions = _Questions(library)
         self._asking = asking
         self._gpu = gpu

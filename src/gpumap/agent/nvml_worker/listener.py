@@ -28,7 +28,7 @@ MOST_EVENTS = 10_000
 """Of one GPU at a time: a flood must not keep the others from being heard."""
 
 
-class _Ear:
+class EventListener:
     """A GPU's event set. Who is in a call on it holds `in_call`, for ever if the call hangs.
 
     It is `deaf` once it was freed, or a call on it was refused. It is `to_renew` when the GPU could not be read: the
@@ -50,7 +50,7 @@ class Listener:
     def __init__(self, library: Library, output: Output) -> None:
         self._events = Events(library)
         self._output = output
-        self._ears: dict[Uuid, _Ear] = {}
+        self._ears: dict[Uuid, EventListener] = {}
         self._unsupported: set[Uuid] = set()
         self._changing = threading.Condition()  # of everything below, and who listens to whom
         self._thread: threading.Thread | None = None
@@ -103,7 +103,7 @@ class Listener:
         with contextlib.suppress(RefusedError):
             if self._events.tells_xids(handle):
                 now = time.monotonic()
-                self._output.add(wire.encode_listening(wire.ListeningSaid((wire.Heard(reading.uuid, now, now),))))
+                self._output.add(wire.encode_listening(wire.ListeningMessage((wire.Heard(reading.uuid, now, now),))))
 
     def stop(self) -> bool:
         """Before NVML is shut down: let go of all GPUs. Whether that is done; a call that hangs is in the way."""
@@ -124,7 +124,7 @@ class Listener:
         except RefusedError:
             self._free(event_set)
             raise
-        ear = _Ear(uuid, event_set)
+        ear = EventListener(uuid, event_set)
         self._say([ear])
         with self._changing:
             self._ears[uuid] = ear
@@ -132,7 +132,7 @@ class Listener:
             if self._thread is None:
                 self._start()
 
-    def _let_go(self, ear: _Ear) -> bool:
+    def _let_go(self, ear: EventListener) -> bool:
         """Tell the last of it and free its event set, unless a call on it hangs."""
         if not ear.in_call.acquire(timeout=PATIENCE_SECONDS):
             return False
@@ -147,7 +147,7 @@ class Listener:
             self._ears.pop(ear.uuid, None)
         return True
 
-    def _take_out(self, ear: _Ear) -> None:
+    def _take_out(self, ear: EventListener) -> None:
         """Tell the events that have come, equal ones in one line. `in_call` is held."""
         if ear.deaf:
             return
@@ -166,7 +166,7 @@ class Listener:
         now = time.monotonic()
         for (xid, gpu_instance, compute_instance), times in heard.items():
             if xid is not None:
-                said = wire.XidSaid(ear.uuid, xid, gpu_instance, compute_instance, now, times)
+                said = wire.XidMessage(ear.uuid, xid, gpu_instance, compute_instance, now, times)
                 self._output.add(wire.encode_xid(said))
         ear.until = until  # not before its events are on their way
         if refused:
@@ -174,13 +174,13 @@ class Listener:
         if heard or refused:
             self._output.flush()
 
-    def _end(self, ear: _Ear) -> None:
+    def _end(self, ear: EventListener) -> None:
         ear.deaf = True
         self._say([ear])
 
-    def _say(self, ears: list[_Ear]) -> None:
+    def _say(self, ears: list[EventListener]) -> None:
         heard = tuple(wire.Heard(ear.uuid, ear.since, ear.until) for ear in ears)
-        self._output.add(wire.encode_listening(wire.ListeningSaid(heard)))
+        self._output.add(wire.encode_listening(wire.ListeningMessage(heard)))
 
     def _free(self, event_set: EventSet) -> None:
         try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpumap.agent.nvml_worker.activity import Activities, Measured
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.codes import NOT_PERMITTED, STALE
 from gpumap.agent.nvml_worker.library import Attributes, Handle, Library
 from gpumap.agent.nvml_worker.lists import Lists
@@ -32,7 +32,7 @@ class _Told(NamedTuple):
 class MigDevices:
     """The MIG devices of one GPU."""
 
-    def __init__(self, library: Library, asking: Asking, lists: Lists, gpu: Handle) -> None:
+    def __init__(self, library: Library, asking: NvmlCalls, lists: Lists, gpu: Handle) -> None:
         self._library = library
         self._asking = asking
         self._lists = lists
@@ -124,7 +124,7 @@ class MigDevices:
 class _ParentRows:
     """The GPU's own lists, asked once a reading, and only where a MIG device's are refused (vGPU hosts)."""
 
-    def __init__(self, asking: Asking, lists: Lists, gpu: Handle) -> None:
+    def __init__(self, asking: NvmlCalls, lists: Lists, gpu: Handle) -> None:
         self._asking = asking
         self._lists = lists
         self._gpu = gpu

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
 from gpumap.agent.nvml_worker.lists import Lists, ProcessRow, RawList, SampleRow
 from gpumap.model.readings import GpuProcess, ProcessSample
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def read_lists(
-    asking: Asking, lists: Lists, device: Handle, on: str = "gpu"
+    asking: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
 ) -> tuple[tuple[str, RawList | None], ...] | None:
     """The three lists of a device. `None` where the compute list is refused; the others cost only themselves."""
     compute = asking.ask(lists.compute, device, on=on)
@@ -36,7 +36,7 @@ def read_lists(
     return ("M", mps), ("C", compute), ("G", graphics)
 
 
-def read_rows(asking: Asking, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
+def read_rows(asking: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
     """Their rows."""
     found = read_lists(asking, lists, device, on)
     return None if found is None else _rows(found)
@@ -53,7 +53,7 @@ class ProcessesOfGpu:
         self._lists: tuple[tuple[str, RawList | None], ...] = ()
         self._merged: tuple[GpuProcess, ...] = ()
 
-    def read(self, asking: Asking, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
+    def read(self, asking: NvmlCalls, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
         found = read_lists(asking, lists, device)
         if found is None:
             return None
@@ -104,7 +104,7 @@ class Sampler:
         self._newest_at = 0.0
         self._heard = clock()
 
-    def read(self, asking: Asking, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
+    def read(self, asking: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
         """The mean of each process over them; no samples, which is not an empty list, where the GPU keeps none."""
         now = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)

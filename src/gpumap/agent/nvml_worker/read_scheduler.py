@@ -23,9 +23,9 @@ from gpumap.agent.nvml_worker.codes import (
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.output import Output
-from gpumap.agent.nvml_worker.reading import Epoch, GpuReader
-from gpumap.agent.nvml_worker.reinit_backoff import LookAgain
-from gpumap.agent.nvml_worker.shutdown import LettingGo
+from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
+from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
+from gpumap.agent.nvml_worker.shutdown import Shutdown
 
 NEEDS_NEW_PROCESS = frozenset({DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND})
 """The library is not the driver's, and a process that has one of this name mapped never gets another."""
@@ -53,7 +53,7 @@ class _Gpu:
 class _Sweep:
     """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin."""
 
-    def __init__(self, request: wire.Request, epoch: Epoch, gpus: Iterable[_Gpu]) -> None:
+    def __init__(self, request: wire.Request, epoch: HandleGeneration, gpus: Iterable[_Gpu]) -> None:
         self.request = request
         self.epoch = epoch
         self.to_do = deque(gpus)
@@ -112,10 +112,10 @@ class Rounds:
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._sweepers = 0
         self._open = False
-        self._letting_go = LettingGo(self._close)
-        self._look_again = LookAgain(LOOK_AGAIN_SECONDS)
+        self._letting_go = Shutdown(self._close)
+        self._look_again = ReinitBackoff(LOOK_AGAIN_SECONDS)
         self._bound: frozenset[str] = frozenset()
-        self._epoch = Epoch(0, 0)
+        self._epoch = HandleGeneration(0, 0)
 
     def ask(self, request: wire.Request) -> None:
         """From any thread."""
@@ -129,7 +129,7 @@ class Rounds:
             try:
                 driver = self._driver(request)
             except LibraryError as error:
-                self._write(wire.encode_error(wire.ErrorSaid(request.read, error.code, error.reason, str(error))))
+                self._write(wire.encode_error(wire.ErrorMessage(request.read, error.code, error.reason, str(error))))
                 if error.code in NEEDS_NEW_PROCESS:
                     self._end()
             else:
@@ -144,7 +144,7 @@ class Rounds:
         self._output.add(line)
         self._output.flush()
 
-    def _driver(self, request: wire.Request) -> wire.DriverSaid:
+    def _driver(self, request: wire.Request) -> wire.DriverMessage:
         if self._open and (self._lost_touch() or self._may_find_more()):
             self._close_unless_busy()
         if not self._open:
@@ -158,7 +158,7 @@ class Rounds:
             self._close_unless_busy()
             raise LibraryError(refused.code, word(refused.code), str(refused)) from refused
         self._epoch = self._epoch._replace(gpus=count)
-        return wire.DriverSaid(
+        return wire.DriverMessage(
             request.read,
             driver_version=self._or_unknown(self._library.driver_version),
             cuda_version=self._or_unknown(self._library.cuda_version),
@@ -218,7 +218,7 @@ class Rounds:
         except RefusedError:
             return ""
 
-    def _read_gpus(self, request: wire.Request, driver: wire.DriverSaid) -> None:
+    def _read_gpus(self, request: wire.Request, driver: wire.DriverMessage) -> None:
         while len(self._gpus) < driver.gpus:
             self._gpus.append(_Gpu(self._library, len(self._gpus)))
         left_out = {*driver.busy, *request.skip}

@@ -6,7 +6,7 @@ One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
 from typing import Any, NamedTuple
 
 from gpumap.agent.nvml_worker.activity import WHOLE_GPU, Activities
-from gpumap.agent.nvml_worker.asking import Asking
+from gpumap.agent.nvml_worker.asking import NvmlCalls
 from gpumap.agent.nvml_worker.card import NO_CARD, CardOfGpu
 from gpumap.agent.nvml_worker.codes import RESET_REQUIRED, fault
 from gpumap.agent.nvml_worker.field_values import MEMORY_TEMPERATURE, RECOVERY_ACTION, FieldValues, ask_field
@@ -18,7 +18,7 @@ from gpumap.agent.nvml_worker.processes import ProcessesOfGpu, Sampler
 from gpumap.model.readings import CARD, DeviceMemory, GpuReading, Uuid
 
 
-class Epoch(NamedTuple):
+class HandleGeneration(NamedTuple):
     """Handles are good within one; with another count an index may be another GPU."""
 
     initialised: int
@@ -35,7 +35,7 @@ class Identity(NamedTuple):
 class _Device:
     """What one handle is good for; dropped with it."""
 
-    def __init__(self, library: Library, asking: Asking, handle: Handle, uuid: str) -> None:
+    def __init__(self, library: Library, asking: NvmlCalls, handle: Handle, uuid: str) -> None:
         assert library.loaded is not None  # noqa: S101 -- an epoch begins with an initialised library
         self.handle = handle
         self.uuid = uuid
@@ -55,10 +55,10 @@ class GpuReader:
         self.refused_with = 0
         self._library = library
         self._index = index
-        self._asking = Asking()
+        self._asking = NvmlCalls()
         self._processes = ProcessesOfGpu()
         self._sampler = Sampler()
-        self._epoch = Epoch(0, 0)
+        self._epoch = HandleGeneration(0, 0)
         self._device: _Device | None = None
         self._known: Identity | None = None
         self._partitioned = False
@@ -70,7 +70,7 @@ class GpuReader:
         """Of the GPU as it was last read; `None` if it was not."""
         return self._device.handle if self._device else None
 
-    def read(self, epoch: Epoch, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
+    def read(self, epoch: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
         """`groups` are those of the wire's whose calls are made."""
         if groups != self._groups:
             self._groups, self._fields = groups, fields_of(groups)

@@ -7,7 +7,7 @@ after 1, 2, 4, … 64 minutes, and soon again when others are lost.
 LONGEST_TIMES = 64
 
 
-class LookAgain:
+class ReinitBackoff:
     """Times are of one monotonic clock."""
 
     def __init__(self, first_seconds: float) -> None:

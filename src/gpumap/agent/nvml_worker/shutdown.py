@@ -5,7 +5,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 
-class LettingGo:
+class Shutdown:
     """`close` lets go of all, and returns whether that is done."""
 
     def __init__(self, close: Callable[[], bool]) -> None:

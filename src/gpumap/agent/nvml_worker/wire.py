@@ -38,7 +38,7 @@ class Request(NamedTuple):
     release: bool = False
 
 
-class DriverSaid(NamedTuple):
+class DriverMessage(NamedTuple):
     """The driver counts GPUs. Those that are `busy` with an earlier read are not asked."""
 
     read: int
@@ -49,12 +49,12 @@ class DriverSaid(NamedTuple):
     busy: tuple[int, ...] = ()
 
 
-class GpuSaid(NamedTuple):
+class GpuMessage(NamedTuple):
     read: int
     gpu: GpuReading
 
 
-class ErrorSaid(NamedTuple):
+class ErrorMessage(NamedTuple):
     """The library cannot be loaded or initialised. `code` is NVML's; 0 where NVML was not reached."""
 
     read: int
@@ -63,7 +63,7 @@ class ErrorSaid(NamedTuple):
     detail: str
 
 
-class XidSaid(NamedTuple):
+class XidMessage(NamedTuple):
     """An XID event, at a time of the monotonic clock; or several that are equal, the last of them then."""
 
     uuid: Uuid
@@ -82,13 +82,13 @@ class Heard(NamedTuple):
     until: float
 
 
-class ListeningSaid(NamedTuple):
+class ListeningMessage(NamedTuple):
     """Of each GPU at most one."""
 
     heard: tuple[Heard, ...]
 
 
-Answer = DriverSaid | GpuSaid | ErrorSaid | XidSaid | ListeningSaid
+Answer = DriverMessage | GpuMessage | ErrorMessage | XidMessage | ListeningMessage
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def encode_request(asked: Request) -> bytes:
     return _line({**said, "groups": asked.groups, "release": asked.release})
 
 
-def encode_driver(said: DriverSaid) -> bytes:
+def encode_driver(said: DriverMessage) -> bytes:
     driver = {
         "driver_version": said.driver_version,
         "cuda_version": said.cuda_version,
@@ -124,15 +124,15 @@ class GpuEncoder:
         return f'{{"read":{read},"gpu":{self._text(gpu)}}}\n'.encode()
 
 
-def encode_xid(said: XidSaid) -> bytes:
+def encode_xid(said: XidMessage) -> bytes:
     return _line({"xid": said})
 
 
-def encode_listening(said: ListeningSaid) -> bytes:
+def encode_listening(said: ListeningMessage) -> bytes:
     return _line({"listening": said.heard})
 
 
-def encode_error(said: ErrorSaid) -> bytes:
+def encode_error(said: ErrorMessage) -> bytes:
     return _line({"read": said.read, "error": {"code": said.code, "reason": said.reason, "detail": said.detail}})
 
 
@@ -176,15 +176,15 @@ class Decoder:
         if said.has("xid"):
             return _xid(said.value("xid"))
         if said.has("listening"):
-            return ListeningSaid(fields.each(_heard)(said.value("listening")))
+            return ListeningMessage(fields.each(_heard)(said.value("listening")))
         read = said.integer("read")
         if said.has("gpu"):
             gpu = Fields(said.value("gpu"))
-            return GpuSaid(read, read_gpu(gpu, self._known.setdefault(gpu.integer("index"), KnownRows())))
+            return GpuMessage(read, read_gpu(gpu, self._known.setdefault(gpu.integer("index"), KnownRows())))
         if said.has("driver"):
             return _driver(read, Fields(said.value("driver")))
         error = Fields(said.value("error"))
-        return ErrorSaid(read, error.integer("code"), error.text("reason"), error.text("detail"))
+        return ErrorMessage(read, error.integer("code"), error.text("reason"), error.text("detail"))
 
 
 def _parsed(line: bytes) -> object:
@@ -195,10 +195,12 @@ def _parsed(line: bytes) -> object:
     return value
 
 
-def _xid(value: object) -> XidSaid:
+def _xid(value: object) -> XidMessage:
     uuid, code, gpu_instance, compute_instance, at, times = fields.row(value, 6)[:6]
     instances = fields.optional_integer(gpu_instance), fields.optional_integer(compute_instance)
-    said = XidSaid(Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(at), fields.integer(times))
+    said = XidMessage(
+        Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(at), fields.integer(times)
+    )
     if said.times < 1:
         raise ValueError(f"an event that came {said.times} times")
     return said
@@ -209,11 +211,11 @@ def _heard(value: object) -> Heard:
     return Heard(Uuid(fields.text(uuid)), fields.number(since), fields.number(until))
 
 
-def _driver(read: int, driver: Fields) -> DriverSaid:
+def _driver(read: int, driver: Fields) -> DriverMessage:
     count = driver.integer("count")
     if not 0 <= count <= MAX_GPUS:
         raise ValueError(f"{count} GPUs")
-    return DriverSaid(
+    return DriverMessage(
         read,
         driver.text("driver_version"),
         driver.text("cuda_version"),

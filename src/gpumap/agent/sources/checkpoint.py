@@ -20,8 +20,8 @@ from gpumap.model.observations import (
     PluginAnswer,
     PodUid,
     ResourceDevices,
+    SourceAnswer,
     SourceError,
-    Told,
 )
 
 CHECKPOINT_BYTES_MAX = 64 << 20
@@ -34,9 +34,9 @@ class CheckpointSource:
     def __init__(self, candidates: tuple[Path, ...]) -> None:
         self._candidates = candidates
         self._seen: tuple[Path, int, int, int] | None = None
-        self._told = Told(Checkpoint((), ()))
+        self._told = SourceAnswer(Checkpoint((), ()))
 
-    def read(self) -> Told[Checkpoint]:
+    def read(self) -> SourceAnswer[Checkpoint]:
         """Give the checkpoint, the very same object while the file is unchanged.
 
         Complaints: `checkpoint_row`, `plugin_answer`. Raises SourceError: `checkpoint_missing`,
@@ -67,7 +67,7 @@ class CheckpointSource:
         raise SourceError("checkpoint_missing", f"no file {' or '.join(map(str, self._candidates))}")
 
 
-def parse(text: bytes) -> Told[Checkpoint]:
+def parse(text: bytes) -> SourceAnswer[Checkpoint]:
     """Read the checkpoint's JSON, in the format of kubelet ≤ 1.19 (ids as a list) or later (ids by NUMA node).
 
     The checksum is over Go's own dump of its structures and cannot be recomputed here; writes are atomic. Unknown keys
@@ -78,7 +78,7 @@ def parse(text: bytes) -> Told[Checkpoint]:
     complaints: list[Complaint] = []
     entries = tuple(sorted(set(_entries(rows, complaints)), key=_order))
     devices = (ResourceDevices(resource, tuple(sorted(set(ids_in(value))))) for resource, value in registered.items())
-    return Told(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
+    return SourceAnswer(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
 
 
 class Row(NamedTuple):

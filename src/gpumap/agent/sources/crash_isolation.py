@@ -14,7 +14,7 @@ class _Suspect:
     left: int = 0
 
 
-class Suspects:
+class CrashSuspects:
     """GPUs under suspicion are asked after the others, one by one: if the worker crashes again, it is clear by whom.
 
     Who did it is left out for 1, 2, 4, … 64 reads. Each answer halves the pause, and the last one clears.

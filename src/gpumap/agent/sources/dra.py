@@ -14,7 +14,7 @@ from typing import Generic, TypeGuard, TypeVar
 
 from gpumap.agent.sources import prepared
 from gpumap.agent.sources.json_texts import is_object, is_text, parse_object
-from gpumap.model.observations import ClaimPods, Complaint, DraState, PodUid, PreparedDevice, Told
+from gpumap.model.observations import ClaimPods, Complaint, DraState, PodUid, PreparedDevice, SourceAnswer
 
 FILE_BYTES_MAX = 64 << 20
 """A larger file is not read. What bloats the kubelet's List (kubernetes/kubernetes#141335) stands in its state too."""
@@ -32,7 +32,7 @@ class DraSource:
         self._prepared = _File[tuple[PreparedDevice, ...]](driver_checkpoint, "dra_checkpoint", prepared.parse)
         self._told = DraState()
 
-    def read(self) -> Told[DraState]:
+    def read(self) -> SourceAnswer[DraState]:
         """Give what can be read, the very same object while it is unchanged.
 
         Complaints: `dra_state_` or `dra_checkpoint_` with `unreadable`, `corrupt`, `stale_mount` (that file is then
@@ -42,7 +42,7 @@ class DraSource:
         claims, devices = self._claims.read(complaints), self._prepared.read(complaints)
         if claims is not self._told.claims or devices is not self._told.prepared:
             self._told = DraState(claims, devices)
-        return Told(self._told, tuple(complaints))
+        return SourceAnswer(self._told, tuple(complaints))
 
 
 class _File(Generic[T]):

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.podlogs import PodLogsSource
-from gpumap.model.observations import Complaint, PodIdentity, ReportedPod, SourceError, Told
+from gpumap.model.observations import Complaint, PodIdentity, ReportedPod, SourceAnswer, SourceError
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 
 
-def not_asked() -> Told[tuple[ReportedPod, ...] | None]:
+def not_asked() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
     """The Pods API, for who was not asked to ask it."""
-    return Told(None)
+    return SourceAnswer(None)
 
 
 class PodIdentitySource:
@@ -28,7 +28,7 @@ class PodIdentitySource:
         logs: PodLogsSource,
         dra: DraSource,
         wall: Callable[[], float],
-        read_pods: Callable[[], Told[tuple[ReportedPod, ...] | None]] = not_asked,
+        read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] = not_asked,
     ) -> None:
         self._checkpoint = checkpoint
         self._logs = logs
@@ -36,7 +36,7 @@ class PodIdentitySource:
         self._wall = wall
         self._read_pods = read_pods
 
-    def read(self) -> Told[PodIdentity]:
+    def read(self) -> SourceAnswer[PodIdentity]:
         """Give what can be read. Raises SourceError with all reasons where none that counts can."""
         pods, complaints_of_pods = self._read_pods()
         dra, complaints_of_dra = self._dra.read()
@@ -56,4 +56,4 @@ class PodIdentitySource:
             last = complaints[-1]
             raise SourceError(last.reason, last.detail, tuple(complaints[:-1]))
         broken = tuple(one for one in complaints if one.reason not in _NOT_TAKEN)
-        return Told(PodIdentity(checkpoint, logs, dra, pods), broken)
+        return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods), broken)

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.sources.podresources import DecodedPod, complaints_of, decode_offer, decode_pod, parts
-from gpumap.model.observations import Complaint, KubeletAnswer, ListedPod, ResourceDevices, SourceError, Told
+from gpumap.model.observations import Complaint, KubeletAnswer, ListedPod, ResourceDevices, SourceAnswer, SourceError
 
 MESSAGE_BYTES_MAX = 64 << 20
 """The largest answer that is taken. 17.8 MB were seen (kubernetes/kubernetes#141335)."""
@@ -84,7 +84,7 @@ class KubeletSource:
         self._absent = False
         self._read_at: float | None = None
 
-    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+    async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         """Ask for List and GetAllocatableResources. `pods` is the very same object while its content is unchanged.
 
         Raises SourceError: socket_missing, connection_refused, permission_denied, unavailable, rate_limited,
@@ -110,7 +110,7 @@ class KubeletSource:
         if is_rare:
             await self.close()
         self._absent = False
-        return Told(KubeletAnswer(pods, allocatable, self._socket), tuple(complaints))
+        return SourceAnswer(KubeletAnswer(pods, allocatable, self._socket), tuple(complaints))
 
     async def wait_until_back(self) -> None:
         """Return once a kubelet that was away accepts connections, a second later at least; never, if it was not."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.codes import word
-from gpumap.agent.sources.crash_isolation import Suspects
+from gpumap.agent.sources.crash_isolation import CrashSuspects
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
-from gpumap.agent.sources.nvml_xids import XidNews
-from gpumap.agent.sources.replacement_policy import Patience
-from gpumap.model.observations import Complaint, NvmlReading, SourceError, Told
+from gpumap.agent.sources.nvml_xids import XidEvents
+from gpumap.agent.sources.replacement_policy import ReplacementPolicy
+from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading, Listening
 
 MOST_CRASHES = 4
@@ -41,7 +41,7 @@ class _Read:
     asked: float
     last: tuple[int, ...]
     skip: tuple[int, ...]
-    driver: wire.DriverSaid | None = None
+    driver: wire.DriverMessage | None = None
     busy: set[int] = field(default_factory=set)
     gpus: dict[int, GpuReading] = field(default_factory=dict)
     late: dict[int, float] = field(default_factory=dict)
@@ -81,21 +81,21 @@ class NvmlSource:
         self._command = tuple(command)
         self._groups = tuple(groups)
         self._release = release
-        self._patience = Patience(replace_after_seconds, lets_rest=release)
+        self._patience = ReplacementPolicy(replace_after_seconds, lets_rest=release)
         self._worker: Worker | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._reads = 0
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
-        self._suspects = Suspects()
+        self._suspects = CrashSuspects()
         self._decoder = wire.Decoder()
-        self._xid_news = XidNews()
+        self._xid_news = XidEvents()
 
     async def start(self) -> None:
         """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
         with contextlib.suppress(SourceError):
             await self._start()
 
-    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         """Raises `SourceError` where no GPU can be told: with the library's word, or what became of the worker."""
         asked = asyncio.get_running_loop().time()
         if self._patience.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
@@ -179,7 +179,7 @@ class NvmlSource:
             for line in await worker.last_lines():
                 with contextlib.suppress(ValueError):  # it may be why the worker was ended
                     said = self._decoder.decode(line)
-                    if isinstance(said, wire.XidSaid | wire.ListeningSaid):
+                    if isinstance(said, wire.XidMessage | wire.ListeningMessage):
                         self._xid_news.hear(said)
         finally:
             worker.end()
@@ -198,30 +198,30 @@ class NvmlSource:
             match answer:
                 case None:
                     break
-                case wire.XidSaid() | wire.ListeningSaid():
+                case wire.XidMessage() | wire.ListeningMessage():
                     self._xid_news.hear(answer)
                 case _:
                     heard |= self._take(answer, read)
         return heard
 
-    def _take(self, answer: wire.DriverSaid | wire.GpuSaid | wire.ErrorSaid, read: _Read) -> bool:
+    def _take(self, answer: wire.DriverMessage | wire.GpuMessage | wire.ErrorMessage, read: _Read) -> bool:
         """Whether the answer tells of the driver, which is the first of a read."""
         if answer.read != read.number:
             # An older read's, too late to be used; but who answers is not stuck.
-            index = answer.gpu.index if isinstance(answer, wire.GpuSaid) else DRIVER
+            index = answer.gpu.index if isinstance(answer, wire.GpuMessage) else DRIVER
             if index in self._unanswered:
                 read.late[index] = self._unanswered.pop(index)
             return False
         match answer:
-            case wire.ErrorSaid():
+            case wire.ErrorMessage():
                 self._unanswered.pop(DRIVER, None)
                 raise SourceError(answer.reason, answer.detail)
-            case wire.DriverSaid():
+            case wire.DriverMessage():
                 self._unanswered = {i: since for i, since in self._unanswered.items() if 0 <= i < answer.gpus}
                 read.driver = answer
                 read.busy.update(answer.busy)
                 return True
-            case wire.GpuSaid(gpu=gpu):
+            case wire.GpuMessage(gpu=gpu):
                 self._unanswered.pop(gpu.index, None)
                 self._suspects.answered(gpu.index)
                 read.gpus[gpu.index] = gpu
@@ -229,7 +229,7 @@ class NvmlSource:
 
     # --- what it said ---
 
-    def _told(self, read: _Read, driver: wire.DriverSaid) -> Told[NvmlReading]:
+    def _told(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
         now = asyncio.get_running_loop().time()
         pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
@@ -241,7 +241,7 @@ class NvmlSource:
         if self._release:  # nobody listens; that there is something to listen to makes it blind time
             listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({one.uuid for one in listening}))
         reading = NvmlReading(*versions, gpus, xids, listening)
-        return Told(reading, tuple(dict.fromkeys(complaints)))
+        return SourceAnswer(reading, tuple(dict.fromkeys(complaints)))
 
     def _gpu(self, index: int, read: _Read, now: float) -> tuple[GpuReading, Complaint | None]:
         gpu = read.gpus.get(index)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpumap.agent.nvml_worker.wire import ListeningSaid, XidSaid
+from gpumap.agent.nvml_worker.wire import ListeningMessage, XidMessage
 from gpumap.model.readings import Listening, Uuid, XidError
 
 MOST_EVENTS = 1000
@@ -11,14 +11,14 @@ MOST_STRETCHES = 4096
 """Beyond it the oldest are forgotten, and so that time is blind: for as many GPUs that are registered so often."""
 
 
-class XidNews:
+class XidEvents:
     def __init__(self) -> None:
-        self._events: list[XidSaid] = []
+        self._events: list[XidMessage] = []
         self._most_events = MOST_EVENTS
         self._until: dict[tuple[Uuid, float], float] = {}  # by since when
 
-    def hear(self, said: XidSaid | ListeningSaid) -> None:
-        if isinstance(said, XidSaid):
+    def hear(self, said: XidMessage | ListeningMessage) -> None:
+        if isinstance(said, XidMessage):
             self._events.append(said)
             if len(self._events) > self._most_events:
                 self._events = _together(self._events)
@@ -37,8 +37,8 @@ class XidNews:
         return events, listening
 
 
-def _together(events: Iterable[XidSaid]) -> list[XidSaid]:
-    found: dict[tuple[object, ...], XidSaid] = {}
+def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
+    found: dict[tuple[object, ...], XidMessage] = {}
     for said in events:
         before = found.get(said[:4])
         found[said[:4]] = said if before is None else said._replace(times=before.times + said.times)

@@ -17,8 +17,8 @@ from gpumap.model.observations import (
     LogTree,
     PodLogs,
     PodUid,
+    SourceAnswer,
     SourceError,
-    Told,
 )
 
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
@@ -44,7 +44,7 @@ class PodLogsSource:
         self._links: tuple[_Directory, tuple[ContainerLink, ...]] | None = None
         self._logs = PodLogs((), ())
 
-    def read(self, now: float) -> Told[PodLogs]:
+    def read(self, now: float) -> SourceAnswer[PodLogs]:
         """Give all names, the very same object while nothing changed. `now` is the wall clock.
 
         Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may lack: the trees alone name pods.
@@ -58,7 +58,7 @@ class PodLogsSource:
             raise SourceError("pod_logs_unreadable", f"{error.filename}: {error.strerror}") from error
         if trees is not self._logs.trees or links is not self._logs.links:
             self._logs = PodLogs(trees, links)
-        return Told(self._logs, tuple(complaints))
+        return SourceAnswer(self._logs, tuple(complaints))
 
     def _read_trees(self, now: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
         root = str(self._root / "pods")

@@ -21,7 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, Told
+from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, SourceAnswer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
 MESSAGE_BYTES_MAX = 64 << 20
@@ -48,7 +48,7 @@ class PodsApiSource:
     def __init__(self, socket_path: Path, resync_seconds: float = RESYNC_SECONDS) -> None:
         self._path = socket_path
         self._resync_seconds = resync_seconds
-        self._told: Told[Pods | None] = Told(None)
+        self._told: SourceAnswer[Pods | None] = SourceAnswer(None)
         self._pods: Pods = ()
         self._known: dict[bytes, ReportedPod] = {}
         self._tried = asyncio.Event()
@@ -60,14 +60,16 @@ class PodsApiSource:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._tried.wait(), patience_seconds)
 
-    def read(self) -> Told[Pods | None]:
+    def read(self) -> SourceAnswer[Pods | None]:
         """Give the pods, the very same object while nothing changed; `None` while they are not followed.
 
         Complaints: `pods_api_` and `socket_missing`, `connection_refused`, `decode`, `stream_ended`, or a gRPC status
         in lower case (`unimplemented`: an older kubelet; `failed_precondition`: it has just restarted).
         """
         if self._task is not None and self._task.done():
-            return Told(None, (Complaint("pods_api_internal_error", f"{self._path}: it is no longer followed"),))
+            return SourceAnswer(
+                None, (Complaint("pods_api_internal_error", f"{self._path}: it is no longer followed"),)
+            )
         return self._told
 
     async def close(self) -> None:
@@ -88,7 +90,7 @@ class PodsApiSource:
 
     def _lose(self, reason: str, detail: str) -> None:
         """What is no longer followed is not served."""
-        self._told = Told(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
+        self._told = SourceAnswer(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
         self._tried.set()
 
     async def _follow(self) -> None:
@@ -125,7 +127,7 @@ class PodsApiSource:
         pods = await asyncio.to_thread(self._decode, answer)
         if pods != self._pods:
             self._pods = pods
-        self._told = Told(self._pods)
+        self._told = SourceAnswer(self._pods)
         self._tried.set()
 
     def _decode(self, answer: bytes) -> Pods:

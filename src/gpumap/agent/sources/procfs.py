@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from gpumap.agent.sources.pidfds import KnownProcesses
 from gpumap.model import cgroups
-from gpumap.model.observations import CgroupKind, CgroupMembership, Complaint, ProcEntry, ProcTable, SourceError, Told
+from gpumap.model.observations import (
+    CgroupKind,
+    CgroupMembership,
+    Complaint,
+    ProcEntry,
+    ProcTable,
+    SourceAnswer,
+    SourceError,
+)
 
 SELF = Path("/proc/self")
 
@@ -46,7 +54,7 @@ class ProcfsSource:
         """Whether the tree was seen to be no tree of plain files: then `clock_ticks` looks at no file."""
         return self._is_real
 
-    def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
+    def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         """Read the entries of `pids`. A process that started after `not_after` (clock ticks) has a re-used PID.
 
         Raises SourceError `unreadable` where the tree itself cannot be read.
@@ -61,7 +69,7 @@ class ProcfsSource:
         table = self._held
         same = visible and not changed and self._held_pids == wanted
         if table is not None and same and _all_before(table, not_after):
-            return Told(replace(table, visibility_reason=reason))
+            return SourceAnswer(replace(table, visibility_reason=reason))
         told = self._read_all(wanted, own, not_after, visible, reason)
         is_held = visible and len(self._known) == len(wanted) == len(told.value.entries)
         self._held, self._held_pids = told.value if is_held else None, wanted
@@ -69,7 +77,7 @@ class ProcfsSource:
 
     def _read_all(
         self, wanted: frozenset[int], own: cgroups.OwnCgroup, not_after: int | None, visible: bool, reason: str
-    ) -> Told[ProcTable]:
+    ) -> SourceAnswer[ProcTable]:
         entries: list[ProcEntry] = []
         unreadable: list[int] = []
         complaints: list[Complaint] = []
@@ -84,7 +92,7 @@ class ProcfsSource:
                 continue
             if not_after is None or entry.start <= not_after:
                 entries.append(entry)
-        return Told(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
+        return SourceAnswer(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
 
     def clock_ticks(self) -> int | None:
         """Give the time since boot in clock ticks, the unit of `ProcEntry.start`; `None` for a tree of plain files.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 LONGEST_SECONDS = 600.0
 
 
-class Patience:
+class ReplacementPolicy:
     """Of one source, over all its workers. Times are of one monotonic clock."""
 
     def __init__(self, seconds: float, *, lets_rest: bool = False) -> None:

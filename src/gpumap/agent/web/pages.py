@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import prometheus_client
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from gpumap.agent.executors import Lane
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.web.history import Curves, History, history_document
 from gpumap.model.document import document
@@ -74,7 +74,7 @@ class Pages:
         self.why_late: Callable[[], str] = str
         self._process = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._process)
-        self._lane = Lane("gpumap-pages")
+        self._lane = SerialExecutor("gpumap-pages")
         self._snapshot: Snapshot | None = None
         self._stale = ""
         self._made: dict[tuple[Wanted, bool], bytes] = {}

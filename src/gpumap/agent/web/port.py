@@ -65,7 +65,7 @@ async def open_port(
     )
     await runner.setup()
     sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
-    door = _Door(max_connections)
+    door = ConnectionLimiter(max_connections)
     try:
         http = cast(web.Server, runner.server)  # it is there after setup
         loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
             super().log(level, msg, *args, **more)
 
 
-class _Door:
+class ConnectionLimiter:
     """Knows who is in, and who has asked nothing for the longest."""
 
     def __init__(self, max_connections: int) -> None:
@@ -159,7 +159,7 @@ class _Client(asyncio.Protocol):
     )
 
     def __init__(
-        self, door: _Door, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
+        self, door: ConnectionLimiter, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
     ) -> None:
         self._door = door
         self._make_http = make_http

@@ -229,11 +229,11 @@ def _text(bill: Bill, given: argparse.Namespace) -> str:
     from gpumap.cli.show import screen_of_stdout
     from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
     from gpumap.cli.tables.layout import Shape
-    from gpumap.cli.terminal import unsteering
+    from gpumap.cli.terminal import escape_terminal_controls
 
     match given.output:
         case "csv":
             return bill_csv(bill, headers=not given.no_headers)
         case "json":
-            return unsteering(json.dumps(bill_values(bill), indent=2, ensure_ascii=False)) + "\n"
+            return escape_terminal_controls(json.dumps(bill_values(bill), indent=2, ensure_ascii=False)) + "\n"
     return bill_table(bill, Shape(headers=not given.no_headers, screen=screen_of_stdout()))

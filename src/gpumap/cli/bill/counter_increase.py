@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gpumap.cli.bill.counting import ABSENT_SECONDS, GAP, HELD, Counter, Event, Key, Kind
 
 
-class UnsteadyError(Exception):
+class InconsistentAnswerError(Exception):
     """The answers do not fit together: samples came in between the questions."""
 
 
@@ -45,10 +45,10 @@ class Gain(NamedTuple):
 
 
 def gains(told: Mapping[Counter, Told], step_seconds: int) -> dict[Counter, dict[Key, Gain]]:
-    """How far each counter of each key went; a step was so long. Raises UnsteadyError."""
+    """How far each counter of each key went; a step was so long. Raises InconsistentAnswerError."""
     found: dict[Counter, dict[Key, Gain]] = {counter: {} for counter in told}
     verdicts: dict[Key, Verdict] = {}
-    dark = Darkness(told[GAP])
+    dark = ScrapeGaps(told[GAP])
     for counter in sorted(told, key=lambda one: not one.clock):
         for key in told[counter].names():
             verdict = None if counter.clock else verdicts.get(key)
@@ -86,7 +86,7 @@ def overcharged(
     return None
 
 
-class Darkness:
+class ScrapeGaps:
     """When which GPU was not seen, by its counter of gaps, which stands while gpumap runs: nobody scraped it then."""
 
     def __init__(self, gaps: Told) -> None:
@@ -163,7 +163,7 @@ class _Run:
     not seen; `_seen` is then when it went, if it was ever seen."""
 
     def __init__(
-        self, counter: Counter, told: Told, key: Key, step_seconds: int, clocks: Verdict | None, dark: Darkness
+        self, counter: Counter, told: Told, key: Key, step_seconds: int, clocks: Verdict | None, dark: ScrapeGaps
     ) -> None:
         self._counter = counter
         self._told = told
@@ -184,7 +184,7 @@ class _Run:
             self._take(event)
         end = self._told.last.get(self._key)
         if (self._begun is None) != (end is None):
-            raise UnsteadyError
+            raise InconsistentAnswerError
         if self._begun is not None and end is not None:
             self._amount += end - self._begun
         verdict = Verdict(frozenset(self._doubts), frozenset(self._anew))
@@ -194,7 +194,7 @@ class _Run:
         match event.kind:
             case Kind.WENT:
                 if self._begun is None:
-                    raise UnsteadyError
+                    raise InconsistentAnswerError
                 self._amount += event.value - self._begun
                 self._begun, self._seen = None, event
             case Kind.LEAST:
@@ -203,11 +203,11 @@ class _Run:
                 self._peak = event  # it comes in the same step
             case Kind.CAME:
                 if self._begun is not None:
-                    raise UnsteadyError
+                    raise InconsistentAnswerError
                 self._come(event)
             case Kind.PEAK | Kind.FELL:
                 if self._begun is None:
-                    raise UnsteadyError
+                    raise InconsistentAnswerError
                 if self._began_anew(event.step):
                     self._amount += event.value
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple, TypeVar
 
-from gpumap.cli.bill.counter_increase import Gain, Told, UnsteadyError, added, gains, overcharged, refined
+from gpumap.cli.bill.counter_increase import Gain, InconsistentAnswerError, Told, added, gains, overcharged, refined
 from gpumap.cli.bill.counting import (
     GAP,
     HELD,
@@ -33,7 +33,7 @@ from gpumap.cli.bill.counting import (
 )
 from gpumap.cli.bill.scrape_gaps import Hole, holes, joined
 from gpumap.cli.bill.window import Window
-from gpumap.cli.prometheus import Prometheus, Row, TooMuchError, together
+from gpumap.cli.prometheus import Prometheus, QueryTooLargeError, Row, together
 from gpumap.model.errors import FatalError
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ async def account(server: Prometheus, match: str, window: Window) -> Accounts:
             (part, steps, await _told_all(server, asked, part, steps)) for part, steps in parts if part.start < part.end
         ]
         found = [_believed(server, one, part, steps) for part, steps, one in told]
-    except UnsteadyError:
+    except InconsistentAnswerError:
         raise FatalError(
             f"{server.url} gave answers that do not fit together: samples were still coming in, or part of its "
             "storage did not answer; give an earlier --to, or try again"
@@ -247,7 +247,7 @@ async def _in_parts(server: Prometheus, expression: str, window: Window) -> Asyn
         last = min(first + (steps - 1) * step, window.end)
         try:
             rows = await server.range(expression, first, last, step)
-        except TooMuchError:
+        except QueryTooLargeError:
             if steps <= _PART_STEPS_MIN:
                 raise
             steps = max(min(steps, (last - first) // step + 1) // 2, _PART_STEPS_MIN)

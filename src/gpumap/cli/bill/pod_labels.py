@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpumap.cli.bill.counting import selector
 from gpumap.cli.bill.window import Window
-from gpumap.cli.prometheus import Prometheus, Row, TooMuchError
+from gpumap.cli.prometheus import Prometheus, QueryTooLargeError, Row
 from gpumap.model.errors import FatalError, UsageError
 
 METRIC = "kube_pod_labels"
@@ -61,7 +61,7 @@ async def label_values(
         last = min(first + size, window.end)
         try:
             found = await _values(server, asked, first, last)
-        except TooMuchError:
+        except QueryTooLargeError:
             if size <= EARLIER_SECONDS:
                 raise
             size //= 2

@@ -83,5 +83,5 @@ async def _examine(sights: Sights, look_around: Callable[[], Awaitable[Facts]] |
         else:
             text = json.dumps(as_values(found, checks), indent=2, ensure_ascii=False) + "\n"
     print(end=text, flush=True)
-    show.tell_old(seen)
+    show.warn_if_stale(seen)
     return 0 if works(checks) else 1

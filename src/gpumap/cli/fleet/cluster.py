@@ -59,7 +59,7 @@ class Cluster(NamedTuple):
         return self.told.get(family.name, NOTHING).values
 
 
-def sort_out(told: Mapping[str, Told]) -> Cluster:
+def group_by_family(told: Mapping[str, Told]) -> Cluster:
     """Sort what was told, by the names of families."""
     cluster = Cluster(told, {}, {}, {}, {}, {}, {}, {}, {})
     places: dict[str, set[Key]] = {}

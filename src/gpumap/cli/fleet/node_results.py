@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.fleet.cluster import Cluster, cards, knowers, sort_out
+from gpumap.cli.fleet.cluster import Cluster, cards, group_by_family, knowers
 from gpumap.cli.fleet.documents import document_of
 from gpumap.cli.fleet.families import DEVICE_INFO, HOLDER_COUNT, Family
 from gpumap.cli.fleet.merging import rows_by_target, told_of_node
@@ -41,7 +41,7 @@ def found_in(answers: Answers) -> list[Found]:
     rows = rows_by_target(answers.told, answers.asked)
     found = []
     for node in nodes:
-        own = sort_out(told_of_node(node, rows, answers.asked))
+        own = group_by_family(told_of_node(node, rows, answers.asked))
         found.append(Found(node, document_of(node, answers.targets, own), own))
     return found
 
@@ -57,7 +57,7 @@ def are_mixed(answers: Answers) -> bool:
     return False
 
 
-def told_twice(found: Sequence[Found]) -> dict[str, list[str]]:
+def duplicate_devices(found: Sequence[Found]) -> dict[str, list[str]]:
     """Devices that more than one node has, which cannot be, and the nodes."""
     names: dict[str, list[str]] = {}
     for one in found:
@@ -68,5 +68,5 @@ def told_twice(found: Sequence[Found]) -> dict[str, list[str]]:
 
 def _cluster(answers: Answers) -> Cluster:
     if not answers.by_target:
-        return sort_out(answers.told)
-    return sort_out({family.name: answers.told[family.name] for family in answers.asked if family.of_target})
+        return group_by_family(answers.told)
+    return group_by_family({family.name: answers.told[family.name] for family in answers.asked if family.of_target})

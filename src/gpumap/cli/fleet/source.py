@@ -18,7 +18,7 @@ from gpumap.cli.fleet import families
 from gpumap.cli.fleet.documents import faults_of_nameless
 from gpumap.cli.fleet.families import ALL, Family, Selection, chosen, needed, question
 from gpumap.cli.fleet.gaps import nowhere, untold
-from gpumap.cli.fleet.node_results import Answers, Found, are_mixed, found_in, told_twice
+from gpumap.cli.fleet.node_results import Answers, Found, are_mixed, duplicate_devices, found_in
 from gpumap.cli.fleet.target_matching import OWN, differ_in_own
 from gpumap.cli.fleet.targets import (
     Key,
@@ -116,7 +116,7 @@ async def _look(server: Prometheus, match: str, parts: Collection[str], node: st
             for why in untold(one, parts, namespace)
         ),
         *(sentence for one in found for sentence in faults_of_nameless(one.node, one.cluster)),
-        *_doubts(told_twice(found)),
+        *_doubts(duplicate_devices(found)),
         *nowhere(found),
         *_odd([row for one in answers.told.values() for row in one.odd]),
     ]

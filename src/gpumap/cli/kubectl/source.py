@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from gpumap.cli.agent_client import body_of, map_in
-from gpumap.cli.http_errors import why_silent
+from gpumap.cli.http_errors import connection_error
 from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node
 from gpumap.cli.kubectl.proxy import Proxy, has_context, proxying
 from gpumap.cli.kubectl.reasons import no_list, no_map
@@ -115,7 +115,7 @@ async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str,
     except TimeoutError as error:
         raise FatalError(f"the API server did not answer within {scope.request_seconds:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise FatalError(f"kubectl proxy did not answer: {why_silent(error)}") from error
+        raise FatalError(f"kubectl proxy did not answer: {connection_error(error)}") from error
     if response.status != 200:
         why = no_list(response.status, body, of_all_namespaces=not scope.agent_namespace)
         lost = response.status == 500 and not await asyncio.to_thread(has_context, scope.kubectl_flags)
@@ -147,7 +147,7 @@ async def _map_of(
     except FatalError as error:
         return str(error)
     except (aiohttp.ClientError, OSError) as error:
-        return f"kubectl proxy did not answer: {why_silent(error)}"
+        return f"kubectl proxy did not answer: {connection_error(error)}"
 
 
 def _nobody(scope: Scope) -> str:

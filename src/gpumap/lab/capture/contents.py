@@ -113,7 +113,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         if error is not None:
             text = json.dumps({"read": 0, "error": error}).encode()
             answer = wire.decode(text)
-            if not isinstance(answer, wire.ErrorSaid):
+            if not isinstance(answer, wire.ErrorMessage):
                 raise ValueError("not an error")
             return Down(answer.reason, answer.detail)
         gpus = said.get("gpus")

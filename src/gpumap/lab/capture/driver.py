@@ -44,15 +44,15 @@ class Player:
         yield from self._new()
         said, now = self._said, self._now()
         if isinstance(said, contents.Down):
-            yield wire.encode_error(wire.ErrorSaid(asked.read, 0, said.reason, said.detail))
+            yield wire.encode_error(wire.ErrorMessage(asked.read, 0, said.reason, said.detail))
             return
         if self._listens:
-            yield wire.encode_listening(wire.ListeningSaid(tuple(self._heard(said))))
+            yield wire.encode_listening(wire.ListeningMessage(tuple(self._heard(said))))
         elif groups.LISTENS in asked.groups:  # nobody listens to what there is, which is blind time
             deaf = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(heard.uuid for heard in said.listening))
-            yield wire.encode_listening(wire.ListeningSaid(tuple(deaf)))
+            yield wire.encode_listening(wire.ListeningMessage(tuple(deaf)))
         versions = said.driver_version, said.cuda_version, said.nvml_version
-        yield wire.encode_driver(wire.DriverSaid(asked.read, *versions, len(said.gpus)))
+        yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(said.gpus)))
         for gpu in sorted(said.gpus, key=lambda gpu: gpu.index in asked.last):
             if gpu.index not in asked.skip:
                 yield wire.encode_gpu(asked.read, groups.only(gpu, groups.told(asked.groups, release=asked.release)))
@@ -74,7 +74,7 @@ class Player:
         now = self._now()
         self._since = {heard.uuid: now - heard.since_seconds for heard in self._said.listening}
         for xid in self._said.xids if self._listens else ():
-            yield wire.encode_xid(wire.XidSaid(*xid[:4], now - xid.age_seconds, xid.times))
+            yield wire.encode_xid(wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times))
 
     def _heard(self, said: NvmlReading) -> Iterator[wire.Heard]:
         now = self._now()

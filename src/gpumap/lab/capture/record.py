@@ -16,7 +16,7 @@ from gpumap.lab.capture import contents
 from gpumap.lab.capture.bounded import LIMITS
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.format import About, Capture, Frame
-from gpumap.lab.capture.recorders import Files, Heard, TappedIdentity, TappedKubelet, TappedNvml, TappedProcfs
+from gpumap.lab.capture.recorders import Files, Heard, RecordingNvml, TappedIdentity, TappedKubelet, TappedProcfs
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Node, Snapshot
 
@@ -34,7 +34,7 @@ class Recorder:
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
         self._nvml_source = NvmlSource(driver_command, asked_groups(with_everything(settings)))
-        self._nvml = TappedNvml(self._nvml_source)
+        self._nvml = RecordingNvml(self._nvml_source)
         self._procfs = TappedProcfs(settings.proc, settings.own)
         self._kubelet = TappedKubelet(settings.kubelet_socket)
 

@@ -29,8 +29,8 @@ from gpumap.model.observations import (
     PodIdentity,
     ProcEntry,
     ProcTable,
+    SourceAnswer,
     SourceError,
-    Told,
 )
 
 Files = dict[str, bytes]
@@ -50,7 +50,7 @@ class TappedKubelet:
         self._kept: Files = {}
         self._starts: list[str] = []
 
-    async def read(self, timeout_seconds: float) -> Told[KubeletAnswer]:
+    async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         self._raw = {}
         try:
             told = await self._source.read(timeout_seconds)
@@ -86,14 +86,14 @@ class TappedKubelet:
         self._raw[f"{contents.LIST if listing else contents.ALLOCATABLE}.pb"] = answer
 
 
-class TappedNvml:
+class RecordingNvml:
     """Keeps the worker's readings."""
 
     def __init__(self, source: NvmlSource) -> None:
         self._source = source
         self.heard: Files | None = None
 
-    async def read(self, interval_seconds: float, timeout_seconds: float) -> Told[NvmlReading]:
+    async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         try:
             told = await self._source.read(interval_seconds, timeout_seconds)
         except SourceError as error:
@@ -116,7 +116,7 @@ class TappedProcfs:
         self._own = own
         self._kept: dict[ProcEntry, Files] = {}
 
-    def read(self, pids: Iterable[int], not_after: int | None) -> Told[ProcTable]:
+    def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         try:
             told = self._source.read(pids, not_after)
             self.heard = self._files(told.value)
@@ -191,7 +191,7 @@ class TappedIdentity:
         """Of the checkpoint, of the log directories, and of DRA's files."""
         self._last: tuple[PodIdentity, tuple[Heard, Heard, Heard]] = PodIdentity(None, None), self.heard
 
-    def read(self) -> Told[PodIdentity]:
+    def read(self) -> SourceAnswer[PodIdentity]:
         """Checkpoint and names are read once more where they changed: what was made of them has lost their form."""
         try:
             told = self._source.read()

@@ -59,7 +59,7 @@ class Driver:
         yield from self._heard(release=request.release)
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
-        said = wire.DriverSaid(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
+        said = wire.DriverMessage(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
         yield wire.encode_driver(said)
         for gpu in sorted(self._readings(), key=lambda gpu: gpu.index in request.last):
             if gpu.index in busy or gpu.index in request.skip:
@@ -86,7 +86,7 @@ class Driver:
         until = self._listening_since if release else self._monotonic()
         yield from self._xids()
         heard = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
-        yield wire.encode_listening(wire.ListeningSaid(tuple(heard)))
+        yield wire.encode_listening(wire.ListeningMessage(tuple(heard)))
         if release:
             self._listening_since = None
 
@@ -96,7 +96,7 @@ class Driver:
         now, at = self._now(), self._monotonic()
         for cue in cues(self._scenario, self._listened_until, now):
             when = at - (now - cue.seconds)
-            yield wire.encode_xid(wire.XidSaid(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, when))
+            yield wire.encode_xid(wire.XidMessage(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, when))
         self._listened_until = max(self._listened_until, now)  # a clock that is set back tells nothing twice
 
     def _readings(self) -> tuple[GpuReading, ...]:

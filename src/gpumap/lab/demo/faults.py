@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gpumap.lab.demo.scenario_model import Fault, Wear, Xid
+from gpumap.lab.demo.scenario_model import Fault, MemoryErrors, Xid
 from gpumap.lab.demo.yaml_fields import Fields, ScenarioError, boolean, duration, instant, integer, one_of
 from gpumap.model.readings import RECOVERY_ACTIONS
 
@@ -25,12 +25,12 @@ def read_xids(fields: Fields, instances: int) -> tuple[Xid, ...]:
     return tuple(sorted(fields.each("xids", partial(_xid, instances=instances)), key=lambda xid: xid.at))
 
 
-def read_wear(fields: Fields) -> Wear:
+def read_wear(fields: Fields) -> MemoryErrors:
     nothing = Fields({}, "", ())
     ecc = fields.maybe("ecc", partial(Fields, known=ECC_KEYS), nothing)
     rows = fields.maybe("remapped_rows", partial(Fields, known=ROW_KEYS), nothing)
     errors, number = integer(0, MOST_ERRORS), integer(0, MOST_ROWS)
-    return Wear(
+    return MemoryErrors(
         corrected=ecc.maybe("corrected", errors, 0),
         corrected_every_seconds=ecc.maybe("corrected_every", duration, None),
         uncorrected=ecc.maybe("uncorrected", errors, 0),

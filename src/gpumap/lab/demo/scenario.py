@@ -15,7 +15,7 @@ from gpumap.lab.demo import assign
 from gpumap.lab.demo.hardware import read_gpus
 from gpumap.lab.demo.plugin_allocations import ForeignReader
 from gpumap.lab.demo.pods import read_host_process, read_pod
-from gpumap.lab.demo.scenario_model import Away, GpuSpec, PodSpec, Scenario
+from gpumap.lab.demo.scenario_model import GpuSpec, KubeletOutage, PodSpec, Scenario
 from gpumap.lab.demo.yaml_fields import Fields, ScenarioError, duration, instant, name, one_of, read_yaml
 from gpumap.model.observations import ResourceDevices
 
@@ -70,20 +70,24 @@ def _shipped(bare: str) -> Scenario:
     return parse_scenario(files[f"{bare}.yaml"].read_text(encoding="utf-8"))
 
 
-def _kubelet(value: object, place: str, foreign: ForeignReader) -> tuple[tuple[Away, ...], tuple[ResourceDevices, ...]]:
+def _kubelet(
+    value: object, place: str, foreign: ForeignReader
+) -> tuple[tuple[KubeletOutage, ...], tuple[ResourceDevices, ...]]:
     fields = Fields(value, place, ("away", "offers"))
     return fields.each("away", _away), fields.maybe("offers", foreign.ids, ())
 
 
-def _away(value: object, place: str) -> Away:
+def _away(value: object, place: str) -> KubeletOutage:
     fields = Fields(value, place, ("from", "until", "static_pods_for"))
     start, end = fields.need("from", instant), fields.need("until", duration)
     if end <= start:
         raise ScenarioError(f"{place}: ends before it begins")
-    return Away(start, end, end + fields.maybe("static_pods_for", instant, 5.0))
+    return KubeletOutage(start, end, end + fields.maybe("static_pods_for", instant, 5.0))
 
 
-def _check_times(repeat: float, gpus: Sequence[GpuSpec], away: Sequence[Away], pods: Sequence[PodSpec]) -> None:
+def _check_times(
+    repeat: float, gpus: Sequence[GpuSpec], away: Sequence[KubeletOutage], pods: Sequence[PodSpec]
+) -> None:
     ends = [(f"gpus[{gpu.index}].faults[{n}]", fault.end) for gpu in gpus for n, fault in enumerate(gpu.faults)]
     ends += [(f"kubelet.away[{n}]", absence.complete) for n, absence in enumerate(away)]
     ends += [(pod.place, pod.end) for pod in pods if pod.end is not None]

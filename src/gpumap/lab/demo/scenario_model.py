@@ -71,7 +71,7 @@ class Xid:
 
 
 @dataclass(frozen=True, slots=True)
-class Wear:
+class MemoryErrors:
     """A card's memory errors. `corrected` grows by one every so many seconds; `remapped` rows are those of
     correctable, and of uncorrectable errors.
     """
@@ -118,7 +118,7 @@ class GpuSpec:
     mig: tuple[MigDevice, ...]
     faults: tuple[Fault, ...]
     xids: tuple[Xid, ...]
-    wear: Wear
+    wear: MemoryErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class HostProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class KubeletOutage:
     """A kubelet's restart: it is down, then up without its API server's pods until `complete`."""
 
     start: float
@@ -213,7 +213,7 @@ class Scenario:
     repeat_seconds: float
     cgroups: str
     gpus: tuple[GpuSpec, ...]
-    away: tuple[Away, ...]
+    away: tuple[KubeletOutage, ...]
     offers: tuple[ResourceDevices, ...]
     pods: tuple[PodSpec, ...]
     host_processes: tuple[HostProcess, ...]

@@ -64,7 +64,7 @@ class ProcessLife:
 
 
 @dataclass(frozen=True, slots=True)
-class _Actor:
+class ScheduledPod:
     """A place in the cast; its number gives it its PIDs."""
 
     number: int
@@ -112,7 +112,7 @@ def _pod_life(scenario: Scenario, pod: PodSpec, play: int) -> PodLife:
 
 
 @lru_cache(maxsize=4)
-def _actors(scenario: Scenario) -> tuple[_Actor, ...]:
+def _actors(scenario: Scenario) -> tuple[ScheduledPod, ...]:
     cast: list[tuple[ProcessSpec | None, PodSpec | None, ContainerSpec | None, HostProcess | None]] = []
     for pod in scenario.pods:
         for container in pod.containers:
@@ -120,16 +120,16 @@ def _actors(scenario: Scenario) -> tuple[_Actor, ...]:
             if not container.init:
                 cast.append((None, pod, container, None))
     cast += [(host.process, None, None, host) for host in scenario.host_processes]
-    return tuple(_Actor(number, *roles) for number, roles in enumerate(cast))
+    return tuple(ScheduledPod(number, *roles) for number, roles in enumerate(cast))
 
 
-def _comes_and_goes(actor: _Actor) -> bool:
+def _comes_and_goes(actor: ScheduledPod) -> bool:
     if actor.spec is not None:
         return actor.spec.start is not None
     return actor.pod is not None and actor.pod.start is not None
 
 
-def _process_life(scenario: Scenario, actor: _Actor, play: int, pids: Pids) -> ProcessLife:
+def _process_life(scenario: Scenario, actor: ScheduledPod, play: int, pids: Pids) -> ProcessLife:
     pod_play = play if actor.pod is not None and actor.pod.start is not None else 0
     pod = None if actor.pod is None else _pod_life(scenario, actor.pod, pod_play)
     begin = play * scenario.repeat_seconds

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 
-from gpumap.agent.executors import Lane
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.web.config.fair_queue import Turns, network_of
 
 _REMEMBERED_MAX = 100
@@ -34,7 +34,7 @@ class Passwords:
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._turns = Turns()
-        self._lane = Lane("gpumap-passwords")
+        self._lane = SerialExecutor("gpumap-passwords")
 
     async def are_right(self, user: str, password: str, address: str) -> bool | None:
         """Whether user and password belong together; None: too many ask. `address` is whose word it is."""

@@ -11,7 +11,7 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from gpumap.agent.executors import Lane
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.web.config.files import Look, reader
 from gpumap.agent.web.config.guard import Guard, rules_of
 from gpumap.agent.web.config.values import IF_GIVEN, NONE, REQUIRED, WebConfigError
@@ -32,7 +32,7 @@ class Watch:
         self._path = path
         self._look_seconds = look_seconds
         self._read = reader(path)
-        self._lane = Lane("gpumap-web-config")
+        self._lane = SerialExecutor("gpumap-web-config")
         self._judged = self._read(None)
         try:
             if self._judged.asked is None:
