@@ -5,7 +5,12 @@ The page, `doctor`, /api/v1/map and docs/operations.md all say these words. Pure
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpumap.model.observations import Source
+
+OF_GPUS = ("process_utilization", "gpm", "xid_events")
+"""Capabilities that depend on the GPUs."""
 
 _BY_MOUNT = (
     "Where that is so, the runtime may refuse `NVIDIA_VISIBLE_DEVICES` from unprivileged containers (Bottlerocket, "
@@ -179,3 +184,23 @@ PUSH: dict[str, str] = {
     "inotify_not_supported": "This kernel, or the sandbox that gpumap runs in, has no inotify.",
 }
 """By the reason that the log gives with `push=0`."""
+
+
+def of_fault(fault: str | None, index: int) -> str | None:
+    """Return what to do about the fault of the GPU with this NVML index."""
+    return _with_index(FAULTS.get(fault), index) if fault else None
+
+
+def of_recovery_action(action: str, index: int) -> str | None:
+    """Return what to do about the recovery action that the driver requests for this GPU."""
+    return _with_index(RECOVERY.get(action), index)
+
+
+def of_missing_capabilities(capabilities: Mapping[str, bool], gpu_answers: bool) -> dict[str, str]:
+    """Return what to do about missing capabilities. Those of a GPU count only if a GPU answers."""
+    missing = [name for name, present in capabilities.items() if not present and name in CAPABILITIES]
+    return {name: CAPABILITIES[name] for name in missing if gpu_answers or name not in OF_GPUS}
+
+
+def _with_index(remedy: str | None, index: int) -> str | None:
+    return remedy.replace("<index>", str(index)) if remedy else None

@@ -18,9 +18,10 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.node_map import node_map
 from gpumap.agent.web.history import Curves, History, history_document
-from gpumap.model.document import document
 from gpumap.model.families import Family, Numbered
+from gpumap.model.map import encode
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
 
@@ -143,8 +144,7 @@ class Pages:
         if what.curves is not None:
             return json.dumps(history_document(what.curves), ensure_ascii=False, separators=(",", ":")).encode(*_UTF8)
         if form == "map":
-            found = document(what.snapshot, self._interval_seconds, self._collect, what.stale)
-            return json.dumps(found, ensure_ascii=False).encode(*_UTF8)
+            return encode(node_map(what.snapshot, self._interval_seconds, self._collect, what.stale))
         page = self._pages[form].render(what.snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)

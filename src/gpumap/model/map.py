@@ -1,0 +1,530 @@
+"""The map of one node: what /api/v1/map answers and the commands read, each field declared once.
+
+Encoder, decoder, validation and the JSON schema (`map.schema.json`, by `make docs`) come from these declarations. The
+text below a field is its description in the schema. `None` (null) is "not known", never 0. Within a version a field may
+be added, with a default; none is removed or changes its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gpumap.model.observations import Source
+from gpumap.model.snapshot import Owner
+
+VERSION = 1
+"""Of this format. A map of another version is refused."""
+
+Count = Annotated[int, Meta(ge=0)]
+Bytes = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+OwnerWord = Annotated[
+    str,
+    Meta(
+        extra_json_schema={"enum": [owner.value for owner in Owner]},
+        description="Owner of a process or of memory. assigned: a container that holds the device; unassigned: a "
+        "container of a live pod that does not hold it; gone: a pod that no longer exists; host: no pod; mps_server: "
+        "the MPS server; sibling: processes of another compute instance of the same GPU instance; unknown: no source "
+        "can name it; unaccounted: memory that no process explains (negative where processes share memory).",
+    ),
+]
+"""A word of `snapshot.Owner`. A later agent may report another one."""
+SourceWord = Annotated[str, Meta(extra_json_schema={"enum": [source.value for source in Source]})]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the map. Two entries with equal fields are equal."""
+
+
+# --- the GPUs ---------------------------------------------------------------------------------------------------------
+
+
+class MemoryEntry(Entry, frozen=True, kw_only=True):
+    """Memory in bytes, as NVML reports it."""
+
+    total_bytes: Bytes
+    """All memory of the device."""
+    used_bytes: Bytes | None
+    """Used memory. Excludes reserved memory if the driver reports that. An agent never reports null."""
+    free_bytes: Bytes | None
+    """Free memory. An agent never reports null."""
+    reserved_bytes: Bytes | None
+    """Memory reserved by driver and firmware. Null if the driver does not report it."""
+
+
+class RecoveryEntry(Entry, frozen=True, kw_only=True):
+    """Recovery action that the driver requests."""
+
+    action: str
+    """none, gpu_reset, node_reboot, drain_p2p, drain_and_reset, recover_imex_domain, bus_reset, system_reboot or \
+code_N."""
+    remedy: str | None
+    """What to do. Null if the driver requests nothing."""
+
+
+class EccErrorsEntry(Entry, frozen=True, kw_only=True):
+    """A count of ECC errors."""
+
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["corrected", "uncorrected"]})]
+    """corrected or uncorrected."""
+    location: str
+    """Memory location, such as dram or sram."""
+    errors: Count
+    """Number of errors, as the driver counts them."""
+
+
+class LinkEntry(Entry, frozen=True, kw_only=True):
+    """Bytes over a link, as the driver counts them."""
+
+    transmit_bytes: Bytes | None
+    """Bytes that the GPU sent."""
+    receive_bytes: Bytes | None
+    """Bytes that the GPU received."""
+
+
+NO_TRAFFIC = LinkEntry(transmit_bytes=None, receive_bytes=None)
+
+
+class XidCountEntry(Entry, frozen=True, kw_only=True):
+    """XID errors of one code."""
+
+    xid: int
+    """NVIDIA's code of the error."""
+    errors: Count
+    """Number of errors."""
+
+
+class GpuXidsEntry(Entry, frozen=True, kw_only=True):
+    """XID errors that gpumap received."""
+
+    counts: tuple[XidCountEntry, ...]
+    """Errors by code. Empty if there were none."""
+    blind_seconds: Seconds
+    """Time without a registered XID event listener."""
+
+
+class GpuAccountEntry(Entry, frozen=True, kw_only=True):
+    """What gpumap charged to no container."""
+
+    energy_unattributed_joules: float | None
+    """Energy that gpumap charged to no container. Null if the GPU does not report energy."""
+    gap_seconds: Seconds
+    """Time that gpumap did not charge because it could not measure."""
+
+
+class GpuEntry(Entry, frozen=True, kw_only=True):
+    """A physical GPU."""
+
+    uuid: str
+    """NVML's UUID. A lost GPU keeps its UUID."""
+    index: Count
+    """NVML's index."""
+    minor: Count | None
+    """Minor number of /dev/nvidiaN."""
+    pci_bus_id: str
+    """PCI bus id. Empty if unknown."""
+    model: str
+    """NVML's product name. Empty if unknown."""
+    partitioned: bool
+    """The GPU is in MIG mode: its leaves are MIG devices."""
+    up: bool
+    """The GPU answers."""
+    fault: str | None
+    """Why it does not answer: lost, reset_required, insufficient_power, irq_issue, no_permission, hung, \
+worker_crashed or unknown."""
+    remedy: str | None = None
+    """What to do about the fault."""
+    recovery_action: RecoveryEntry | None = None
+    """Recovery action that the driver requests. Null if the driver does not report it."""
+    remedies: dict[str, str] = {}
+    """What to do about other problems: ecc_uncorrected, row_remap_pending, row_remap_failure, xid_errors."""
+    stuck_seconds: Seconds = 0.0
+    """How long a driver call on the GPU has been running."""
+    last_success: float | None = None
+    """When the GPU last answered, in Unix seconds."""
+    memory: MemoryEntry | None = None
+    """Memory of the whole GPU."""
+    utilization_ratio: Ratio | None = None
+    """Share of time in which a kernel ran."""
+    memory_controller_busy_ratio: Ratio | None = None
+    """Share of time in which memory was read or written."""
+    temperatures_celsius: dict[str, float] = {}
+    """Temperatures by sensor."""
+    power_watts: float | None = None
+    """Power draw."""
+    power_limit_watts: float | None = None
+    """Enforced power limit."""
+    energy_joules: float | None = None
+    """Energy since the driver was loaded."""
+    clocks_hertz: dict[str, float] = {}
+    """Current clocks by domain: graphics, sm, memory, video. Only those that the driver reports."""
+    clock_events: dict[str, bool] = {}
+    """Whether clocks are reduced now, by reason, such as sw_power_cap. Only the reasons that the GPU knows."""
+    clock_event_seconds: dict[str, Seconds] = {}
+    """How long clocks were reduced, by reason, as the driver counts."""
+    performance_state: Annotated[int, Meta(ge=0, le=15)] | None = None
+    """Performance state from 0 (fastest) to 15."""
+    fan_speed_ratios: dict[str, Share] = {}
+    """Fan speeds by fan number, as a ratio of the maximum speed. Can exceed 1."""
+    ecc_errors: tuple[EccErrorsEntry, ...] = ()
+    """Memory errors over the GPU's life. Empty if the driver reports none."""
+    remapped_rows: dict[str, Count] = {}
+    """Replaced memory rows, by the kind of errors: correctable, uncorrectable."""
+    row_remap_pending: bool | None = None
+    """Rows wait for the next reset to be replaced."""
+    row_remap_failure: bool | None = None
+    """A row could not be replaced."""
+    retired_pages: dict[str, Count] = {}
+    """Retired memory pages by cause: single_bit_ecc, double_bit_ecc."""
+    pcie: LinkEntry = NO_TRAFFIC
+    """Traffic over PCIe."""
+    nvlink: LinkEntry = NO_TRAFFIC
+    """Traffic over all NVLinks."""
+    xids: GpuXidsEntry | None = None
+    """XID errors that gpumap received. Null if no listener was ever registered."""
+    account: GpuAccountEntry | None = None
+    """What gpumap charged to no container. Null without accounting."""
+
+
+class NamelessGpuEntry(Entry, frozen=True, kw_only=True):
+    """A GPU that NVML counts and that has not reported its UUID since gpumap's start."""
+
+    index: Count
+    """NVML's index."""
+    fault: str
+    """Why it does not answer, as in gpus."""
+    remedy: str | None
+    """What to do about it."""
+
+
+# --- the devices: leaves, with holders and users ----------------------------------------------------------------------
+
+
+class ActivityEntry(Entry, frozen=True, kw_only=True):
+    """What GPM measured: means over the interval."""
+
+    sm_ratio: Share | None
+    """Share of the SMs that were busy."""
+    sm_occupancy_ratio: Share | None
+    """Warps on the SMs, as a ratio of the maximum."""
+    tensor_ratio: Share | None
+    """Share of time in which the tensor cores were busy."""
+    dram_ratio: Share | None
+    """Used memory bandwidth, as a ratio of the maximum."""
+
+
+class SlotsEntry(Entry, frozen=True, kw_only=True):
+    """Slots of one resource."""
+
+    resource: str
+    """Extended resource, or the name of a DRA driver."""
+    slots: Count
+    """Number of device ids."""
+
+
+class OwnerEntry(Entry, frozen=True, kw_only=True):
+    """Memory and processes of one owner."""
+
+    owner: OwnerWord
+    memory_bytes: int | None
+    """Null if the driver reports none of it. Negative for unaccounted if processes share memory."""
+    processes: Count | None
+    """Number of processes. Null for unaccounted."""
+
+
+class ContainerEntry(Entry, frozen=True, kw_only=True):
+    """What all entries about a container begin with."""
+
+    namespace: str
+    """Namespace of the pod."""
+    pod: str
+    """Name of the pod."""
+    container: str
+    """Name of the container. Empty if only the pod is known."""
+
+
+class HolderEntry(ContainerEntry, frozen=True, kw_only=True):
+    """A container to which the kubelet assigned slots of the device."""
+
+    slots: tuple[SlotsEntry, ...]
+    """Slots that it holds of this device."""
+    allocated_gpus: Share | None
+    """Share of a physical GPU. Null where it cannot be known."""
+    allocated_memory_bytes: Bytes | None
+    """Granted memory. Null if the kind of sharing grants none."""
+
+
+class UserEntry(ContainerEntry, frozen=True, kw_only=True):
+    """Measurements of a container on the device."""
+
+    owner: OwnerWord
+    memory_bytes: Bytes | None
+    """Memory of its processes. Null if the driver does not report that of one."""
+    memory_peak_bytes: Bytes | None
+    """Maximum since the container was first seen."""
+    processes: Count
+    """Number of processes on the device. 0 for a holder that is certainly idle."""
+    sm_ratio: Ratio | None
+    """SM time, mean over the interval. Null if the driver does not report it."""
+    memory_controller_busy_ratio: Ratio | None
+    """Time of memory traffic, mean over the interval."""
+    unassigned: bool
+    """The container uses a device that it does not hold. Two consecutive collections agree."""
+    last_active: float | None
+    """Last time with SM time above 0, in Unix seconds; until then the time when it was first seen."""
+
+
+class ProcessEntry(Entry, frozen=True, kw_only=True):
+    """A process on the device."""
+
+    pid: Count
+    """PID in the node's PID namespace."""
+    type: str
+    """C, G, M, C+G, … as in nvidia-smi."""
+    name: str | None
+    """Command name from /proc/PID/stat."""
+    owner: OwnerWord
+    namespace: str | None
+    """Namespace of its pod. Null if no pod could be named."""
+    pod: str | None
+    """Name of its pod. For a deleted pod the last name, while it is known."""
+    container: str | None
+    """Name of its container."""
+    pod_uid: str | None
+    """UID of its pod, also if its name is unknown."""
+    memory_bytes: Bytes | None
+    """Memory on the device. Null if the driver does not report it."""
+    sm_ratio: Ratio | None
+    """SM time, mean over the interval."""
+
+
+class DeviceEntry(Entry, frozen=True, kw_only=True):
+    """What a container can be assigned: a GPU that is not partitioned, or a MIG device. Also a UUID that only the \
+kubelet names while NVML does not answer, and a partitioned GPU that was assigned as a whole."""
+
+    uuid: str
+    """NVML's UUID: GPU-… or MIG-…."""
+    gpu_uuid: str | None
+    """The physical GPU of the device. Null while NVML does not answer."""
+    index: Count | None
+    """NVML's index of that GPU."""
+    model: str | None
+    """NVML's product name of that GPU."""
+    mig_profile: str | None
+    """MIG profile such as 1g.10gb. Null for a GPU that is not partitioned."""
+    gpu_instance_id: int | None
+    """GPU instance of a MIG device."""
+    compute_instance_id: int | None
+    """Compute instance of a MIG device."""
+    memory: MemoryEntry | None
+    """Null if it cannot be read."""
+    activity: ActivityEntry | None
+    """What GPM measured. Null on GPUs before Hopper."""
+    allocatable: tuple[SlotsEntry, ...]
+    """Slots that the kubelet offers. Empty while unknown."""
+    owners: tuple[OwnerEntry, ...]
+    """Memory and processes by owner. The bytes add up to memory.used_bytes exactly."""
+    holders: tuple[HolderEntry, ...]
+    """Containers that hold the device."""
+    holders_known: bool
+    """Whether the holders are known. If not, an empty list of holders means nothing."""
+    users: tuple[UserEntry, ...]
+    """Containers that were measured on the device. Idle holders have 0."""
+    processes: tuple[ProcessEntry, ...]
+    """Processes on the device."""
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+class NodeEntry(Entry, frozen=True, kw_only=True):
+    """The node."""
+
+    name: str
+    """Name of the node in the cluster."""
+    internal_ip: str | None
+    """Internal IP. Null if unknown."""
+
+
+class DriverEntry(Entry, frozen=True, kw_only=True):
+    """Versions of the driver."""
+
+    driver_version: str
+    """Driver version such as 580.65.06."""
+    cuda_version: str
+    """Newest CUDA version that the driver supports."""
+    nvml_version: str
+    """Version of the NVML library."""
+
+
+class UnmatchedEntry(ContainerEntry, frozen=True, kw_only=True):
+    """Slots of a container that match no NVML device."""
+
+    resource: str
+    """Extended resource, or the name of a DRA driver."""
+    reason: str
+    """unparsed, not_in_nvml, untrusted_id, nvml_down or device_down."""
+    slots: Annotated[int, Meta(ge=1)]
+    """Number of slots."""
+    remedy: str | None
+    """What to do about it."""
+
+
+class PodEntry(Entry, frozen=True, kw_only=True):
+    """A pod that holds or uses a device."""
+
+    namespace: str
+    """Namespace of the pod."""
+    pod: str
+    """Name of the pod."""
+    uid: str | None
+    """UID of the pod. Null if unknown."""
+
+
+class AccountEntry(ContainerEntry, frozen=True, kw_only=True):
+    """What gpumap charged to a container on a device. Exists some minutes longer than the container."""
+
+    uuid: str
+    """UUID of the device."""
+    allocated_gpu_seconds: Seconds | None
+    """Time held, multiplied by the share of a GPU."""
+    sm_seconds: Seconds | None
+    """Time in which its kernels kept the SMs busy."""
+    memory_byte_seconds: Share | None
+    """Used memory, multiplied by the time."""
+    energy_joules: Share | None
+    """Estimated part of the GPU's energy."""
+
+
+class ContainerXidsEntry(ContainerEntry, frozen=True, kw_only=True):
+    """XID errors of one code on a device while the container held or used it."""
+
+    uuid: str
+    """UUID of the device."""
+    xid: int
+    """NVIDIA's code of the error."""
+    errors: Count
+    """Number of errors."""
+
+
+class DeviceHealthEntry(ContainerEntry, frozen=True, kw_only=True):
+    """Health of a device that a container holds, as its device plugin reports it."""
+
+    resource: str
+    """Extended resource; for a claim claim:<claim>/<request>."""
+    device_id: str
+    """The kubelet's name of the device."""
+    health: str
+    """Healthy, Unhealthy or Unknown, as the kubelet reports it."""
+
+
+class SourceEntry(Entry, frozen=True, kw_only=True):
+    """Health of one source."""
+
+    source: SourceWord
+    """Name of the source."""
+    up: bool
+    """The last attempt succeeded."""
+    reason: str | None
+    """What went wrong in the last attempt, as one word. Can be set although the attempt succeeded."""
+    detail: str | None
+    """The same as a sentence."""
+    remedy: str | None
+    """What to do about it."""
+    last_success: float | None
+    """When the source last answered, in Unix seconds."""
+    errors: dict[str, Count]
+    """Number of errors by reason."""
+
+
+class NodeMap(Entry, frozen=True, kw_only=True):
+    """What /api/v1/map answers. null is "not known", never 0. Fields may be added within a version; none is removed \
+or changes its meaning."""
+
+    version: Literal[1] = 1
+    """Version of this format."""
+    timestamp: float
+    """When the data was collected, in Unix seconds."""
+    interval_seconds: Annotated[float, Meta(gt=0)] | None
+    """Configured time between collections. Null if a command collected once."""
+    collect: tuple[str, ...] | None
+    """Groups of metrics that gpumap collects, as in --collect. Values of other groups are unknown. Null if unknown."""
+    stale: str | None
+    """Why there is no current data, as a sentence. Then the map has no devices, pods and accounts; sources and \
+capabilities are those of the last collection."""
+    node: NodeEntry
+    """The node."""
+    driver: DriverEntry | None
+    """Versions of the driver. Null while NVML does not answer."""
+    gpus: tuple[GpuEntry, ...]
+    """Physical GPUs, by index."""
+    nameless_gpus: tuple[NamelessGpuEntry, ...]
+    """GPUs that NVML counts and that have not reported their UUID since gpumap's start."""
+    devices: tuple[DeviceEntry, ...]
+    """What containers can be assigned, with holders, users and owners."""
+    unmatched: tuple[UnmatchedEntry, ...]
+    """Slots that match no NVML device."""
+    pods: tuple[PodEntry, ...]
+    """Pods that hold or use a device."""
+    accounts: tuple[AccountEntry, ...]
+    """What gpumap charged to each container on a device."""
+    container_xids: tuple[ContainerXidsEntry, ...]
+    """XID errors while a container held or used the device."""
+    device_health: tuple[DeviceHealthEntry, ...] | None
+    """Health of assigned devices, from the kubelet's Pods API (--pods-api-socket). Null if gpumap does not ask it, or \
+it does not answer."""
+    sources: tuple[SourceEntry, ...]
+    """Health of the sources."""
+    capabilities: dict[str, bool]
+    """What gpumap can do on this node: pid_visibility, device_checkpoint, pod_logs, push, process_utilization, gpm, \
+xid_events."""
+    pid_visibility_reason: str | None
+    """Evidence for pid_visibility, or for its absence."""
+    remedies: dict[str, str]
+    """What to do about missing capabilities, by capability."""
+
+
+_DECODER = msgspec.json.Decoder(NodeMap)
+_ENCODER = msgspec.json.Encoder()
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
+class UnknownVersionError(ValueError):
+    """The map has a version that this gpumap does not know."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"version {version}")
+        self.version = version
+
+
+def decode(text: bytes) -> NodeMap:
+    """Read a map from JSON. Fields that this version does not know are ignored.
+
+    Raises UnknownVersionError, msgspec.ValidationError (JSON, but no map) or msgspec.DecodeError (no JSON); all of them
+    are ValueErrors.
+    """
+    try:
+        return _DECODER.decode(text)
+    except msgspec.ValidationError:
+        version = msgspec.json.decode(text, type=_Version).version
+        if version != VERSION:
+            raise UnknownVersionError(version) from None
+        raise
+
+
+def encode(node_map: NodeMap) -> bytes:
+    """Write a map as compact JSON in UTF-8. Names that are no UTF-8 (lone surrogates) are escaped."""
+    try:
+        return _ENCODER.encode(node_map)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(node_map), ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="backslashreplace")
