@@ -6,7 +6,6 @@ written by hand. The schema of /api/v1/map is copied.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 
 from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
@@ -15,6 +14,7 @@ from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model import remedies
 from gpumap.model.families import Family, Numbered
 from scripts import chart_values
+from scripts.map_schema import map_schema
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", re.DOTALL)
@@ -114,7 +114,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "dialects.md": dialects,
     "remedies.md": troubles,
 }
-SCHEMA = "map.schema.json"
+SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
+"""docs/map.schema.json is a link to it."""
 
 
 def with_tables(name: str) -> str:
@@ -165,4 +166,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for name in PAGES:
         (DOCS / name).write_text(with_tables(name), encoding="utf-8")
-    (DOCS / SCHEMA).write_bytes(resources.files("gpumap.model").joinpath(SCHEMA).read_bytes())
+    SCHEMA.write_text(map_schema(), encoding="utf-8")

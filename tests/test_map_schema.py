@@ -1,4 +1,4 @@
-"""docs/map.schema.json, which gpumap also serves, says what the document of /api/v1/map is: no more, no less."""
+"""map.schema.json, which gpumap serves and docs/ links to, says what /api/v1/map answers: no more, no less."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from typing import Any
 import jsonschema
 import pytest
 from hypothesis import given, settings
+from msgspec import ValidationError
 
 from gpumap.agent.join.health import untried
+from gpumap.agent.node_map import node_map
 from gpumap.model import remedies
-from gpumap.model.document import VERSION, Document, document
+from gpumap.model.map import VERSION, UnknownVersionError, decode, encode
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Owner, Snapshot
+from scripts.map_schema import map_schema
 from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node
 
+Document = dict[str, Any]
+
 SCHEMA = resources.files("gpumap.model").joinpath("map.schema.json").read_text(encoding="utf-8")
 SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
-PUBLISHED = Path(__file__).resolve().parent.parent / "docs" / "map.schema.json"
+ROOT = Path(__file__).resolve().parent.parent
 LISTS_OF_WORDS = (
     "errors",
     "capabilities",
@@ -56,8 +61,10 @@ VALIDATOR = jsonschema.Draft202012Validator(closed(SCHEMA_OBJECT))
 
 
 def check(snapshot: Snapshot, stale: str = "") -> Document:
-    """A snapshot's document as a client gets it; fails unless the schema says just that."""
-    found: Document = json.loads(json.dumps(document(snapshot, 5.0, ("device", "health"), stale)))
+    """A snapshot's map as a client gets it; fails unless the schema allows exactly that."""
+    text = encode(made := node_map(snapshot, 5.0, ("device", "health"), stale))
+    assert decode(text) == made
+    found: Document = json.loads(text)
     VALIDATOR.validate(found)
     return found
 
@@ -78,7 +85,7 @@ def declared(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
     """The paths of all fields that the schema names."""
     if "$ref" in schema:
         schema = SCHEMA_OBJECT["$defs"][schema["$ref"].rpartition("/")[2]]
-    for choice in schema.get("oneOf", ()):
+    for choice in schema.get("anyOf", ()):
         if choice != {"type": "null"}:
             yield from declared(choice, path)
     if "items" in schema:
@@ -86,30 +93,37 @@ def declared(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...
     elif "properties" in schema:
         for name, part in schema["properties"].items():
             yield from declared(part, (*path, name))
-    elif "oneOf" not in schema:
+    elif "anyOf" not in schema:
         yield path
+
+
+def as_json(snapshot: Snapshot, interval_seconds: float | None = None) -> Document:
+    """The map as plain JSON values."""
+    found: Document = json.loads(encode(node_map(snapshot, interval_seconds)))
+    return found
 
 
 def test_the_schema_is_a_schema() -> None:
     """It is valid JSON Schema, of this version, and every field of it is explained."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA_OBJECT)
-    assert SCHEMA_OBJECT["properties"]["version"]["const"] == VERSION
+    assert SCHEMA_OBJECT["properties"]["version"]["enum"] == [VERSION]
 
     def unexplained(schema: Any, name: str) -> Iterator[str]:
-        if "description" not in schema and "$ref" not in schema:
+        if "description" not in schema:
             yield name
         for key, part in schema.get("properties", {}).items():
             yield from unexplained(part, f"{name}.{key}")
 
     definitions = {**SCHEMA_OBJECT["$defs"], "map": SCHEMA_OBJECT}
-    assert [found for name, part in definitions.items() for found in unexplained(part, name)] == ["memory"]
+    assert [found for name, part in definitions.items() for found in unexplained(part, name)] == []
 
 
 def test_its_words_are_the_codes_words() -> None:
     """Owners and sources are those of the snapshot."""
     definitions = SCHEMA_OBJECT["$defs"]
-    assert definitions["owner"]["enum"] == [owner.value for owner in Owner]
-    source = definitions["source"]["properties"]["source"]["enum"]
+    for entry in ("OwnerEntry", "UserEntry", "ProcessEntry"):
+        assert definitions[entry]["properties"]["owner"]["enum"] == [owner.value for owner in Owner]
+    source = definitions["SourceEntry"]["properties"]["source"]["enum"]
     assert sorted(source) == sorted(one.value for one in Source)
 
 
@@ -140,12 +154,12 @@ def test_every_field_is_filled_somewhere() -> None:
 
 def test_remedies() -> None:
     """A remedy is told for what is wrong and has one, and for nothing else."""
-    found = document(busy_node())
+    found = as_json(busy_node())
     assert [row["remedy"] for row in found["unmatched"]] == [remedies.UNMATCHED["untrusted_id"]]
     assert {gpu["fault"]: gpu["remedy"] for gpu in found["gpus"]} == {None: None, "lost": remedies.FAULTS["lost"]}
     assert {source["remedy"] for source in found["sources"]} == {None}
     assert found["remedies"] == {}
-    blind = document(TestNode(visible=False, down={"kubelet"}).collect())
+    blind = as_json(TestNode(visible=False, down={"kubelet"}).collect())
     assert {source["source"]: source["remedy"] for source in blind["sources"] if source["remedy"]} == {
         "kubelet": remedies.SOURCES[Source.KUBELET]["socket_missing"]
     }
@@ -216,9 +230,9 @@ def test_who_holds_a_whole_partitioned_gpu_is_assigned_on_all_of_it() -> None:
 
 def test_the_interval_is_told_where_there_is_one() -> None:
     """A command that looks once has none."""
-    assert document(busy_node(), 2.5)["interval_seconds"] == 2.5
-    VALIDATOR.validate(json.loads(json.dumps(document(busy_node()))))
-    assert document(busy_node())["interval_seconds"] is None
+    assert as_json(busy_node(), 2.5)["interval_seconds"] == 2.5
+    VALIDATOR.validate(json.loads(json.dumps(as_json(busy_node()))))
+    assert as_json(busy_node())["interval_seconds"] is None
 
 
 def test_what_is_asked_for_and_why_nothing_is_told() -> None:
@@ -226,16 +240,53 @@ def test_what_is_asked_for_and_why_nothing_is_told() -> None:
     found = check(busy_node())
     assert (found["collect"], found["stale"]) == (["device", "health"], None)
     assert check(empty_node(), "no collection")["stale"] == "no collection"
-    assert document(busy_node())["collect"] is None
+    assert as_json(busy_node())["collect"] is None
 
 
 def test_known_reasons_have_a_remedy() -> None:
     """What is counted from the start, and every capability that a remedy is told for, is known to both sides."""
     for health in untried():
         assert health.errors.keys() <= remedies.SOURCES[health.source].keys()
-    assert remedies.CAPABILITIES.keys() <= document(busy_node())["capabilities"].keys()
+    assert remedies.CAPABILITIES.keys() <= as_json(busy_node())["capabilities"].keys()
 
 
-def test_the_published_schema_is_the_one_that_is_served() -> None:
-    """docs/map.schema.json is gpumap's own; if not, run `make docs`."""
-    assert PUBLISHED.read_text(encoding="utf-8") == SCHEMA
+def test_the_schema_is_that_of_the_declarations() -> None:
+    """The committed schema is what `make docs` makes of gpumap.model.map; docs/ and the package have the same file."""
+    assert map_schema() == SCHEMA
+    assert (ROOT / "docs" / "map.schema.json").read_text(encoding="utf-8") == SCHEMA
+
+
+def test_an_agent_of_a_later_version_may_add_fields_and_owners() -> None:
+    """Unknown fields are ignored; a word that this version does not know as an owner is kept."""
+    found = as_json(busy_node(1))
+    found["later"] = {"a": 1}
+    found["devices"][0]["later"] = [1]
+    found["devices"][0]["users"][0]["owner"] = "scheduled"
+    read = decode(json.dumps(found).encode())
+    assert read.devices[0].users[0].owner == "scheduled"
+    assert (read.node, read.gpus) == (node_map(busy_node(1)).node, node_map(busy_node(1)).gpus)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_map_of_another_version_is_refused(version: int) -> None:
+    """The error names the version, whatever else differs."""
+    with pytest.raises(UnknownVersionError, match=f"version {version}"):
+        decode(json.dumps({"version": version}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("devices", None), ("timestamp", "now"), ("gpus", [{}]), ("capabilities", {"gpm": 1}), ("sources", [1])],
+)
+def test_what_is_no_map_is_refused(field: str, value: object) -> None:
+    """The error names the field that does not fit."""
+    with pytest.raises(ValidationError, match=rf"`\$\.{field}"):
+        decode(json.dumps({**as_json(busy_node(1)), field: value}).encode())
+
+
+def test_names_that_are_no_utf_8_do_not_break_the_map() -> None:
+    """A lone surrogate (a file name of other bytes) is escaped; the rest is as it was."""
+    snapshot = busy_node(1)
+    odd = replace(snapshot, node=replace(snapshot.node, name="gpu-\udcff"))
+    assert b'"gpu-\\udcff"' in encode(node_map(odd))
+    assert b'"gpu-\\udcff"' not in encode(node_map(snapshot))
