@@ -1,7 +1,7 @@
 """A capture is a test: a folder of what the sources said, and the page that it must give.
 
 `make golden` (`python -m tests.golden`) writes each capture's pages anew, and tests/dialects/*.prom; `git diff` is the
-review. The format of a capture is told in docs/captures.md.
+review. The format of a capture is told in docs/dev/captures.md.
 """
 
 from __future__ import annotations

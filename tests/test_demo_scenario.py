@@ -278,8 +278,8 @@ def test_the_default_play_shows_every_situation() -> None:
 
 
 def test_the_documented_example_is_valid() -> None:
-    """The example of docs/scenario.md can be played, and has every key that a scenario may have."""
-    document = (Path(__file__).parent.parent / "docs" / "scenario.md").read_text(encoding="utf-8")
+    """The example of docs/dev/scenario.md can be played, and has every key that a scenario may have."""
+    document = (Path(__file__).parent.parent / "docs" / "dev" / "scenario.md").read_text(encoding="utf-8")
     example = document.partition("```yaml\n")[2].partition("```")[0]
     assert len(parse_scenario(example).pods) == 4
     keys = {*GPU_KEYS, *POD_KEYS, *CONTAINER_KEYS, *PROCESS_KEYS, *ANSWER_KEYS, *CLAIM_KEYS, *NOTES_KEYS}

@@ -82,7 +82,7 @@ def _add_demo(commands: Commands) -> None:
     played.add_argument(
         "--scenario",
         metavar="FILE",
-        help="your own node in YAML (docs/scenario.md), or one that comes with gpumap: sharing",
+        help="your own node in YAML (docs/dev/scenario.md), or one that comes with gpumap: sharing",
     )
     played.add_argument("--capture", metavar="DIR", help="a node that `gpumap record` has recorded")
     add_flags(demo, hidden=("sources",))  # the simulated node's are taken

@@ -109,7 +109,7 @@ def main() -> int:
     """Exit 0 when stdin ended, 2 for a scenario with a mistake."""
     parser = argparse.ArgumentParser(prog="gpumap.lab.demo.driver", description="The NVML worker of a simulated node.")
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--scenario", type=Path, help="a scenario (docs/scenario.md)")
+    which.add_argument("--scenario", type=Path, help="a scenario (docs/dev/scenario.md)")
     which.add_argument("--default", action="store_true", help="the embedded scenario")
     parser.add_argument("--epoch", type=float, required=True, help="when the play began, in Unix seconds")
     arguments = parser.parse_args()

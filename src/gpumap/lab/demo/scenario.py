@@ -1,6 +1,6 @@
 """Reads a scenario: YAML → a checked `Scenario`, or a `ScenarioError` of one line that names the place of the mistake.
 
-docs/scenario.md documents the format. Two scenarios come with gpumap: default.yaml is the play that `gpumap demo`
+docs/dev/scenario.md documents the format. Two scenarios come with gpumap: default.yaml is the play that `gpumap demo`
 shows, sharing.yaml a tour of every way to share a GPU.
 """
 
