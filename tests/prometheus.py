@@ -21,7 +21,7 @@ import pytest
 from tests.demo_process import fetch, running, wait_for
 from tests.tools import tool
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 Row = tuple[dict[str, str], float]
 """Labels and value."""
 Answer = TypeVar("Answer")

@@ -18,7 +18,7 @@ from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Driver
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Answers(NamedTuple):

@@ -20,7 +20,7 @@ from gpumap.dispatch import command_parser
 from tests.demo_process import GPUMAP, environment
 from tests.tools import tool
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 COMMANDS = sorted(subcommands(command_parser()))
 ANSWERS: list[tuple[str, list[str]]] = [
     ("gpumap ", COMMANDS),

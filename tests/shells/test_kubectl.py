@@ -27,7 +27,7 @@ from tests.test_watch import HOME, on_terminal
 from tests.tools import tool
 
 PLUGIN = GPUMAP.with_name("kubectl-gpumap")
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(name="demos", scope="module")
