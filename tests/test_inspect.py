@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.cli.inspect import notes as inspect_notes
@@ -365,7 +365,7 @@ def test_slots_of_others_on_no_card_are_told_beside() -> None:
     assert [one for one in notes(Seen((found,)), used=False) if "tencent.com/vcuda-core" in one]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100)
 @given(runs())
 def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
     """Whatever a node has been through: each holder has a line, no sum is of more than its parts, nobody is accused but

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from gpumap.cli.doctor.verdicts import examine
 from gpumap.cli.node_documents import Seen
@@ -461,7 +461,7 @@ async def test_an_agent_that_answers_nonsense_hides_no_other(capsys: pytest.Capt
         assert "node odd: what its agent answered is no map of gpumap's" in told.out
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200)
 @given(runs())
 def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
     """Whatever a node has been through: top accounts for each byte, waste claims no more than there is, none raises."""
@@ -491,7 +491,7 @@ def accounts_for_memory(found: Document) -> None:
             assert told == of_owners, (shape, rows, device)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100)
 @given(runs(lambda _, snapshot: accounts_for_memory(document(snapshot))))
 def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNode]) -> None:
     """Also while a pod's name is another's, the kubelet is away, or a pod is not yet known to be gone."""

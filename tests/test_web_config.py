@@ -240,7 +240,7 @@ TEXTS = st.one_of(TREES, SECTIONS, st.text(string.printable)).map(str.encode)
 
 
 @given(st.one_of(st.binary(max_size=200), TEXTS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_the_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """It is taken, or refused with one printable line as a mistake of the user's."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yml"

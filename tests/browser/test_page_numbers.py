@@ -226,7 +226,7 @@ def generated() -> list[TestNode]:
     """Nodes that have been through something, always the same ones."""
     found: list[TestNode] = []
 
-    @settings(max_examples=40, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
+    @settings(max_examples=40, derandomize=True, database=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(runs())
     def gather(run: list[Snapshot | TestNode]) -> None:

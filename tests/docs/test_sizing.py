@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
@@ -109,7 +109,7 @@ def test_the_budget_holds_on_every_capture(capture: Path) -> None:
     check_budget("\n".join(line for line in page.splitlines() if not is_extra(line)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60)
 @given(runs(lambda _, snapshot: check_budget(Exposition(DEFAULT).render(snapshot).decode())))
 def test_the_budget_holds_on_nodes_made_by_chance(run: list[Snapshot | TestNode]) -> None:
     """Nor has a node with any sharing, any faults and anybody's processes."""
