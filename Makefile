@@ -3,7 +3,10 @@
 
 PYTHON ?= python3
 ARGS ?=
+PARALLEL ?= 2
+TESTS ?= tests/test_*.py
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile -m "not e2e"
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 UV := .tools/uv-venv/bin/uv
 UV_VERSION := 0.13.9
@@ -12,20 +15,25 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check e2e tools golden protos docs manifests boards pictures bench lock krew wheel image clean
+.PHONY: help setup demo test test-all check e2e tools golden protos docs manifests boards pictures bench lock krew wheel image clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, e2e, bench, lock, krew and image."
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, test-all, e2e, bench, lock, krew"
+	@echo "and image. Tests run in two processes; PARALLEL=8 makes it eight."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 
 demo: .venv/.runtime ## Runs gpumap on a simulated node: no GPU, no kubelet, no root (ARGS=…)
 	$(BIN)/gpumap demo $(ARGS)
 
-test: check ## All checks and tests; the CI runs this (ARGS=… for pytest)
+test: check ## What a contributor runs: all checks, and the tests beside the folders of tests/ (TESTS=tests/test_x.py)
+	@$(BIN)/python -m scripts.install_tools prometheus promtool || echo "The tests that need it are skipped." >&2
+	$(PYTEST) $(TESTS) $(ARGS)
+
+test-all: check ## The same and tests/*/: chart, image, boards, documents, shells, browser; the CI runs this
 	@$(BIN)/python -m scripts.install_tools || echo "The tests that need it are skipped; under CI they fail." >&2
-	$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: .venv/.dev ## Format, lint, import layers, types
 	$(BIN)/ruff format --check .

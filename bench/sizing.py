@@ -22,8 +22,8 @@ from bench.figures import Figure
 from bench.node import LARGE, SMALL, node
 from bench.pages import filled, serve, serving
 from bench.usage import MIB
-from tests import sized
 from tests.demo_process import fetch
+from tests.docs import sized
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
 from tests.tools import BIN
 

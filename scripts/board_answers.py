@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests.boards_world import fill_in
+from tests.dashboards.boards_world import fill_in
 from tests.prometheus import Prometheus
 
 Json = dict[str, Any]

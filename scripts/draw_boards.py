@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.board_answers import Cells, Curve, cells, curves, number
-from tests.boards_world import running_world
-from tests.browser import chromium
+from tests.browser.browser import chromium
+from tests.dashboards.boards_world import running_world
 from tests.prometheus import Prometheus
 
 Json = dict[str, Any]

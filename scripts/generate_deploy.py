@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.chart import CHART, helm
+from tests.deploy.chart import CHART, helm
 
 ROOT = CHART.parent.parent
 NAMESPACE = "gpumap"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from playwright.async_api import Browser
 
-from tests.browser import chromium
+from tests.browser.browser import chromium
 from tests.demo_process import demo
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

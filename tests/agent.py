@@ -24,7 +24,7 @@ from tests.demo_process import GPUMAP, environment
 from tests.node import Node
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.03
 
 

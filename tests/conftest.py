@@ -6,11 +6,18 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import standin
 from tests.node import Node, short_directory
 from tests.processes import PlainProcesses
 from tests.worker import Start, starting
+
+# No law depends on how fast the machine is; some draw whole nodes, which takes its time.
+settings.register_profile(
+    "gpumap", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("gpumap")
 
 
 @pytest.fixture(name="library", scope="module")

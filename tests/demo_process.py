@@ -12,8 +12,8 @@ from pathlib import Path
 
 GPUMAP = Path(sys.executable).with_name("gpumap")
 """The installed command."""
-START_SECONDS = 30.0
-END_SECONDS = 15.0
+START_SECONDS = 60.0
+END_SECONDS = 60.0
 
 
 def environment(**variables: str) -> dict[str, str]:

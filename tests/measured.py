@@ -10,7 +10,7 @@ from gpumap.model.observations import NvmlReading
 from tests import standin
 from tests.nodes import TestNode
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gpumap.lab.demo import texts
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Processes(Protocol):

@@ -21,7 +21,7 @@ import pytest
 from tests.demo_process import fetch, running, wait_for
 from tests.tools import tool
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 Row = tuple[dict[str, str], float]
 """Labels and value."""
 Answer = TypeVar("Answer")
@@ -93,7 +93,7 @@ def each_second(*jobs: Mapping[str, object], **more: object) -> dict[str, object
 def chart_job(
     nodes: Mapping[str, str], *, name: str = "gpumap", path: str = "/metrics", **labels: str
 ) -> dict[str, Any]:
-    """Scrapes agents, URLs by node, as the chart's monitors do: tests/test_chart_monitors.py compares the labels.
+    """Scrapes agents, URLs by node, as the chart's monitors do: tests/deploy/test_chart_monitors.py compares labels.
 
     A URL's own path comes before `path`. The labels are put on each target too.
     """

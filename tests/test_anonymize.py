@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent._proto.podresources import v1_pb2
@@ -114,7 +114,7 @@ def odd_nodes(draw: st.DrawFn) -> TestNode:
     return node
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25)
 @given(odd_nodes(), st.data())
 def test_generated_nodes_are_the_same_under_other_names(node: TestNode, data: st.DataObject) -> None:
     """Whatever stands on a node, and whatever its sources said of it, its page is the same under other names."""

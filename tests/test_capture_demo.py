@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
@@ -32,10 +31,10 @@ from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import NvmlReading, Source
 from gpumap.model.readings import Activity, GpuReading, Listening, Uuid, XidError
 from tests import agent, golden
-from tests.demo_process import GPUMAP, environment
+from tests.command import run_command
 
 OWNERS = golden.CAPTURES / "owners"
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(name="copy")
@@ -506,8 +505,7 @@ async def test_a_node_that_cannot_be_shown_leaves_nothing_running(directory: Pat
 def test_a_long_name_is_refused_by_the_command(copy: Path) -> None:
     """Before anything is started: exit 2, one line."""
     _add_log(f"d 755 var/log/pods/{'a' * 300}_b_c 0 -> ")(copy)
-    command = [str(GPUMAP), "demo", "--listen", "127.0.0.1:0", "--capture", str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    done = run_command("demo", "--listen", "127.0.0.1:0", "--capture", str(copy))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"gpumap: --capture {copy}: log.tree:")
     assert len(done.stderr.splitlines()) == 1
@@ -516,16 +514,14 @@ def test_a_long_name_is_refused_by_the_command(copy: Path) -> None:
 def test_the_command_refuses_in_one_line(copy: Path) -> None:
     """Exit 2, and neither page nor traceback."""
     _about(version=2)(copy)
-    command = [str(GPUMAP), "demo", "--listen", "127.0.0.1:0", "--capture", str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    done = run_command("demo", "--listen", "127.0.0.1:0", "--capture", str(copy))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (f"gpumap: --capture {copy}/capture.json: version 2 is not understood; this gpumap reads 1\n")
 
 
 def test_a_scenario_and_a_capture_do_not_go_together() -> None:
     """There is one node to play."""
-    command = [str(GPUMAP), "demo", "--capture", str(OWNERS), "--scenario", "x.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    done = run_command("demo", "--capture", str(OWNERS), "--scenario", "x.yaml")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "--scenario" in done.stderr

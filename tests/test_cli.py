@@ -27,7 +27,7 @@ from gpumap.cli.command_line import parse, subcommands
 from gpumap.dispatch import command_parser
 from tests import standin
 from tests.agent import PATIENCE_SECONDS, Agent, gone, run_agent, serve
-from tests.command import gpumap, gpumap_in_loop, one_line
+from tests.command import gpumap, gpumap_in_loop, one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, Node, gpu_uuid, short_directory
 from tests.processes import PlainProcesses
@@ -60,7 +60,7 @@ async def run_demo() -> AsyncIterator[Agent]:
 
 def test_version() -> None:
     """`--version` is the package's."""
-    done = gpumap("--version")
+    done = run_command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gpumap {__version__}\n", "")
 
 
@@ -70,7 +70,7 @@ SOURCES = {flag.name for flag in FLAGS if flag.about in ("sources", "log")}
 
 def test_help_lists_the_commands() -> None:
     """A line each, none broken by a long name."""
-    top = gpumap("--help", COLUMNS="120")
+    top = run_command("--help", COLUMNS="120")
     assert (top.returncode, top.stderr) == (0, "")
     offered = re.findall(r"^    (\w+)  +\w", top.stdout, re.MULTILINE)
     assert offered == ["map", "top", "waste", "inspect", "bill", "doctor", "serve", "record", "demo", "completion"]
@@ -79,7 +79,7 @@ def test_help_lists_the_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command(command: str) -> None:
     """A line on what it does, flags by what they are about, the useful ones first, and an example that is one."""
-    done = gpumap(command, "--help", COLUMNS="100")
+    done = run_command(command, "--help", COLUMNS="100")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(len(line) <= 100 for line in done.stdout.splitlines() if "|" not in line)
     assert done.stdout.startswith(f"usage: gpumap {command} ")
@@ -96,16 +96,16 @@ def test_help_of_a_command(command: str) -> None:
 @pytest.mark.parametrize(("command", "takes"), [("serve", {flag.name for flag in FLAGS}), ("map", SOURCES)])
 def test_help_tells_each_flag(command: str, takes: set[str]) -> None:
     """Every flag that a command takes, with its default and variable; those of no use to it are not there."""
-    words = " ".join(gpumap(command, "--help", COLUMNS="100").stdout.split())
+    words = " ".join(run_command(command, "--help", COLUMNS="100").stdout.split())
     for flag in FLAGS:
         assert (f"${flag.variable})" in words) == (flag.name in takes)
 
 
 def test_without_a_command_help_is_shown() -> None:
     """On stderr, with 2: a container that has lost its arguments must not look as if it had done its work."""
-    done = gpumap()
+    done = run_command()
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == gpumap("--help").stdout
+    assert done.stderr == run_command("--help").stdout
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["--version"]])
@@ -118,6 +118,18 @@ def test_help_may_be_cut_off(arguments: list[str]) -> None:
             [str(GPUMAP), *arguments], stdout=pipe, stderr=subprocess.PIPE, env=environment(), check=False
         )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+async def test_the_installed_commands(agent: Agent) -> None:
+    """What other tests call does its work as the installed program too; `serve`, `demo` and `record` are started below
+    and in tests of their own."""
+    commands = ("map", "top", "waste", "inspect", "doctor")
+    runs = await asyncio.gather(*(gpumap_in_loop(command, "--url", agent.url) for command in commands))
+    assert [done.returncode for done in runs] == [0] * len(commands)
+    assert all(done.stdout.count("\n") > 1 for done in runs)
+    assert gpumap("completion", "bash").stdout == run_command("completion", "bash").stdout
+    refused = one_line(gpumap("bill", "--from", "1h", "--prometheus", "http://127.0.0.1:9"), 1)
+    assert refused == "http://127.0.0.1:9 did not answer: connection refused"
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
@@ -160,7 +172,7 @@ def test_help_may_be_cut_off(arguments: list[str]) -> None:
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
     """Exit code 2, and one line that names what is wrong."""
-    assert says in one_line(gpumap(*arguments), 2)
+    assert says in one_line(run_command(*arguments), 2)
 
 
 @pytest.mark.parametrize("command", ["serve", "demo"])
@@ -168,8 +180,8 @@ def test_a_busy_port_is_a_mistake(command: str) -> None:
     """Exit code 2, with the flag, or the variable, that named the port."""
     with socket.create_server(("127.0.0.1", 0)) as busy:
         address = f"127.0.0.1:{busy.getsockname()[1]}"
-        assert one_line(gpumap(command, "--listen", address), 2) == f"--listen {address}: Address already in use"
-        said = one_line(gpumap(command, GPUMAP_LISTEN=address), 2)
+        assert one_line(run_command(command, "--listen", address), 2) == f"--listen {address}: Address already in use"
+        said = one_line(run_command(command, GPUMAP_LISTEN=address), 2)
         assert said == f"--listen (from $GPUMAP_LISTEN={address}): Address already in use"
 
 
@@ -178,7 +190,7 @@ def test_a_scenario_that_is_none_is_a_mistake(tmp_path: Path) -> None:
     file = tmp_path / "scenario.yaml"
     for text in ("gpus: [", "node: 5\nunknown: 1\n"):
         file.write_text(text)
-        assert str(file) in one_line(gpumap("demo", "--scenario", str(file)), 2)
+        assert str(file) in one_line(run_command("demo", "--scenario", str(file)), 2)
 
 
 # --- its life ---------------------------------------------------------------------------------------------------------
@@ -297,7 +309,7 @@ async def test_map_of_this_node(node: Node) -> None:
     """Without --url it collects twice here; every form tells the same, and nothing is logged."""
     variables = standin.environment(node.library, node.state)
     forms = ("table", "wide", "json", "yaml")
-    runs = await asyncio.gather(*(gpumap_in_loop(*local(node), "-o", form, **variables) for form in forms))
+    runs = await asyncio.gather(*(run_command_in_loop(*local(node), "-o", form, **variables) for form in forms))
     assert [(done.returncode, done.stderr) for done in runs] == [(0, "")] * len(forms)
     outputs = dict(zip(forms, (done.stdout for done in runs), strict=True))
     for form in ("json", "yaml"):
@@ -317,7 +329,9 @@ async def test_map_of_this_node(node: Node) -> None:
 async def test_map_where_nothing_answers(tmp_path: Path) -> None:
     """No kubelet and no driver: it says which, and exits with 1."""
     missing = str(tmp_path / "missing")
-    done = await gpumap_in_loop("map", "--kubelet-root", missing, "--nvml-library", missing, "--pod-log-root", missing)
+    done = await run_command_in_loop(
+        "map", "--kubelet-root", missing, "--nvml-library", missing, "--pod-log-root", missing
+    )
     assert done.returncode == 1
     assert done.stderr.endswith(": neither its kubelet nor NVML answers\n")
     assert len(done.stderr.splitlines()) == 1
@@ -364,7 +378,7 @@ async def test_map_of_an_agent_that_is_not_there() -> None:
     """A refused connection: exit code 1, and one line with the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    said = one_line(await gpumap_in_loop("map", "--url", url), 1)
+    said = one_line(await run_command_in_loop("map", "--url", url), 1)
     assert said.startswith(f"{url}/api/v1/map did not answer")
 
 
@@ -372,16 +386,16 @@ async def test_map_of_an_agent_that_is_not_there() -> None:
 async def test_only_what_is_used_is_checked(agent: Agent, command: str) -> None:
     """Where an agent is asked, this node's variables do not matter; where this node is, those of `serve` do not."""
     wrong = {"GPUMAP_PROC": "/etc/passwd", "GPUMAP_KUBELET_ROOT": "/etc/passwd", "GPUMAP_RESOURCE": "("}
-    done = await gpumap_in_loop(command, "--url", agent.url, GPUMAP_LISTEN="x", GPUMAP_PUSH="1", **wrong)
+    done = await run_command_in_loop(command, "--url", agent.url, GPUMAP_LISTEN="x", GPUMAP_PUSH="1", **wrong)
     assert (done.returncode, done.stderr) == (0, "")
-    done = await gpumap_in_loop(command, GPUMAP_LISTEN="x", GPUMAP_DIALECT="x", GPUMAP_PROC="/etc/passwd")
+    done = await run_command_in_loop(command, GPUMAP_LISTEN="x", GPUMAP_DIALECT="x", GPUMAP_PROC="/etc/passwd")
     assert one_line(done, 2) == "--proc (from $GPUMAP_PROC=/etc/passwd): is not a directory"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9401", "ftp://a", "http://", "http://[::1", "http://127.0.0.1:99999", "x"])
 def test_what_is_no_url_is_a_mistake(url: str) -> None:
     """Exit code 2, and the flag with what was given."""
-    assert one_line(gpumap("map", "--url", url), 2).startswith(f"--url {url}: ")
+    assert one_line(run_command("map", "--url", url), 2).startswith(f"--url {url}: ")
 
 
 async def test_map_of_something_else() -> None:
@@ -411,9 +425,9 @@ async def test_map_of_something_else() -> None:
         try:
             await web.SockSite(runner, listener).start()
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            said = one_line(await gpumap_in_loop("map", "--url", f"{url}/nowhere/else"), 1)
+            said = one_line(await run_command_in_loop("map", "--url", f"{url}/nowhere/else"), 1)
             assert said == f"{url}/nowhere/else/api/v1/map answered 404 Not Found"
-            runs = (gpumap_in_loop("map", "-o", "json", "--url", f"{url}/{name}/") for name in answers)
+            runs = (run_command_in_loop("map", "-o", "json", "--url", f"{url}/{name}/") for name in answers)
             for (_, _, says), done in zip(answers.values(), await asyncio.gather(*runs), strict=True):
                 if says is None:
                     assert (done.returncode, json.loads(done.stdout)["version"]) == (1, 1)
@@ -429,9 +443,9 @@ async def test_map_of_something_else() -> None:
 
 def test_serve_imports_only_what_it_runs() -> None:
     """The large libraries come after the driver's worker was started; tables for a terminal, and YAML, never."""
-    code = "import sys, gpumap.dispatch, gpumap.service; print(*sys.modules)"
+    code = "import sys, gpumap.dispatch, gpumap.agent.service; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "gpumap.service" in said
+    assert "gpumap.agent.service" in said
     assert not {"aiohttp", "grpc", "google.protobuf", "yaml", "gpumap.cli.tables", "gpumap.cli.show"} & {*said}
 
 
@@ -448,9 +462,9 @@ def test_closed_standard_output() -> None:
 
 def test_flags_that_mean_nothing_here() -> None:
     """A word that is near no flag gets no guess; --interval without --watch is refused; demo shows --node-name."""
-    assert "did you mean" not in one_line(gpumap("map", "--bogus"), 2)
-    assert one_line(gpumap("map", "--interval", "5s"), 2) == "--interval is of use with --watch alone"
-    assert "--node-name" in gpumap("demo", "--help").stdout
+    assert "did you mean" not in one_line(run_command("map", "--bogus"), 2)
+    assert one_line(run_command("map", "--interval", "5s"), 2) == "--interval is of use with --watch alone"
+    assert "--node-name" in run_command("demo", "--help").stdout
 
 
 async def test_answers_without_end() -> None:
@@ -481,6 +495,6 @@ async def test_answers_without_end() -> None:
     says = {"circle": "redirects too often", "file": "no http:// or https://", "bomb": "64 MiB", "blanks": "64 MiB"}
     try:
         for name, words in says.items():
-            assert words in one_line(await gpumap_in_loop("map", "--url", f"http://{host}:{port}/{name}"), 1)
+            assert words in one_line(await run_command_in_loop("map", "--url", f"http://{host}:{port}/{name}"), 1)
     finally:
         await runner.cleanup()

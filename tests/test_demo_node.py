@@ -50,9 +50,9 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_its_files_look_like_a_real_nodes(tmp_path: Path) -> None:
+async def test_its_files_look_like_a_real_nodes(directory: Path) -> None:
     """Log directories, links, /proc and checkpoint have the shapes of the captures."""
-    async with DemoNode(default_scenario(), tmp_path / "node", epoch=time.time() - 5) as node:
+    async with DemoNode(default_scenario(), directory / "node", epoch=time.time() - 5) as node:
         trees = sorted(path.name for path in (node.log_root / "pods").iterdir())
         assert all(re.fullmatch(rf"[a-z0-9.-]+_[a-z0-9.-]+_{UID}", name) for name in trees)
         links = list((node.log_root / "containers").iterdir())
@@ -77,22 +77,22 @@ async def test_its_files_look_like_a_real_nodes(tmp_path: Path) -> None:
         uids = {name.rpartition("_")[2] for name in trees}
         assert {row["PodUID"] for row in document["Data"]["PodDeviceEntries"]} < uids
         assert node.node_name == "demo-node"
-    assert not (tmp_path / "node").exists()
+    assert not (directory / "node").exists()
 
 
 @pytest.mark.parametrize("style", CGROUPS)
-async def test_cgroups_have_the_style_asked_for(tmp_path: Path, style: str) -> None:
+async def test_cgroups_have_the_style_asked_for(directory: Path, style: str) -> None:
     """Processes of pods are in cgroups as the chosen runtime and driver name them."""
-    async with DemoNode(parse_scenario(SHORT.format(style=style)), tmp_path) as node:
+    async with DemoNode(parse_scenario(SHORT.format(style=style)), directory) as node:
         texts = {path.read_text() for path in node.proc_root.glob("*/cgroup") if path.parent.name != "1"}
         assert len(texts) == 2
         assert all(re.fullmatch(CGROUPS[style], text) for text in texts)
 
 
-async def test_it_changes_as_time_goes_by(tmp_path: Path) -> None:
+async def test_it_changes_as_time_goes_by(directory: Path) -> None:
     """A pod that comes is in the checkpoint and the logs without anyone asking; others are left as they were."""
     epoch = time.time() - 9.5
-    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, epoch) as node:
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), directory, epoch) as node:
         pods = node.log_root / "pods"
         checkpoint = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
         before = {path.name: path.stat().st_ino for path in pods.iterdir()}
@@ -103,10 +103,10 @@ async def test_it_changes_as_time_goes_by(tmp_path: Path) -> None:
         assert before.items() <= {path.name: path.stat().st_ino for path in pods.iterdir()}.items()
 
 
-async def test_its_kubelet_serves_and_restarts(tmp_path: Path) -> None:
+async def test_its_kubelet_serves_and_restarts(directory: Path) -> None:
     """The socket answers; during the restart it refuses; afterwards there is another one."""
     epoch = time.time() - 19.0
-    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, epoch) as node:
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), directory, epoch) as node:
         socket = node.kubelet_root / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(LIST)
@@ -121,11 +121,11 @@ async def test_its_kubelet_serves_and_restarts(tmp_path: Path) -> None:
         assert (after.st_ino, after.st_ctime_ns) != (before.st_ino, before.st_ctime_ns)
 
 
-async def test_its_driver_plays_the_same_text(tmp_path: Path) -> None:
+async def test_its_driver_plays_the_same_text(directory: Path) -> None:
     """The command names a copy of the scenario and the epoch; a folder that was there stays, emptied."""
-    (tmp_path / "mine").touch()
+    (directory / "mine").touch()
     scenario = parse_scenario(SHORT.format(style="v2-systemd"))
-    node = DemoNode(scenario, tmp_path)
+    node = DemoNode(scenario, directory)
     with pytest.raises(RuntimeError):
         _ = node.driver_command
     async with node:
@@ -133,7 +133,7 @@ async def test_its_driver_plays_the_same_text(tmp_path: Path) -> None:
         assert command[1:4] == ["-P", "-m", "gpumap.lab.demo.driver"]
         played = Path(command[command.index("--scenario") + 1])
         assert await asyncio.to_thread(played.read_text) == scenario.text
-    assert os.listdir(tmp_path) == ["mine"]
+    assert os.listdir(directory) == ["mine"]
 
 
 XID = """
@@ -145,10 +145,10 @@ pods:
 """
 
 
-async def test_the_service_tells_whose_gpu_had_an_xid_event(tmp_path: Path) -> None:
+async def test_the_service_tells_whose_gpu_had_an_xid_event(directory: Path) -> None:
     """An event of the play is counted once, for each container that is on the card at that moment."""
     scenario, found = parse_scenario(XID), list[Snapshot]()
-    async with DemoNode(scenario, tmp_path / "node", epoch=time.time()) as node:
+    async with DemoNode(scenario, directory / "node", epoch=time.time()) as node:
         settings = replace(simulated(resolve(argparse.Namespace(), {}), node), push=False)
         async with service.collector(settings, node.driver_command, found.append) as loop, asyncio.timeout(30.0):
             while not found or not found[-1].container_xids:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -402,7 +402,7 @@ def test_both_formats_are_read_back(openmetrics: bool) -> None:
     assert types["DCGM_FI_DEV_GPU_TEMP"] == "gauge"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes())
 def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
     """FB_USED of a GPU or GPU instance is one row of the device, or one a container that adds up to no more than it."""
@@ -476,7 +476,7 @@ def _is_of(process: Process, name: tuple[str, ...]) -> bool:
     return pod is not None and pod.listed and pod.full(process.container) == name
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=300)
 @given(lived_through(), st.data())
 def test_nobody_is_credited_with_what_another_uses(truth: TestNode, data: st.DataObject) -> None:
     """Who stands on a device's values is truly alone there; whoever is not has what was measured of it, to the MiB."""

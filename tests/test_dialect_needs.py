@@ -120,9 +120,9 @@ async def collected(node: DemoNode, settings: Settings) -> Snapshot:
     return found[-1]
 
 
-async def test_each_dialect_has_its_values_whatever_is_collected(tmp_path: Path) -> None:
+async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path) -> None:
     """Over a demo's node: with its needs alone each has the series that it has when NVML is asked for everything."""
-    async with DemoNode(parse_scenario(STEADY), tmp_path / "node") as node:
+    async with DemoNode(parse_scenario(STEADY), directory / "node") as node:
         everything = await collected(node, service.with_everything(settled()))
         for name in DIALECTS:
             reduced = await collected(node, settled(name, collect=("allocation",)))
@@ -134,9 +134,9 @@ async def test_each_dialect_has_its_values_whatever_is_collected(tmp_path: Path)
         assert series(everything, name) - series(bare, name)
 
 
-async def test_what_dialects_show_is_recorded_and_played(tmp_path: Path) -> None:
+async def test_what_dialects_show_is_recorded_and_played(directory: Path) -> None:
     """Whatever was collected on the node that was recorded: a capture can be played with each dialect."""
-    async with DemoNode(parse_scenario(STEADY), tmp_path / "node") as node:
+    async with DemoNode(parse_scenario(STEADY), directory / "node") as node:
         everything = await collected(node, service.with_everything(settled()))
         settings = simulated(settled(collect=("allocation",)), node)
         recorded = await record(settings, node.driver_command, None, asyncio.Event())

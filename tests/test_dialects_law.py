@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -92,7 +92,7 @@ def check(families: Iterable[Family | Numbered], snapshot: Snapshot) -> None:
 
 
 @each_dialect
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40)
 @given(truth=nodes())
 def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
     """Whatever is held and used by whom, with GPUs that tell little and GPUs that tell all."""

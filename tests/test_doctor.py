@@ -29,7 +29,7 @@ from gpumap.model.observations import ContainerName, Source
 from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
 from tests import standin
 from tests.agent import run_agent, serve, until
-from tests.command import gpumap_in_loop
+from tests.command import run_command_in_loop
 from tests.node import GIB, Node, gpu_uuid
 from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
@@ -496,7 +496,7 @@ async def make_node(directory: Path, tmp_path_factory: pytest.TempPathFactory) -
 async def diagnose(node: Node, *, code: int, library: str | None = None) -> dict[str, dict[str, str | bool | None]]:
     """Run `gpumap doctor -o json` on a node: valid JSON alone on stdout, nothing on stderr."""
     flags = [*node.flags, "--nvml-library", library or str(node.library)]
-    done = await gpumap_in_loop("doctor", "-o", "json", *flags, **standin.environment(node.library, node.state))
+    done = await run_command_in_loop("doctor", "-o", "json", *flags, **standin.environment(node.library, node.state))
     values = json.loads(done.stdout)
     assert (done.returncode, done.stderr, values["ok"]) == (code, "", code == 0), done
     return {one["check"]: one for one in values["checks"]}
@@ -515,7 +515,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     assert found["device_checkpoint"]["seen"] == "1 entry of 1 pod, 2 resources registered"
     assert found["pod_logs"]["seen"] == "directories of 1 pod, links of 1 container"
     assert found["push"]["seen"] == "3 directories watched"
-    done = await gpumap_in_loop(
+    done = await run_command_in_loop(
         "doctor", *node.flags, "--nvml-library", str(node.library), **standin.environment(node.library, node.state)
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -527,7 +527,7 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
     """No kubelet, no driver, no files: every line says so, with its remedy, and it ends with 1."""
     flags = [f"--{name}={directory / 'nothing'}" for name in ("kubelet-root", "pod-log-root", "proc", "nvml-library")]
     flags.append(f"--device-checkpoint={directory / 'nothing' / 'checkpoint'}")
-    done = await gpumap_in_loop("doctor", "-o", "json", *flags)
+    done = await run_command_in_loop("doctor", "-o", "json", *flags)
     found = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
     assert (done.returncode, done.stderr) == (1, "")
     states = {name: found[name]["state"] for name in LADDER}
@@ -584,7 +584,7 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
         node.driver.delay["*", 1] = float("inf")
         node.tell_driver()
         await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 0, "the hang is not told")
-        done = await gpumap_in_loop("doctor", "--url", agent.url)
+        done = await run_command_in_loop("doctor", "--url", agent.url)
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("gpu/1 ")]
     assert line.split()[:3] == ["gpu/1", "failed", gpu_uuid(1)]
@@ -650,12 +650,12 @@ async def test_doctor_of_an_agent() -> None:
     """With --url the agent's own document is judged, and this machine is not looked at."""
     async with run_agent("demo", "--interval", "200ms") as agent:
         await agent.later(1)
-        done = await gpumap_in_loop("doctor", "-o", "json", "--url", agent.url)
+        done = await run_command_in_loop("doctor", "-o", "json", "--url", agent.url)
     found = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
     assert (done.returncode, done.stderr) == (0, "")
     assert {name: found[name] for name in OF_AN_AGENT} == dict.fromkeys(OF_AN_AGENT, "ok")
     assert found["unmatched_slots/not_in_nvml"] == "degraded"
     assert "capabilities" not in found
-    gone = await gpumap_in_loop("doctor", "--url", agent.url)
+    gone = await run_command_in_loop("doctor", "--url", agent.url)
     assert (gone.returncode, gone.stdout) == (1, "")
     assert "did not answer" in gone.stderr

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -160,7 +160,7 @@ class Truth:
     away: bool = False
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=400)
 @given(nodes(), st.data())
 def test_energy_is_conserved_over_every_window(node: TestNode, data: st.DataObject) -> None:
     """Containers' and unattributed energy add up to the device's at every page; counters never go back; a GPU's time is

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -71,7 +71,6 @@ def test_label_values_are_escaped(value: str, openmetrics: bool) -> None:
 
 
 @both_formats
-@settings(deadline=None)
 @given(value=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_label_value_comes_back(value: str, openmetrics: bool) -> None:
     """There is no text that a label value could not be."""
@@ -100,7 +99,6 @@ def test_true_is_one() -> None:
 
 
 @both_formats
-@settings(deadline=None)
 @given(value=st.floats(allow_nan=False))
 def test_floats_come_back_exactly(value: float, openmetrics: bool) -> None:
     """A parser reads back the very same float, infinities too."""

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.command import gpumap, one_line
-from tests.command import gpumap_in_loop as in_loop
+from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import demo, fetch
 from tests.played_prometheus import answering, refusal, serving, sleeping
 from tests.prometheus import each_second, eventually, prometheus
@@ -67,7 +66,7 @@ def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
     """It is the agents' own; the node that cannot be scraped is named, and the exit code says that it is missing."""
 
     def agrees() -> bool:
-        done = gpumap("map", "--prometheus", server, "-o", "json")
+        done = run_command("map", "--prometheus", server, "-o", "json")
         assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
         found = json.loads(done.stdout)
         assert found["missing"] == [MISSING]
@@ -84,7 +83,7 @@ MISSING = "node gpu-3: its gpumap cannot be scraped (up is 0)"
 @pytest.mark.parametrize("command", ["map", "top", "waste"])
 def test_tables_of_a_cluster(server: str, command: str) -> None:
     """They say which node a row is of, and what is missing."""
-    done = gpumap(command, "--prometheus", server)
+    done = run_command(command, "--prometheus", server)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("NODE ")
@@ -95,12 +94,12 @@ def test_tables_of_a_cluster(server: str, command: str) -> None:
 
 def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
     """--match chooses targets, -n rows; what is whole ends with 0."""
-    done = gpumap("top", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "json")
+    done = run_command("top", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert {row["namespace"] for row in found["rows"]} == {"research"}
     assert {row["node"] for row in found["rows"]} == {"gpu-1"}
-    pods = gpumap("waste", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "name")
+    pods = run_command("waste", "--prometheus", server, "--match", 'node="gpu-1"', "-n", "research", "-o", "name")
     assert "pod/notebook-idle" in pods.stdout.splitlines()
     assert all(line.startswith("pod/") for line in pods.stdout.splitlines())
 
@@ -123,21 +122,21 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         # A look is of a whole second of the server's clock: what came within it is not seen yet.
         eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds offset 2s")) == len(serves))
         eventually(lambda: len(server.ask("gpumap_device_holders offset 2s")) > 0)
-        done = gpumap("inspect", "--used", "--prometheus", server.url, "-o", "json")
+        done = run_command("inspect", "--used", "--prometheus", server.url, "-o", "json")
         found = json.loads(done.stdout)
         said = " ".join(found["missing"])
         assert done.returncode == 1
         assert "3 nodes, foreign, held, used: its gpumap serves nothing of its GPUs themselves" in said
         assert "node held: its gpumap serves nothing of who uses its GPUs" in said
         assert "is not told: who holds and who uses it is not shown" in said
-        waste = gpumap("waste", "--prometheus", server.url)
+        waste = run_command("waste", "--prometheus", server.url)
         assert waste.returncode == 1
         assert "No waste was found" not in waste.stdout
 
 
 def test_no_gpumap_there(server: str) -> None:
     """One line says so, with what was asked for."""
-    done = gpumap("map", "--prometheus", server, "--match", 'cluster="none"')
+    done = run_command("map", "--prometheus", server, "--match", 'cluster="none"')
     assert one_line(done, 1) == f'no gpumap series at {server} matching cluster="none"'
 
 
@@ -157,14 +156,14 @@ def test_no_gpumap_there(server: str) -> None:
 async def test_a_server_that_refuses_or_is_none(text: str, status: int, says: str) -> None:
     """Exit code 1, and one line with its URL and its reason: never half a table."""
     async with serving(answering(text, status)) as url:
-        said = one_line(await in_loop("waste", "--prometheus", url), 1)
+        said = one_line(await run_command_in_loop("waste", "--prometheus", url), 1)
         assert said.removeprefix(f"{url} ").startswith(says)
 
 
 async def test_a_server_that_is_slow() -> None:
     """It is waited for as long as --timeout says."""
     async with serving(sleeping) as url:
-        said = one_line(await in_loop("top", "--prometheus", url, "--timeout", "200ms"), 1)
+        said = one_line(await run_command_in_loop("top", "--prometheus", url, "--timeout", "200ms"), 1)
         assert said == f"{url} did not answer within 0.2 s"
 
 
@@ -184,7 +183,7 @@ async def test_values_that_are_not_gpumaps() -> None:
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
 
     async with serving(answer) as url:
-        done = await in_loop("map", "--prometheus", url)
+        done = await run_command_in_loop("map", "--prometheus", url)
     assert done.returncode == 1
     assert "not understood, and left out: gpumap_" in done.stdout
     assert " is NaN" in done.stdout
@@ -207,10 +206,10 @@ async def test_values_that_are_not_gpumaps() -> None:
 )
 def test_flags_that_do_not_fit(flags: tuple[str, ...], says: str) -> None:
     """One line, and exit code 2."""
-    assert one_line(gpumap("map", *flags), 2) == says
+    assert one_line(run_command("map", *flags), 2) == says
 
 
 def test_processes_are_the_agents_alone() -> None:
     """Series tell no PIDs: who asks a server for them is told."""
-    done = gpumap("top", "--processes", "--prometheus", "http://127.0.0.1:9")
+    done = run_command("top", "--processes", "--prometheus", "http://127.0.0.1:9")
     assert one_line(done, 2) == "--processes: is known to the node's agent alone (--url)"

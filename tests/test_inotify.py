@@ -15,7 +15,7 @@ import pytest
 from gpumap.agent.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
 from tests.privileges import as_ordinary_user, open_folder
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 def every(_: str) -> bool:

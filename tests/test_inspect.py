@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.cli.inspect import notes as inspect_notes
@@ -31,7 +31,8 @@ from gpumap.cli.tables.tabwriter import tabulated
 from gpumap.model.document import Document, document
 from gpumap.model.errors import FatalError
 from gpumap.model.snapshot import Snapshot
-from tests.demo_process import GPUMAP, demo, environment
+from tests.command import run_command
+from tests.demo_process import demo
 from tests.fleet import PATIENCE_SECONDS, wait_for_holders
 from tests.generated import runs
 from tests.golden import CAPTURES
@@ -364,7 +365,7 @@ def test_slots_of_others_on_no_card_are_told_beside() -> None:
     assert [one for one in notes(Seen((found,)), used=False) if "tencent.com/vcuda-core" in one]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100)
 @given(runs())
 def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
     """Whatever a node has been through: each holder has a line, no sum is of more than its parts, nobody is accused but
@@ -489,24 +490,21 @@ def run_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def gpumap(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(GPUMAP), "inspect", *arguments], env=environment(), capture_output=True, text=True, check=False
-    )
+inspect = partial(run_command, "inspect")
 
 
 def test_an_agents_table(agent: str) -> None:
     """Of a running agent: the table on standard output, and nothing else; the node can be named."""
     for arguments in (("--url", agent), ("made-node", "--url", agent)):
-        done = gpumap("--used", *arguments)
+        done = inspect("--used", *arguments)
         assert (done.returncode, done.stdout, done.stderr) == (0, (GOLDEN / "used.txt").read_text(), "")
-    details = gpumap("-d", "--url", agent).stdout.splitlines()
+    details = inspect("-d", "--url", agent).stdout.splitlines()
     assert [line.split()[0] for line in details[5:9]] == ["pair", "beside", "moved", "failed"]
 
 
 def test_an_agents_values(agent: str) -> None:
     """JSON and YAML say the same, in bytes."""
-    as_json, as_yaml = (gpumap("--url", agent, "-o", form) for form in ("json", "yaml"))
+    as_json, as_yaml = (inspect("--url", agent, "-o", form) for form in ("json", "yaml"))
     found = json.loads(as_json.stdout)
     assert (found["unit"], found["nodes"][0]["node"]) == ("GiB", "made-node")
     assert found["cluster"]["total_bytes"] == 30 * GIB
@@ -516,7 +514,7 @@ def test_an_agents_values(agent: str) -> None:
 def test_a_node_that_is_not_there(agent: str) -> None:
     """One line, and no table, in any form."""
     for form in ("table", "json"):
-        done = gpumap("made-nod", "--url", agent, "-o", form)
+        done = inspect("made-nod", "--url", agent, "-o", form)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == 'gpumap: no node "made-nod" was seen; did you mean made-node?\n'
 
@@ -530,7 +528,7 @@ def test_mistakes_in_flags(agent: str) -> None:
         (("",), "NODE: is empty"),
         (("--interval", "1s"), "--interval is of use with --watch alone"),
     ):
-        done = gpumap("--url", agent, *arguments)
+        done = inspect("--url", agent, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         assert says in done.stderr
 
@@ -561,15 +559,15 @@ def run_cluster(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_node_is_the_same_by_its_agent_and_by_prometheus(cluster: Mapping[str, str], details: Sequence[str]) -> None:
     """Byte for byte: the series tell all that the agent does."""
     for node, flags in (("made-node", [*details, "--used"]), ("sharing-node", details)):
-        by_server = gpumap(node, *flags, "--prometheus", cluster[""])
-        by_agent = gpumap(*flags, "--url", cluster[node])
+        by_server = inspect(node, *flags, "--prometheus", cluster[""])
+        by_agent = inspect(*flags, "--url", cluster[node])
         assert (by_server.returncode, by_server.stdout) == (0, by_agent.stdout)
         assert by_server.stderr == by_agent.stderr
 
 
 def test_a_cluster_by_prometheus(cluster: Mapping[str, str]) -> None:
     """A line for each node, by name; what is not in the table is told of the nodes that it is about."""
-    done = gpumap("--prometheus", cluster[""])
+    done = inspect("--prometheus", cluster[""])
     lines = [line.split()[0] for line in done.stdout.splitlines()]
     assert (done.returncode, lines[:3]) == (0, ["NAME", "made-node", "sharing-node"])
     assert "gpumap: node sharing-node: slots of " in done.stderr
@@ -577,7 +575,7 @@ def test_a_cluster_by_prometheus(cluster: Mapping[str, str]) -> None:
 
 def test_a_node_that_prometheus_does_not_know(cluster: Mapping[str, str]) -> None:
     """One line, with the name that was probably meant, and 1."""
-    done = gpumap("made-nod", "--prometheus", cluster[""])
+    done = inspect("made-nod", "--prometheus", cluster[""])
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "did you mean made-node?" in done.stderr
 
@@ -601,6 +599,6 @@ def test_a_node_that_prometheus_does_not_know(cluster: Mapping[str, str]) -> Non
 )
 def test_servers_that_cannot_be_asked(arguments: Sequence[str], code: int, says: str) -> None:
     """One line, and no table."""
-    done = gpumap(*arguments)
+    done = inspect(*arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert says in done.stderr

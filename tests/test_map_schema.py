@@ -133,7 +133,7 @@ def test_made_nodes(snapshot: Snapshot) -> None:
     check(snapshot)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(node=nodes())
 def test_generated_nodes(node: TestNode) -> None:
     """So does whatever a node may be, also when its sources fail."""

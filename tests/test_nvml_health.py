@@ -291,7 +291,7 @@ said_fields = st.none() | st.one_of(
 FIELD_IDS = (82, 29, 30, 142, 143, 144, 145, 230, *(field for _, field in health.CLOCK_EVENT_FIELDS))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.fixed_dictionaries(dict.fromkeys(FIELD_IDS, said_fields)), again=st.booleans())
 def test_each_field_stands_for_itself(
     hypothetical: tuple[Worker, Iterator[int]], said: dict[int | tuple[int, int], FieldValue | None], again: bool

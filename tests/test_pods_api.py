@@ -43,7 +43,7 @@ from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 SECRET = "hunter2-of-this-test"
 UID = PodUid("2c48913c-b29f-11e7-9350-020968147796")
 CID = "0537ac6c84027b804ba9fa205cc9043ef6bcbc8467dafa6b88b30aa7f4adf18e"

@@ -47,11 +47,12 @@ from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import Snapshot, SourceHealth
 from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
+from tests.command import run_command
 from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 INTEGRALS = frozenset(family.name for family in GROUPS["accounting"])
 """What they say goes by the time between two collections."""
 
@@ -372,13 +373,7 @@ def test_sources_that_are_down_are_recorded_so(directory: Path) -> None:
         str(directory / "no-file"),
     )
     flags += ("--pod-log-root", str(directory / "none"), "--nvml-library", str(directory / "none.so"))
-    done = subprocess.run(
-        [str(GPUMAP), "record", str(directory / "new"), *flags, "--proc", str(directory / "none")],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=PATIENCE_SECONDS,
-    )
+    done = run_command("record", str(directory / "new"), *flags, "--proc", str(directory / "none"))
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
     assert [line.split()[1] for line in lines] == ["kubelet", "nvml", "procfs", "pod_identity"]
@@ -409,13 +404,7 @@ def test_it_writes_over_nothing(directory: Path, place: str, says: str) -> None:
     (directory / "full" / "note").write_text("mine")
     (directory / "file").write_text("mine")
     (directory / "link").symlink_to(directory / "elsewhere")
-    done = subprocess.run(
-        [str(GPUMAP), "record", str(directory / place)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=PATIENCE_SECONDS,
-    )
+    done = run_command("record", str(directory / place))
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
@@ -424,8 +413,7 @@ def test_it_writes_over_nothing(directory: Path, place: str, says: str) -> None:
 
 def test_a_resource_that_a_capture_cannot_bring_is_refused_first(directory: Path) -> None:
     """What `demo --capture` would refuse is not recorded."""
-    command = [str(GPUMAP), "record", str(directory / "new"), "--resource", "(a+)+"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    done = run_command("record", str(directory / "new"), "--resource", "(a+)+")
     assert done.returncode == 2
     assert done.stderr.startswith("gpumap: --resource repeats a group")
     assert len(done.stderr.splitlines()) == 1
@@ -443,8 +431,7 @@ def test_an_empty_folder_will_do(directory: Path) -> None:
 
 def test_a_duration_that_is_none_is_refused(directory: Path) -> None:
     """`--for` wants a duration."""
-    command = [str(GPUMAP), "record", str(directory / "new"), "--for", "0s"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE_SECONDS)
+    done = run_command("record", str(directory / "new"), "--for", "0s")
     assert (done.returncode, done.stderr) == (2, "gpumap: --for 0s: must be longer than zero\n")
 
 

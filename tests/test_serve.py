@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from gpumap.model import cgroups
 from tests import standin
 from tests.agent import Page, gone, serve
-from tests.demo_process import GPUMAP, environment
+from tests.command import run_command_in_loop
 from tests.node import GIB, MIB, Node, Pod, gpu_uuid
 from tests.processes import HostProcesses, NoCgroupsError, PlainProcesses, Processes, RealProcesses
 
@@ -121,24 +120,21 @@ async def test_map_shows_what_a_running_agent_knows(plain: Node) -> None:
     share(plain)
     async with serve(plain) as agent:
         await agent.until(lambda page: len(on_shared_card(page, USED)) == 4, "not all four are measured")
-        document = json.loads(await gpumap("map", "-o", "json", "--url", agent.url))
+        document = json.loads(await printed("map", "-o", "json", "--url", agent.url))
         device = next(device for device in document["devices"] if device["uuid"] == SHARED)
         users = {(user["pod"], user["container"]): user["memory_bytes"] for user in device["users"]}
         assert users == THEIR_BYTES
         assert sum(owner["memory_bytes"] for owner in device["owners"]) == device["memory"]["used_bytes"]
-        table = await gpumap("map", "--url", agent.url)
+        table = await printed("map", "--url", agent.url)
         row = next(line.split() for line in table.splitlines() if " greedy " in line)
         assert row == ["ml", "greedy", "main", "1", "0.25", "-", "50.0GiB", row[7], "assigned"]
 
 
-async def gpumap(*arguments: str) -> str:
-    """Run the command to its end."""
-    process = await asyncio.create_subprocess_exec(
-        str(GPUMAP), *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    )
-    out, errors = await process.communicate()
-    assert (process.returncode, errors.decode()) == (0, "")
-    return out.decode()
+async def printed(*arguments: str) -> str:
+    """What the command prints, which succeeds and warns of nothing."""
+    done = await run_command_in_loop(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 async def test_a_hanging_gpu_costs_only_itself(plain: Node) -> None:

@@ -12,8 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.certificates import make_certificate, make_signed_certificate
-from tests.command import gpumap, one_line
-from tests.command import gpumap_in_loop as in_loop
+from tests.command import one_line, run_command, run_command_in_loop
 from tests.played_prometheus import answering, api, serving
 
 COMMANDS = (("map",), ("bill", "--from", "1d"))
@@ -45,7 +44,7 @@ async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
     asked: list[web.Request] = []
     named = [str(files / one) if (files / one).exists() else one for one in flags]
     async with serving(api(asked=asked)) as url:
-        await in_loop("map", "--prometheus", url, *named, "--header", "X-Scope-OrgID: ml")
+        await run_command_in_loop("map", "--prometheus", url, *named, "--header", "X-Scope-OrgID: ml")
     assert {(one.headers["Authorization"], one.headers["X-Scope-OrgID"]) for one in asked} == {(sent, "ml")}
 
 
@@ -88,7 +87,7 @@ def test_mistakes(files: Path, command: tuple[str, ...], flags: tuple[str, ...],
     named = [
         str(files / one) if before in takes_file else one for before, one in zip(("", *flags), flags, strict=False)
     ]
-    said = one_line(gpumap(*command, "--prometheus", "https://127.0.0.1:9", *named), 2)
+    said = one_line(run_command(*command, "--prometheus", "https://127.0.0.1:9", *named), 2)
     assert said.startswith(says.format(files=files))
     assert "secret" not in said
 
@@ -96,9 +95,9 @@ def test_mistakes(files: Path, command: tuple[str, ...], flags: tuple[str, ...],
 def test_two_ways_to_say_who_asks(files: Path) -> None:
     """A user in the URL is one of them, and its password is not repeated."""
     where = ("--prometheus", "http://me:secret@127.0.0.1:9")
-    said = one_line(gpumap("map", *where, "--token-file", str(files / "token")), 2)
+    said = one_line(run_command("map", *where, "--token-file", str(files / "token")), 2)
     assert said == "a user in --prometheus's URL: cannot be sent together with --token-file"
-    assert one_line(gpumap("map", *where, "--ca-file", "x"), 2) == "--ca-file: is of use with an https:// URL"
+    assert one_line(run_command("map", *where, "--ca-file", "x"), 2) == "--ca-file: is of use with an https:// URL"
 
 
 @contextlib.asynccontextmanager
@@ -118,10 +117,10 @@ async def test_an_authority_of_ones_own(tmp_path: Path, command: tuple[str, ...]
     """With --ca-file its servers are trusted, with another one's or without none: one line says so."""
     async with https(tmp_path) as url:
         where = (*command, "--prometheus", url)
-        said = one_line(await in_loop(*where, "--ca-file", str(tmp_path / "ca.crt")), 1)
+        said = one_line(await run_command_in_loop(*where, "--ca-file", str(tmp_path / "ca.crt")), 1)
         assert said.startswith(f"{url} answered 403 Forbidden")
         for flags in ((), ("--ca-file", str(tmp_path / "other.crt"))):
-            said = one_line(await in_loop(*where, *flags), 1)
+            said = one_line(await run_command_in_loop(*where, *flags), 1)
             assert said.startswith(f"{url} did not answer: its certificate is not trusted: ")
 
 
@@ -131,13 +130,13 @@ async def test_the_environment_says_who_asks(files: Path) -> None:
     known = {"GPUMAP_USER": "me", "GPUMAP_PASSWORD_FILE": str(files / "password"), "GPUMAP_CA_FILE": "no"}
     async with serving(api(asked=asked)) as url:
         for flags in ((), ("--token-file", str(files / "token")), ("--header", "Authorization: x")):
-            await in_loop("map", "--prometheus", url, *flags, **known)
-        await in_loop("map", "--prometheus", url.replace("://", "://you:there@"), **known)
+            await run_command_in_loop("map", "--prometheus", url, *flags, **known)
+        await run_command_in_loop("map", "--prometheus", url.replace("://", "://you:there@"), **known)
     sent = dict.fromkeys(one.headers["Authorization"] for one in asked)
     words = (base64.b64encode(one.encode()).decode() for one in ("me:hunter 2é", "you:there"))
     first, last = (f"Basic {word}" for word in words)
     assert list(sent) == [first, "Bearer abc.def", "x", last]
-    said = one_line(await in_loop("map", "--url", "https://127.0.0.1:9", GPUMAP_CA_FILE="no"), 2)
+    said = one_line(await run_command_in_loop("map", "--url", "https://127.0.0.1:9", GPUMAP_CA_FILE="no"), 2)
     assert said == "--ca-file no: No such file or directory"
 
 
@@ -153,7 +152,7 @@ async def test_the_environment_says_who_asks(files: Path) -> None:
 )
 def test_a_password_in_a_url_is_never_shown(flag: str, url: str) -> None:
     """Whatever is wrong with the URL, or with the server behind it: neither the user nor the password is said."""
-    done = gpumap("map", flag, url)
+    done = run_command("map", flag, url)
     says = done.stdout + done.stderr
     assert done.returncode in (1, 2)
     assert "127.0.0.1" in one_line(done, done.returncode)
@@ -167,5 +166,5 @@ async def test_what_was_sent_is_not_said_again(files: Path) -> None:
         return web.Response(status=401, text=f"no {request.headers['Authorization']} here")
 
     async with serving(refuse) as url:
-        done = await in_loop("map", "--prometheus", url, "--token-file", str(files / "token"))
+        done = await run_command_in_loop("map", "--prometheus", url, "--token-file", str(files / "token"))
     assert one_line(done, 1).endswith("answered 401 Unauthorized: no Bearer … here")

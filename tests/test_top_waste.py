@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from gpumap.cli.doctor.verdicts import examine
 from gpumap.cli.node_documents import Seen
@@ -25,7 +25,7 @@ from gpumap.lab.capture import replay
 from gpumap.model.document import Document, document
 from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
-from tests.command import gpumap_in_loop
+from tests.command import run_command_in_loop
 from tests.generated import runs
 from tests.golden import captures
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
@@ -461,7 +461,7 @@ async def test_an_agent_that_answers_nonsense_hides_no_other(capsys: pytest.Capt
         assert "node odd: what its agent answered is no map of gpumap's" in told.out
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200)
 @given(runs())
 def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
     """Whatever a node has been through: top accounts for each byte, waste claims no more than there is, none raises."""
@@ -491,7 +491,7 @@ def accounts_for_memory(found: Document) -> None:
             assert told == of_owners, (shape, rows, device)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100)
 @given(runs(lambda _, snapshot: accounts_for_memory(document(snapshot))))
 def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNode]) -> None:
     """Also while a pod's name is another's, the kubelet is away, or a pod is not yet known to be gone."""
@@ -538,7 +538,7 @@ async def test_every_form_of_an_agent(agent: Agent) -> None:
     """Tables, JSON and YAML of a running agent say the same; nothing is on stderr."""
     for command, word in (("top", "rows"), ("waste", "findings")):
         forms = ("table", "wide", "json", "yaml")
-        runs = await asyncio.gather(*(gpumap_in_loop(command, "-o", form, "--url", agent.url) for form in forms))
+        runs = await asyncio.gather(*(run_command_in_loop(command, "-o", form, "--url", agent.url) for form in forms))
         assert [(done.returncode, done.stderr) for done in runs] == [(0, "")] * len(forms)
         for form, done in zip(forms, runs, strict=True):
             if form in ("json", "yaml"):
@@ -552,16 +552,18 @@ async def test_every_form_of_an_agent(agent: Agent) -> None:
 
 async def test_order_and_process_flags(agent: Agent) -> None:
     """--sort-by, --reverse, --no-headers, --processes and --idle-after reach the table."""
-    done = await gpumap_in_loop(
+    done = await run_command_in_loop(
         "top", "--processes", "--sort-by", "pid", "--reverse", "--no-headers", "--url", agent.url
     )
     lines = (line.partition(" C ")[0].split() for line in done.stdout.splitlines() if " C " in line)
     pids = [int(line[-1]) for line in lines]
     assert pids
     assert pids == sorted(pids, reverse=True)
-    done = await gpumap_in_loop("waste", "--idle-after", "1ms", "--sort-by", "idle", "-o", "json", "--url", agent.url)
+    done = await run_command_in_loop(
+        "waste", "--idle-after", "1ms", "--sort-by", "idle", "-o", "json", "--url", agent.url
+    )
     assert done.returncode == 0
-    done = await gpumap_in_loop("waste", "--idle-after", "0", "--url", agent.url)
+    done = await run_command_in_loop("waste", "--idle-after", "0", "--url", agent.url)
     assert (done.returncode, done.stderr) == (
         2,
         "gpumap: --idle-after 0: must be longer than zero\n",

@@ -23,7 +23,7 @@ from aiohttp import web
 from gpumap.cli.terminal import cells
 from gpumap.model.document import Document, document
 from tests.agent import PATIENCE_SECONDS, Agent, run_agent
-from tests.command import gpumap_in_loop
+from tests.command import run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.snapshots import busy_node
 
@@ -191,7 +191,7 @@ async def test_an_answer_that_is_no_map(fake: FakeAgent, command: str) -> None:
     answers: tuple[object, ...] = (5, [5], [{}], None)
     for devices in answers:
         fake.answer = document(busy_node(2)) | {"devices": devices}
-        done = await gpumap_in_loop(command, "--url", fake.url)
+        done = await run_command_in_loop(command, "--url", fake.url)
         assert (done.returncode, done.stdout) == (1, "")
         assert "is no map of gpumap's" in done.stderr
         assert done.stderr.count("\n") == 1
@@ -308,7 +308,7 @@ async def test_a_narrow_terminal_and_old_data(fake: FakeAgent) -> None:
     assert len(lines) == 12
     assert max(map(cells, lines)) <= 20
     assert "was collected 10m" in " ".join(lines)
-    done = await gpumap_in_loop("map", "--url", fake.url)
+    done = await run_command_in_loop("map", "--url", fake.url)
     assert done.stderr.startswith("gpumap: what is shown was collected 10m")
 
 

@@ -15,7 +15,7 @@ from gpumap.agent.web.config.values import IF_GIVEN, REQUIRED, Pem, RateLimit, T
 from gpumap.agent.web.config.watch import Watch
 from gpumap.model.errors import UsageError
 from tests.certificates import make_certificate
-from tests.command import gpumap, one_line
+from tests.command import one_line, run_command
 from tests.fences import read_blocks
 
 HASH = "$2y$04$abcdefghijklmnopqrstuu" + "A" * 31
@@ -240,7 +240,7 @@ TEXTS = st.one_of(TREES, SECTIONS, st.text(string.printable)).map(str.encode)
 
 
 @given(st.one_of(st.binary(max_size=200), TEXTS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_the_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """It is taken, or refused with one printable line as a mistake of the user's."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yml"
@@ -301,9 +301,9 @@ def test_a_mistake_ends_the_command(tmp_path: Path, command: str) -> None:
     """With exit code 2 and one line, given as a flag or as a variable; a file that is missing is a mistake too."""
     path = tmp_path / "web.yml"
     flags = (command, "--listen", "127.0.0.1:0")
-    missing = one_line(gpumap(*flags, "--web-config", str(path)), 2)
+    missing = one_line(run_command(*flags, "--web-config", str(path)), 2)
     assert missing == f"--web-config {path}: No such file or directory"
     path.write_text("basic_auth_users:\n  bob: hunter2\n")
-    said = one_line(gpumap(*flags, GPUMAP_WEB_CONFIG=str(path)), 2)
+    said = one_line(run_command(*flags, GPUMAP_WEB_CONFIG=str(path)), 2)
     assert said.startswith(f"--web-config {path}: line 2: basic_auth_users.bob: is no bcrypt hash")
-    assert one_line(gpumap(*flags, "--web-config", str(tmp_path)), 2).endswith("is a directory")
+    assert one_line(run_command(*flags, "--web-config", str(tmp_path)), 2).endswith("is a directory")

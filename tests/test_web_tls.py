@@ -14,7 +14,7 @@ import pytest
 
 from gpumap.agent.web.config.tls import has_allowed_name
 from tests.agent import run_agent, until
-from tests.command import gpumap_in_loop, one_line
+from tests.command import one_line, run_command_in_loop
 from tests.prometheus import each_second, prometheus, settled
 from tests.secured import CLIENTS, SHOWN, TLS, make_certificates, make_short_certificate, secured, users
 
@@ -211,24 +211,24 @@ async def test_the_service_scraped_and_looked_at(folder: Path) -> None:
         shown = [word for name, file in tls.items() for word in (f"--{name.replace('_', '-')}", file)]
         known = ("--user", "alice", "--password-file", str(folder / "password"))
         for command in ("map", "top", "waste", "inspect", "doctor"):
-            done = await gpumap_in_loop(command, "--url", url, *shown, *known)
+            done = await run_command_in_loop(command, "--url", url, *shown, *known)
             assert done.returncode == 0, done.stderr
             assert len(done.stdout.splitlines()) > 2
         variables = {f"GPUMAP_{name.upper()}": file for name, file in tls.items()}
         variables |= {"GPUMAP_USER": "alice", "GPUMAP_PASSWORD_FILE": str(folder / "password")}
-        assert (await gpumap_in_loop("map", "--url", url, **variables)).returncode == 0
+        assert (await run_command_in_loop("map", "--url", url, **variables)).returncode == 0
         named = url.replace("127.0.0.1", "localhost")
-        assert one_line(await gpumap_in_loop("map", "--url", named, *shown, *known), 1).startswith(f"{named}/api")
+        assert one_line(await run_command_in_loop("map", "--url", named, *shown, *known), 1).startswith(f"{named}/api")
         assert (
-            await gpumap_in_loop("map", "--url", named, *shown, *known, "--server-name", "127.0.0.1")
+            await run_command_in_loop("map", "--url", named, *shown, *known, "--server-name", "127.0.0.1")
         ).returncode == 0
         for flags, says in (
             (shown, f"{url}/api/v1/map answered 401 Unauthorized: who is asking? see --user and --password-file"),
             (shown[:2], f"{url}/api/v1/map answered 403 Forbidden: it refuses; does it ask for --cert-file?"),
             ((), f"{url}/api/v1/map did not answer: its certificate is not trusted: "),
         ):
-            assert one_line(await gpumap_in_loop("map", "--url", url, *flags), 1).startswith(says)
-        plain = one_line(await gpumap_in_loop("map", "--url", agent.url), 1)
+            assert one_line(await run_command_in_loop("map", "--url", url, *flags), 1).startswith(says)
+        plain = one_line(await run_command_in_loop("map", "--url", agent.url), 1)
         assert plain.endswith("it closed the connection; is it https://?")
 
 

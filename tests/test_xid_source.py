@@ -14,7 +14,7 @@ from gpumap.model.observations import NvmlReading, SourceError
 from gpumap.model.readings import Uuid
 
 A = Uuid("GPU-a")
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 CHILD = """
 import json, os, sys, time

@@ -18,7 +18,7 @@ from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Driver
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 
 
 class Answers(NamedTuple):
@@ -105,7 +105,7 @@ Start = Callable[..., Worker]
 
 
 def worker_command(library: Path, changed: Mapping[str, object] = MappingProxyType({})) -> list[str]:
-    """The worker; names of its modules that `changed` has, such as "rounds.PATIENCE_SECONDS", have another value."""
+    """The worker; names of its modules that `changed` has, such as "kernel.DEVICES", have another value."""
     if not changed:
         return [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker", "--library", str(library)]
     modules = ", ".join(sorted({name.partition(".")[0] for name in changed}))

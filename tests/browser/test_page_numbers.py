@@ -1,0 +1,304 @@
+"""What the page counts and how it judges: as `gpumap top` and `gpumap waste` do, of what is known alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from playwright.async_api import Browser, expect
+
+from gpumap.cli.tables import Shape
+from gpumap.model.document import Document
+from gpumap.model.snapshot import Snapshot
+from tests.browser.browser import Site, Tab, tab
+from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
+from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
+from tests.browser.test_page import start_site as start_site  # the fixture `site`
+from tests.generated import runs
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.sharing import answer
+from tests.shown import top_values, waste_values
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def tiles(one: Tab) -> dict[str, str]:
+    """What each tile of the overview shows."""
+    return dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
+
+
+def namesake() -> TestNode:
+    """A pod that came back under its name, with a process, while one of the former pod's is left over."""
+    old = holder("db-0", 0)
+    node = TestNode([Gpu(0)], [old], [Process(41, UUID, old, memory=3 * GIB, comm="leftover")])
+    node.collect()
+    new = Pod("team", "db-0", old.ids, generation=1)
+    old.listed = old.in_checkpoint = False
+    node.pods = [old, new]
+    node.processes.append(Process(42, UUID, new, memory=GIB))
+    return node
+
+
+def held_whole() -> TestNode:
+    """A partitioned GPU that the kubelet gave out as a whole, and computes on one of its two instances."""
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 3)])
+    pod = Pod("team", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})
+    return TestNode([gpu], [pod], [Process(43, gpu.leaves[0], pod, memory=2 * GIB)])
+
+
+def half_judged() -> TestNode:
+    """A holder of a whole partitioned GPU with no process that is seen, and one on an instance that nobody can name."""
+    node = held_whole()
+    node.processes = [Process(49, node.gpus[0].leaves[1], None, readable=False)]
+    return node
+
+
+def compute_instances() -> TestNode:
+    """Two compute instances that share one GPU instance's memory, one of them held."""
+    gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
+    pod = Pod("team", "small", {"main": {"nvidia.com/mig-1c.3g.40gb": [str(gpu.leaves[0])]}})
+    return TestNode([gpu], [pod], [Process(44, gpu.leaves[0], pod, memory=2 * GIB)])
+
+
+def idle_instance() -> TestNode:
+    """A MIG device whose holder has no process."""
+    node = partitioned()
+    node.processes = []
+    return node
+
+
+def shared_pages() -> TestNode:
+    """Two GPUs: on one processes share memory, so that more is told than used; on the other some is unaccounted."""
+    node = cards(2, 1)
+    node.gpus[0].overhead, node.gpus[1].overhead = -2 * GIB, 3 * GIB
+    node.processes[0].memory = 4 * GIB
+    return node
+
+
+def half_untold() -> TestNode:
+    """Processes of the host of which one tells neither memory nor SM, and two more than all there is of the latter."""
+    client = Process(46, UUID, None, memory=None, types="M+C")
+    busy = [Process(pid, gpu_uuid(1), None, memory=GIB, sm=0.75) for pid in (47, 48)]
+    return TestNode([Gpu(0), Gpu(1)], [], [Process(45, UUID, None, memory=GIB, sm=0.5), client, *busy])
+
+
+def used_by_its_pod(sm: float) -> TestNode:
+    """A holder without a process, on whose card a sidecar computes, or has rested for long."""
+    pod = Pod("team", "served", {"main": {"nvidia.com/gpu": [str(UUID)]}, "sidecar": {}})
+    node = TestNode([Gpu(0)], [pod], [Process(50, UUID, pod, container="sidecar", sm=0.5)])
+    node.collect()
+    node.collect()
+    node.processes[0].sm = sm
+    for _ in range(3):
+        node.collect(seconds=150)
+    return node
+
+
+def blind(node: TestNode) -> TestNode:
+    node.visible = False
+    return node
+
+
+def without(node: TestNode, *sources: str) -> TestNode:
+    """The node after sources went away that had answered."""
+    node.collect()
+    node.collect()
+    node.down = set(sources)
+    return node
+
+
+async def test_a_leftover_with_a_live_namesake(site: Site, browser: Browser) -> None:
+    """It has a row and a segment of its own, beside its namesake's."""
+    site.collect(namesake())
+    async with tab(browser, site.url) as one:
+        gone = "team/db-0 main pod is gone · 1 process: leftover 3.0 GiB 0 %"
+        assert await one.texts("tbody tr.is-gone") == [gone]
+        assert await one.texts("tbody tr.is-assigned") == ["team/db-0 main 1 – – 1.0 GiB 1.0 GiB 0 % 10 s"]
+        await expect(one.page.locator(".segment.is-gone")).to_have_attribute("title", "team/db-0 3.0 GiB")
+        assert (await tiles(one))["left over"] == "1 3.0 GiB"
+
+
+async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> None:
+    """Its instances are held, by name, and it is no device more; its holder is judged by what it uses of all."""
+    site.collect(held_whole())
+    async with tab(browser, site.url) as one:
+        shown = await tiles(one)
+        assert (shown["GPUs"], shown["held"]) == ("1 2 devices", "2 0 free")
+        assert shown["idle holders"] == "0 no process, or SM 0 for 5 min"
+        assert await one.texts("#content h2, #content h3") == [
+            "GPU 0", "GPU 0 whole", "GPU 0 MIG 1/0", "GPU 0 MIG 2/0",
+        ]  # fmt: skip
+        assert await one.texts(".why") == ["Held with the whole GPU by team/whole main."] * 2
+        assert await one.texts(row(one, "team/whole")) == [
+            "team/whole main 1 1 80.0 GiB – – – –",
+            "team/whole main whole – – 2.0 GiB 2.0 GiB – –",
+            "team/whole main whole – – 0 0 – –",
+        ]
+        assert "free" not in " ".join(await one.texts(".facts"))
+        titles = await one.page.locator(".device").nth(1).locator("tbody .unknown").evaluate_all(
+            "all => all.map(one => one.title)"
+        )  # fmt: skip
+        assert titles[:2] == ["It holds the whole GPU: see there"] * 2
+        ids = await one.page.locator("[id]").evaluate_all("all => all.map(one => one.id)")
+        assert len(ids) == len(set(ids))
+
+
+OVERVIEWS: dict[str, tuple[Callable[[], TestNode], dict[str, str]]] = {
+    "nobody is visible": (lambda: blind(shared_card()), {"idle holders": "–", "not assigned": "–", "held": "1 0 free"}),
+    "NVML is down": (
+        lambda: without(shared_card(), "nvml"),
+        {"GPUs": "– 1 device", "memory used": "–", "unattributed": "–", "idle holders": "–", "left over": "–"},
+    ),
+    "a GPU is hung": (
+        lambda: TestNode([Gpu(0)], [holder("busy", 0)]),
+        {"GPUs": "1", "idle holders": "–", "memory used": "–", "faults": "1"},
+    ),
+    "MIG tells no SM": (idle_instance, {"idle holders": "1 no process, or SM 0 for 5 min", "GPUs": "3 3 devices"}),
+    "memory is shared": (compute_instances, {"memory used": "2.1 GiB of 10.0 GiB", "unattributed": "100 MiB"}),
+    "a remainder is negative": (shared_pages, {"unattributed": "3.0 GiB"}),
+}
+"""A node, and how its tiles begin."""
+
+
+@pytest.mark.parametrize("name", OVERVIEWS)
+async def test_the_overview_counts_what_is_known(site: Site, browser: Browser, name: str) -> None:
+    """Unknown is a dash with its reason, never 0; memory counts once, and no remainder hides another."""
+    make, wanted = OVERVIEWS[name]
+    node = make()
+    site.collect(node, 2)
+    if name == "a GPU is hung":
+        node.gpus[0].fault = "hung"
+        site.collect(node, 1)
+    async with tab(browser, site.url) as one:
+        shown = await tiles(one)
+        assert {
+            term: text for term, text in shown.items() if term in wanted and not text.startswith(wanted[term])
+        } == {}
+        titles = await one.page.locator(".tile .unknown").evaluate_all("all => all.map(one => one.title)")
+        assert all(titles)
+        assert len(titles) >= sum(text.startswith("–") for text in wanted.values())
+
+
+async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> None:
+    """It is counted, as a GPU and as a fault, and stands above with its remedy, also where there is no other."""
+    node = cards(1, 1)
+    node.gpus.append(Gpu(1, fault="hung"))
+    site.collect(node)
+    async with tab(browser, site.url) as one:
+        notice = one.page.locator("#notices .notice.bad")
+        await expect(notice).to_contain_text("hung: it does not answer NVML's calls, and has not told its uuid.")
+        await expect(notice.locator(".remedy")).to_contain_text("Xid")
+        shown = await tiles(one)
+        assert (shown["GPUs"], shown["faults"]) == ("2", "1 GPUs, sources")
+        site.collect(TestNode([Gpu(0, fault="lost")]))
+        await expect(one.page.locator(".device")).to_have_count(0)
+        shown = await tiles(one)
+        assert (shown["GPUs"], shown["faults"]) == ("1", "1 GPUs, sources")
+        await expect(one.page.locator("#notices")).not_to_contain_text("NVML counts no GPU")
+
+
+async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:
+    """A device that its plugin oversubscribes is not granted twice over."""
+    said = answer(NVIDIA_VISIBLE_DEVICES=UUID, CUDA_DEVICE_MEMORY_LIMIT_0="60000m", CUDA_DEVICE_SM_LIMIT="0")
+    pods = [
+        Pod("team", name, {"main": {"nvidia.com/gpu": [f"{UUID}-{n}"]}}, answers={("main", "nvidia.com/gpu"): said})
+        for n, name in enumerate(("a", "b"))
+    ]
+    site.collect(TestNode([Gpu(0)], pods))
+    async with tab(browser, site.url) as one:
+        await expect(one.page.locator(".bar")).to_have_attribute(
+            "aria-label", "Memory: 100 MiB of 80.0 GiB used, all granted, to several at once"
+        )
+
+
+async def test_slots_of_several_resources_are_not_added_up(site: Site, browser: Browser) -> None:
+    """They are of different units; each number stands for itself, and the hint says of what."""
+    ids = {"nvidia.com/gpu": [str(UUID)], "nvidia.com/gpu.shared": [f"{UUID}::0", f"{UUID}::1"]}
+    site.collect(TestNode([Gpu(0)], [Pod("team", "twice", {"main": ids})]))
+    async with tab(browser, site.url) as one:
+        slots = one.page.locator(row(one, "team/twice")).locator("td").first
+        await expect(slots).to_have_text("1+2")
+        await expect(slots.locator("span")).to_have_attribute("title", "1 × nvidia.com/gpu, 2 × nvidia.com/gpu.shared")
+
+
+def generated() -> list[TestNode]:
+    """Nodes that have been through something, always the same ones."""
+    found: list[TestNode] = []
+
+    @settings(max_examples=40, derandomize=True, database=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(runs())
+    def gather(run: list[Snapshot | TestNode]) -> None:
+        found.extend(one for one in run if isinstance(one, TestNode))
+
+    gather()
+    return found
+
+
+VERDICTS = """async (address) => {
+  const {devicesOf} = await import(address + "page/model.js");
+  const {totals} = await import(address + "page/totals.js");
+  const map = await (await fetch(address + "api/v1/map")).json();
+  const devices = devicesOf(map);
+  const rows = devices.flatMap((device) => device.rows.map((row) => ({
+    uuid: device.uuid, owner: row.owner, namespace: row.namespace, pod: row.pod, container: row.container,
+    memory_bytes: row.used, sm_ratio: row.sm, granted_bytes: row.granted, memory_peak_bytes: row.peak,
+    last_active: row.last, idle: Boolean(row.idle), over: Boolean(row.over),
+  })));
+  return {map, rows, totals: totals(map, devices)};
+}"""
+NAMES = ("uuid", "owner", "namespace", "pod", "container")
+NUMBERS = ("memory_bytes", "sm_ratio", "granted_bytes", "memory_peak_bytes", "last_active")
+
+
+def lines(rows: Iterable[Document]) -> list[tuple[object, ...]]:
+    """Rows that can be compared, in an order. The page has one for each pod that it knows by its UID alone."""
+    found: dict[tuple[str, ...], Document] = {}
+    for one in rows:
+        key = tuple(one[name] or "" for name in NAMES)
+        other = found.get(key)
+        found[key] = one if other is None else other | {name: added(other[name], one[name], name) for name in NUMBERS}
+    return sorted((*key, *(one[name] and round(one[name], 6) for name in NUMBERS)) for key, one in found.items())
+
+
+def added(one: float | None, other: float | None, name: str) -> float | None:
+    """Memory of which some is told; time on the SMs only where all is."""
+    if one is None or other is None:
+        return None if name == "sm_ratio" else one if other is None else other
+    return min(one + other, 1.0) if name == "sm_ratio" else one + other
+
+
+async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) -> None:
+    """Of any node its rows are those of `gpumap top`, and its verdicts are those of `gpumap waste`."""
+    made = [
+        namesake(),
+        held_whole(),
+        half_judged(),
+        compute_instances(),
+        idle_instance(),
+        shared_pages(),
+        half_untold(),
+        shared_card(),
+        used_by_its_pod(sm=0.5),
+        used_by_its_pod(sm=0.0),
+    ]
+    downs = [without(shared_card(), source) for source in ("nvml", "kubelet", "procfs", "pod_identity")]
+    async with tab(browser, site.url, expected=lambda said: "503" in said) as one:
+        for node in (*made, blind(shared_card()), blind(TestNode([Gpu(0)])), *downs, *generated()):
+            site.collect(node, 2)
+            page = await one.page.evaluate(VERDICTS, site.url)
+            found, totals = page["map"], page["totals"]
+            assert lines(page["rows"]) == lines(top_values(found, Shape())["rows"])
+            waste = waste_values(found, Shape())
+            for kind in ("idle", "over"):
+                ours = {(row["uuid"], row["pod"], row["container"]) for row in page["rows"] if row[kind]}
+                theirs = [row for row in waste["findings"] if row["finding"] == kind]
+                assert ours == {(row["uuid"], row["pod"], row["container"]) for row in theirs}
+            left = [row for row in waste["findings"] if row["finding"] == "leftover"]
+            squatters = sum(row["finding"] == "squatter" for row in waste["findings"])
+            # Where nothing could be looked at the page has a dash, and the command a sentence.
+            assert totals["idle"] == waste["sums"]["idle_holders"] or (totals["idle"] is None and not ours)
+            assert totals["squatters"] in (squatters, None if squatters == 0 else squatters)
+            assert totals["leftovers"] in (sum(len(row["pids"]) for row in left), None if not left else -1)
+            assert totals["leftBytes"] in (waste["sums"]["leftover_bytes"], None if not left else -1)

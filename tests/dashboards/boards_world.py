@@ -1,0 +1,116 @@
+"""Simulated nodes and real Prometheus servers for gpumap's own boards, scraped as the chart's ServiceMonitor does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests import neighbours
+from tests.demo_process import demo
+from tests.fleet import SCENARIOS, wait_for_holders
+from tests.pages import Page, serving_pages
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
+
+RECORDS = Path(__file__).resolve().parents[2] / "charts" / "gpumap" / "rules" / "fleet.yaml"
+HAPPENS = ("gpumap_container_xid_errors_total", 'gpumap_gpu_fault_info{node="broken-node"}')
+"""What some panels are about, which takes its time."""
+SCRAPES = 8
+PATIENCE_SECONDS = 90.0
+CLUSTER = "east"
+RANGE = "600s"
+TIMES = {"__rate_interval": "30s", "__range": RANGE}
+WRITTEN = {"price": "2.5", "label": "label_team"}
+OWN_POD = {"namespace": "monitoring", "pod": "gpumap-x7k2p", "container": "gpumap"}
+"""gpumap's, which is to stand nowhere."""
+
+OTHER_NAMES = [
+    {
+        "source_labels": ["__name__", label],
+        "regex": "gpumap_(?:device|gpu_without_device)_info;(.+)",
+        "target_label": label,
+        "replacement": "9$1",
+    }
+    for label in ("index", "model")
+]
+
+
+@dataclass(frozen=True)
+class World:
+    plain: Prometheus
+    """One cluster, without a label for it, and with the records for fleets."""
+    twice: Prometheus
+    """With the label `cluster`, and no records. Each node is scraped by three jobs: the second tells other indexes and
+    models of the same GPUs, the third has no honorLabels."""
+
+
+@contextlib.contextmanager
+def running_world(folder: Path, interval: str = "1s") -> Iterator[World]:
+    """Nodes with gpumap's default flags, kube-state-metrics, and both servers. Gives them once all has happened."""
+    with contextlib.ExitStack() as stack:
+
+        def run_node(name: str) -> str:
+            (folder / name).mkdir()
+            chosen = ("--scenario", SCENARIOS[name], "--interval", interval, "--node-ip", "10.0.0.7")
+            return stack.enter_context(demo(folder / name, *chosen))
+
+        with ThreadPoolExecutor() as threads:
+            nodes = dict(zip(SCENARIOS, threads.map(run_node, SCENARIOS), strict=True))
+        for url in nodes.values():
+            wait_for_holders(url)
+        others = stack.enter_context(serving_pages(lambda _: Page(neighbours.kube_state_metrics(nodes).encode())))
+        cluster = {"cluster": CLUSTER}
+        jobs = (
+            chart_job(nodes, **cluster),
+            chart_job(nodes, name="b-gpumap", **cluster) | {"metric_relabel_configs": OTHER_NAMES},
+            chart_job(nodes, name="c-gpumap", **cluster, **OWN_POD) | {"honor_labels": False},
+        )
+        configs = {
+            "plain": each_second(chart_job(nodes), pods_job(others, {}), rule_files=[str(often_recorded(folder))]),
+            "twice": each_second(*jobs, pods_job(others, cluster)),
+        }
+        servers = {}
+        for name, config in configs.items():
+            (folder / name).mkdir()
+            servers[name] = stack.enter_context(prometheus(folder / name, config=config))
+        for server in servers.values():
+            wait_for_scrapes(server, len(nodes))
+        yield World(**servers)
+
+
+def often_recorded(folder: Path) -> Path:
+    """rules/fleet.yaml, whose minutes are too long for a test."""
+    rules = yaml.safe_load(RECORDS.read_text(encoding="utf-8"))
+    for group in rules["groups"]:
+        group["interval"] = "3s"
+    file = folder / "fleet.json"
+    file.write_text(json.dumps(rules), encoding="utf-8")  # JSON is YAML
+    return file
+
+
+def pods_job(address: str, more: Mapping[str, str]) -> dict[str, object]:
+    """Not each second: the page is made of all nodes' pages."""
+    targets = [{"targets": [address], "labels": dict(more)}]
+    slowly = {"scrape_interval": "3s", "scrape_timeout": "3s"}
+    return {"job_name": "kube-state-metrics", "honor_labels": True, "static_configs": targets, **slowly}
+
+
+def wait_for_scrapes(server: Prometheus, nodes: int) -> None:
+    def scraped() -> bool:
+        often = server.by("node", "max by (node) (count_over_time(gpumap_build_info[5m]))")
+        happened = all(server.ask(f"{what} offset 3s") for what in HAPPENS)
+        return len(often) == nodes and min(often.values()) >= SCRAPES and happened and not server.ask("up == 0")
+
+    eventually(scraped, PATIENCE_SECONDS, about=lambda: server.api("targets"))
+
+
+def fill_in(query: str, chosen: Mapping[str, str]) -> str:
+    """The query as Grafana sends it: "All" where nothing is chosen, which is `.*` on these boards."""
+    values = {**TIMES, **WRITTEN, **chosen}
+    return re.sub(r"\$([a-z_]+)\b", lambda match: values.get(match[1], ".*"), query)

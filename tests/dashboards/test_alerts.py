@@ -1,0 +1,166 @@
+"""The alerts of rules/alerts.yaml: promtool's unit tests, and laws that each of them keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.dashboards.promql_names import LABELS, assert_known, selectors
+from tests.fences import read_blocks
+from tests.promtool import accepted, assert_parses
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "charts" / "gpumap" / "rules" / "alerts.yaml"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("alerts-*.test.yaml"))
+HEADINGS = ["What it means", "What it is not", "Look", "Do", "Silence or tune"]
+
+GROUPS_OF_RULES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
+RULES: list[dict[str, Any]] = [rule for group in GROUPS_OF_RULES for rule in group["rules"]]
+ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+RECORDS = {rule["record"] for rule in RULES if "record" in rule}
+
+MADE = {"team", "gpu", "holder"}
+"""Labels that the rules make."""
+
+
+def queries(rule: dict[str, Any]) -> Iterator[str]:
+    """Its expression, and what its texts ask."""
+    yield rule["expr"]
+    for text in rule.get("annotations", {}).values():
+        for asked in re.findall(r'printf "((?:[^"\\]|\\.)*)"', text):
+            yield asked.replace('\\"', '"').replace("%q", '""')
+
+
+def page_of(alert: str) -> str:
+    return (RUNBOOKS / f"{alert}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("tests", UNIT_TESTS, ids=lambda path: path.name)
+def test_each_alert_fires_when_it_should(tests: Path) -> None:
+    """promtool: with these series each alert fires with its labels and texts, and beside the nearest innocent not."""
+    accepted("test", "rules", tests)
+
+
+def test_promtool_has_nothing_to_say() -> None:
+    """The file is valid, and its linter is silent."""
+    done = accepted("check", "rules", "--lint=all", "--lint-fatal", FILE)
+    assert done.stderr == ""
+    assert f"SUCCESS: {len(RULES)} rules found" in done.stdout
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_is_whole(alert: str) -> None:
+    """It has a severity, a summary and a description that end well, and the address of its page."""
+    rule = ALERTS[alert]
+    assert re.fullmatch(r"Gpumap[A-Z]\w+", alert)
+    assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+    assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert not rule["annotations"]["summary"].endswith(".")
+    assert rule["annotations"]["description"].endswith((".", "{{ end }}"))
+    assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{alert}.md"
+
+
+def test_who_is_called_out_of_bed_is_few() -> None:
+    """Critical is what stops somebody's work, and blindness of everything."""
+    critical = {name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"}
+    assert critical == {"GpumapGpuDownUnderPod", "GpumapDriverDownUnderPod", "GpumapMostlyDown"}
+
+
+def test_names_are_unique() -> None:
+    """The chart leaves alerts out by name, and a silence is by name."""
+    assert len(ALERTS) + len(RECORDS) == len(RULES)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_has_a_page(alert: str) -> None:
+    """Its runbook has the fixed headings in their order, tells severity and `for`, and has something under each."""
+    page = page_of(alert)
+    first, *parts = re.split(r"^## (?=.)", page, flags=re.MULTILINE)
+    wait = f", after {ALERTS[alert]['for']}" if "for" in ALERTS[alert] else ""
+    assert first.startswith(f"# {alert}\n\nSeverity {ALERTS[alert]['labels']['severity']}{wait}. ")
+    assert [part.splitlines()[0] for part in parts] == HEADINGS
+    assert all(len(part.split("\n", 1)[1].strip()) > 20 for part in parts)
+
+
+def test_there_is_no_page_without_an_alert() -> None:
+    """And the index has each alert, with its severity, once."""
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {*ALERTS, "README"}
+    rows = re.findall(r"^\| \[(\w+)\]\((\w+)\.md\) \| (\w+) \| \S", page_of("README"), re.MULTILINE)
+    assert sorted(rows) == sorted((name, name, rule["labels"]["severity"]) for name, rule in ALERTS.items())
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_is_tested_either_way(alert: str) -> None:
+    """In promtool's tests there is a moment at which it fires, and a world in which it never does."""
+    cases = [test for path in UNIT_TESTS for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
+    fires, innocent = False, False
+    for case in cases:
+        asked = [check["exp_alerts"] for check in case.get("alert_rule_test", []) if check["alertname"] == alert]
+        fires |= any(asked)
+        innocent |= bool(asked) and not any(asked)
+    assert (fires, innocent) == (True, True)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_series_and_labels_exist(rule: dict[str, Any]) -> None:
+    """What the rule and its texts ask for is in docs/metrics.md, or made by another rule here."""
+    for query in queries(rule):
+        assert_known(query, RECORDS, MADE)
+
+
+BY_TARGET = {"GpumapSourceDown"}
+"""Asks only whether a target has such series at all."""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
+def test_gpumap_itself_is_blamed_for_nothing(rule: dict[str, Any]) -> None:
+    """Without honorLabels `pod` is gpumap's own: every series that has a pod is asked for by its exported_pod, too."""
+    for series, matchers in selectors(rule["expr"]):
+        if "pod" in LABELS.get(series, ()) and rule.get("alert") not in BY_TARGET:
+            assert "exported_pod" in matchers, series
+
+
+NOT_BRIDGED = {"GpumapMissingOnNode"}
+"""A gpumap that is there now is there: the version's series is asked beside a week's history."""
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_gap_begins_nothing_anew(alert: str) -> None:
+    """What gpumap says is asked over a while, not of a moment alone; and what was said once is no alert yet."""
+    rule = ALERTS[alert]
+    bare = re.sub(r"gpumap_\w+(?:\{[^}]*\})?(?:\[\d+\w\]| offset 15m)|gpumap:[\w:]+", "", rule["expr"])
+    bare = re.sub(r"gpumap_(?:gpu_xid_errors_by_code|container_xid_errors)_total(?:\{[^}]*\})?", "", bare)
+    assert "gpumap_" not in bare or alert in NOT_BRIDGED
+    bridged = "last_over_time(gpumap_" in rule["expr"] and not re.search(r"increase\(|\[1h\]", rule["expr"])
+    assert not bridged or rule["for"].endswith("h") or int(rule["for"].removesuffix("m")) >= 10
+
+
+def test_documents_name_alerts_that_exist() -> None:
+    """docs/alerts.md and the pages; and docs/alerts.md tells which are critical."""
+    for page in (ROOT / "docs" / "alerts.md", *RUNBOOKS.glob("*.md")):
+        assert set(re.findall(r"\bGpumap[A-Z]\w+", page.read_text(encoding="utf-8"))) <= ALERTS.keys(), page.name
+    row = re.search(r"^\| `critical` .*$", (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8"), re.MULTILINE)
+    critical = {name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"}
+    assert row
+    assert set(re.findall(r"Gpumap\w+", row[0])) == critical
+
+
+def test_queries_parse(tmp_path: Path) -> None:
+    """Those of texts and of runbooks, which ask for series that exist."""
+    asked = [query for rule in RULES for query in queries(rule)]
+    asked += [block.body for page in sorted(RUNBOOKS.glob("*.md")) for block in read_blocks(page.read_text(), "promql")]
+    for query in asked:
+        assert_known(query, RECORDS, MADE)
+    assert_parses(asked, tmp_path)
+
+
+def test_the_alerts_are_where_people_look() -> None:
+    """`rules/` at the top of the repository is the chart's own folder."""
+    assert (ROOT / "rules" / "alerts.yaml").resolve() == FILE

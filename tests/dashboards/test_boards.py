@@ -1,0 +1,100 @@
+"""Dashboards of the field against gpumap with every dialect on: each panel's queries answer, or are listed as those
+that cannot, with the reason; docs/migrate/README.md has the sums.
+
+A file of tests/boards/ is a dashboard: its panels with their queries as they were published. Grafana's variables are
+filled in as "All" does: any value, but the label must be there. `="$x"` is asked as `=~"$x"`: for every choice at once.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+import pytest
+
+from tests.fleet import Fleet, running_fleet
+
+BOARDS = Path(__file__).parents[1] / "boards"
+INDEX = Path(__file__).resolve().parents[2] / "docs" / "migrate" / "README.md"
+NAMES = {
+    "12239": "[12239](https://grafana.com/grafana/dashboards/12239), NVIDIA DCGM Exporter Dashboard",
+    "14574": "[14574](https://grafana.com/grafana/dashboards/14574), Nvidia GPU Metrics",
+    "arms-gpu-app": "ARMS, GPU APP",
+    "arms-gpu-node": "ARMS, GPU Node",
+}
+TIMES = {"__rate_interval": "30s", "__interval": "5s", "__range": "30s"}
+WINDOW_SECONDS = 5.0
+SETTLE_SECONDS = 1.5
+
+
+class Panel(TypedDict):
+    panel: str
+    queries: list[str]
+    cannot: NotRequired[str]
+    """Why it has no answer."""
+    partly: NotRequired[str]
+    """What its answer is without."""
+
+
+def read(board: Path) -> list[Panel]:
+    panels: list[Panel] = json.loads(board.read_text(encoding="utf-8"))
+    return panels
+
+
+def fill_in(query: str) -> str:
+    """The query as Grafana would send it, with "All" chosen."""
+    for name, value in TIMES.items():
+        query = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", value, query)
+    query = re.sub(r'(?<![!=~])=(?=\s*"\$)', "=~", query)
+    return re.sub(r"\$(?:\w+|\{\w+(?::\w+)?\})", ".+", query)
+
+
+CASES = [
+    pytest.param(panel, query, id=f"{board.stem}-{panel['panel']}-{number}")
+    for board in sorted(BOARDS.glob("*.json"))
+    for panel in read(board)
+    for number, query in enumerate(panel["queries"])
+]
+
+
+@pytest.fixture(name="fleet", scope="module")
+def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), "dialects") as fleet:
+        yield fleet
+
+
+@pytest.mark.parametrize(("panel", "query"), CASES)
+def test_a_panel_answers_or_is_said_not_to(fleet: Fleet, panel: Panel, query: str) -> None:
+    """Asked over a range, as a panel does: it has points, or none where the board's file says that it cannot."""
+    end = time.time() - SETTLE_SECONDS
+    asked = {"query": fill_in(query), "start": str(end - WINDOW_SECONDS), "end": str(end), "step": "1"}
+    series = fleet["dialects"].api("query_range", **asked)["result"]
+    points = [value for one in series for _, value in one["values"] if not math.isnan(float(value))]
+    assert bool(points) == ("cannot" not in panel)
+
+
+def summary() -> str:
+    """The table of docs/migrate/README.md."""
+    lines = ["| board | panels | answered | partly, or not, and why |", "|---|---|---|---|"]
+    for board in sorted(BOARDS.glob("*.json")):
+        panels = read(board)
+        notes = [f"{panel['panel']}: partly, {panel['partly']}" for panel in panels if "partly" in panel]
+        notes += [f"{panel['panel']}: not, {panel['cannot']}" for panel in panels if "cannot" in panel]
+        answered = sum("cannot" not in panel for panel in panels)
+        lines.append(f"| {NAMES[board.stem]} | {len(panels)} | {answered} | {'<br>'.join(notes) or '–'} |")
+    return "\n".join(lines)
+
+
+def test_the_index_tells_which_panels_answer() -> None:
+    """docs/migrate/README.md has, for each board, how many panels there are and which cannot answer."""
+    told = INDEX.read_text(encoding="utf-8")
+    assert summary() in told, f"write there:\n{summary()}"
+
+
+def test_variables_are_filled_in_as_grafana_does() -> None:
+    """Durations get a value, labels any; a single choice becomes all of them."""
+    query = 'rate(x{uuid="$gpu", node=~"${node:regex}", y!="z"}[$__rate_interval])'
+    assert fill_in(query) == 'rate(x{uuid=~".+", node=~".+", y!="z"}[30s])'

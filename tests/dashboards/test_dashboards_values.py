@@ -1,0 +1,120 @@
+"""What the boards say of what does not happen in a minute of simulated nodes: played series, asked by promtool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.dashboards.boards_world import RECORDS, fill_in
+from tests.dashboards.own_boards import BOARDS
+from tests.promtool import accepted
+
+Values = Mapping[str, str]
+"""promtool's notation, by series; a sample each minute."""
+
+DRIVER_DOWN: Values = {
+    'gpumap_gpu_up{node="blind",uuid="GPU-a"}': "1x30 stale",
+    'gpumap_gpu_up{node="blind",uuid="GPU-b"}': "1x30 stale",
+    'gpumap_source_up{node="blind",source="nvml"}': "1x30 0x60",
+    'gpumap_gpu_up{node="lost",uuid="GPU-c"}': "1x90",
+    'gpumap_gpu_up{node="lost",uuid="GPU-d"}': "0x90",
+    'gpumap_source_up{node="lost",source="nvml"}': "1x90",
+    'gpumap_source_up{node="without",source="nvml"}': "0x90",
+    'gpumap_gpu_up{node="gone",uuid="GPU-e"}': "1x20 stale",
+    'gpumap_source_up{node="gone",source="nvml"}': "1x20 stale",
+}
+"""Nodes: one whose driver fails as a whole, one that loses a GPU, one without any, and one that is taken away."""
+FAILS = [
+    ("gpumap-fleet", "Nodes", 3, 2),
+    ("gpumap-fleet", "GPUs", 5, 4),
+    ("gpumap-fleet", "GPUs not answering", 1, 3),
+    ("gpumap-health", "GPUs", 5, 4),
+    ("gpumap-health", "GPUs not answering", 1, 3),
+]
+
+
+@pytest.mark.parametrize(("uid", "title", "before", "after"), FAILS)
+@pytest.mark.parametrize("rules", [(), (RECORDS,)], ids=["raw", "recorded"])
+def test_a_driver_that_is_down_hides_no_gpu(
+    tmp_path: Path, uid: str, title: str, before: int, after: int, rules: Sequence[Path]
+) -> None:
+    """Its node's GPUs are there and do not answer; those of a node that was taken away are gone."""
+    query = stat(uid, title)
+    prove(tmp_path, DRIVER_DOWN, [(query, "19m", {"{}": before}), (query, "80m", {"{}": after})], rules)
+
+
+def test_gpus_of_a_driver_that_is_down_are_listed(tmp_path: Path) -> None:
+    """They have a row each that says 0, without the names that nobody tells now; GPUs that are well have theirs."""
+    named = {'gpumap_device_info{node="lost",uuid="GPU-c",gpu_uuid="GPU-c",index="3",model="H"}': "1x90"}
+    (query,) = (
+        target["expr"]
+        for panel in BOARDS["gpumap-health"]["panels"]
+        if panel["title"] == "GPUs" and panel["type"] == "table"
+        for target in panel["targets"]
+        if "gpumap_gpu_up" in target["expr"]
+    )
+    listed = {
+        '{node="blind",uuid="GPU-a"}': 0,
+        '{node="blind",uuid="GPU-b"}': 0,
+        '{node="lost",uuid="GPU-c",index="3",model="H"}': 1,
+        '{node="lost",uuid="GPU-d"}': 0,
+    }
+    prove(tmp_path, {**DRIVER_DOWN, **named}, [(query, "80m", listed)])
+
+
+ECC = 'gpumap_gpu_ecc_errors_total{node="n",uuid="GPU-a",type="uncorrected",location="dram"}'
+XID = 'gpumap_gpu_xid_errors_total{node="n",uuid="GPU-a"}'
+MEMORY, HEARD = "Memory errors, uncorrected", "XID errors"
+HISTORIES = [
+    pytest.param(MEMORY, ECC, "120x60", 0, id="long ago"),
+    pytest.param(MEMORY, ECC, "120x20 _x12 120x30", 0, id="a gap where the range begins"),
+    pytest.param(MEMORY, ECC, "_x35 120x30", 0, id="a card that is new here"),
+    pytest.param(MEMORY, ECC, "120x35 121x30", 1, id="one"),
+    pytest.param(MEMORY, ECC, "0x33 3x4 8x30", 8, id="the first ones of a card"),
+    pytest.param(MEMORY, ECC, "120x35 118x30", 0, id="a fall"),
+    pytest.param(HEARD, XID, "7x60", 0, id="heard long ago"),
+    pytest.param(HEARD, XID, "7x35 9x30", 2, id="two"),
+    pytest.param(HEARD, XID, "_x35 1x30", 1, id="a series that begins with its first error"),
+]
+
+
+@pytest.mark.parametrize(("title", "series", "values", "expected"), HISTORIES)
+def test_errors_are_those_of_the_time_range(
+    tmp_path: Path, title: str, series: str, values: str, expected: int
+) -> None:
+    """Of the driver's counts what they rose by, of gpumap's own also the first: ten minutes before the fortieth."""
+    prove(tmp_path, {series: values}, [(stat("gpumap-health", title), "40m", {"{}": expected})])
+
+
+def stat(uid: str, title: str) -> str:
+    (query,) = (
+        panel["targets"][0]["expr"]
+        for panel in BOARDS[uid]["panels"]
+        if panel["title"] == title and panel["type"] == "stat"
+    )
+    return fill_in(query, {})
+
+
+def prove(
+    folder: Path, series: Values, asked: Sequence[tuple[str, str, Mapping[str, float]]], rules: Sequence[Path] = ()
+) -> None:
+    """Each query, at its moment, has these series with these values, says promtool."""
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": fill_in(query, {}),
+                "eval_time": moment,
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
+            }
+            for query, moment, expected in asked
+        ],
+    }
+    file = folder / "boards.test.json"  # JSON is YAML
+    text = json.dumps({"rule_files": [str(rule) for rule in rules], "evaluation_interval": "1m", "tests": [test]})
+    file.write_text(text, encoding="utf-8")
+    accepted("test", "rules", file)

@@ -1,0 +1,233 @@
+"""The fleet's recording rules: what promtool says of them, and their laws on every capture and on the demo."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import golden
+from tests.demo_process import demo
+from tests.fences import read_blocks
+from tests.pages import Page, serving_pages
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
+from tests.promtool import accepted
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "rules" / "fleet.yaml"
+DOCS = ROOT / "docs" / "prometheus.md"
+RECORDS = [rule["record"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+EVERY_RECORD = '{__name__=~"cluster.*:gpumap_.*"}'
+SAME = {
+    "cluster_namespace:gpumap_container_allocated_gpus:sum": "cluster_node:gpumap_container_allocated_gpus:sum",
+    "cluster_namespace:gpumap_container_allocated_gpu_seconds:rate5m": (
+        "cluster_node:gpumap_container_allocated_gpu_seconds:rate5m"
+    ),
+    "cluster_namespace:gpumap_container_sm_seconds:rate5m": "cluster_node:gpumap_container_sm_seconds:rate5m",
+    "cluster_namespace:gpumap_container_gpu_memory_used_bytes:sum": (
+        "cluster_node:gpumap_container_gpu_memory_used_bytes:sum"
+    ),
+    "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum": (
+        "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum"
+    ),
+    "cluster_owner:gpumap_device_memory_used_by_owner_bytes:sum": "cluster_node:gpumap_device_memory_used_bytes:sum",
+    "cluster_model:gpumap_gpu:count": "cluster_node:gpumap_gpu_up:count",
+}
+"""Two ways to add up the same things."""
+PARTS = {
+    "cluster_namespace:gpumap_allocation_info_with_share:count": "cluster_namespace:gpumap_allocation_info:count",
+    "cluster_namespace:gpumap_allocation_info_with_memory_used:count": "cluster_namespace:gpumap_allocation_info:count",
+    "cluster_namespace:gpumap_container_allocated_gpu_seconds_measured:rate5m": (
+        "cluster_namespace:gpumap_container_allocated_gpu_seconds:rate5m"
+    ),
+    "cluster_namespace:gpumap_container_idle_gpu_seconds:rate5m": (
+        "cluster_namespace:gpumap_container_allocated_gpu_seconds_measured:rate5m"
+    ),
+    "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes_measured:sum": (
+        "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum"
+    ),
+    "cluster_namespace:gpumap_container_unused_gpu_memory_bytes:sum": (
+        "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes_measured:sum"
+    ),
+    "cluster_node:gpumap_gpu_up:sum": "cluster_node:gpumap_gpu_up:count",
+    "cluster_node:gpumap_gpu_utilization_ratio:sum": "cluster_node:gpumap_gpu_utilization_ratio:count",
+    "cluster_node:gpumap_device_memory_used_bytes:sum": "cluster_node:gpumap_device_memory_total_bytes:sum",
+}
+"""What is a part of what, in each namespace and on each node."""
+
+
+def capture_pages() -> Mapping[str, Page]:
+    """A node for each capture, whose devices are no other one's."""
+
+    def page(capture: Path) -> Page:
+        said = (capture / "expected.prom").read_text()
+        return Page(re.sub(r'uuid="((?:GPU|MIG)[^"]*)', rf'uuid="\1@{capture.name}', said).encode())
+
+    return {f"/{capture.name}": page(capture) for capture in golden.captures()}
+
+
+def with_rules(folder: Path) -> str:
+    """The rules, each second."""
+    text, number = re.subn(r"\n    interval: 1m\n", "\n    interval: 1s\n", RULES.read_text())
+    assert number == 1
+    copy = folder / "fleet.yaml"
+    copy.write_text(text)
+    return str(copy)
+
+
+def just_now() -> str:
+    """A moment of which all rules have been evaluated."""
+    return str(time.time() - 3)
+
+
+def total(fleet: Prometheus, record: str, moment: str) -> float:
+    ((_, value),) = fleet.ask(f"sum({record})", time=moment)
+    return value
+
+
+@pytest.fixture(name="fleet", scope="module")
+def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus with the rules that scrapes all captures, and the demo, by two jobs each."""
+    folder = tmp_path_factory.mktemp("fleet")
+    (node := folder / "demo").mkdir()
+    with serving_pages(capture_pages().__getitem__) as address, demo(node, "--interval", "1s") as url:
+        nodes = {path[1:]: f"http://{address}{path}" for path in capture_pages()} | {"demo-node": url}
+        both = chart_job(nodes), chart_job(nodes, name="once-more")
+        config = each_second(*both, rule_files=[with_rules(folder)])
+        with prometheus(folder, config=config) as found:
+
+            def counted() -> bool:
+                """The demo's pods compute, and are charged, in each namespace's record."""
+                charged = found.ask("cluster:gpumap_container_energy_joules:rate5m > 0", time=just_now())
+                return bool(charged and found.ask("cluster:gpumap_container_sm_seconds:rate5m > 0", time=just_now()))
+
+            eventually(counted, 60.0, about=lambda: found.api("rules"))
+
+            def recorded() -> bool:
+                return len(found.ask(f"count by (__name__) ({EVERY_RECORD})", time=just_now())) >= len(RECORDS)
+
+            eventually(recorded, 60.0, about=lambda: found.api("rules"))
+            yield found
+
+
+def test_promtool_accepts_the_rules() -> None:
+    """Each rule is valid, and no two are alike."""
+    assert accepted("check", "rules", RULES).stderr == ""
+    assert len(set(RECORDS)) == len(RECORDS)
+
+
+def test_the_rules_hold_their_unit_tests() -> None:
+    """They tell the truth of what is idle, shared, not known, gone, restarted, scraped twice, and of clusters."""
+    tests = Path(__file__).parents[1] / "rules" / "fleet.test.yaml"
+    accepted("test", "rules", tests)
+
+
+def test_names_say_level_metric_and_operation() -> None:
+    """A record's name is level:metric:operation, and its level names the labels that it is made by."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            found = re.fullmatch(r"(cluster(?:_\w+)?):gpumap_\w+:(sum|count|rate5m)", rule["record"])
+            assert found, rule["record"]
+            by = ", ".join(found[1].split("_"))
+            assert re.match(rf"(sum|count|max) by \({by}\) \(", rule["expr"].strip()), rule["record"]
+
+
+def test_every_rule_is_healthy_and_has_a_sample(fleet: Prometheus) -> None:
+    """On the captures and the demo no rule fails, warns, or stays without a series."""
+    (group,) = fleet.api("rules")["groups"]
+    assert {rule["name"]: rule.get("lastError") for rule in group["rules"] if rule["health"] != "ok"} == {}
+    names = {labels["__name__"] for labels, _ in fleet.ask(f"count by (__name__) (last_over_time({EVERY_RECORD}[1m]))")}
+    assert names == set(RECORDS)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_sums_over_one_level_are_those_over_another(fleet: Prometheus, name: str) -> None:
+    """Namespaces, owners and models add up to what nodes do, though everything is scraped twice."""
+    moment = just_now()
+    ours, theirs = (total(fleet, record, moment) for record in (name, SAME[name]))
+    assert ours == pytest.approx(theirs, rel=1e-9)
+    assert ours > 0
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_within_its_whole(fleet: Prometheus, name: str) -> None:
+    """In no namespace and on no node is a part without its whole, or more than it."""
+    moment = just_now()
+    assert fleet.ask(f"{name} unless {PARTS[name]}", time=moment) == []
+    assert fleet.ask(f"{name} > {PARTS[name]} * 1.000001", time=moment) == []
+
+
+def test_a_clusters_records_are_the_sums_of_the_rest(fleet: Prometheus) -> None:
+    """Each record by cluster is what the namespaces', or the nodes', of the same name add up to."""
+    moment = just_now()
+    for record in RECORDS:
+        level, _, rest = record.partition(":")
+        finer = [f"{each}:{rest}" for each in ("cluster_namespace", "cluster_node") if f"{each}:{rest}" in RECORDS]
+        if level == "cluster" and finer:
+            values = [total(fleet, name, moment) for name in (record, *finer)]
+            assert values == pytest.approx([values[0]] * len(values), rel=1e-9), record
+
+
+def test_what_the_rules_add_up_is_what_the_pages_say(fleet: Prometheus) -> None:
+    """Held, used and total are those of the pages themselves, each device once."""
+    captures = 'job="gpumap",node!="demo-node"'
+    instances = "* on (node, uuid) group_left (gpu_uuid, gpu_instance_id) gpumap_device_info{" + captures + "}"
+    for name, each in (
+        ("gpumap_container_allocated_gpus", ""),
+        ("gpumap_container_gpu_memory_used_bytes", ""),
+        ("gpumap_device_memory_total_bytes", instances),
+        ("gpumap_device_memory_used_bytes", instances),
+    ):
+        said = f"{name}{{{captures}}} {each}"
+        once = f"max by (gpu_uuid, gpu_instance_id) ({said})" if each else said
+        recorded = fleet.value(f'sum(cluster_node:{name}:sum{{node!="demo-node"}})')
+        assert recorded == pytest.approx(fleet.value(f"sum({once})"), rel=1e-9), name
+
+
+def test_a_model_is_known_of_all_that_is_held_but_where_the_driver_is_down(fleet: Prometheus) -> None:
+    """GPUs held, by model, are those held; without them whose card no driver has told of."""
+    moment = just_now()
+    without = 'gpumap_container_allocated_gpus{job="gpumap"} unless on (node) gpumap_device_info'
+    ((_, of_no_model),) = fleet.ask(f"sum({without})", time=moment)
+    by_model, by_node = (
+        total(fleet, f"{level}:gpumap_container_allocated_gpus:sum", moment)
+        for level in ("cluster_model", "cluster_node")
+    )
+    assert by_model + of_no_model == pytest.approx(by_node, rel=1e-9)
+
+
+def test_without_a_cluster_label_there_is_none_and_in_a_ruler_over_several_it_stays(fleet: Prometheus) -> None:
+    """The label is made up nowhere."""
+    assert fleet.ask(f'{EVERY_RECORD.removesuffix("}")},cluster!=""}}') == []
+
+
+def test_the_docs_name_every_record() -> None:
+    """The table of docs/prometheus.md has the rules' records, those by cluster but for the sums, and no others."""
+    named = [
+        f"{name}:{operation}"
+        for name, first, second in re.findall(
+            r"^\| `(\w+:gpumap_\w+):(\w+)`(?:, `:(\w+)`)?", DOCS.read_text(), re.MULTILINE
+        )
+        for operation in (first, second)
+        if operation
+    ]
+    finer = {
+        record.partition(":")[2] for record in RECORDS if record.startswith(("cluster_namespace:", "cluster_node:"))
+    }
+    sums = [record for record in RECORDS if record.startswith("cluster:") and record.partition(":")[2] in finer]
+    assert sorted(named) == sorted(set(RECORDS) - set(sums))
+    by_cluster = sum(record.startswith("cluster:") for record in RECORDS)
+    assert f"{by_cluster} series that say" in DOCS.read_text()
+    assert {f"cluster:{name}" for name in finer} == set(sums)
+
+
+def test_the_docs_queries_are_answered(fleet: Prometheus) -> None:
+    """Each promql fence of docs/prometheus.md gives an answer on the demo and the captures."""
+    fences = list(read_blocks(DOCS.read_text(), "promql"))
+    assert fences
+    for fence in fences:
+        assert fleet.ask(fence.body) != [], f"docs/prometheus.md:{fence.line}"

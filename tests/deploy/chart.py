@@ -1,0 +1,86 @@
+"""The chart as a real helm renders it, and what stands in a rendered pod."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.tools import tool
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "gpumap"
+
+Manifest = dict[str, Any]
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs helm without the settings and plugins of whoever runs the tests."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HELM_", "KUBE"))}
+    return subprocess.run(
+        [tool("helm"), *arguments],
+        env=environment | {"HELM_PLUGINS": os.devnull, "KUBECONFIG": os.devnull},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def settings(values: tuple[str, ...]) -> Iterator[str]:
+    for value in values:
+        yield from ("--set", value)
+
+
+@cache
+def _rendered(values: tuple[str, ...], release: str, namespace: str, chart: Path) -> str:
+    done = helm("template", release, chart, "--namespace", namespace, *settings(values))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render_all(
+    *values: str, release: str = "gpumap", namespace: str = "monitoring", chart: Path = CHART
+) -> tuple[Manifest, ...]:
+    """Each object that the chart makes with `--set …`, the pod of `helm test` too."""
+    text = _rendered(values, release, namespace, chart)
+    return tuple(document for document in yaml.load_all(text, yaml.CSafeLoader) if document)
+
+
+def refusal(*values: str, release: str = "gpumap") -> str:
+    """What helm says of values that it does not take."""
+    done = helm("template", release, CHART, *settings(values))
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def render(*values: str, release: str = "gpumap") -> dict[str, Manifest]:
+    """What `helm install --set …` would send, by kind."""
+    manifests = [one for one in render_all(*values, release=release) if not is_hook(one)]
+    by_kind = {manifest["kind"]: manifest for manifest in manifests}
+    assert len(by_kind) == len(manifests), "one object of each kind"
+    return by_kind
+
+
+def is_hook(manifest: Manifest) -> bool:
+    return "helm.sh/hook" in manifest["metadata"].get("annotations", {})
+
+
+def pod_of(manifests: dict[str, Manifest]) -> Manifest:
+    pod: Manifest = manifests["DaemonSet"]["spec"]["template"]["spec"]
+    return pod
+
+
+def container_of(manifests: dict[str, Manifest]) -> Manifest:
+    container: Manifest
+    (container,) = pod_of(manifests)["containers"]
+    return container
+
+
+def host_paths(manifests: dict[str, Manifest]) -> dict[str, str]:
+    """Where each of the node's folders is mounted: path on the node → path in the container."""
+    mounts = {mount["name"]: mount["mountPath"] for mount in container_of(manifests)["volumeMounts"]}
+    volumes = pod_of(manifests)["volumes"]
+    return {volume["hostPath"]["path"]: mounts[volume["name"]] for volume in volumes if "hostPath" in volume}

@@ -1,0 +1,198 @@
+"""The chart as a whole, rendered by a real helm: what it makes, and what it is called."""
+
+import base64
+import re
+from importlib import resources
+
+import pytest
+import yaml
+
+import gpumap
+from gpumap.agent.flags import FLAGS
+from gpumap.cli.kubectl.agents import agents_of
+from gpumap.cli.kubectl.source import SELECTOR
+from tests.deploy.chart import CHART, Manifest, container_of, helm, is_hook, refusal, render, render_all, settings
+from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
+
+BUILT_IN_KINDS = {"DaemonSet", "Service", "ServiceAccount"}
+OFTEN = (
+    "values",
+    [(), ("service.port=9500",), (r"podLabels.app\.kubernetes\.io/name=other",), ("nameOverride=a-gpumap",)],
+)
+
+
+@pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything"])
+def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
+    """`helm lint --strict` passes, and recommends nothing."""
+    done = helm("lint", "--strict", CHART, *settings(values))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search(r"\[(INFO|WARNING|ERROR)\]", done.stdout), done.stdout
+
+
+def test_only_what_is_asked_for_is_installed() -> None:
+    """By default the chart makes a DaemonSet, a Service and a ServiceAccount, and nothing else."""
+    assert [one["kind"] for one in render_all("tests.enabled=false")] == [one["kind"] for one in render().values()]
+    assert render().keys() == BUILT_IN_KINDS
+
+
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_everything_stands_in_the_releases_namespace(variation: str) -> None:
+    """Nothing is put elsewhere, and nothing is the cluster's, but OpenShift's constraints, which only it can have."""
+    for manifest in render_all(*VARIATIONS[variation]):
+        if manifest["kind"] == "SecurityContextConstraints":
+            assert manifest["metadata"]["name"].startswith("monitoring-")
+        else:
+            assert manifest["metadata"]["namespace"] == "monitoring", manifest["kind"]
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "name"),
+    [
+        ("gpumap", (), "gpumap"),
+        ("prod", (), "prod-gpumap"),
+        ("prod", ("nameOverride=gpumap-agents",), "prod-gpumap-agents"),
+        ("gpumap-agents", ("nameOverride=gpumap",), "gpumap-agents"),
+        ("prod", ("fullnameOverride=the-gpumap",), "the-gpumap"),
+        ("r" * 53, (), "r" * 53 + "-gpumap"),
+    ],
+)
+def test_every_name_is_the_releases(release: str, values: tuple[str, ...], name: str) -> None:
+    """Each object has the release's full name, or begins with it: two releases in one namespace share none."""
+    manifests = render_all(*values, *EVERYTHING, "tls.secretName=certificate", "tests.enabled=false", release=release)
+    for manifest in manifests:
+        found = manifest["metadata"]["name"].removeprefix("monitoring-")
+        assert found == name or found.startswith(f"{name}-"), manifest["kind"]
+    pods = render(*values, release=release)["DaemonSet"]["spec"]["template"]
+    assert pods["metadata"]["labels"]["app.kubernetes.io/instance"] == release
+    assert pods["spec"]["serviceAccountName"] == name
+
+
+def test_the_longest_name_is_that_of_a_label() -> None:
+    """Names that must fit a label's value do, however long the override is."""
+    assert "fullnameOverride" in refusal(f"fullnameOverride=gpumap-{'a' * 57}")
+    manifests = render(f"nameOverride=gpumap-{'a' * 56}", release="r" * 53)
+    assert len(manifests["Service"]["metadata"]["name"]) == 63
+
+
+@pytest.mark.parametrize(*OFTEN)
+def test_the_selectors_find_the_pods(values: tuple[str, ...]) -> None:
+    """DaemonSet, Service and both monitors find the agent's pods, whatever podLabels, commonLabels and names say."""
+    common = r"commonLabels.app\.kubernetes\.io/instance=other"
+    manifests = render(*values, common, "serviceMonitor.enabled=true", release="prod")
+    manifests |= render(*values, common, "podMonitor.enabled=true", release="prod")
+    labels = manifests["DaemonSet"]["spec"]["template"]["metadata"]["labels"].items()
+    assert manifests["DaemonSet"]["spec"]["selector"]["matchLabels"].items() <= labels
+    assert manifests["Service"]["spec"]["selector"].items() <= labels
+    assert manifests["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels
+    service_labels = manifests["Service"]["metadata"]["labels"].items()
+    assert manifests["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= service_labels
+
+
+def test_the_pod_of_helm_test_is_no_agent() -> None:
+    """No selector takes the pod of `helm test` for an agent."""
+    (hook,) = [one for one in render_all() if is_hook(one)]
+    assert not render()["Service"]["spec"]["selector"].items() <= hook["metadata"]["labels"].items()
+
+
+def test_common_labels_are_everywhere() -> None:
+    """Each object and the pods have them."""
+    manifests = render_all(*EVERYTHING, "tls.secretName=certificate", "commonLabels.team=ml")
+    templates = [one["spec"]["template"] for one in manifests if one["kind"] == "DaemonSet"]
+    assert {one["metadata"]["labels"].get("team") for one in (*manifests, *templates)} == {"ml"}
+
+
+def test_a_chart_that_changes_no_pod_replaces_none() -> None:
+    """The pods do not carry the chart's version: a newer chart with the same pods rolls nothing out."""
+    labels = render()["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    assert "helm.sh/chart" not in labels
+
+
+def test_ports_and_probes_agree() -> None:
+    """Service, probes and container name one port, 9401; the service's own port can differ."""
+    manifests = render("service.port=9500")
+    container = container_of(manifests)
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9401}]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    assert manifests["Service"]["spec"]["ports"] == [{"name": "metrics", "port": 9500, "targetPort": "metrics"}]
+    assert manifests["Service"]["spec"]["ipFamilyPolicy"] == "SingleStack"
+    assert render()["Service"]["spec"]["ports"][0]["port"] == 9401
+
+
+def agent_pod(manifests: dict[str, Manifest]) -> Manifest:
+    template: Manifest = manifests["DaemonSet"]["spec"]["template"]
+    metadata = {**template["metadata"], "name": "prod-gpumap-x", "namespace": "monitoring"}
+    return {"metadata": metadata, "spec": {**template["spec"], "nodeName": "gpu-1"}, "status": {"phase": "Running"}}
+
+
+@pytest.mark.parametrize(*OFTEN)
+def test_the_plugin_finds_the_charts_agents(values: tuple[str, ...]) -> None:
+    """By the label and the port's name that the chart gives its pods; without a port it asks at gpumap's own."""
+    pod = agent_pod(render(*values, release="prod"))
+    name, _, value = SELECTOR.partition("=")
+    assert pod["metadata"]["labels"][name] == value
+    (port,) = pod["spec"]["containers"][0]["ports"]
+    port["containerPort"] = 9500
+    (agent,) = agents_of([pod])
+    assert (agent.node, agent.port, agent.https, agent.why_not) == ("gpu-1", 9500, False, "")
+    port["name"] = "other"
+    (agent,) = agents_of([pod])
+    assert f":{agent.port}" == next(flag.default for flag in FLAGS if flag.name == "--listen")
+
+
+@pytest.mark.parametrize("values", [("tls.secretName=a",), ("webConfig.secretName=a", "webConfig.tls=true")])
+def test_the_plugin_sees_that_an_agent_speaks_tls(values: tuple[str, ...]) -> None:
+    """By the scheme of its probes."""
+    (agent,) = agents_of([agent_pod(render(*values))])
+    assert agent.https
+
+
+NO_NODES = "DESIRED 0"
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "not_said"),
+    [
+        ((), (NO_NODES, "enforce=privileged", "serviceMonitor.enabled=true"), ("followDcgmExporter",)),
+        (("gpuNodesOnly=false",), ("every node",), (NO_NODES,)),
+        (("nodeSelector.gpu=h100",), ("your nodeSelector",), (NO_NODES,)),
+        (("gpuOperator.followDcgmExporter=true",), ("nvidia.com/gpu.deploy.dcgm-exporter",), ()),
+        (("podMonitor.enabled=true",), ("podMonitor.labels",), ("serviceMonitor", "1000")),
+        (("serviceMonitor.enabled=true",), ("1000", "serviceMonitor.labels", "prometheusRule.labels"), ()),
+        (("serviceMonitor.enabled=true", "serviceMonitor.serviceDiscoveryRole=EndpointSlice"), (), ("1000",)),
+        (("serviceMonitor.labels.release=a", "prometheusRule.labels.release=a"), (), ("kube-prometheus-stack",)),
+        (VARIATIONS["rather on some nodes"], (NO_NODES,), ("your nodeSelector",)),
+        (("privileges.hostPID=false",), ("hostPath",), ("hostPID",)),
+    ],
+)
+def test_the_notes_tell_what_is_next(values: tuple[str, ...], said: tuple[str, ...], not_said: tuple[str, ...]) -> None:
+    """`helm install` ends with what to do where no pod comes up, and what is not switched on yet."""
+    done = helm("install", "prod", CHART, "--dry-run=client", "--namespace", "gpu", *settings(values))
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.partition("NOTES:")[2]
+    assert "kubectl --namespace gpu exec daemonset/prod-gpumap -- gpumap doctor" in notes
+    assert all(words in notes for words in said)
+    assert not any(words in notes for words in not_said)
+    assert "\n\n\n" not in notes
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"), [("v1.26.9", False), ("v1.27.0", True), ("v1.30.5-gke.1443001", True)]
+)
+def test_kubernetes_versions(version: str, accepted: bool) -> None:
+    """Kubernetes 1.27 and later is accepted, also with a vendor's suffix; older is refused."""
+    done = helm("template", "gpumap", CHART, "--kube-version", version)
+    assert (done.returncode == 0) is accepted, done.stderr
+
+
+def test_the_charts_app_is_this_version() -> None:
+    """The chart installs the version of gpumap that it stands beside."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == gpumap.__version__
+
+
+def test_the_icon_is_gpumaps() -> None:
+    """It stands in the chart itself, so that nothing is fetched for it, and is the page's."""
+    icon = yaml.safe_load((CHART / "Chart.yaml").read_text())["icon"]
+    page = resources.files("gpumap.agent.web") / "page" / "icon.svg"
+    assert base64.b64decode(icon.removeprefix("data:image/svg+xml;base64,")) == page.read_bytes()

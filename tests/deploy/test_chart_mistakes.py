@@ -1,0 +1,202 @@
+"""Mistakes in the chart's values: what stops an installation, and how it is told."""
+
+import re
+
+import pytest
+
+from gpumap.model.units import parse_duration
+from tests.deploy.chart import host_paths, refusal, render
+
+HASH = "$2y$10$" + 53 * "a"
+TLS = ("tls.secretName=certificate",)
+OWN_CONFIG = ("webConfig.secretName=own",)
+MONITORS = ("serviceMonitor", "podMonitor")
+MISTAKES = {
+    # Names that are almost one, and shapes that are not.
+    "hostPID": "true",
+    "privileges.hostPid": "false",
+    "privileges.hostPID": "maybe",
+    "privileges.dra": "on",
+    "privileges.podsapi": "true",
+    "kubelet.rootdir": "/var/lib/k0s/kubelet",
+    "kubelet.rootDir": "/var/lib/kubelet/",
+    "nvml.hostPath": "lib",
+    "image.digest": "latest",
+    "image.repository": "gpumap:0.1.0",
+    "image.tag": "not a tag",
+    "image.pullPolicy": "Sometimes",
+    "imagePullSecrets[0].Name": "registry",
+    "nameOverride": "agents",
+    "fullnameOverride": "Gpumap",
+    "gpuNodesOnly": "yes",
+    "gpuOperator.followDCGMExporter": "true",
+    "nodeSelector.pool": "5",
+    "affinity.nodeaffinity.a": "b",
+    "tolerations[0].efect": "NoSchedule",
+    "tolerations[0].operator": "Exist",
+    "runtimeClassName": "NVIDIA",
+    "resourceClaims[0].name": "gpus",
+    "seLinuxOptions.Type": "spc_t",
+    "openshift.scc": "true",
+    "resources.request.cpu": "1",
+    "resources.requests.cpu": "1 core",
+    "updateStrategy.type": "Recreate",
+    "updateStrategy.rollingUpdate.maxUnavailable": "ten",
+    "minReadySeconds": "10s",
+    "interval": "10",
+    "dialects[0]": "dcgm-exporter",
+    "dialects": "dcgm",
+    "collect[0]": "gpu",
+    "stateFile.hostPath": "/var/lib/gpumap/",
+    "extraArgs": "--interval=10s",
+    "extraArgs[0]": "interval=10s",
+    "extraEnv[0].value": "json",
+    "extraEnv[0].Name": "A",
+    "extraVolumes": "more",
+    "extraVolumeMounts[0].name": "more",
+    "podLabels.team": "true",
+    "service.port": "0",
+    "service.type": "ExternalName",
+    "serviceMonitor.intervall": "30s",
+    "serviceMonitor.interval": "30",
+    "serviceMonitor.scrapeTimeout": "10",
+    "serviceMonitor.relabelings[0].source_labels[0]": "pod",
+    "serviceMonitor.relabelings[0].action": "delete",
+    "serviceMonitor.tlsConfig.insecure_skip_verify": "true",
+    "serviceMonitor.basicAuth.username": "prometheus",
+    "podMonitor.tlsConfig.caFile": "/etc/ca.crt",
+    "prometheusRule.disabledAlert[0]": "GpumapDown",
+    "prometheusRule.runbookUrl": "docs/runbooks",
+    "dashboards.label.grafana_dashboard": "1",
+    "networkPolicy.from[0].podselector.a": "b",
+    "tls.minVersion": "TLS1.3",
+    "tls.secret": "certificate",
+    "basicAuth.users.prometheus": "12",
+    "webConfig.secretname": "own",
+}
+TERMS = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
+SHAPES = (
+    *(("interval", value) for value in ("0s", "1s1m", "15s15s", "1.5s", "-5s", "5 s")),
+    *((f"{one}.interval", value) for one in MONITORS for value in ("", "0", "0s", "1s1m", "1m1m", "1m 1s")),
+    *((f"{one}.scrapeTimeout", "1ms1s") for one in MONITORS),
+    *(("fullnameOverride", value) for value in ("-gpumap", "gpumap-", "9gpumap", "gpumap.a", "agents")),
+    ("nameOverride", "gpumap-"),
+    *(("updateStrategy.rollingUpdate.maxUnavailable", value) for value in ("0", "0%", "00%", "101%")),
+    ("prometheusRule.alertLabels.bad-label", "platform"),
+    ("serviceMonitor.serviceDiscoveryRole", "endpointslice"),
+    *((name, "/opt/lib\n- evil") for name in ("nvml.hostPath", "stateFile.hostPath", "kubelet.rootDir")),
+    (TERMS, "a"),
+    (f"{TERMS}[0]", "a"),
+    (f"{TERMS}[0].matchExpressions", "a"),
+    (f"{TERMS}[0].matchExpressions[0]", "a"),
+    (f"{TERMS}[0].matchLabels.pool", "a"),
+)
+"""More values of the wrong shape, of names that stand above or not."""
+MONITOR_MISTAKES: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+    (("interval=15s", "scrapeTimeout=20s"), (), "scrapeTimeout 20s is longer than"),
+    (("interval=1m", "scrapeTimeout=1m1ms"), (), "scrapeTimeout 1m1ms is longer than"),
+    (
+        ("tlsConfig.cert.secret.name=a", "tlsConfig.cert.secret.key=b"),
+        (),
+        "tlsConfig has a certificate without its key",
+    ),
+    (("tlsConfig.keySecret.name=a", "tlsConfig.keySecret.key=b"), (), "tlsConfig has a certificate without its key"),
+    ((), (*OWN_CONFIG, "webConfig.tls=true"), "tlsConfig has no ca"),
+    ((), (f"basicAuth.users.me={HASH}",), "basicAuth is missing"),
+    ((), (*TLS, "tls.clientCaSecretName=a"), "tlsConfig has no cert"),
+)
+"""The monitor's own values, others beside them, and what is said of both."""
+CA = tuple(f"serviceMonitor.tlsConfig.ca.{one}.{key}=a" for one in ("secret", "configMap") for key in ("name", "key"))
+
+
+@pytest.mark.parametrize(("name", "value"), [*MISTAKES.items(), *SHAPES])
+def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
+    """A value that is misspelt or of the wrong shape stops the installation, and is named."""
+    said = refusal(f"{name}={value}")
+    assert "schema" in said, said
+    *_, parent, last = ("", *re.findall(r"[A-Za-z_]+", name))
+    # An unknown parent hides what is in it; what lacks its name is told by where it stands.
+    assert any(words in said for words in (last, f"'{parent}'", f"/{parent}/0")), said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (tuple(f"{monitor}.enabled=true" for monitor in MONITORS), "scraped twice"),
+        ((*OWN_CONFIG, *TLS), "webConfig.secretName"),
+        ((*OWN_CONFIG, f"basicAuth.users.me={HASH}"), "instead of tls and basicAuth"),
+        (("webConfig.tls=true",), "webConfig.tls"),
+        (("tls.clientCaSecretName=clients",), "tls.clientCaSecretName is set, and there is no TLS"),
+        (("tls.minVersion=TLS13",), "tls.minVersion is set, and there is no TLS"),
+        (("updateStrategy.rollingUpdate.maxSurge=1",), "updateStrategy.rollingUpdate.maxSurge is 1"),
+        (("updateStrategy.rollingUpdate.maxSurge=10%",), "updateStrategy.rollingUpdate.maxSurge is 10%"),
+        (("dialects={none,native}",), "dialects: none"),
+        *(
+            ((f"stateFile.hostPath={folder}",), f"stateFile.hostPath {folder} ")
+            for folder in (
+                "/var/lib",
+                "/var/lib/kubelet/pods",
+                "/etc",
+                "/root",
+                "/run/containerd",
+                "/var/log/pods",
+                "/usr",
+            )
+        ),
+        (("stateFile.hostPath=/data/gpumap/../../etc",), "lies in /etc"),
+        (("kubelet.rootDir=/data/kubelet", "stateFile.hostPath=/data"), "lies in /data/kubelet, or holds it"),
+        *(
+            ((f"{monitor}.enabled=true", *beside, *(f"{monitor}.{value}" for value in own)), f"{monitor}.{said}")
+            for monitor in MONITORS
+            for own, beside, said in MONITOR_MISTAKES
+        ),
+        (("serviceMonitor.enabled=true", *CA[:2], "serviceMonitor.tlsConfig.caFile=a"), "tlsConfig has ca and caFile"),
+        (("serviceMonitor.enabled=true", "serviceMonitor.tlsConfig.certFile=a"), "a certificate without its key"),
+        (("serviceMonitor.enabled=true", *CA), "serviceMonitor/tlsConfig/ca"),
+        (("extraArgs={--listen=:9500}",), "extraArgs: --listen=:9500"),
+        (("extraEnv[0].name=GPUMAP_LISTEN", "extraEnv[0].value=:9500"), "extraEnv: GPUMAP_LISTEN"),
+        *(((*TLS, f"extraVolumes[0].name={name}"), f"a volume called {name}") for name in ("tmp", "state", "tls")),
+        (("prometheusRule.enabled=true", "prometheusRule.disabledAlerts={GpumapDwn}"), "no alert is called GpumapDwn"),
+        (
+            tuple(f"prometheusRule.{one}" for one in ("enabled=true", "alerts=false", "recording=false")),
+            "nothing is left",
+        ),
+    ],
+)
+def test_values_that_cannot_be_had_together_are_refused(values: tuple[str, ...], said: str) -> None:
+    """With the names of the values, and the reason."""
+    assert said in refusal(*values)
+
+
+def test_a_name_that_is_cut_short_is_refused() -> None:
+    """Where the release's name leaves no room for gpumap, by which the alerts find their targets."""
+    assert "Set fullnameOverride" in refusal(f"nameOverride={'a' * 57}gpumap", release="prod")
+
+
+@pytest.mark.parametrize("release", ["my.gpumap", "1gpumap"])
+def test_a_release_that_no_service_can_be_called_by_is_refused(release: str) -> None:
+    """A release's name may have dots and begin with a digit, a Service's may not; another full name helps."""
+    said = refusal(release=release)
+    assert release in said
+    assert "Set fullnameOverride" in said
+    assert render("fullnameOverride=gpumap", release=release)["Service"]["metadata"]["name"] == "gpumap"
+
+
+def test_a_password_is_not_shown() -> None:
+    """Who writes a password in the place of its hash is told so, without it."""
+    said = refusal("basicAuth.users.prometheus=open-sesame")
+    assert "basicAuth.users.prometheus is not a bcrypt hash" in said
+    assert "open-sesame" not in said
+
+
+@pytest.mark.parametrize("folder", ["/var/lib/gpumap", "/data/gpumap", "/opt/etc", "/home/gpumap"])
+def test_a_folder_of_its_own_is_taken(folder: str) -> None:
+    """What only begins like one of the node's own folders is none of them."""
+    assert folder in host_paths(render(f"stateFile.hostPath={folder}"))
+
+
+@pytest.mark.parametrize("value", ["1m30s", "1h1ms", "500ms", "90s"])
+def test_gpumap_and_prometheus_take_the_durations_that_the_schema_takes(value: str) -> None:
+    """Each unit once, from the longest to the shortest."""
+    render(f"interval={value}", "serviceMonitor.enabled=true", f"serviceMonitor.interval={value}")
+    assert parse_duration(value) > 0

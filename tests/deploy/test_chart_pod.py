@@ -1,0 +1,303 @@
+"""The chart's pod: never more privileged than contract.md §7 says, in every variation, and what values change in it."""
+
+import argparse
+import re
+
+import pytest
+import yaml
+
+import gpumap
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.flags import FLAGS, add_flags
+from gpumap.agent.metrics import GROUPS
+from gpumap.agent.settings import resolve
+from tests.deploy.chart import CHART, Manifest, container_of, helm, host_paths, pod_of, render, render_all, settings
+from tests.deploy.chart_variations import VARIATIONS
+
+REAL_ROOT = "/var/lib/k0s/kubelet"
+
+
+SCALARS = ("123", "true", "1e3", "null")
+"""Names that YAML reads as something else where they stand without quotes."""
+
+
+@pytest.fixture(params=VARIATIONS)
+def manifests(request: pytest.FixtureRequest) -> dict[str, Manifest]:
+    return {one["kind"]: one for one in render_all(*VARIATIONS[request.param])}
+
+
+def test_no_variation_has_a_token_or_a_capability(manifests: dict[str, Manifest]) -> None:
+    """No API token, no capability, no privileged container, no host network, a read-only root, in every variation."""
+    pod, container = pod_of(manifests), container_of(manifests)
+    assert manifests["ServiceAccount"]["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is False
+    security = {name: value for name, value in pod["securityContext"].items() if name != "seLinuxOptions"}
+    assert security == {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not pod.keys() & {"hostNetwork", "hostIPC", "initContainers"}
+
+
+def test_every_mount_is_read_only_and_has_its_volume(manifests: dict[str, Manifest]) -> None:
+    """Mounts and volumes correspond one to one; of the node only the state file's folder can be written; the kubelet's
+    folder must exist."""
+    mounts = {mount["name"]: mount for mount in container_of(manifests)["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
+    assert len(mounts) == len(container_of(manifests)["volumeMounts"])
+    assert sorted(mounts) == sorted(volumes)
+    assert {name for name, mount in mounts.items() if not mount.get("readOnly")} - {"more"} <= {"tmp", "state"}
+    assert volumes["tmp"]["emptyDir"]["sizeLimit"]
+    assert volumes["pod-resources"]["hostPath"]["type"] == "Directory"
+    assert not any(path.endswith(".sock") for path in host_paths(manifests))
+    assert not any("subPath" in mount for mount in mounts.values())
+
+
+def test_no_variation_mounts_the_kubelets_root(manifests: dict[str, Manifest]) -> None:
+    """It has every pod's Secrets in it; a file in it, such as dra_manager_state, would go stale when it is replaced."""
+    below = {path.partition("/kubelet")[2] for path in host_paths(manifests) if "/kubelet" in path}
+    assert below <= {"/pod-resources", "/device-plugins", "/plugins/gpu.nvidia.com", "/pods-api"}
+
+
+def test_the_whole_ladder_is_the_default() -> None:
+    """By default the agent sees the kubelet's two folders, the logs' names and the node's processes."""
+    manifests = render()
+    assert pod_of(manifests)["hostPID"] is True
+    assert host_paths(manifests) == {
+        path: path
+        for path in (
+            "/var/lib/kubelet/pod-resources",
+            "/var/lib/kubelet/device-plugins",
+            "/var/log/pods",
+            "/var/log/containers",
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("step", "lost"),
+    [
+        ("checkpoint", {"/var/lib/kubelet/device-plugins"}),
+        ("podLogs", {"/var/log/pods", "/var/log/containers"}),
+        ("hostPID", set()),
+    ],
+)
+def test_each_step_of_the_ladder_can_be_left_out(step: str, lost: set[str]) -> None:
+    """A privilege that is switched off takes its own mounts or hostPID away, and nothing else."""
+    manifests = render(f"privileges.{step}=false")
+    assert host_paths(render()).keys() - host_paths(manifests).keys() == lost
+    assert pod_of(manifests)["hostPID"] is (step != "hostPID")
+
+
+def test_what_only_some_nodes_have_is_off_until_asked_for() -> None:
+    """The DRA driver's folder is mounted where it is asked for, and nothing else is; it need not exist."""
+    manifests = render("privileges.dra=true")
+    assert host_paths(manifests).items() - host_paths(render()).items() == {
+        ("/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins/gpu.nvidia.com")
+    }
+    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
+    assert volumes["dra-plugin"]["hostPath"]["type"] == "DirectoryOrCreate"
+    assert container_of(manifests)["args"] == ["serve"]
+    below = render("privileges.dra=true", f"kubelet.rootDir={REAL_ROOT}")
+    assert f"{REAL_ROOT}/plugins/gpu.nvidia.com" in host_paths(below)
+
+
+@pytest.mark.parametrize("root", ["/var/lib/kubelet", REAL_ROOT])
+def test_the_pods_api_is_asked_only_where_it_is_asked_for(root: str) -> None:
+    """Its folder, never the socket itself; and a variable names the socket to every command in the container."""
+    manifests = render("privileges.podsApi=true", f"kubelet.rootDir={root}")
+    assert host_paths(manifests).items() - host_paths(render(f"kubelet.rootDir={root}")).items() == {
+        (f"{root}/pods-api", f"{root}/pods-api")
+    }
+    told = {"name": "GPUMAP_PODS_API_SOCKET", "value": f"{root}/pods-api/pods-api.sock"}
+    assert told in container_of(manifests)["env"]
+    assert "GPUMAP_PODS_API_SOCKET" not in {one["name"] for one in container_of(render())["env"]}
+
+
+def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
+    """The variable and the mounts name the same folder; the checkpoint's hard-coded folder is mounted too."""
+    manifests = render(f"kubelet.rootDir={REAL_ROOT}")
+    assert {"name": "GPUMAP_KUBELET_ROOT", "value": REAL_ROOT} in container_of(manifests)["env"]
+    paths = host_paths(manifests)
+    assert {path for path in paths if "kubelet" in path} == {
+        f"{REAL_ROOT}/pod-resources",
+        f"{REAL_ROOT}/device-plugins",
+        "/var/lib/kubelet/device-plugins",
+    }
+    assert all(path == mounted_at for path, mounted_at in paths.items())
+
+
+def test_settings_are_given_only_where_values_deviate() -> None:
+    """With default values the agent runs with its own defaults, and learns its node from the downward API."""
+    container = container_of(render())
+    assert container["args"] == ["serve"]
+    assert container["image"] == f"gpumap:{gpumap.__version__}"
+    environment = {variable["name"]: variable for variable in container["env"]}
+    assert not [name for name in environment if name.startswith("GPUMAP_")]
+    assert environment["NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+    assert environment["NODE_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.hostIP"
+    assert environment["NVIDIA_VISIBLE_DEVICES"]["value"] == "all"
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"]["value"] == "utility"
+
+
+def test_gpumap_knows_every_flag_and_variable_that_it_is_given(manifests: dict[str, Manifest]) -> None:
+    """What the chart writes is spelt as `gpumap serve` reads it."""
+    container = container_of(manifests)
+    command, *flags = container["args"]
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_flags(parser)
+    parser.parse_args(flags)
+    assert command == "serve"
+    variables = {one["name"] for one in container["env"] if one["name"].startswith("GPUMAP_")}
+    assert variables <= {flag.variable for flag in FLAGS}
+
+
+def test_a_service_named_gpumap_sets_no_flag() -> None:
+    """Kubernetes' variables for services (GPUMAP_PORT and the like) stay out of the agent's environment."""
+    assert pod_of(render())["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize(
+    ("library", "host_path", "flag"),
+    [
+        ("/usr/local/nvidia/lib64/libnvidia-ml.so.1", "", "/usr/local/nvidia/lib64/libnvidia-ml.so.1"),
+        ("", "/opt/nvidia", "/nvml/libnvidia-ml.so.1"),
+        ("libnvidia-ml.so.570.1", "/opt/nvidia", "/nvml/libnvidia-ml.so.570.1"),
+        ("/nvml/lib64/libnvidia-ml.so.1", "/opt/nvidia", "/nvml/lib64/libnvidia-ml.so.1"),
+    ],
+)
+def test_the_library_can_come_from_the_node(library: str, host_path: str, flag: str) -> None:
+    """nvml.library and nvml.hostPath end in one variable; the node's folder is mounted apart from /usr/lib."""
+    manifests = render(f"nvml.library={library}", f"nvml.hostPath={host_path}")
+    assert {"name": "GPUMAP_NVML_LIBRARY", "value": flag} in container_of(manifests)["env"]
+    assert host_paths(manifests).get("/opt/nvidia") == ("/nvml" if host_path else None)
+
+
+def test_flags_have_values_of_their_own() -> None:
+    """interval, dialects, collect and the state file are flags of `serve`, in front of extraArgs, which win."""
+    dialects = ("native", *DIALECTS)
+    container = container_of(
+        render(
+            "interval=10s",
+            f"dialects={{{','.join(dialects)}}}",
+            f"collect={{{','.join(GROUPS)}}}",
+            "stateFile.hostPath=/data/gpumap",
+            "extraArgs={--interval=20s}",
+        )
+    )
+    assert container["args"] == [
+        "serve",
+        "--interval=10s",
+        *(f"--dialect={name}" for name in dialects),
+        *(f"--collect={name}" for name in GROUPS),
+        "--state-file=/var/lib/gpumap/state.json",
+        "--interval=20s",
+    ]
+
+
+@pytest.mark.parametrize(("interval", "told"), [("30s", ""), ("31s", "62s"), ("2m", "240s"), ("1m1ms", "121s")])
+def test_data_may_be_two_collections_old(interval: str, told: str) -> None:
+    """gpumap does not start where data would be too old before the next collection: a long interval brings its own."""
+    flags = container_of(render(f"interval={interval}"))["args"]
+    assert [flag.removeprefix("--stale-after=") for flag in flags if "stale" in flag] == ([told] if told else [])
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_flags(parser)
+    assert resolve(parser.parse_args(flags[1:]), {}).interval_seconds > 0
+
+
+def test_the_state_file_has_the_only_folder_that_can_be_written() -> None:
+    """A folder of the node, made where it is not there, that nothing else of the node is mounted with."""
+    manifests = render("stateFile.hostPath=/data/gpumap")
+    assert host_paths(manifests)["/data/gpumap"] == "/var/lib/gpumap"
+    (volume,) = [one for one in pod_of(manifests)["volumes"] if one["name"] == "state"]
+    assert volume["hostPath"] == {"path": "/data/gpumap", "type": "DirectoryOrCreate"}
+
+
+def test_extras_reach_the_pod_as_they_are() -> None:
+    """extraArgs, extraEnv, extraVolumes, extraVolumeMounts, labels and annotations."""
+    manifests = render(*VARIATIONS["extras"], "podLabels.team=ml", "podAnnotations.note=hello")
+    container, metadata = container_of(manifests), manifests["DaemonSet"]["spec"]["template"]["metadata"]
+    assert "--process-metrics" in container["args"]
+    assert {"name": "GPUMAP_LOG_FORMAT", "value": "json"} in container["env"]
+    assert {"name": "more", "configMap": {"name": "more"}} in pod_of(manifests)["volumes"]
+    assert {"name": "more", "mountPath": "/etc/more"} in container["volumeMounts"]
+    assert metadata["labels"]["team"] == "ml"
+    assert metadata["annotations"]["note"] == "hello"
+
+
+def test_a_variable_of_ones_own_takes_the_place_of_the_charts() -> None:
+    """No name stands twice in the container's environment."""
+    found = container_of(render(*VARIATIONS["extras"], "extraEnv[2].name=NODE_NAME", "extraEnv[2].value=a"))["env"]
+    values = {one["name"]: one.get("value") for one in found}
+    assert len(values) == len(found)
+    assert values["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert values["NODE_NAME"] == "a"
+    assert values["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+
+
+def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
+    """No key stands twice."""
+    key = "kubectl.kubernetes.io/default-container"
+    done = helm("template", "gpumap", CHART, "--set", rf"podAnnotations.{key.replace('.', chr(92) + '.')}=other")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(key) == 1
+    assert f"{key}: other" in done.stdout
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    """An image named by digest is pulled by digest."""
+    digest = "sha256:" + 64 * "a"
+    image = container_of(render("image.tag=1.2", f"image.digest={digest}"))["image"]
+    assert image == f"gpumap@{digest}"
+
+
+def test_a_claim_is_the_containers() -> None:
+    """Each of resourceClaims is the pod's, and the container gets it beside its other resources."""
+    manifests = render(*VARIATIONS["claims"])
+    assert pod_of(manifests)["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "all-gpus"}]
+    resources = container_of(manifests)["resources"]
+    assert resources["claims"] == [{"name": "gpus"}]
+    assert resources["limits"] == container_of(render())["resources"]["limits"]
+    assert "claims" not in container_of(render())["resources"]
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_a_name_stays_a_name(name: str) -> None:
+    """A release, a namespace, a runtime class, a priority or a Secret may be called what YAML takes for a number."""
+    values = (
+        "fullnameOverride=gpumap",
+        f"nvml.hostPath=/opt/{name} # a",
+        "serviceMonitor.enabled=true",
+        "networkPolicy.enabled=true",
+        "networkPolicy.from[0].podSelector.matchLabels.app=a",
+    )
+    strings = ("--set-string", f"runtimeClassName={name},priorityClassName={name},tls.secretName={name}")
+    done = helm("template", name, CHART, "--namespace", name, *settings(values), *strings)
+    assert done.returncode == 0, done.stderr
+    manifests = [one for one in yaml.safe_load_all(done.stdout) if one]
+    assert {one["metadata"]["namespace"] for one in manifests} == {name}
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in manifests} == {name}
+    by_kind = {one["kind"]: one for one in manifests}
+    pod = pod_of(by_kind)
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == (name, name)
+    assert name in [volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume]
+    assert f"/opt/{name} # a" in host_paths(by_kind)
+    for selector in (by_kind["DaemonSet"]["spec"]["selector"]["matchLabels"], by_kind["Service"]["spec"]["selector"]):
+        assert selector["app.kubernetes.io/instance"] == name
+
+
+def test_one_agent_goes_before_the_next_comes() -> None:
+    """A roll-out never has two agents on a node, goes on when a new one is ready, and waits little for the old one."""
+    spec = render()["DaemonSet"]["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": "10%", "maxSurge": 0}
+    assert spec["minReadySeconds"] > 0
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] < 30
+
+
+def test_it_serves_on_while_prometheus_learns_that_it_goes() -> None:
+    """What runs before the signal outlasts Prometheus's two timers of 5 s, and leaves gpumap time to end."""
+    *_, sleep = container_of(render())["lifecycle"]["preStop"]["exec"]["command"]
+    (seconds,) = map(int, re.findall(r"time\.sleep\((\d+)\)", sleep))
+    assert 10 < seconds < pod_of(render())["terminationGracePeriodSeconds"] - 5

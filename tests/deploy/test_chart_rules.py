@@ -1,0 +1,170 @@
+"""What the chart makes beside the agent when asked: rules, boards, a network policy, OpenShift's constraints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import CHART, Manifest, container_of, pod_of, render, render_all
+from tests.promtool import accepted
+
+RULES = CHART / "rules"
+RUNBOOKS = CHART.parent.parent / "docs" / "runbooks"
+BOARDS = sorted((CHART / "dashboards").glob("*.json"))
+ON = "prometheusRule.enabled=true"
+CONFIG_MAP_BYTES_MAX = 1 << 20
+"""What the API server takes (core/v1 MaxSecretSize); and an annotation of `kubectl apply` holds 256 KiB."""
+APPLIED_BYTES_MAX = 256 << 10
+
+Rule = dict[str, Any]
+
+
+def groups_of(file: str) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load((RULES / file).read_text())["groups"]
+    return groups
+
+
+def rendered_groups(*values: str) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = render(ON, *values)["PrometheusRule"]["spec"]["groups"]
+    return groups
+
+
+def alerts(groups: list[dict[str, Any]]) -> dict[str, Rule]:
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_the_rules_are_those_of_the_files() -> None:
+    """Word for word: nothing in them is a template of Helm's, and each file is behind its switch."""
+    others = [
+        path.name for path in sorted(RULES.glob("*.yaml")) if path.name not in ("alerts.yaml", "autoscaling.yaml")
+    ]
+    recorded = [group for name in others for group in groups_of(name)]
+    switched = {
+        "alerts=true": groups_of("alerts.yaml"),
+        "recording=true": recorded,
+        "autoscaling=true": groups_of("autoscaling.yaml"),
+    }
+    for switch, expected in switched.items():
+        off = (f"prometheusRule.{name}=false" for name in ("alerts", "recording", "autoscaling"))
+        assert rendered_groups(*off, f"prometheusRule.{switch}") == expected, switch
+    assert rendered_groups() == [*switched["alerts=true"], *switched["recording=true"]]
+
+
+def test_promtool_takes_the_rendered_rules(tmp_path: Path) -> None:
+    """All of them together, with labels of one's own."""
+    groups = rendered_groups("prometheusRule.autoscaling=true", "prometheusRule.alertLabels.team=platform")
+    file = tmp_path / "rules.yaml"
+    file.write_text(json.dumps({"groups": groups}))
+    accepted("check", "rules", file)
+
+
+def test_an_alert_can_be_left_out_by_its_name() -> None:
+    """It alone; the others, and the records that they need, stay."""
+    known = alerts(groups_of("alerts.yaml"))
+    first, second, *_ = known
+    found = rendered_groups(f"prometheusRule.disabledAlerts={{{first},{second}}}")
+    assert alerts(found).keys() == known.keys() - {first, second}
+    records = [rule["record"] for group in rendered_groups() for rule in group["rules"] if "record" in rule]
+    assert [rule["record"] for group in found for rule in group["rules"] if "record" in rule] == records
+
+
+def test_alerts_can_have_more_labels() -> None:
+    """Every alert has them, in the place of its own where they have one name; no record has."""
+    found = rendered_groups("prometheusRule.alertLabels.team=platform", "prometheusRule.alertLabels.severity=page")
+    assert {(rule["labels"]["team"], rule["labels"]["severity"]) for rule in alerts(found).values()} == {
+        ("platform", "page")
+    }
+    given = [rule.get("labels") for group in rendered_groups() for rule in group["rules"] if "record" in rule]
+    assert [rule.get("labels") for group in found for rule in group["rules"] if "record" in rule] == given
+
+
+@pytest.mark.parametrize("base", ["https://git.example.com/runbooks", "https://git.example.com/runbooks/"])
+def test_every_alert_links_to_its_page(base: str) -> None:
+    """Where the pages are, with the name of a page that there is."""
+    pages = {f"https://git.example.com/runbooks/{page.name}" for page in RUNBOOKS.glob("*.md")}
+    links = {
+        name: rule["annotations"]["runbook_url"]
+        for name, rule in alerts(rendered_groups(f"prometheusRule.runbookUrl={base}")).items()
+    }
+    assert {name for name, link in links.items() if link not in pages} == set()
+    assert len(links) == len(alerts(groups_of("alerts.yaml")))
+
+
+def config_maps(*values: str) -> dict[str, Manifest]:
+    made = [one for one in render_all("dashboards.enabled=true", *values) if one["kind"] == "ConfigMap"]
+    found = {one["metadata"]["name"]: one for one in made}
+    assert len(found) == len(made)
+    return found
+
+
+def test_each_board_has_a_config_map() -> None:
+    """With the file as it is, under its name, and the label that Grafana's sidecar looks for."""
+    found = config_maps("dashboards.annotations.grafana_folder=GPU")
+    boards = {name: text for one in found.values() for name, text in one["data"].items()}
+    assert {name: json.loads(text) for name, text in boards.items()} == {
+        board.name: json.loads(board.read_text()) for board in BOARDS
+    }
+    assert len(found) == len(BOARDS) > 0
+    for one in found.values():
+        assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert one["metadata"]["annotations"] == {"grafana_folder": "GPU"}
+
+
+def test_a_board_fits_a_config_map() -> None:
+    """Also as `kubectl apply` keeps it."""
+    for name, one in config_maps().items():
+        size = len(json.dumps(one).encode())
+        assert size < min(CONFIG_MAP_BYTES_MAX, APPLIED_BYTES_MAX), name
+
+
+def test_the_network_policy_lets_the_metrics_in_and_nothing_out() -> None:
+    """Egress to nowhere; ingress to the port of the metrics alone, from everybody until somebody is named."""
+    policy = render("networkPolicy.enabled=true")["NetworkPolicy"]["spec"]
+    port = {"port": "metrics", "protocol": "TCP"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["egress"] == []
+    assert policy["ingress"] == [{"ports": [port]}]
+    assert container_of(render())["ports"][0]["name"] == "metrics"
+    labels = render()["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_network_policy_lets_in_whom_it_names() -> None:
+    """And the pod of `helm test`, where there is one."""
+    value = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
+    named = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    rule = render("networkPolicy.enabled=true", value)["NetworkPolicy"]["spec"]["ingress"][0]
+    (hook,) = [one for one in render_all() if one["kind"] == "Pod"]
+    assert rule["from"][0] == named
+    assert rule["from"][1]["podSelector"]["matchLabels"].items() <= hook["metadata"]["labels"].items()
+    alone = render("networkPolicy.enabled=true", value, "tests.enabled=false")["NetworkPolicy"]["spec"]["ingress"][0]
+    assert alone["from"] == [named]
+
+
+SCC = "openshift.securityContextConstraints=true"
+
+
+@pytest.mark.parametrize("values", [(), ("privileges.hostPID=false",), ("tls.secretName=certificate",)])
+def test_openshifts_constraints_allow_what_the_pod_has_and_no_more(values: tuple[str, ...]) -> None:
+    """For the release's ServiceAccount alone: folders of the node, its processes where asked for, no capability."""
+    manifests = render(SCC, *values, release="prod")
+    constraints, pod = manifests["SecurityContextConstraints"], pod_of(manifests)
+    assert constraints["users"] == [f"system:serviceaccount:monitoring:{pod['serviceAccountName']}"]
+    assert constraints["allowHostPID"] is pod["hostPID"]
+    assert constraints["readOnlyRootFilesystem"] is True
+    assert constraints["runAsUser"] == {"type": "MustRunAs", "uid": pod["securityContext"]["runAsUser"]}
+    assert constraints["requiredDropCapabilities"] == ["ALL"]
+    assert constraints["seccompProfiles"] == ["runtime/default"]
+    assert {next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]} <= set(constraints["volumes"])
+    allowed = {name for name, value in constraints.items() if name.startswith("allow") and value}
+    assert allowed == {"allowHostDirVolumePlugin"} | ({"allowHostPID"} if pod["hostPID"] else set())
+
+
+def test_openshifts_selinux_lets_the_agent_connect() -> None:
+    """With the constraints comes the type spc_t, unless another is named; without them the runtime's own."""
+    assert pod_of(render(SCC))["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    other = pod_of(render(SCC, "seLinuxOptions.type=gpumap_t"))
+    assert other["securityContext"]["seLinuxOptions"] == {"type": "gpumap_t"}
+    assert "seLinuxOptions" not in pod_of(render())["securityContext"]

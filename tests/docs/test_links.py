@@ -1,0 +1,42 @@
+"""Links between the project's documents lead somewhere."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("charts", "deploy", "docs")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *(page for name in FOLDERS for page in sorted((ROOT / name).rglob("*.md")))]
+_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def read_links(document: Path) -> Iterator[str]:
+    """What links and pictures name, but for other hosts; nothing in code is a link."""
+    text = _CODE.sub("", document.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text):
+        name = target[0] or target[1]
+        if not re.match(r"[a-z]+:", name):
+            yield name
+
+
+@cache
+def anchors(document: Path) -> frozenset[str]:
+    """The names that GitHub gives a document's headings."""
+    text = re.sub(r"^ *```.*?^ *```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    named = re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text)
+    return frozenset(named) | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_links_resolve(document: Path) -> None:
+    """Each link names a file that is there, and a heading that it has."""
+    for link in read_links(document):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{document.name}: {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{document.name}: {link}"

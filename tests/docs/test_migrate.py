@@ -1,0 +1,299 @@
+"""Every query of docs/migrate/ is asked of a real Prometheus, and answers what its fence says.
+
+docs/migrate/README.md tells what the words after `promql` mean.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.docs.guides import FENCES, GUIDES, NATIVE, SAME, WORDS, Fence, blocks, native, read_relabelings
+from tests.fleet import BESIDE_DCGM, WORLDS, Fleet, running_fleet
+from tests.prometheus import Prometheus
+from tests.promtool import accepted
+
+ROUNDED = 1e-3
+"""How much of a value the originals' units may round off: whole MiB."""
+SETTLE_SECONDS = 1.5
+"""How long ago a question is about: a scrape of then has been stored, of every name at once."""
+
+Rows = dict[frozenset[tuple[str, str]], float]
+
+
+@pytest.fixture(name="fleet", scope="module")
+def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("fleet"), *WORLDS, relabelings=list(read_relabelings())) as fleet:
+        yield fleet
+
+
+def ask(prometheus: Prometheus, query: str, moment: float) -> Rows:
+    """Answer the query at that moment: values by labels, without the name. NaN is no answer."""
+    answer = prometheus.api("query", query=query, time=str(moment))
+    if answer["resultType"] == "scalar":
+        return {frozenset(): float(answer["result"][1])}
+    rows = ((row["metric"], float(row["value"][1])) for row in answer["result"])
+    return {
+        frozenset((name, text) for name, text in labels.items() if name != "__name__"): value
+        for labels, value in rows
+        if not math.isnan(value)
+    }
+
+
+@pytest.mark.parametrize("fence", FENCES, ids=lambda fence: fence.place)
+def test_a_query_answers_what_its_fence_says(fleet: Fleet, fence: Fence) -> None:
+    """It parses, gives no error, and has an answer; or none, where the fence says so."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet[fence.world], fence.query, moment)
+    if fence.words & {"gone", "empty"}:
+        assert not answer
+    elif "sometimes" not in fence.words:
+        assert answer, "no answer"
+    if fence.words & {*SAME}:
+        assert fence.old is not None
+        assert_same(answer, ask(fleet[fence.world], fence.old, moment), by_labels="same-as-old" in fence.words)
+
+
+def assert_same(new: Rows, old: Rows, *, by_labels: bool) -> None:
+    if by_labels:
+        assert new == pytest.approx(old, rel=ROUNDED)
+    else:
+        assert sorted(new.values()) == pytest.approx(sorted(old.values()), rel=ROUNDED)
+
+
+DIALECT = re.compile("DCGM_|gpumap_dcgm_owner_info|pod_and_gpu_map_info")
+"""What stands there, and yet is not in gpumap's own names."""
+BY_POD = re.compile(r"\bby \([^)]*\bpod\b")
+"""Asked by pod, what has no pod is the agent's by its scrape: a family of devices was taken for one of containers."""
+
+
+@pytest.mark.parametrize("fence", NATIVE, ids=lambda fence: fence.place)
+def test_a_new_query_needs_no_dialect(fleet: Fleet, fence: Fence) -> None:
+    """With no dialect on it has an answer all the same: it is what remains once users have moved."""
+    assert not DIALECT.search(fence.query)
+    answer = ask(fleet["with-dcgm-honored"], fence.query, time.time() - SETTLE_SECONDS)
+    assert answer
+    if BY_POD.search(fence.query):
+        assert not any(name == "pod" and pod.startswith("gpumap-") for labels in answer for name, pod in labels)
+
+
+@pytest.mark.parametrize("world", BESIDE_DCGM)
+def test_a_join_with_dcgm_exporter_has_a_row_for_each_owner(fleet: Fleet, world: str) -> None:
+    """No owner of an exclusive GPU, a shared one or a MIG device is lost in the join or doubled, by either version."""
+    owners = "count by (node, UUID, GPU_I_ID, namespace, pod, container) (gpumap_dcgm_owner_info)"
+    fields = "max by (UUID, GPU_I_ID) (DCGM_FI_PROF_SM_UTIL_RATIO or DCGM_FI_PROF_SM_ACTIVE)"
+    moment = time.time() - SETTLE_SECONDS
+    expected = ask(fleet[world], owners, moment)
+    joined = ask(fleet[world], f"{owners} * on(UUID, GPU_I_ID) group_left() {fields}", moment)
+    assert len(expected) > 30
+    assert set(expected.values()) == {1}
+    partitioned = {dict(owner)["UUID"] for owner in expected if "GPU_I_ID" in dict(owner)}
+    whole = {owner for owner in expected if "GPU_I_ID" not in dict(owner) and dict(owner)["UUID"] in partitioned}
+    assert whole, (
+        "who holds a partitioned GPU whole is told of the GPU, which the exporter has no row of, and of its parts"
+    )
+    assert joined.keys() == expected.keys() - whole
+
+
+TOTALS = {
+    'container_gpu_memory_total{gpu_memory="total"} * 1024 * 1024': "(gpumap_container_gpu_memory_used_bytes)\n",
+    'container_gpu_memory_total{gpu_memory="total"} / 256': "/ (256 * 1024 * 1024)",
+    'container_gpu_utilization{gpu="total"}': "100 * sum by (namespace, pod, container, instance)",
+}
+"""Old queries of gpu-manager.md, and what the new one has in it."""
+
+
+@pytest.mark.parametrize("old", TOTALS)
+def test_totals_of_gpu_manager_are_sums(fleet: Fleet, old: str) -> None:
+    """But for a container of which one card does not answer: it has no total in the old name."""
+    assert any(fence.query.strip() == old for fence in FENCES)
+    moment = time.time() - SETTLE_SECONDS
+    totals = ask(fleet["dialects"], old, moment)
+    sums = ask(fleet["dialects"], native("gpu-manager.md", TOTALS[old]), moment)
+    known = {labels: value for labels, value in sums.items() if ("namespace", "halves") not in labels}
+    assert len(known) == len(sums) - 1
+    assert_same(known, totals, by_labels=False)
+
+
+MEASURED = re.compile(r"\s+and gpumap_container_gpu_memory_used_bytes")
+"""What keeps a grant out of a quotient whose use is not known."""
+QUOTIENTS = [fence for fence in NATIVE if MEASURED.search(fence.query)]
+
+
+@pytest.mark.parametrize("fence", QUOTIENTS, ids=lambda fence: fence.place)
+def test_unknown_use_is_not_taken_for_idleness(fleet: Fleet, fence: Fence) -> None:
+    """On the node with a lost card whoever has a known use uses one half of the grant; without the `and` less."""
+    query = fence.query.replace('{namespace="recsys"}', "")
+    moment = time.time() - SETTLE_SECONDS
+
+    def broken(query: str) -> set[float]:
+        answer = ask(fleet["dialects"], query, moment)
+        places = {("node", "broken-node"), ("namespace", "halves"), ("namespace", "alone")}
+        return {value / (100 if "100 *" in query else 1) for labels, value in answer.items() if labels & places}
+
+    assert broken(query) == {0.5}
+    assert min(broken(MEASURED.sub("", query))) < 0.5
+
+
+def test_quotients_of_used_by_granted_are_tested() -> None:
+    """Those of cadvisor, gpu-manager (two), gpushare, gpu-mem-monitor and ARMS."""
+    assert len(QUOTIENTS) >= 6
+
+
+HOLDERS = {
+    "which": ("pod-gpu-metrics-exporter.md", "index) ("),
+    "temperature": ("pod-gpu-metrics-exporter.md", "temperature"),
+    "memory": ("nvidia_gpu_exporter.md", "gpumap_gpu_memory_used_bytes"),
+}
+
+
+@pytest.mark.parametrize("which", HOLDERS)
+def test_a_partitioned_gpu_held_whole_has_its_holder(fleet: Fleet, which: str) -> None:
+    """Its uuid is in no row of gpumap_device_info; the join names who has it, and every other holder once."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet["dialects"], native(*HOLDERS[which]), moment)
+    named = [
+        (told["node"], told["namespace"], told["pod"], told["container"], told["uuid"]) for told in map(dict, answer)
+    ]
+    assert len(named) == len(set(named))
+    assert any(pod[:2] == ("broken-node", "whole") for pod in named)
+    if which == "which":
+        assert all({"model", "index"} <= dict(told).keys() for told in answer)
+        assert len(named) == ask(fleet["dialects"], "count(gpumap_allocation_info)", moment)[frozenset()]
+
+
+@pytest.mark.parametrize(
+    ("guide", "part", "whole"),
+    [
+        ("cadvisor.md", "gpumap_container_allocated_gpus *", "sum(gpumap_container_allocated_gpus)"),
+        ("pod-gpu-metrics-exporter.md", "gpumap_container_allocated_gpus *", "sum(gpumap_container_allocated_gpus)"),
+        ("pod-gpu-metrics-exporter.md", "count by (model, uuid)", "count(count by (uuid) (gpumap_allocation_info))"),
+    ],
+)
+def test_nothing_is_lost_by_model(fleet: Fleet, guide: str, part: str, whole: str) -> None:
+    """All that is held has a model, a partitioned GPU that is held whole too."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet["dialects"], native(guide, part), moment)
+    assert frozenset() not in answer
+    assert sum(answer.values()) == pytest.approx(ask(fleet["dialects"], whole, moment)[frozenset()])
+
+
+def test_mig_devices_of_a_gpu_held_whole_are_not_free(fleet: Fleet) -> None:
+    """Nobody holds them one by one; a node on which all is held has nothing free."""
+    moment = time.time() - SETTLE_SECONDS
+    answer = ask(fleet["dialects"], native("pod-gpu-metrics-exporter.md", "gpumap_device_holders == 0"), moment)
+    one_by_one = ask(fleet["dialects"], "count by (node) (gpumap_device_holders == 0)", moment)
+    assert one_by_one.keys() - answer.keys() == {frozenset({("node", "broken-node")})}
+
+
+def test_shared_devices_are_those_of_the_nodes_that_arms_calls_shared(fleet: Fleet) -> None:
+    """Also where one container has a part of a card and is alone on it."""
+    moment = time.time() - SETTLE_SECONDS
+    old = ask(fleet["dialects"], "count by (node) (DCGM_CUSTOM_ALLOCATE_MODE == 2)", moment)
+    new = ask(fleet["dialects"], native("arms.md", "0 < gpumap_container_allocated_gpus < 1"), moment)
+    assert frozenset({("node", "broken-node")}) in old
+    assert new.keys() == old.keys()
+
+
+def test_memory_errors_of_long_ago_raise_no_alert(fleet: Fleet) -> None:
+    """A counter of the card's whole life stands at three; nothing was added."""
+    moment = time.time() - SETTLE_SECONDS
+    of_life = 'sum(gpumap_gpu_ecc_errors_total{type="uncorrected",node="broken-node"})'
+    assert ask(fleet["dialects"], of_life, moment)[frozenset()] == 3
+    answer = ask(fleet["dialects"], native("nvidia_gpu_exporter.md", "gpumap_gpu_ecc_errors_total"), moment)
+    assert set(answer.values()) == {0}
+
+
+def test_alerts_name_who_holds_a_partitioned_gpu_whole(fleet: Fleet) -> None:
+    """Each rule of nvidia_gpu_exporter.md that has a holder, with its threshold at 0."""
+    groups = [
+        yaml.safe_load(rules)["groups"][0] for rules in blocks(GUIDES / "nvidia_gpu_exporter.md", "yaml", "rules")
+    ]
+    record, *alerts = (rule for group in groups for rule in group["rules"])
+    moment = time.time() - SETTLE_SECONDS
+    named = set()
+    for alert in alerts:
+        expr = re.sub(r"> [\d.]+", ">= 0", alert["expr"].replace(record["record"], f"({record['expr']})"))
+        answer = ask(fleet["dialects"], expr, moment)
+        if any(("namespace", "whole") in told for told in answer):
+            named.add(alert["alert"])
+    assert named == {"GPUMemory", "GPUTemperature"}
+
+
+_HOLDER = 'namespace="ml",pod="a",container="main"'
+ONE_LOST = {
+    f'gpumap_container_sm_seconds_total{{{_HOLDER},uuid="GPU-0"}}': "0+30x10",
+    f'gpumap_container_sm_seconds_total{{{_HOLDER},uuid="GPU-1"}}': "100x10",
+    f'gpumap_container_sm_utilization_ratio{{{_HOLDER},uuid="GPU-0"}}': "0.5x10",
+    f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
+    f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-1"}}': "1x10",
+    'gpumap_gpu_utilization_ratio{uuid="GPU-0"}': "0.5x10",
+    'gpumap_gpu_up{uuid="GPU-0"}': "1x10",
+    'gpumap_gpu_up{uuid="GPU-1"}': "0x10",
+}
+"""A container keeps half of one card busy; its other one does not answer."""
+NVML_DOWN = {
+    f'gpumap_allocation_info{{{_HOLDER},uuid="GPU-0"}}': "1x10",
+    f'gpumap_container_allocated_gpus{{{_HOLDER},uuid="GPU-0"}}': "1x10",
+}
+"""What stands: the kubelet's word."""
+
+
+@pytest.mark.parametrize(
+    ("series", "guide", "part", "labels", "value"),
+    [
+        (ONE_LOST, "gpu-manager.md", "allocated_gpus > 0", f"{{{_HOLDER}}}", 50),
+        (ONE_LOST, "cadvisor.md", "avg by (namespace, pod) (\n", '{namespace="ml",pod="a"}', 50),
+        (ONE_LOST, "gpu-manager.md", "count by (node)", '{node="n"}', 50),
+        (ONE_LOST, "nvitop-exporter.md", "gpumap_container_allocated_gpus", '{namespace="ml",pod="a"}', 0.5),
+        (NVML_DOWN, "cadvisor.md", "gpumap_container_allocated_gpus *", "{}", 1),
+        (NVML_DOWN, "pod-gpu-metrics-exporter.md", "gpumap_container_allocated_gpus *", "{}", 1),
+        (NVML_DOWN, "pod-gpu-metrics-exporter.md", "count by (model, uuid)", "{}", 1),
+        (
+            NVML_DOWN,
+            "pod-gpu-metrics-exporter.md",
+            "index) (",
+            f'gpumap_allocation_info{{{_HOLDER},uuid="GPU-0",node="n",instance="n:9401"}}',
+            1,
+        ),
+    ],
+)
+def test_what_does_not_answer_is_neither_idle_nor_unheld(
+    tmp_path: Path, series: Mapping[str, str], guide: str, part: str, labels: str, value: float
+) -> None:
+    """A lost card is in no mean of what is busy; while NVML is down, who holds what is told without a model."""
+    samples = [{"series": f'{name[:-1]},node="n",instance="n:9401"}}', "values": of} for name, of in series.items()]
+    asked = {
+        "expr": native(guide, part),
+        "eval_time": "10m",
+        "exp_samples": [{"labels": labels, "value": value}],
+    }
+    test = {"interval": "1m", "input_series": samples, "promql_expr_test": [asked]}
+    (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "tests": [test]}), encoding="utf-8")
+    accepted("test", "rules", "test.json", cwd=tmp_path)
+
+
+def test_the_words_of_fences_are_known() -> None:
+    """A fence has words that README.md explains, and not two that contradict each other."""
+    kinds = {"old", *SAME, "gone", "empty", "sometimes"}
+    for fence in FENCES:
+        assert fence.words <= WORDS, fence.place
+        assert len(fence.words & kinds) <= 1, fence.place
+        assert len(fence.words & set(WORLDS)) <= 1, fence.place
+        assert not (fence.words & {*SAME} and "[" in fence.query), f"{fence.place}: the same over time?"
+
+
+def test_every_guide_is_in_the_index_and_has_queries() -> None:
+    """README.md links each guide; each asks old queries and new ones."""
+    index = (GUIDES / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+    assert linked == {guide.name for guide in GUIDES.glob("*.md")} - {"README.md"}
+    for name in linked:
+        fences = [fence for fence in FENCES if fence.place.startswith(f"{name}:")]
+        assert any(fence.words & {"old", "gone"} for fence in fences), name
+        assert any(fence.words <= {*SAME} for fence in fences), name

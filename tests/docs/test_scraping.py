@@ -1,0 +1,191 @@
+"""docs/prometheus.md: each configuration is Prometheus's, and does what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.demo_process import fetch
+from tests.deploy import chart
+from tests.docs import sized
+from tests.fences import read_blocks
+from tests.pages import Page, serving_pages
+from tests.prometheus import Prometheus, each_second, eventually, prometheus, settled
+from tests.promtool import accepted
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs" / "prometheus.md"
+RULES = ROOT / "rules"
+Kept = tuple[set[str], set[str], int, int]
+"""All names, those kept; the number of all series, and of those kept."""
+
+
+def fences(word: str) -> list[str]:
+    """The YAML blocks that have this one word."""
+    return [block.body for block in read_blocks(DOCS.read_text(), "yaml") if block.words == {word}]
+
+
+def read(word: str, part: str = "") -> Any:
+    (found,) = (text for text in fences(word) if part in text)
+    return yaml.safe_load(found)
+
+
+@pytest.mark.parametrize("word", ["config", "agent", "federation"])
+def test_promtool_accepts_the_configurations(tmp_path: Path, word: str) -> None:
+    """Each is a valid configuration of a Prometheus, or of an agent."""
+    (tmp_path / "fleet.yaml").symlink_to(RULES / "fleet.yaml")
+    (tmp_path / "gpumap.json").write_text("[]")
+    assert fences(word)
+    for number, text in enumerate(fences(word)):
+        # Debian's Prometheus is built without Kubernetes' discovery.
+        text = text.replace("kubernetes_sd_configs:\n      - role: pod", "file_sd_configs: [{files: [gpumap.json]}]")
+        (file := tmp_path / f"{number}.yml").write_text(text)
+        flags = ["--agent"] if word == "agent" else []
+        assert accepted("check", "config", *flags, file).stderr == ""
+
+
+def test_each_block_is_of_a_kind_that_is_tested() -> None:
+    """No YAML in the page stands untested."""
+    kinds = {word for block in read_blocks(DOCS.read_text(), "yaml") for word in block.words or {""}}
+    assert kinds == {"config", "agent", "federation", "keep"}
+
+
+def discovered(address: str, node: str, **changed: str) -> dict[str, object]:
+    """A target as Kubernetes' discovery tells of a pod's port."""
+    labels = {
+        "__meta_kubernetes_namespace": "gpumap",
+        "__meta_kubernetes_pod_name": f"gpumap-{node}",
+        "__meta_kubernetes_pod_node_name": node,
+        "__meta_kubernetes_pod_phase": "Running",
+        "__meta_kubernetes_pod_container_name": "gpumap",
+        "__meta_kubernetes_pod_container_port_name": "metrics",
+        "__meta_kubernetes_pod_label_app_kubernetes_io_name": "gpumap",
+    }
+    told = {f"__meta_kubernetes_pod_{name}": value for name, value in changed.items()}
+    return {"targets": [address], "labels": labels | told}
+
+
+def labels_of_targets(server: Prometheus) -> list[Mapping[str, str]]:
+    found = server.api("targets", state="active")["activeTargets"]
+    return sorted((target["labels"] for target in found), key=lambda labels: sorted(labels.items()))
+
+
+def test_the_discovered_pods_are_relabelled_as_the_charts_monitors_do(tmp_path: Path) -> None:
+    """The kubernetes_sd_configs' relabelings keep gpumap's running pods alone, and leave job, node and instance."""
+    (job,) = read("config", "kubernetes_sd_configs")["scrape_configs"]
+    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    with serving_pages(lambda _: Page(b"gpumap_build_info 1\n")) as address:
+        job["static_configs"] = [
+            discovered(address, "gpu-1"),
+            discovered(address, "gpu-2"),
+            discovered(address, "gpu-3", phase="Succeeded"),
+            discovered(address, "gpu-4", label_app_kubernetes_io_name="other"),
+            discovered(address, "gpu-5", container_port_name="debug"),
+        ]
+        with prometheus(tmp_path, config=each_second(job)) as server:
+            expected = [{"instance": node, "job": "gpumap", "node": node} for node in ("gpu-1", "gpu-2")]
+            assert settled(lambda: labels_of_targets(server), expected) == expected
+            eventually(lambda: len(server.ask("gpumap_build_info")) == len(expected))
+            assert [labels for labels, _ in server.ask("gpumap_build_info")] == [
+                {"__name__": "gpumap_build_info", **labels} for labels in expected
+            ]
+
+
+def test_the_pods_that_are_looked_for_are_the_charts() -> None:
+    """The label and the port by which pods are kept are those of the chart's DaemonSet."""
+    manifests = chart.render()
+    labels = manifests["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    (port,) = chart.container_of(manifests)["ports"]
+    (job,) = read("config", "kubernetes_sd_configs")["scrape_configs"]
+    assert job["relabel_configs"][0]["regex"] == f"{labels['app.kubernetes.io/name']};{port['name']}"
+
+
+def test_listed_machines_have_the_same_labels(tmp_path: Path) -> None:
+    """With static targets `instance` is the node, too."""
+    (job,) = read("config", "static_configs")["scrape_configs"]
+    with prometheus(tmp_path, config={"scrape_configs": [job]}) as server:
+        expected = [{"instance": node, "job": "gpumap", "node": node} for node in ("gpu-1", "gpu-2")]
+        assert settled(lambda: labels_of_targets(server), expected) == expected
+
+
+@pytest.fixture(name="kept", scope="module")
+def run_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Kept]]:
+    """Names and number of series of each node's page, whole and relabelled, as a Prometheus has them."""
+    folder = tmp_path_factory.mktemp("kept")
+    pages = {}
+    for node in ("whole", "shared"):
+        (home := folder / node).mkdir()
+        with sized.playing(home, node) as url:
+            pages[f"/{node}"] = Page(fetch(f"{url}/metrics")[0].encode())
+    rules = read("keep")["metric_relabel_configs"]
+    with serving_pages(pages.__getitem__) as address:
+        jobs = [
+            {
+                "job_name": f"{name}-{node}",
+                "metrics_path": f"/{node}",
+                "honor_labels": True,
+                "static_configs": [{"targets": [address]}],
+                "metric_relabel_configs": chosen,
+            }
+            for name, chosen in (("all", []), ("kept", rules))
+            for node in ("whole", "shared")
+        ]
+        with prometheus(folder, config=each_second(*jobs)) as server:
+            eventually(lambda: len(server.ask("scrape_samples_scraped > 0")) == len(jobs))
+
+            def names(job: str) -> set[str]:
+                return {labels["__name__"] for labels, _ in server.ask(f'count by (__name__) ({{job="{job}"}})')}
+
+            def number(job: str) -> int:
+                return int(server.value(f'scrape_samples_post_metric_relabeling{{job="{job}"}}'))
+
+            yield {
+                node: (names(f"all-{node}"), names(f"kept-{node}"), number(f"all-{node}"), number(f"kept-{node}"))
+                for node in ("whole", "shared")
+            }
+
+
+def test_what_is_kept_is_all_that_the_rules_and_the_bill_read(kept: Mapping[str, Kept]) -> None:
+    """Each family that the fleet's or autoscaling's rules, or the bill, ask for is among those kept."""
+    asked = "".join(path.read_text() for path in (RULES / "fleet.yaml", RULES / "autoscaling.yaml"))
+    asked += "".join(path.read_text() for path in (ROOT / "src" / "gpumap" / "cli" / "bill").glob("*.py"))
+    for everything, some, _, _ in kept.values():
+        needed = {name for name in everything if name.startswith("gpumap_") and name in asked}
+        assert len(needed) > 10
+        assert needed <= some
+
+
+def test_what_is_kept_is_as_much_as_is_said(kept: Mapping[str, Kept]) -> None:
+    """Some 60 % of the series of shared cards, and 45 % of those of whole ones."""
+    share = {node: some / everything for node, (_, _, everything, some) in kept.items()}
+    assert share == pytest.approx({"shared": 0.6, "whole": 0.45}, abs=0.03)
+
+
+def test_a_central_prometheus_federates_what_was_recorded(tmp_path: Path) -> None:
+    """It has each record of two clusters once, under the cluster's label, and no series of a pod."""
+    (job,) = read("federation")["scrape_configs"]
+    recorded = b'cluster_namespace:gpumap_pod_info:count{namespace="a"} 3\ngpumap_pod_info{namespace="a",pod="p"} 1\n'
+    (edge := tmp_path / "edge").mkdir()
+    (central := tmp_path / "central").mkdir()
+    with serving_pages(lambda _: Page(recorded)) as page:
+        scrape = {"job_name": "page", "honor_labels": True, "static_configs": [{"targets": [page]}]}
+        with prometheus(edge, config=each_second(scrape)) as source:
+            eventually(lambda: bool(source.ask("gpumap_pod_info")))
+            for target in job["static_configs"]:
+                target["targets"] = [source.url.removeprefix("http://")]
+            job["scrape_interval"] = "1s"
+            with prometheus(central, config=each_second(job)) as server:
+                query = 'count by (cluster, __name__, namespace) ({__name__=~".*gpumap.*"})'
+                expected = [
+                    ({"__name__": "cluster_namespace:gpumap_pod_info:count", "cluster": name, "namespace": "a"}, 1.0)
+                    for name in ("east", "west")
+                ]
+
+                def answer() -> list[tuple[dict[str, str], float]]:
+                    return sorted(server.ask(query), key=lambda row: row[0].get("cluster", ""))
+
+                assert settled(answer, expected) == expected

@@ -1,0 +1,519 @@
+"""`kubectl gpumap` as its users run it: by the real kubectl, against a server that plays the Kubernetes API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpumap import __version__
+from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node
+from gpumap.cli.kubectl.proxy import proxying
+from gpumap.cli.kubectl.reasons import RULE
+from tests.demo_process import GPUMAP, demo, environment, fetch
+from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, map_of
+from tests.test_watch import HOME, on_terminal
+from tests.tools import tool
+
+PLUGIN = GPUMAP.with_name("kubectl-gpumap")
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(name="demos", scope="module")
+def run_demos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Two running agents: their URLs by their nodes' names."""
+    with contextlib.ExitStack() as stack:
+        yield {
+            node: stack.enter_context(demo(tmp_path_factory.mktemp(node), "--node-name", node, "--interval", "300ms"))
+            for node in ("gpu-1", "gpu-2")
+        }
+
+
+@pytest.fixture(name="cluster")
+async def play_cluster(demos: dict[str, str], directory: Path) -> AsyncIterator[Cluster]:
+    """A cluster of those two nodes, as two contexts know it: jane's with a namespace, and john's without."""
+    api = ApiServer(directory)
+    api.pods = [PlayedPod(node, f"gpumap-{node}", url) for node, url in demos.items()]
+    async with api.running():
+        api.write_kubeconfig(jane=(JANE, "ml-team", ""), john=(JOHN, "", ""))
+        yield Cluster(api, directory)
+
+
+class Cluster:
+    """The played API server, and kubectl before it."""
+
+    def __init__(self, api: ApiServer, folder: Path) -> None:
+        self.api = api
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.home = folder / "home"
+        self.home.mkdir()
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        places = {"HOME": str(self.home), "TMPDIR": str(self.temporary), "KUBECONFIG": str(self.api.kubeconfig)}
+        path = os.pathsep.join([str(tool("kubectl").parent), str(PLUGIN.parent), os.environ["PATH"]])
+        return environment(**places, PATH=path) | variables
+
+    async def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `kubectl gpumap …` to its end. It writes no traceback, and leaves neither a process nor a file."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [str(tool("kubectl")), "gpumap", *words],
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert self.left_over() == []
+        return done
+
+    async def fails(self, *words: str, code: int = 1, **variables: str) -> str:
+        """Run what fails, and give the single line that it says."""
+        done = await self.run(*words, **variables)
+        assert (done.returncode, done.stdout) == (code, ""), done
+        assert done.stderr.startswith("gpumap: ")
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr.removeprefix("gpumap: ").rstrip("\n")
+
+    async def json(self, *words: str) -> Any:
+        """What a command says in JSON."""
+        done = await self.run(*words, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def left_over(self) -> list[str]:
+        """Proxies that still run, and files that still lie there."""
+        lines = [_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
+        return [line for line in lines if f"--unix-socket={self.temporary}" in line] + os.listdir(self.temporary)
+
+
+def _command_line(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+async def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.05)
+
+
+# --- as kubectl's users expect it -------------------------------------------------------------------------------------
+
+
+async def test_kubectl_finds_the_plugin(cluster: Cluster) -> None:
+    """`kubectl plugin list` names it, and `kubectl gpumap --version` is the package's."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [str(tool("kubectl")), "plugin", "list"],
+        env=cluster.environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert str(PLUGIN) in done.stdout
+    told = await cluster.run("--version")
+    assert (told.returncode, told.stdout) == (0, f"kubectl gpumap {__version__}\n")
+
+
+async def test_a_table_of_the_whole_cluster(cluster: Cluster) -> None:
+    """Rows of both nodes and of every namespace, each with its node, through kubectl and the API server alone."""
+    done = await cluster.run("top", "-A")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert "NODE" in lines[0].split()
+    assert "NAMESPACE" in lines[0].split()
+    assert {"gpu-1", "gpu-2"} <= {word for line in lines[1:] for word in line.split()}
+    assert {"ml-team", "research"} <= {word for line in lines[1:] for word in line.split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "namespaces"),
+    [
+        ((), {"ml-team"}),
+        (("-n", "research"), {"research"}),
+        (("--namespace=serving",), {"serving"}),
+        (("--context", "john"), set()),
+    ],
+)
+async def test_workloads_are_of_one_namespace(cluster: Cluster, words: tuple[str, ...], namespaces: set[str]) -> None:
+    """-n's, else the context's, else `default`, in which nobody is here."""
+    told = await cluster.json("top", *words)
+    assert {row["namespace"] for row in told["rows"]} == namespaces
+
+
+async def test_the_pods_by_their_names(cluster: Cluster) -> None:
+    """`-o name` is what `kubectl get -f -` and its like take: a line for each pod, once."""
+    done = await cluster.run("top", "-o", "name")
+    assert done.stdout == "pod/trainer\n"
+
+
+async def test_one_node_alone(cluster: Cluster) -> None:
+    """By its name or by --node: its agent alone is asked."""
+    for words in (("gpu-2",), ("--node", "gpu-2"), ("gpu-2", "--node=gpu-2")):
+        told = await cluster.json("map", "-A", *words)
+        assert told["node"]["name"] == "gpu-2"
+    assert not [one for one in cluster.api.asked if "gpumap-gpu-1" in one]
+    assert "has the label" in await cluster.fails("map", "-A", "gpu-9")
+    assert "say it once" in await cluster.fails("map", "gpu-1", "--node", "gpu-2", code=2)
+
+
+async def test_without_a_command_it_is_the_map(cluster: Cluster) -> None:
+    """Also where flags come first, whose values are not taken for commands."""
+    plain = await cluster.run("map", "--context", "jane", "-A")
+    bare = await cluster.run("--context", "jane", "-A")
+    assert (plain.returncode, bare.returncode) == (0, 0)
+    assert plain.stdout.splitlines()[0] == bare.stdout.splitlines()[0]
+
+
+async def test_the_tables_of_inspect(cluster: Cluster) -> None:
+    """Of the whole cluster, or of one node with its pods."""
+    done = await cluster.run("inspect")
+    assert done.returncode == 0
+    assert {"gpu-1", "gpu-2"} <= set(done.stdout.split())
+    details = await cluster.run("inspect", "gpu-2", "-d")
+    assert details.returncode == 0
+    assert "gpu-2" in details.stdout
+    assert "gpu-1" not in details.stdout
+    assert "trainer" in details.stdout
+
+
+async def test_flags_are_passed_on_to_kubectl(cluster: Cluster) -> None:
+    """Who is asked as, at which server, by which certificate."""
+    cluster.api.forbidden.add(("carol", "list pods", ""))
+    assert 'User "carol"' in await cluster.fails("top", "-A", "--as=carol", "--as-group", "ml")
+    server = f"https://127.0.0.1:{cluster.api.port}"
+    empty = cluster.home / "none"
+    done = await cluster.run(
+        *("top", "-A", "-s", server, "--token", JOHN, "--certificate-authority", str(cluster.api.certificate)),
+        KUBECONFIG=str(empty),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    words = ("top", "-A", "--server", server, "--token", JOHN, "--insecure-skip-tls-verify=true")
+    assert (await cluster.run(*words, KUBECONFIG=str(empty))).returncode == 0
+
+
+async def test_a_server_below_a_path(cluster: Cluster) -> None:
+    """As of clusters behind Rancher."""
+    cluster.api.prefix = "/k8s/clusters/c-1"
+    cluster.api.write_kubeconfig(jane=(JANE, "", cluster.api.prefix))
+    assert (await cluster.run("top", "-A")).returncode == 0
+
+
+# --- what is missing is said ------------------------------------------------------------------------------------------
+
+
+async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster) -> None:
+    """With the reason, and for one that is forbidden with the rule to ask for; the others are shown, and 1 is given."""
+    pods = cluster.api.pods
+    pods += [
+        PlayedPod("gpu-3", "gpumap-away"),
+        PlayedPod("gpu-4", "gpumap-crashing", waiting="CrashLoopBackOff"),
+        PlayedPod("gpu-5", "gpumap-begins", (503, "the first collection is not finished\n")),
+        PlayedPod("gpu-6", "gpumap-other", b'{"hello": "world"}'),
+        PlayedPod("gpu-7", "gpumap-slow", hangs=True),
+        PlayedPod("gpu-8", "gpumap-closed", (401, "this page takes a user and a password\n")),
+        PlayedPod("gpu-9", "gpumap-certified", (403, "this page takes a client certificate\n")),
+    ]
+    cluster.api.forbidden.add(("jane", "get pods/proxy", "gpu-2"))
+    done = await cluster.run("top", "-A", "--request-timeout=3s")
+    assert done.returncode == 1
+    assert "gpu-1" in done.stdout
+    said = " ".join(done.stdout.split())
+    for sentence in (
+        f'node gpu-2: User "jane" cannot get resource "pods/proxy" in API group "" in the namespace "gpumap"; ask for '
+        f"the rule {RULE}",
+        "node gpu-3: the API server does not reach its agent: dial tcp 10.0.0.7:9401: connect: connection refused",
+        "node gpu-4: its agent is not running (CrashLoopBackOff)",
+        "node gpu-5: its agent answered 503: the first collection is not finished",
+        "node gpu-6: its agent is no gpumap of this version",
+        "node gpu-7: its agent did not answer within 3 s",
+        "node gpu-8: its agent asks for a password, which the API server does not pass on: look through `kubectl",
+        "node gpu-9: its agent asks for a client certificate, which the API server does not pass on: look through",
+    ):
+        assert sentence in said
+    told = await cluster.run("top", "-A", "--request-timeout", "3s", "-o", "json")
+    assert told.returncode == 1
+    assert len(json.loads(told.stdout)["missing"]) == 8
+    assert told.stderr.count("node gpu-") == 8
+
+
+async def test_nobody_answers(cluster: Cluster) -> None:
+    """One line with the reason, and every node it is the reason of."""
+    cluster.api.forbidden.add(("jane", "get pods/proxy", ""))
+    line = await cluster.fails("waste", "-A")
+    assert line.startswith('no agent answered: 2 nodes, gpu-1, gpu-2: User "jane" cannot get resource "pods/proxy"')
+    cluster.api.pods.clear()
+    assert "no pod has the label app.kubernetes.io/name=gpumap" in await cluster.fails("waste", "-A")
+
+
+async def test_pods_may_be_listed_in_one_namespace_alone(cluster: Cluster) -> None:
+    """Who may not list all pods is told of --agent-namespace, and asks in that namespace alone."""
+    cluster.api.forbidden.add(("jane", "list pods", ""))
+    line = await cluster.fails("top", "-A")
+    assert line.startswith('User "jane" cannot list resource "pods" in API group "" at the cluster scope; --agent-')
+    cluster.api.asked.clear()
+    assert (await cluster.run("top", "-A", "--agent-namespace", "gpumap")).returncode == 0
+    assert "GET /api/v1/namespaces/gpumap/pods" in cluster.api.asked
+    assert "GET /api/v1/pods" not in cluster.api.asked
+
+
+async def test_agents_of_another_label(cluster: Cluster) -> None:
+    """--agent-selector, for a chart that was renamed."""
+    for pod in cluster.api.pods:
+        pod.labels = {"app": "gpus", "tier": "infra"}
+    assert "--agent-selector" in await cluster.fails("top", "-A")
+    assert (await cluster.run("top", "-A", "--agent-selector", "app=gpus,tier=infra")).returncode == 0
+
+
+async def test_two_agents_on_a_node(cluster: Cluster) -> None:
+    """The newest is asked, and the other one named; what is leaving is not asked, and not named."""
+    url = cluster.api.pods[0].agent
+    cluster.api.pods += [
+        PlayedPod("gpu-1", "gpumap-newer", url, created="2026-06-01T00:00:00Z"),
+        PlayedPod("gpu-2", "gpumap-leaving", (500, "leaving"), created="2026-06-01T00:00:00Z", leaving=True),
+        PlayedPod("gpu-2", "gpumap-evicted", phase="Failed", created="2026-07-01T00:00:00Z"),
+    ]
+    done = await cluster.run("top", "-A")
+    assert done.stderr == "gpumap: node gpu-1 has 2 agents: gpumap-newer was asked, and gpumap-gpu-1 not\n"
+    assert done.returncode == 0
+
+
+async def test_the_api_server_cannot_be_asked(cluster: Cluster) -> None:
+    """One line with kubectl's own reason: unknown user, closed port, foreign certificate, no context, no kubectl."""
+    server = f"https://127.0.0.1:{cluster.api.port}"
+    assert await cluster.fails("top", "--token=wrong") == "the API server does not know who asks: Unauthorized"
+    assert "connection refused" in await cluster.fails("top", "-s", "https://127.0.0.1:1", "-A")
+    none = str(cluster.home / "none")
+    assert "x509" in await cluster.fails("top", "-s", server, "--token", JANE, KUBECONFIG=none)
+    assert "no user for this server" in await cluster.fails("top", "-s", server, KUBECONFIG=none)
+    line = await cluster.fails("top", KUBECONFIG=none)
+    assert line.endswith("(kubectl has no current context)")
+    assert await cluster.fails("top", "--context", "prod") == 'kubectl: context "prod" does not exist'
+    alone = await asyncio.to_thread(
+        subprocess.run, [str(PLUGIN), "top"], env=cluster.environment(PATH="/nowhere"), capture_output=True, check=False
+    )
+    assert alone.returncode == 1
+    assert alone.stderr.startswith(b"gpumap: kubectl is not on PATH")
+
+
+async def test_mistakes_in_the_command_line(cluster: Cluster) -> None:
+    """One line that names the plugin as it is called, and 2."""
+    assert "did you mean waste?; see kubectl gpumap --help" in await cluster.fails("wast", code=2)
+    assert "see kubectl gpumap top --help" in await cluster.fails("top", "--contxt=x", code=2)
+    assert await cluster.fails("top", "--request-timeout=soon", code=2)
+    helped = await cluster.run("top", "--help")
+    assert helped.stdout.startswith("usage: kubectl gpumap top [NODE] [flags]")
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def watching(cluster: Cluster, *words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Path]]:
+    """A watch that has shown something, and the file of what it shows; ended after the block if it still runs."""
+    shown = cluster.home / "shown"
+    with shown.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(str(tool("kubectl")), "gpumap", *words, "-w", "--interval", "200ms"),
+            env=cluster.environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    try:
+        await _until(lambda: shown.stat().st_size > 0 or process.returncode is not None, "it shows nothing")
+        assert process.returncode is None, shown.read_text()
+        yield process, shown
+    finally:
+        if process.returncode is None:
+            process.terminate()  # SIGKILL would leave its proxy behind
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await process.wait()
+    assert cluster.left_over() == []
+    assert "Traceback" not in shown.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_watch_that_is_ended_leaves_nothing(cluster: Cluster, number: signal.Signals) -> None:
+    """By Ctrl-C, by another process, or because its terminal is closed: no proxy, no file; and 0."""
+    async with watching(cluster, "top", "-A") as (process, _):
+        assert len(cluster.left_over()) == 2, "the proxy and its folder"
+        process.send_signal(number)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await process.wait() == 0
+        assert cluster.left_over() == []
+
+
+async def test_inspect_is_of_all_namespaces(cluster: Cluster) -> None:
+    """It takes -A, as the other commands, and shows the same; an empty NODE is no node."""
+    plain, every = await cluster.run("inspect", "-d"), await cluster.run("inspect", "-A", "-d")
+    assert (plain.returncode, every.stdout) == (0, plain.stdout)
+    empty = await cluster.run("inspect", "")
+    assert (empty.returncode, empty.stderr) == (2, "gpumap: NODE: is empty\n")
+
+
+async def test_a_watch_that_is_ended_again_and_again(cluster: Cluster) -> None:
+    """What ends it may come more than once, also while it ends: still 0, and nothing is left."""
+    async with watching(cluster, "top", "-A") as (process, _):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):  # send_signal may take its exit code from asyncio
+                    os.kill(process.pid, signal.SIGTERM)
+                await asyncio.sleep(0.002)
+        assert (process.returncode, cluster.left_over()) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("top", "gpu-1", "--context", "john"), "top gpu-1 -n default --context john"),
+        (("map", "--sort-by", "sm"), "map -n ml-team --sort-by sm"),
+        (("-A",), "map -A"),
+        (("inspect", "--node", "gpu-2"), "inspect gpu-2"),
+    ],
+)
+async def test_a_watch_says_what_was_asked(cluster: Cluster, words: tuple[str, ...], says: str) -> None:
+    """Above its table stand the plugin's name, the node, the namespace and the context."""
+    command = (str(tool("kubectl")), "gpumap", *words, "-w", "--interval", "200ms")
+    with on_terminal(command, cluster.environment()) as screen:
+        await screen.until(lambda said: HOME in said and "\n" in said, "it shows nothing")
+        assert re.search(rf"kubectl gpumap {says}   every 0.2s   \d\d:\d\d:\d\d", screen.frames[0])
+        assert await screen.interrupt() == 0
+
+
+async def test_a_watch_outlives_the_api_server_and_the_proxy(cluster: Cluster) -> None:
+    """What fails is told once, and asked on; a proxy that ended is started again."""
+    async with watching(cluster, "top", "-A", "-o", "json") as (_, shown):
+        pods, cluster.api.pods = cluster.api.pods, []
+        await _until(lambda: "no pod has the label" in shown.read_text(), "the failure is not told")
+        cluster.api.pods = pods
+        (proxy,) = _proxies(cluster)
+        os.kill(proxy, signal.SIGKILL)
+        await _until(lambda: _proxies(cluster) not in ([], [proxy]), "no other proxy is started")
+        size = shown.stat().st_size
+        await _until(lambda: shown.stat().st_size > size, "it shows nothing more")
+        assert shown.read_text().count("no pod has the label") == 1
+
+
+def _proxies(cluster: Cluster) -> list[int]:
+    lines = {int(path.parent.name): _command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+    return [pid for pid, line in lines.items() if f"--unix-socket={cluster.temporary}" in line]
+
+
+# --- many, and the proxy itself ---------------------------------------------------------------------------------------
+
+
+async def test_a_cluster_of_many_nodes(cluster: Cluster, demos: dict[str, str]) -> None:
+    """Pods are listed a page at a time, and every node is in the answer."""
+    document = json.loads(fetch(f"{demos['gpu-1']}/api/v1/map")[0])
+    names = [f"node-{number:04}" for number in range(600)]
+    cluster.api.pods = [PlayedPod(name, f"gpumap-{name}", map_of(document, name)) for name in names]
+    told = await cluster.json("top", "-A")
+    assert {row["node"] for row in told["rows"]} == set(names)
+    assert cluster.api.asked.count("GET /api/v1/pods") == 2
+
+
+async def test_the_proxy_passes_on_what_is_asked_alone(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It carries the user's rights: other paths, and what would change something, are refused. Its socket is ours."""
+    for name, value in cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", str(cluster.temporary))
+    async with proxying(()) as proxy:
+        assert proxy.path.parent.stat().st_mode & 0o777 == 0o700
+        connector = aiohttp.UnixConnector(str(proxy.path), force_close=True)
+        async with aiohttp.ClientSession("http://localhost", connector=connector) as session:
+            for method, path, status in (
+                ("GET", "/api/v1/pods", 200),
+                ("GET", "/api/v1/namespaces/gpumap/pods/gpumap-gpu-1:9401/proxy/api/v1/map", 200),
+                ("GET", "/api/v1/namespaces/gpumap/secrets", 403),
+                ("GET", "/api/v1/namespaces/gpumap/pods/gpumap-gpu-1:9401/proxy/metrics", 403),
+                ("DELETE", "/api/v1/pods", 403),
+                ("POST", "/api/v1/namespaces/gpumap/pods", 403),
+            ):
+                async with session.request(method, path) as answer:
+                    assert answer.status == status, path
+    assert cluster.left_over() == []
+
+
+# --- which pod is asked -----------------------------------------------------------------------------------------------
+
+
+def test_the_agent_of_a_pod() -> None:
+    """Its port is the one that is called metrics, over TLS where its probe says so; without one the default."""
+    pod = PlayedPod("n", "a", port=9500).as_json()
+    assert [agent.path for agent in agents_of([pod])] == ["/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"]
+    pod["spec"]["containers"][0]["readinessProbe"] = {"httpGet": {"scheme": "HTTPS"}}
+    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/https:a:9500/proxy/api/v1/map"
+    pod["spec"]["containers"][0]["ports"] = []
+    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/a:9401/proxy/api/v1/map"
+
+
+def test_a_pod_that_is_not_there_yet_or_no_longer() -> None:
+    """One that is over, on its way out, or on no node is nobody's agent; one that waits says what for."""
+    over = PlayedPod("n", "a", phase="Failed").as_json()
+    leaving = PlayedPod("n", "a", leaving=True).as_json()
+    nowhere = PlayedPod("", "a", phase="Pending").as_json()
+    waits = PlayedPod("n", "a", phase="Pending", waiting="ImagePullBackOff").as_json()
+    assert agents_of([over, leaving, nowhere]) == []
+    assert [agent.why_not for agent in agents_of([waits])] == ["is not running (ImagePullBackOff)"]
+    waits["status"] = {"phase": "Pending"}
+    assert [agent.why_not for agent in agents_of([waits])] == ["is not running (Pending)"]
+
+
+def test_the_agents_container_among_others() -> None:
+    """What stands beside the agent may have a port of that name too, and may run while the agent does not."""
+    pod = PlayedPod("n", "a", port=9500).as_json()
+    beside = {"name": "proxy", "ports": [{"name": "metrics", "containerPort": 8443}]}
+    pod["spec"]["containers"].insert(0, beside)
+    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"
+    states = pod["status"]["containerStatuses"]
+    states.insert(0, {"name": "proxy", "state": {"running": {}}})
+    assert [agent.why_not for agent in agents_of([pod])] == [""]
+    states[1]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+    assert [agent.why_not for agent in agents_of([pod])] == ["is not running (CrashLoopBackOff)"]
+
+
+@pytest.mark.parametrize(("ended", "said"), [({"reason": "Error"}, "Error"), ({}, "terminated")])
+def test_a_pod_whose_agent_has_ended(ended: dict[str, str], said: str) -> None:
+    """Between its end and its next start the pod is Running, and nobody is there to answer."""
+    pod = PlayedPod("n", "a").as_json()
+    pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    assert [agent.why_not for agent in agents_of([pod])] == [f"is not running ({said})"]
+
+
+@pytest.mark.parametrize("nonsense", [{}, {"metadata": None, "spec": {}}, {"metadata": {"name": "a"}, "spec": []}])
+def test_what_is_no_pod(nonsense: dict[str, Any]) -> None:
+    """Raises ValueError, which becomes one line."""
+    with pytest.raises(ValueError, match="no pod"):
+        agents_of([nonsense])
+
+
+def test_the_newest_that_is_ready_is_asked() -> None:
+    """A newer one that is not ready yet does not take the place of one that is; one that does not run is not named."""
+    old = Agent("n", "gpumap", "old", created="2026-01-01T00:00:00Z")
+    new = old._replace(pod="new", created="2026-02-01T00:00:00Z")
+    begins = old._replace(pod="begins", created="2026-03-01T00:00:00Z", ready=False)
+    crashes = old._replace(pod="crashes", created="2026-04-01T00:00:00Z", why_not="is not running (Error)")
+    chosen, doubled = one_for_each_node([old, begins, new, crashes])
+    assert chosen == [new]
+    assert doubled == ["node n has 3 agents: new was asked, and begins, old not"]
+    assert one_for_each_node([old, crashes]) == ([old], [])
