@@ -105,7 +105,6 @@ def sweep(_: frozenset[str]) -> Iterator[Figure]:
 def _sweeps(shape: Shape, path: str) -> list[float]:
     library = Library(path)
     library.open()
-    pynvml.nvmlLib = library.loaded
     pynvml.nvmlInit()
     readers = [GpuReader(library, index) for index in range(shape.gpus)]
     epoch = HandleGeneration(1, shape.gpus)

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,7 +23,7 @@ from gpumap.cli.tables import Shape, doctor_table
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
 from gpumap.model.document import Document, document
-from gpumap.model.node_facts import Answer, Facts, Opinion, Privileges
+from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import ContainerName, Source
 from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
 from tests import standin
@@ -40,7 +39,6 @@ from tests.snapshots import busy_node, empty_node, gpu
 LADDER = [
     "kubelet",
     "nvml",
-    "nvml_second_opinion",
     "device_checkpoint",
     "pod_logs",
     "push",
@@ -50,15 +48,12 @@ LADDER = [
     "gpm",
     "xid_events",
 ]
-OF_AN_AGENT = [name for name in LADDER if name != "nvml_second_opinion"]
-"""What a document alone can tell."""
 ALL_WELL = Facts(
     kubelet=Answer("23 pods listed, offered: 8 nvidia.com/gpu"),
     checkpoint=Answer("9 entries of 7 pods, 1 resource registered"),
     pod_logs=Answer("directories of 23 pods, links of 31 containers"),
     push=Answer("3 directories watched"),
     privileges=Privileges(uid=0, capabilities=(), api_token=None, runtime_sockets=(), bare_host=False),
-    binding=Opinion("nvidia-ml-py 13.0", ((str(made_uuid(0)), 80 * GIB), (str(made_uuid(1)), 80 * GIB))),
 )
 
 
@@ -110,42 +105,18 @@ def test_all_well() -> None:
 def test_an_agents_document_alone() -> None:
     """With --url nothing of this machine is judged: neither its files nor its privileges."""
     found = by_name(examine(document(telling(well().collect())), None))
-    assert list(found) == [*OF_AN_AGENT, "unmatched_slots"]
+    assert list(found) == [*LADDER, "unmatched_slots"]
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
     assert "--no-push" in (found["push"].why or "")
     assert (found["push"].remedy or "").partition("device-plugins")[0].count("Unless `--no-push` is meant") == 1
 
 
-def opinion_on_two_gpus(opinion: Opinion, *, down: bool = False) -> Check:
-    """What becomes of a second opinion, on a node with two GPUs of 80 GiB."""
-    node = well()
-    node.down.update({"nvml"} if down else ())
-    return examined(node, replace(ALL_WELL, binding=opinion))["nvml_second_opinion"]
-
-
-def test_second_opinion() -> None:
-    """NVIDIA's own binding confirms what it was told; where it was told otherwise, gpumap may misread the driver."""
-    ours = {str(made_uuid(0)): 80 * GIB, str(made_uuid(1)): 80 * GIB}
-    binding = ALL_WELL.binding
-    assert opinion_on_two_gpus(binding).seen == "nvidia-ml-py 13.0 sees the same 2 GPUs"
-    some = replace(binding, memory_total_bytes=tuple(ours.items())[:1])
-    assert opinion_on_two_gpus(some).seen == "nvidia-ml-py 13.0 sees the same 1 GPU"
-    for wrong in ({**ours, str(made_uuid(1)): GIB}, {**ours, "GPU-other": GIB}):
-        check = opinion_on_two_gpus(replace(binding, memory_total_bytes=tuple(wrong.items())))
-        assert (check.state, check.required) == ("failed", False)
-        assert check.remedy
-    assert opinion_on_two_gpus(binding, down=True).state == "failed"
-    silent = Opinion(failure="no answer within 5 s")
-    assert opinion_on_two_gpus(silent).state == "unknown"
-    assert opinion_on_two_gpus(silent, down=True).state == "not needed"
-
-
 @pytest.mark.parametrize("snapshot", [empty_node(), busy_node(3)])
 def test_every_document_can_be_examined(snapshot: object) -> None:
     """Whatever is up or down; the table is complete either way."""
     checks = examine(document(snapshot), None)  # type: ignore[arg-type] # a snapshot
-    assert [one.check for one in checks if "/" not in one.check][: len(OF_AN_AGENT)] == OF_AN_AGENT
+    assert [one.check for one in checks if "/" not in one.check][: len(LADDER)] == LADDER
     for screen in (Screen(), Screen(60, colours=True)):
         text = doctor_table(checks, Shape(screen=screen))
         assert all(one.check in text for one in checks)
@@ -287,7 +258,7 @@ def test_a_document_that_is_stale() -> None:
     """What is required fails with the reason; of all else nothing is known, and nobody is blamed for it."""
     why = "no collection for more than 5 s: the driver was let go of"
     found = examine(document(empty_node(), stale=why), None)
-    assert [one.check for one in found] == [*OF_AN_AGENT, "unmatched_slots"]
+    assert [one.check for one in found] == [*LADDER, "unmatched_slots"]
     assert [(one.state, one.why) for one in found if one.required] == [("failed", why)] * 2
     assert {(one.state, one.remedy) for one in found if not one.required} == {("unknown", None)}
     assert not works(found)
@@ -511,7 +482,6 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
         "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots offered on devices"
     )
     assert "3 GPUs" in str(found["nvml"]["seen"])
-    assert re.fullmatch(r"nvidia-ml-py [0-9.]+ sees the same 3 GPUs", str(found["nvml_second_opinion"]["seen"]))
     assert found["device_checkpoint"]["seen"] == "1 entry of 1 pod, 2 resources registered"
     assert found["pod_logs"]["seen"] == "directories of 1 pod, links of 1 container"
     assert found["push"]["seen"] == "3 directories watched"
@@ -534,7 +504,6 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
     assert states == {
         "kubelet": "missing",
         "nvml": "missing",
-        "nvml_second_opinion": "not needed",
         "device_checkpoint": "missing",
         "pod_logs": "missing",
         "push": "missing",
@@ -545,7 +514,7 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
         "xid_events": "unknown",
     }
     of_gpus = {"process_utilization", "gpm", "xid_events"}
-    assert {name for name in LADDER if not found[name]["remedy"]} == {"nvml_second_opinion", *of_gpus}
+    assert {name for name in LADDER if not found[name]["remedy"]} == of_gpus
 
 
 async def test_doctor_while_the_kubelet_is_away(node: Node) -> None:
@@ -599,7 +568,6 @@ async def test_doctor_while_the_whole_driver_hangs(node: Node) -> None:
     node.tell_driver()
     found = await diagnose(node, code=1)
     assert found["nvml"]["state"] == "failed"
-    assert found["nvml_second_opinion"]["state"] == "not needed"
     assert "deadline_exceeded" in str(found["nvml"]["why"])
     assert (found["kubelet"]["state"], found["device_checkpoint"]["state"]) == ("ok", "ok")
 
@@ -653,7 +621,7 @@ async def test_doctor_of_an_agent() -> None:
         done = await run_command_in_loop("doctor", "-o", "json", "--url", agent.url)
     found = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
     assert (done.returncode, done.stderr) == (0, "")
-    assert {name: found[name] for name in OF_AN_AGENT} == dict.fromkeys(OF_AN_AGENT, "ok")
+    assert {name: found[name] for name in LADDER} == dict.fromkeys(LADDER, "ok")
     assert found["unmatched_slots/not_in_nvml"] == "degraded"
     assert "capabilities" not in found
     gone = await run_command_in_loop("doctor", "--url", agent.url)

@@ -1,6 +1,6 @@
 """The NVML worker as a process of its own, over the compiled stand-in and the real pynvml, by its protocol."""
 
-import ctypes
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.nvml_worker import gpu_json, structs, wire
+from gpumap.agent.nvml_worker import codes, gpu_json, library, wire
 from gpumap.agent.sources.crash_isolation import LONGEST_PAUSE_READS, CrashSuspects
 from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from tests import standin
@@ -379,61 +379,38 @@ def test_a_driver_without_gpus_is_no_error(start: Start) -> None:
 
 
 def test_a_module_named_pynvml_does_no_harm(start: Start, tmp_path: Path) -> None:
-    """The worker loads the library itself: what stands in for nvidia-ml-py, or is in its way, is not imported."""
+    """The worker has nvidia-ml-py from where gpumap is installed, whatever lies in the working directory."""
     (tmp_path / "pynvml.py").write_text("raise RuntimeError('imported')\n")
-    assert start(PYTHONPATH=str(tmp_path)).read_one(Driver(gpus=[Gpu(A)])).uuid == A
+    assert start(directory=tmp_path).read_one(Driver(gpus=[Gpu(A)])).uuid == A
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (structs.PciInfo, "nvmlPciInfo_t"),
-        (structs.DeviceAttributes, "c_nvmlDeviceAttributes"),
-        (structs.GpuInstanceInfo, "c_nvmlGpuInstanceInfo_t"),
-        (structs.GpuInstancePlacement, "c_nvmlGpuInstancePlacement_t"),
-        (structs.Memory, "c_nvmlMemory_t"),
-        (structs.MemoryV2, "c_nvmlMemory_v2_t"),
-        (structs.Utilization, "c_nvmlUtilization_t"),
-        (structs.Temperature, "c_nvmlTemperature_v1_t"),
-        (structs.FieldValue, "c_nvmlFieldValue_t"),
-        (structs.GpmSupport, "c_nvmlGpmSupport_t"),
-        (structs.GpmMetricInfo, "c_metricInfo_t"),
-        (structs.GpmMetric, "c_nvmlGpmMetric_t"),
-        (structs.GpmMetricsGet, "c_nvmlGpmMetricsGet_t"),
-        (structs.Value, "c_nvmlValue_t"),
-    ],
-)
-def test_structures_are_those_of_nvml_h(ours: type[ctypes.Structure | ctypes.Union], theirs: str) -> None:
-    """Every field has the name, place and size that NVIDIA's own bindings give it."""
-    nvidias = getattr(pynvml, theirs)
-    assert layout(ours) == layout(nvidias)
-    assert ctypes.sizeof(ours) == ctypes.sizeof(nvidias)
-
-
-def layout(structure: type[ctypes.Structure | ctypes.Union]) -> list[tuple[str, int, int]]:
-    fields = [(name, getattr(structure, name)) for name, *_ in structure._fields_]
-    return [(name, field.offset, field.size) for name, field in fields]
-
-
-def test_versions_of_structures_are_those_of_nvml_h() -> None:
-    """The versions that are sent are NVIDIA's, most with the structure's size in it, and room for texts is enough."""
-    assert pynvml.nvmlMemory_v2 == structs.MEMORY_V2
-    assert pynvml.nvmlTemperature_v1 == structs.TEMPERATURE_V1
-    assert {pynvml.NVML_GPM_METRICS_GET_VERSION, pynvml.NVML_GPM_SUPPORT_VERSION} == {structs.GPM_V1}
+def test_room_for_texts_is_enough() -> None:
+    """No text that gpumap asks for is longer than its buffer, by NVIDIA's own sizes."""
     assert (
         max(
             pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE,
             pynvml.NVML_DEVICE_NAME_V2_BUFFER_SIZE,
+            pynvml.NVML_DEVICE_VBIOS_VERSION_BUFFER_SIZE,
             pynvml.NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE,
             pynvml.NVML_SYSTEM_NVML_VERSION_BUFFER_SIZE,
         )
-        <= structs.TEXT_BYTES
+        <= library.TEXT_BYTES
     )
 
 
 def test_the_functions_that_are_called_are_in_the_library() -> None:
-    """Each prototype is of a function that the stand-in has, so that no misspelt one passes for an old driver's gap."""
-    assert set(structs.PROTOTYPES) <= standin.FUNCTIONS
+    """Each name of a function is one of the stand-in's, so that no misspelt one passes for an old driver's gap."""
+    modules = Path(library.__file__).parent.glob("*.py")
+    named = {name for module in modules for name in re.findall(r'"(nvml[A-Z]\w*)"', module.read_text())}
+    lists = {name for name in named if name.endswith("RunningProcesses")}  # `Lists` adds the version
+    assert len(lists) == 3
+    assert (named - lists) | {f"{name}{suffix}" for name in lists for suffix in ("_v2", "_v3")} <= standin.FUNCTIONS
+
+
+def test_every_code_of_nvidias_has_a_word() -> None:
+    """A code that nvidia-ml-py names has a word of gpumap's for labels and messages."""
+    codes_of_nvidia = {code for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+    assert {code for code in codes_of_nvidia if codes.word(code) == f"code_{code}"} == set()
 
 
 @pytest.mark.parametrize("hung", ["nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"])

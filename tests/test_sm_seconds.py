@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpumap.agent.nvml_worker.asking import NvmlCalls
+from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
 from gpumap.agent.nvml_worker.lists import Lists, SampleRow
 from gpumap.agent.nvml_worker.processes import Sampler

@@ -1,16 +1,14 @@
 """XID events as the NVML worker tells them, over the compiled stand-in."""
 
-import ctypes
 import os
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from gpumap.agent.nvml_worker import events, structs, wire
+from gpumap.agent.nvml_worker import wire
 from gpumap.model.readings import Uuid
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Xid
@@ -307,17 +305,3 @@ def test_who_listens_has_no_file_or_memory_of_its_own(start: Start) -> None:
         proc = Path(f"/proc/{worker.process.pid}")
         sizes.append((len(os.listdir(proc / "fd")), len(os.listdir(proc / "task"))))
     assert sizes[0] == sizes[1]
-
-
-# --- the library ------------------------------------------------------------------------------------------------------
-
-
-def test_the_event_structure_is_nvidias() -> None:
-    """Its layout and the type's number are pynvml's."""
-    ours, nvidias = structs.EventData, pynvml.c_nvmlEventData_t
-    assert ctypes.sizeof(ours) == ctypes.sizeof(nvidias) == 32
-    for (name, *_), (nvidias_name, *_) in zip(ours._fields_, nvidias._fields_, strict=True):
-        assert name == nvidias_name
-        assert getattr(ours, name).offset == getattr(nvidias, name).offset
-        assert getattr(ours, name).size == getattr(nvidias, name).size
-    assert pynvml.nvmlEventTypeXidCriticalError == events.XID

@@ -18,7 +18,7 @@ from gpumap.model.readings import GpuReading
 from tests import standin
 from tests.standin import Driver
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 10.0
 
 
 class Answers(NamedTuple):
@@ -33,7 +33,7 @@ class Worker:
     it is asked to let go of the driver.
     """
 
-    def __init__(self, command: Sequence[str], state: Path, **environment: str) -> None:
+    def __init__(self, command: Sequence[str], state: Path, directory: Path | None = None, **environment: str) -> None:
         self.state = state
         self.release = False
         self.groups: tuple[str, ...] = ()
@@ -46,6 +46,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            cwd=directory,
             env=os.environ | {"GPUMAP_STANDIN_STATE": str(state)} | environment,
         )
 
@@ -105,7 +106,7 @@ Start = Callable[..., Worker]
 
 
 def worker_command(library: Path, changed: Mapping[str, object] = MappingProxyType({})) -> list[str]:
-    """The worker; names of its modules that `changed` has, such as "kernel.DEVICES", have another value."""
+    """The worker. Names of its modules in `changed`, such as "listener.HUNG_SECONDS", have another value."""
     if not changed:
         return [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker", "--library", str(library)]
     modules = ", ".join(sorted({name.partition(".")[0] for name in changed}))
@@ -122,7 +123,7 @@ def worker_command(library: Path, changed: Mapping[str, object] = MappingProxyTy
 def starting(state: Path, libraries: Path) -> Iterator[Start]:
     """Starts workers, with a library that lacks the functions in `without`, and ends them.
 
-    Those with `changed` have other values under these names of their modules.
+    Those with `changed` have other values under these names of their modules. `directory` is where they run.
     """
     workers: list[Worker] = []
 
@@ -131,10 +132,11 @@ def starting(state: Path, libraries: Path) -> Iterator[Start]:
         library: Path | None = None,
         groups: tuple[str, ...] = (),
         changed: Mapping[str, object] = MappingProxyType({}),
+        directory: Path | None = None,
         **environment: str,
     ) -> Worker:
         command = worker_command(library or standin.build(libraries, without), changed)
-        worker = Worker(command, state, **environment)
+        worker = Worker(command, state, directory, **environment)
         worker.groups = groups
         workers.append(worker)
         return worker

@@ -35,7 +35,7 @@ CHECKS = sorted(named_checks() | {*OF_GPUS})
 
 def test_checks_are_found() -> None:
     """The names are taken out of the code: the best known of them are among what was found."""
-    known = {"kubelet", "nvml", "nvml_second_opinion", "device_checkpoint", "pod_logs", "push", "proc", "api_token"}
+    known = {"kubelet", "nvml", "device_checkpoint", "pod_logs", "push", "proc", "api_token"}
     assert known <= {*CHECKS}
     assert {"pid_visibility", "gpu/<index>", "gpu/<index>/xid", "unmatched_slots/<reason>", "gpm"} <= {*CHECKS}
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gpumap.agent import second_opinion
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.service import watched
 from gpumap.agent.settings import Settings
@@ -57,14 +56,13 @@ WORST_FIRST = (
 
 async def look(settings: Settings) -> Facts:
     """Ask everything at once."""
-    kubelet, checkpoint, pod_logs, push, binding = await asyncio.gather(
+    kubelet, checkpoint, pod_logs, push = await asyncio.gather(
         _kubelet(settings),
         _in_time(_checkpoint(settings)),
         _in_time(_pod_logs(settings)),
         _push(settings),
-        second_opinion.ask(settings.nvml_library),
     )
-    return Facts(kubelet, checkpoint, pod_logs, push, privileges(), binding)
+    return Facts(kubelet, checkpoint, pod_logs, push, privileges())
 
 
 def privileges(proc_self: Path = PROC_SELF, root: Path = Path("/")) -> Privileges:

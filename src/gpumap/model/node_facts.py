@@ -26,15 +26,6 @@ class Privileges:
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
-    """What NVIDIA's own binding saw: the memory of each GPU that told it, by uuid; or `failure`, why nothing."""
-
-    binding: str = ""
-    memory_total_bytes: tuple[tuple[str, int], ...] = ()
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What only this node's own files tell, beyond the document."""
 
@@ -43,4 +34,3 @@ class Facts:
     pod_logs: Answer
     push: Answer
     privileges: Privileges
-    binding: Opinion

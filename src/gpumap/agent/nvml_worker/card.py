@@ -7,22 +7,31 @@ where it is partitioned.
 from ctypes import byref, c_uint
 from typing import NamedTuple
 
-from gpumap.agent.nvml_worker import field_values as fi
-from gpumap.agent.nvml_worker.asking import NvmlCalls
+import pynvml
+
+from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
 from gpumap.model.readings import COMPUTE_MODES, Card
 
-CLOCKS = (("graphics", 0), ("sm", 1), ("memory", 2), ("video", 3))
-"""nvml.h, nvmlClockType_t."""
+CLOCKS = (
+    ("graphics", pynvml.NVML_CLOCK_GRAPHICS),
+    ("sm", pynvml.NVML_CLOCK_SM),
+    ("memory", pynvml.NVML_CLOCK_MEM),
+    ("video", pynvml.NVML_CLOCK_VIDEO),
+)
 _CLOCKS_ON = tuple((domain, number, f"max clock {domain}") for domain, number in CLOCKS)
 _ECC_TOTALS = (
-    ("corrected", "volatile", fi.CORRECTED_VOLATILE),
-    ("uncorrected", "volatile", fi.UNCORRECTED_VOLATILE),
-    ("corrected", "aggregate", fi.CORRECTED_AGGREGATE),
-    ("uncorrected", "aggregate", fi.UNCORRECTED_AGGREGATE),
+    ("corrected", "volatile", pynvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL),
+    ("uncorrected", "volatile", pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL),
+    ("corrected", "aggregate", pynvml.NVML_FI_DEV_ECC_SBE_AGG_TOTAL),
+    ("uncorrected", "aggregate", pynvml.NVML_FI_DEV_ECC_DBE_AGG_TOTAL),
 )
-CARD_FIELDS = (*(field for _, _, field in _ECC_TOTALS), fi.RETIRED_PENDING, fi.PCIE_REPLAYS)
+CARD_FIELDS = (
+    *(field for _, _, field in _ECC_TOTALS),
+    pynvml.NVML_FI_DEV_RETIRED_PENDING,
+    pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
+)
 NO_CARD = Card()
 
 
@@ -57,13 +66,13 @@ class CardOfGpu:
         set_to = () if requested is None else (("requested", requested),)
         return Card(
             ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
-            retired_pages_pending=flag(said.get(fi.RETIRED_PENDING)),
+            retired_pages_pending=flag(said.get(pynvml.NVML_FI_DEV_RETIRED_PENDING)),
             compute_mode=None if mode is None else word_of(COMPUTE_MODES, mode),
             power_limits_watts=set_to + made.power_limits_watts,
             max_clocks_hertz=made.max_clocks_hertz,
             vbios_version=made.vbios_version,
             compute_capability=made.compute_capability,
-            pcie_replays=whole(said.get(fi.PCIE_REPLAYS)),
+            pcie_replays=whole(said.get(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)),
         )
 
     def _read_made(self) -> _Made:

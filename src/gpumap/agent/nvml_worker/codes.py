@@ -1,29 +1,7 @@
-"""NVML's return codes (nvml.h, nvmlReturn_t) as words, and what each costs. Pure: both ends of the pipe import it."""
+"""NVML's return codes (nvml.h, nvmlReturn_t) as words of gpumap's. Pure: both ends of the pipe import it.
 
-INVALID_ARGUMENT = 2
-NOT_SUPPORTED = 3
-NOT_PERMITTED = 4
-NOT_FOUND = 6
-INSUFFICIENT_SIZE = 7
-TIMEOUT = 10
-LIBRARY_NOT_FOUND = 12
-FUNCTION_NOT_FOUND = 13
-RESET_REQUIRED = 16
-DRIVER_VERSION_MISMATCH = 18
-UNKNOWN = 999
-
-UNSUPPORTED = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, 25, 26})
-"""The GPU or its driver cannot tell: not asked again until NVML is initialised anew or MIG is switched."""
-NO_DATA = frozenset({NOT_FOUND, 21, 27})
-"""Nothing to tell just now."""
-STALE = frozenset({INVALID_ARGUMENT, NOT_FOUND})
-"""Of a MIG device's handle: it is no more."""
-GONE = frozenset({15, RESET_REQUIRED, 28})
-"""In any call: the GPU is lost or needs a reset, and no other call on it will do better."""
-UNINITIALIZED = frozenset({1, 9, DRIVER_VERSION_MISMATCH})
-"""In any call: the library has lost its driver and must be initialised anew."""
-LOST_TOUCH = frozenset({17, 29, UNKNOWN})
-"""Where every call says so: as UNINITIALIZED. One call that says so may only be an odd call."""
+The service has no nvidia-ml-py, whose numbers the worker compares with (`calls`).
+"""
 
 _WORDS = {
     0: "success",

@@ -3,17 +3,17 @@
 Raises `RefusedError`. Safe to ask from any thread, but of one event set only one thread at a time.
 """
 
-from ctypes import byref, c_ulonglong, c_void_p
+from ctypes import byref, c_ulonglong
 from typing import NamedTuple, NewType
 
-from gpumap.agent.nvml_worker.codes import TIMEOUT
+import pynvml
+
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.lists import NO_ID
-from gpumap.agent.nvml_worker.structs import EventData
 
-EventSet = NewType("EventSet", int)
+EventSet = NewType("EventSet", object)
 """nvmlEventSet_t, a pointer."""
-XID = 0x8  # nvml.h, nvmlEventTypeXidCriticalError
+XID: int = pynvml.nvmlEventTypeXidCriticalError
 
 
 class Event(NamedTuple):
@@ -36,20 +36,20 @@ class Events:
         return bool(types.value & XID)
 
     def create(self) -> EventSet:
-        event_set = c_void_p()
+        event_set = pynvml.c_nvmlEventSet_t()
         self._library.ask("nvmlEventSetCreate", byref(event_set))
-        return EventSet(event_set.value or 0)
+        return EventSet(event_set)
 
     def register(self, device: Handle, event_set: EventSet) -> None:
-        self._library.ask("nvmlDeviceRegisterEvents", device, XID, event_set)
+        self._library.ask("nvmlDeviceRegisterEvents", device, c_ulonglong(XID), event_set)
 
     def next(self, event_set: EventSet) -> Event | None:
         """The oldest event that waits to be told; `None` if there is none."""
-        said = EventData()
+        said = pynvml.c_nvmlEventData_t()
         try:
             self._library.ask("nvmlEventSetWait_v2", event_set, byref(said), 0)
         except RefusedError as refused:
-            if refused.code == TIMEOUT:
+            if refused.code == pynvml.NVML_ERROR_TIMEOUT:
                 return None
             raise
         xid = said.eventData if said.eventType & XID else None

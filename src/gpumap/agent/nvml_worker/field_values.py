@@ -7,33 +7,36 @@ import math
 from collections.abc import Sequence
 from ctypes import Array
 from struct import Struct
+from typing import Any
 
-from gpumap.agent.nvml_worker.asking import NvmlCalls
-from gpumap.agent.nvml_worker.codes import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNKNOWN, UNSUPPORTED
+import pynvml
+
+from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.agent.nvml_worker.structs import VALUE_FIELDS, FieldValue
 
 CALL = "nvmlDeviceGetFieldValues"
-
-# nvml.h, NVML_FI_DEV_*
-MEMORY_TEMPERATURE = 82
-CORRECTED_VOLATILE, UNCORRECTED_VOLATILE, CORRECTED_AGGREGATE, UNCORRECTED_AGGREGATE = 3, 4, 5, 6
-RETIRED_SINGLE_BIT, RETIRED_DOUBLE_BIT, RETIRED_PENDING = 29, 30, 31
-PCIE_REPLAYS = 94
-REMAPPED_CORRECTABLE, REMAPPED_UNCORRECTABLE, REMAP_PENDING, REMAP_FAILURE = 142, 143, 144, 145
-RECOVERY_ACTION = 230
-PCIE_TRANSMIT, PCIE_RECEIVE = 197, 198
-NVLINK_TRANSMIT, NVLINK_RECEIVE = 138, 139
 
 Values = dict[int, float]
 """By field, those that were told."""
 
 _ALL_LINKS = 0xFFFF_FFFF  # nvml.h: "A link ID of UINT_MAX returns aggregate value summed up across all links"
-_SCOPES = {NVLINK_TRANSMIT: _ALL_LINKS, NVLINK_RECEIVE: _ALL_LINKS}
-_ROW = Struct("@24xIIQ")  # nvmlFieldValue_t from valueType on, its value read as a whole number of 64 bits
-_WHOLE_TYPES = frozenset(VALUE_FIELDS.index(name) for name in ("ulVal", "ullVal"))
-_NARROW_TYPES = frozenset(VALUE_FIELDS.index(name) for name in ("uiVal", "siVal", "usVal"))
-_TRAFFIC = frozenset({PCIE_TRANSMIT, PCIE_RECEIVE, NVLINK_TRANSMIT, NVLINK_RECEIVE})
+_SCOPES = {
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: _ALL_LINKS,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: _ALL_LINKS,
+}
+_TRAFFIC = frozenset({*_SCOPES, pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES})
+_FieldValue: Any = pynvml.c_nvmlFieldValue_t
+_ROW = Struct(f"@{_FieldValue.valueType.offset}xIIQ")  # valueType, nvmlReturn, and the value as a whole number
+_VALUE_FIELDS = tuple(name for name, _ in pynvml.c_nvmlValue_t._fields_)
+"""Fields of the union by nvmlValueType_t, which counts them."""
+_WHOLE_TYPES = frozenset({pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG})
+_NARROW_TYPES = frozenset(
+    {
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
+        pynvml.NVML_VALUE_TYPE_SIGNED_INT,
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT,
+    }
+)
 
 
 def flag(number: float | None) -> bool | None:
@@ -63,7 +66,7 @@ class FieldValues:
         told: Values = {}
         if not self._asked or self._asking.ask(self._field_values) is None:
             return told
-        odd: list[tuple[int, FieldValue]] = []
+        odd: list[tuple[int, Any]] = []
         for place, (value_type, code, whole) in enumerate(_ROW.iter_unpack(self._array)):
             if code == 0 and value_type in _WHOLE_TYPES:
                 told[self._asked[place]] = whole
@@ -73,7 +76,7 @@ class FieldValues:
             self._take(odd, told)
         return told
 
-    def _take(self, odd: Sequence[tuple[int, FieldValue]], told: Values) -> None:
+    def _take(self, odd: Sequence[tuple[int, Any]], told: Values) -> None:
         """What was refused, or is of a rarer type."""
         new = False
         for field, row in odd:
@@ -102,29 +105,32 @@ def ask_field(library: Library, gpu: Handle, field: int) -> float:
     return _number(field, array[0])
 
 
-def _array(fields: Sequence[int]) -> Array[FieldValue]:
-    return (FieldValue * len(fields))(*[FieldValue(field, _SCOPES.get(field, 0)) for field in fields])
+def _array(fields: Sequence[int]) -> Array[Any]:
+    array: Array[Any] = (_FieldValue * len(fields))(*[_FieldValue(field, _SCOPES.get(field, 0)) for field in fields])
+    return array
 
 
-def _number(field: int, row: FieldValue) -> float:
+def _number(field: int, row: Any) -> float:
     """Raises `RefusedError` with the value's own code, or with ours where it is told and cannot be used."""
     code = row.nvmlReturn or _misfit(field, row.valueType)
+    if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED  # so drivers answer that do not know a field
     if code:
-        # Drivers that do not know a field say "invalid argument" of it: for us, not supported.
-        raise RefusedError(f"{CALL}({field})", NOT_SUPPORTED if code == INVALID_ARGUMENT else code)
-    number: float = getattr(row.value, VALUE_FIELDS[row.valueType])
+        raise RefusedError(f"{CALL}({field})", code)
+    number: float = getattr(row.value, _VALUE_FIELDS[row.valueType])
     if not math.isfinite(number):
-        raise RefusedError(f"{CALL}({field})", NOT_FOUND)  # nothing to tell just now
+        raise RefusedError(f"{CALL}({field})", pynvml.NVML_ERROR_NOT_FOUND)  # nothing to tell just now
     return number
 
 
-def _misfit(field: int, value_type: int) -> int:
+def _misfit(field: int, value_type: int) -> Any:
     """The code for a value whose type will not do, 0 where it will."""
-    if value_type >= len(VALUE_FIELDS):
-        return UNKNOWN  # a type that nvml.h has not had yet
+    if value_type >= len(_VALUE_FIELDS):
+        return pynvml.NVML_ERROR_UNKNOWN  # a type that nvml.h has not had yet
     # 32 bits of bytes wrap in less than 0.1 s on a busy PCIe 5 x16 link, and of NVLink's KiB in 5 s: what is made of
     # such a counter is wrong at any interval, and looks right.
-    return NOT_SUPPORTED if value_type in _NARROW_TYPES and field in _TRAFFIC else 0
+    too_narrow = value_type in _NARROW_TYPES and field in _TRAFFIC
+    return pynvml.NVML_ERROR_NOT_SUPPORTED if too_narrow else pynvml.NVML_SUCCESS
 
 
 def _key(field: int) -> tuple[str, str]:

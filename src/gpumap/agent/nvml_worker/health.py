@@ -5,8 +5,9 @@ All of it is asked of the card, also where it is partitioned.
 
 from ctypes import byref, c_uint, c_ulonglong
 
-from gpumap.agent.nvml_worker import field_values as fi
-from gpumap.agent.nvml_worker.asking import NvmlCalls
+import pynvml
+
+from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.card import CARD_FIELDS, CLOCKS, word_of
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
@@ -23,22 +24,38 @@ from gpumap.model.readings import (
 
 _EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
 """Reasons and their bits."""
-CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, (74, 75, 76, 77, 78, 79, 80, 81, 269, 270, 271), strict=True))
+_CLOCK_EVENT_TIME_FIELDS = (
+    pynvml.NVML_FI_DEV_PERF_POLICY_POWER,
+    pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL,
+    pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST,
+    pynvml.NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT,
+    pynvml.NVML_FI_DEV_PERF_POLICY_LOW_UTILIZATION,
+    pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY,
+    pynvml.NVML_FI_DEV_PERF_POLICY_TOTAL_APP_CLOCKS,
+    pynvml.NVML_FI_DEV_PERF_POLICY_TOTAL_BASE_CLOCKS,
+    # nvml.h, NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_THERM_SLOWDOWN,HW_THERM_SLOWDOWN,HW_POWER_BRAKE_SLOWDOWN}, which
+    # nvidia-ml-py 12.570 does not have yet.
+    *(269, 270, 271),
+)
+CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, _CLOCK_EVENT_TIME_FIELDS, strict=True))
 """Reasons and the field values of their times, in nanoseconds."""
-_REMAPPED = (("correctable", fi.REMAPPED_CORRECTABLE), ("uncorrectable", fi.REMAPPED_UNCORRECTABLE))
-_RETIRED = (("single_bit_ecc", fi.RETIRED_SINGLE_BIT), ("double_bit_ecc", fi.RETIRED_DOUBLE_BIT))
+_REMAPPED = (("correctable", pynvml.NVML_FI_DEV_REMAPPED_COR), ("uncorrectable", pynvml.NVML_FI_DEV_REMAPPED_UNC))
+_RETIRED = (("single_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_SBE), ("double_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_DBE))
 _FIELDS: dict[str, tuple[int, ...]] = {
     "health": (
         *(field for _, field in (*CLOCK_EVENT_FIELDS, *_REMAPPED, *_RETIRED)),
-        fi.REMAP_PENDING,
-        fi.REMAP_FAILURE,
-        fi.RECOVERY_ACTION,
+        pynvml.NVML_FI_DEV_REMAPPED_PENDING,
+        pynvml.NVML_FI_DEV_REMAPPED_FAILURE,
+        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
     ),
-    "links": (fi.PCIE_TRANSMIT, fi.PCIE_RECEIVE, fi.NVLINK_TRANSMIT, fi.NVLINK_RECEIVE),
+    "links": (
+        pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
+        pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    ),
     CARD: CARD_FIELDS,
 }
-_AGGREGATE = 1  # nvml.h, NVML_AGGREGATE_ECC: unlike the volatile counts they outlive the driver's next load
-_UNKNOWN_STATE = 32  # nvml.h, NVML_PSTATE_UNKNOWN
 _ECC = tuple(
     (kind, location, type_, place, f"ecc {kind} {location}")
     for type_, kind in enumerate(ECC_TYPES)
@@ -51,7 +68,7 @@ NO_HEALTH, NO_LINKS = Health(), Links()
 
 def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
     """The field values that these groups take, and the memory's temperature, which is always told."""
-    return fi.MEMORY_TEMPERATURE, *(field for group in groups for field in _FIELDS.get(group, ()))
+    return pynvml.NVML_FI_DEV_MEMORY_TEMP, *(field for group in groups for field in _FIELDS.get(group, ()))
 
 
 def recovery_word(action: float) -> str:
@@ -59,10 +76,13 @@ def recovery_word(action: float) -> str:
 
 
 def read_links(said: Values) -> Links:
-    transmit, receive = said.get(fi.NVLINK_TRANSMIT), said.get(fi.NVLINK_RECEIVE)
+    transmit, receive = (
+        said.get(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+        said.get(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+    )
     return Links(
-        whole(said.get(fi.PCIE_TRANSMIT)),
-        whole(said.get(fi.PCIE_RECEIVE)),
+        whole(said.get(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES)),
+        whole(said.get(pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES)),
         None if transmit is None else int(transmit) << 10,
         None if receive is None else int(receive) << 10,
     )
@@ -83,7 +103,7 @@ class HealthOfGpu:
 
     def read(self, said: Values) -> Health:
         """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
-        action = said.get(fi.RECOVERY_ACTION)
+        action = said.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return Health(
             clocks_hertz=self._read_clocks(),
             clock_events=self._read_clock_events(),
@@ -94,8 +114,8 @@ class HealthOfGpu:
             fan_ratios=self._read_fans(),
             ecc_errors=self._read_ecc_errors(),
             remapped_rows=tuple([(word, int(said[field])) for word, field in _REMAPPED if field in said]),
-            row_remap_pending=flag(said.get(fi.REMAP_PENDING)),
-            row_remap_failure=flag(said.get(fi.REMAP_FAILURE)),
+            row_remap_pending=flag(said.get(pynvml.NVML_FI_DEV_REMAPPED_PENDING)),
+            row_remap_failure=flag(said.get(pynvml.NVML_FI_DEV_REMAPPED_FAILURE)),
             retired_pages=tuple([(word, int(said[field])) for word, field in _RETIRED if field in said]),
             recovery_action=None if action is None else recovery_word(action),
         )
@@ -124,7 +144,7 @@ class HealthOfGpu:
 
     def _read_performance_state(self) -> int | None:
         state = self._asking.ask(self._questions.performance_state, self._gpu)
-        return None if state == _UNKNOWN_STATE else state
+        return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
     def _read_fans(self) -> tuple[tuple[str, float], ...]:
         """Where no fan is told by its number, what drivers before 450 tell of one."""
@@ -200,7 +220,9 @@ class _Questions:
 
     def ecc_errors(self, gpu: Handle, type_: int, location: int) -> int:
         count = c_ulonglong()
-        self._library.ask("nvmlDeviceGetMemoryErrorCounter", gpu, type_, _AGGREGATE, location, byref(count))
+        # Unlike the volatile counts these outlive the driver's next load.
+        since = pynvml.NVML_AGGREGATE_ECC
+        self._library.ask("nvmlDeviceGetMemoryErrorCounter", gpu, type_, since, location, byref(count))
         return count.value
 
     def _bits(self, call: str, gpu: Handle) -> int:

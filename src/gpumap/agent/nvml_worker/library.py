@@ -1,34 +1,24 @@
 """The NVIDIA library: loads and initialises it, and asks single questions, answered in plain values.
 
-Every refusal is a `RefusedError` with NVML's code. What one costs is not decided here, and nothing is remembered but
-what is loaded.
+Structures, constants and the table of functions are NVIDIA's own (nvidia-ml-py). Its wrappers are not used: a call
+through its function pointers costs less, and one that is refused keeps its name and code in a `RefusedError`. What a
+refusal costs is not decided here. Nothing is remembered but what is loaded.
 """
 
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_int, c_uint, c_ulonglong, c_void_p, create_string_buffer
+from ctypes import CDLL, byref, c_int, c_uint, c_ulonglong, create_string_buffer
 from typing import NamedTuple, NewType
 
-from gpumap.agent.nvml_worker.codes import FUNCTION_NOT_FOUND, LIBRARY_NOT_FOUND, NOT_FOUND, UNKNOWN, word
-from gpumap.agent.nvml_worker.structs import (
-    MEMORY_V2,
-    PROTOTYPES,
-    TEMPERATURE_V1,
-    TEXT_BYTES,
-    DeviceAttributes,
-    GpuInstanceInfo,
-    Memory,
-    MemoryV2,
-    PciInfo,
-    Temperature,
-    Utilization,
-)
+import pynvml
+
+from gpumap.agent.nvml_worker.codes import word
 from gpumap.model.readings import DeviceMemory
 
-Handle = NewType("Handle", int)
+Handle = NewType("Handle", object)
 """nvmlDevice_t, a pointer."""
 SONAME = "libnvidia-ml.so.1"
-
-_NO_GPUS = 1  # nvml.h, NVML_INIT_FLAG_NO_GPUS: "Don't fail nvmlInit() when no GPUs are found"
+TEXT_BYTES = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
+"""Room for every text that gpumap asks for: this is the longest."""
 
 
 class RefusedError(Exception):
@@ -66,21 +56,22 @@ class Placement(NamedTuple):
 
 
 class Library:
-    """The library at `path`, by default where the loader finds it. Its questions are safe to ask from any thread."""
+    """The library at `path`, by default where the loader finds it. Any thread may ask. A process has one of them."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path or SONAME
+        self._loaded = False
         self._functions: dict[str, Callable[..., int]] = {}
-        self.loaded: CDLL | None = None
 
     def open(self) -> None:
         """Load what is not loaded yet, and initialise NVML. Raises `LibraryError`."""
-        if self.loaded is None:
+        if not self._loaded:
             try:
-                self.loaded = CDLL(self._path)
+                pynvml.nvmlLib = CDLL(self._path)  # else pynvml would load what the loader finds by its name
             except OSError as error:  # absent, not an ELF file, or made for another libc: the loader says which
-                raise LibraryError(LIBRARY_NOT_FOUND, word(LIBRARY_NOT_FOUND), str(error)) from error
-            self._functions = dict(_found(self.loaded))
+                code = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+                raise LibraryError(code, word(code), str(error)) from error
+            self._loaded = True
         try:
             self._initialise()
         except RefusedError as refused:
@@ -96,9 +87,10 @@ class Library:
         try:
             self.ask("nvmlInitWithFlags", 0)
         except RefusedError as refused:
-            if refused.code != NOT_FOUND:
+            if refused.code != pynvml.NVML_ERROR_NOT_FOUND:
                 raise
-            self.ask("nvmlInitWithFlags", _NO_GPUS)
+            # nvml.h: "Don't fail nvmlInit() when no GPUs are found"
+            self.ask("nvmlInitWithFlags", pynvml.NVML_INIT_FLAG_NO_GPUS)
 
     # --- the driver ---
 
@@ -121,9 +113,9 @@ class Library:
     # --- what a device is ---
 
     def handle(self, index: int) -> Handle:
-        handle = c_void_p()
+        handle = pynvml.c_nvmlDevice_t()
         self.ask("nvmlDeviceGetHandleByIndex_v2", index, byref(handle))
-        return Handle(handle.value or 0)
+        return Handle(handle)
 
     def uuid(self, device: Handle) -> str:
         return self._text("nvmlDeviceGetUUID", device)
@@ -132,9 +124,13 @@ class Library:
         return self.ask_number("nvmlDeviceGetMinorNumber", device)
 
     def pci_bus_id(self, device: Handle) -> str:
-        info = PciInfo()
+        info = pynvml.nvmlPciInfo_t()
         self.ask("nvmlDeviceGetPciInfo_v3", device, byref(info))
-        return _decoded("nvmlDeviceGetPciInfo_v3", info.busId)
+        try:
+            bus_id: str = info.busId  # pynvml decodes it
+        except UnicodeDecodeError:
+            raise RefusedError("nvmlDeviceGetPciInfo_v3", pynvml.NVML_ERROR_UNKNOWN) from None
+        return bus_id
 
     def model(self, device: Handle) -> str:
         return self._text("nvmlDeviceGetName", device)
@@ -151,15 +147,15 @@ class Library:
         """Whether it is partitioned now, whatever is pending."""
         current, pending = c_uint(), c_uint()
         self.ask("nvmlDeviceGetMigMode", device, byref(current), byref(pending))
-        return current.value == 1
+        return bool(current.value == pynvml.NVML_DEVICE_MIG_ENABLE)
 
     def max_mig_devices(self, device: Handle) -> int:
         return self.ask_number("nvmlDeviceGetMaxMigDeviceCount", device)
 
     def mig_handle(self, device: Handle, slot: int) -> Handle:
-        handle = c_void_p()
+        handle = pynvml.c_nvmlDevice_t()
         self.ask("nvmlDeviceGetMigDeviceHandleByIndex", device, slot, byref(handle))
-        return Handle(handle.value or 0)
+        return Handle(handle)
 
     def gpu_instance_id(self, instance: Handle) -> int:
         return self.ask_number("nvmlDeviceGetGpuInstanceId", instance)
@@ -168,13 +164,13 @@ class Library:
         return self.ask_number("nvmlDeviceGetComputeInstanceId", instance)
 
     def attributes(self, instance: Handle) -> Attributes:
-        said = DeviceAttributes()
+        said = pynvml.c_nvmlDeviceAttributes()
         self.ask("nvmlDeviceGetAttributes_v2", instance, byref(said))
         return Attributes(said.gpuInstanceSliceCount, said.computeInstanceSliceCount, said.memorySizeMB)
 
     def placement(self, device: Handle, gpu_instance_id: int) -> Placement:
         """Of a GPU instance: not permitted to who may not look at others' instances (nvml.h, MIG monitor)."""
-        instance, said = c_void_p(), GpuInstanceInfo()
+        instance, said = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
         self.ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
         self.ask("nvmlGpuInstanceGetInfo", instance, byref(said))
         return Placement(said.profileId, said.placement.start, said.placement.size)
@@ -182,18 +178,18 @@ class Library:
     # --- what a device measures ---
 
     def memory(self, device: Handle) -> DeviceMemory:
-        said = MemoryV2(MEMORY_V2)
+        said = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2)
         self.ask("nvmlDeviceGetMemoryInfo_v2", device, byref(said))
         return DeviceMemory(said.total, said.used, said.free, said.reserved)
 
     def memory_v1(self, device: Handle) -> DeviceMemory:
         """Of drivers before 510: `used` includes what the driver reserves."""
-        said = Memory()
+        said = pynvml.c_nvmlMemory_t()
         self.ask("nvmlDeviceGetMemoryInfo", device, byref(said))
         return DeviceMemory(said.total, said.used, said.free)
 
     def utilization_ratios(self, device: Handle) -> tuple[float, float]:
-        said = Utilization()
+        said = pynvml.c_nvmlUtilization_t()
         self.ask("nvmlDeviceGetUtilizationRates", device, byref(said))
         return said.gpu / 100, said.memory / 100
 
@@ -208,14 +204,14 @@ class Library:
         return percent.value / 100
 
     def temperature(self, device: Handle) -> float:
-        said = Temperature(TEMPERATURE_V1)
+        said = pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1)
         self.ask("nvmlDeviceGetTemperatureV", device, byref(said))
         return float(said.temperature)
 
     def temperature_v1(self, device: Handle) -> float:
         """The deprecated call: before driver 565 the only one, from CUDA 14 on gone."""
         celsius = c_uint()
-        self.ask("nvmlDeviceGetTemperature", device, 0, byref(celsius))
+        self.ask("nvmlDeviceGetTemperature", device, pynvml.NVML_TEMPERATURE_GPU, byref(celsius))
         return float(celsius.value)
 
     def power_watts(self, device: Handle) -> float:
@@ -231,10 +227,28 @@ class Library:
 
     # --- asking ---
 
+    def function(self, call: str) -> Callable[..., int]:
+        """The function of this name. Raises `RefusedError` if the library, an older one, lacks it.
+
+        It has no prototype: integers go as C's int, and whatever is longer must be wrapped.
+        """
+        try:
+            self._functions[call] = pynvml._nvmlGetFunctionPointer(call)
+        except pynvml.NVMLError as error:
+            raise RefusedError(call, error.value) from None
+        return self._functions[call]
+
+    def has(self, call: str) -> bool:
+        try:
+            self.function(call)
+        except RefusedError:
+            return False
+        return True
+
     def ask(self, call: str, *arguments: object) -> None:
         """For what this class has no question of. Raises `RefusedError`."""
-        function = self._functions.get(call)
-        code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
+        function = self._functions.get(call) or self.function(call)
+        code = function(*arguments)
         if code:
             raise RefusedError(call, code)
 
@@ -246,24 +260,7 @@ class Library:
     def _text(self, call: str, *device: Handle) -> str:
         text = create_string_buffer(TEXT_BYTES)
         self.ask(call, *device, text, TEXT_BYTES)
-        return _decoded(call, text.value)
-
-
-def _found(library: CDLL) -> list[tuple[str, Callable[..., int]]]:
-    """What the library exports of what gpumap calls: an older one lacks some of it."""
-    found: list[tuple[str, Callable[..., int]]] = []
-    for name, arguments in PROTOTYPES.items():
         try:
-            function = library[name]
-        except AttributeError:
-            continue
-        function.argtypes = arguments
-        found.append((name, function))
-    return found
-
-
-def _decoded(call: str, text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError:
-        raise RefusedError(call, UNKNOWN) from None
+            return text.value.decode()
+        except UnicodeDecodeError:
+            raise RefusedError(call, pynvml.NVML_ERROR_UNKNOWN) from None

@@ -10,8 +10,10 @@ import threading
 import time
 from collections import Counter
 
+import pynvml
+
 from gpumap.agent.nvml_worker import wire
-from gpumap.agent.nvml_worker.codes import NOT_PERMITTED, NOT_SUPPORTED, UNSUPPORTED
+from gpumap.agent.nvml_worker.calls import UNSUPPORTED
 from gpumap.agent.nvml_worker.events import Event, Events, EventSet
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.output import Output
@@ -77,7 +79,7 @@ class Listener:
         try:
             self._register(uuid, handle)
         except RefusedError as refused:
-            if refused.code in UNSUPPORTED or refused.code == NOT_PERMITTED:
+            if refused.code in UNSUPPORTED or refused.code == pynvml.NVML_ERROR_NO_PERMISSION:
                 self._unsupported.add(uuid)
             else:
                 return reading._replace(refusals=(*reading.refusals, (refused.call, refused.code)))
@@ -117,7 +119,7 @@ class Listener:
     def _register(self, uuid: Uuid, handle: Handle) -> None:
         """Raises `RefusedError`."""
         if not self._events.tells_xids(handle):
-            raise RefusedError("nvmlDeviceGetSupportedEventTypes", NOT_SUPPORTED)
+            raise RefusedError("nvmlDeviceGetSupportedEventTypes", pynvml.NVML_ERROR_NOT_SUPPORTED)
         event_set = self._events.create()
         try:
             self._events.register(handle, event_set)

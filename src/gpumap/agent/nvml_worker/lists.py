@@ -1,27 +1,35 @@
-"""NVML's two lists of processes, asked in one call each into an array that is kept.
+"""NVML's lists of processes and of their time on the engines, asked in one call each into an array that is kept.
 
 pynvml's own wrappers ask twice, race between the two calls, and take an idle GPU for an error.
 One thread at a time asks a `Lists`. Raises `RefusedError`.
 """
 
 from collections.abc import Callable
-from ctypes import CDLL, byref, c_ubyte, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_ubyte, c_uint, c_ulonglong
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gpumap.agent.nvml_worker.codes import FUNCTION_NOT_FOUND, INSUFFICIENT_SIZE, NOT_FOUND
-from gpumap.agent.nvml_worker.library import Handle, RefusedError
+import pynvml
+
+from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 
 SLOTS = 256
 TRIES = 4
-LARGEST_ROW_BYTES = 32
 
 NO_ID = 0xFFFF_FFFF  # nvml.h, nvmlProcessInfo_t: "0xFFFFFFFF otherwise"
-NOT_TOLD = 0xFFFF_FFFF_FFFF_FFFF  # nvml.h, NVML_VALUE_NOT_AVAILABLE as unsigned long long
+NOT_TOLD: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 
-# nvmlProcessInfo_v1_t; _v2_t, which _v3 has too; and the row of drivers 535.43 to 535.98.
-ROW_V1, ROW_V2, ROW_535 = Struct("=I4xQ"), Struct("=I4xQII"), Struct("=I4xQIIQ")
-SAMPLE = Struct("=I4xQIIII")  # nvmlProcessUtilizationSample_t
+
+def _layout(structure: Any) -> Struct:
+    """Of an array of structures of plain numbers: unpacking rows costs less than asking ctypes for each field."""
+    return Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
+
+
+ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory; not in nvidia-ml-py, whose drivers have newer ones
+ROW_V2 = _layout(pynvml.c_nvmlProcessInfo_v2_t)  # also _v3's
+ROW_535 = Struct(ROW_V2.format + "Q")  # of drivers 535.43 to 535.98, see `_row_of_v3`
+SAMPLE = _layout(pynvml.c_nvmlProcessUtilizationSample_t)
+LARGEST_ROW_BYTES = 32
 
 
 class ProcessRow(NamedTuple):
@@ -49,10 +57,9 @@ controller, encoder, decoder."""
 
 
 class Lists:
-    def __init__(self, library: CDLL) -> None:
+    def __init__(self, library: Library) -> None:
         self._library = library
         self._functions: dict[str, tuple[str, Callable[..., int], Struct]] = {}
-        self._sample_function: Callable[..., int] | None = None
         self._count = c_uint()
         self._make_room(SLOTS)
 
@@ -68,16 +75,11 @@ class Lists:
     def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
         """The samples newer than `since_us`."""
         name = "nvmlDeviceGetProcessUtilization"
-        if self._sample_function is None:
-            function = self._symbol(name, (c_void_p, c_void_p, c_void_p, c_ulonglong))
-            if function is None:
-                raise RefusedError(name, FUNCTION_NOT_FOUND)
-            self._sample_function = function
-        ask = self._sample_function
+        ask, since = self._library.function(name), c_ulonglong(since_us)
         try:
-            data = self._data(name, lambda: ask(device, self._array, byref(self._count), since_us), SAMPLE)
+            data = self._data(name, lambda: ask(device, self._array, byref(self._count), since), SAMPLE)
         except RefusedError as refused:
-            if refused.code == NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
+            if refused.code == pynvml.NVML_ERROR_NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
                 return []
             raise
         return list(SAMPLE.iter_unpack(data))
@@ -90,29 +92,17 @@ class Lists:
 
     def _newest(self, base: str) -> tuple[str, Callable[..., int], Struct]:
         for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2), ("", ROW_V1)):
-            function = self._symbol(base + suffix, (c_void_p, c_void_p, c_void_p))
-            if function is not None:
-                return base + suffix, function, row
-        raise RefusedError(base, FUNCTION_NOT_FOUND)
+            if self._library.has(base + suffix):
+                return base + suffix, self._library.function(base + suffix), row
+        raise RefusedError(base, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def _row_of_v3(self) -> Struct:
         """Drivers 535.43 to 535.98 wrote longer rows: they have the one symbol and not yet the other.
 
         nvitop's rule (api/libnvml.py; its issues 75, 76, 79, 88); NVIDIA took the change back with 535.104.05.
         """
-        window = self._has("nvmlDeviceGetConfComputeMemSizeInfo")
-        return ROW_535 if window and not self._has("nvmlDeviceGetRunningProcessDetailList") else ROW_V2
-
-    def _has(self, name: str) -> bool:
-        return self._symbol(name, ()) is not None
-
-    def _symbol(self, name: str, arguments: tuple[type, ...]) -> Callable[..., int] | None:
-        try:
-            function = self._library[name]
-        except AttributeError:
-            return None
-        function.argtypes = list(arguments)
-        return function
+        window = self._library.has("nvmlDeviceGetConfComputeMemSizeInfo")
+        return ROW_535 if window and not self._library.has("nvmlDeviceGetRunningProcessDetailList") else ROW_V2
 
     def _data(self, name: str, ask: Callable[[], int], row: Struct) -> bytes:
         for _ in range(TRIES):
@@ -120,10 +110,10 @@ class Lists:
             code = ask()
             if code == 0:
                 return bytes(self._view[: min(self._count.value, self._slots) * row.size])
-            if code != INSUFFICIENT_SIZE:
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 raise RefusedError(name, code)
             self._make_room(max(self._count.value, self._slots) * 2)
-        raise RefusedError(name, INSUFFICIENT_SIZE)
+        raise RefusedError(name, pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
 
     def _make_room(self, slots: int) -> None:
         # Slots of the longest row there is: a driver whose rows are longer than we think cannot write past the end.

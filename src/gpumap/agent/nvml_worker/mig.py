@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpumap.agent.nvml_worker.activity import Activities, Measured
-from gpumap.agent.nvml_worker.asking import NvmlCalls
-from gpumap.agent.nvml_worker.codes import NOT_PERMITTED, STALE
+import pynvml
+
+from gpumap.agent.nvml_worker.calls import STALE, NvmlCalls
+from gpumap.agent.nvml_worker.gpm import Activities, Measured
 from gpumap.agent.nvml_worker.library import Attributes, Handle, Library
 from gpumap.agent.nvml_worker.lists import Lists
 from gpumap.agent.nvml_worker.processes import Row, merge, read_rows
@@ -102,7 +103,7 @@ class MigDevices:
         attributes = ask(library.attributes, handle, on="mig")
         place = ask(library.placement, self._gpu, gpu_instance, on=f"gpu instance {gpu_instance}", privileged=True)
         memory = self._asking.ask_newest((library.memory, library.memory_v1), handle, on="mig")
-        denied = self._asking.refused_with == NOT_PERMITTED
+        denied = self._asking.refused_with == pynvml.NVML_ERROR_NO_PERMISSION
         rows = read_rows(self._asking, self._lists, handle, on="mig")
         rows = parents.of_instances() if rows is None else rows
         instance = MigInstance(

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from gpumap.agent.nvml_worker.asking import NvmlCalls
+from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
 from gpumap.agent.nvml_worker.lists import Lists, ProcessRow, RawList, SampleRow
 from gpumap.model.readings import GpuProcess, ProcessSample

@@ -11,15 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
+import pynvml
+
 from gpumap.agent.nvml_worker import kernel, wire
-from gpumap.agent.nvml_worker.codes import (
-    DRIVER_VERSION_MISMATCH,
-    FUNCTION_NOT_FOUND,
-    GONE,
-    LOST_TOUCH,
-    UNINITIALIZED,
-    word,
-)
+from gpumap.agent.nvml_worker.calls import GONE, LOST_TOUCH, UNINITIALIZED
+from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.output import Output
@@ -27,7 +23,7 @@ from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
 from gpumap.agent.nvml_worker.shutdown import Shutdown
 
-NEEDS_NEW_PROCESS = frozenset({DRIVER_VERSION_MISMATCH, FUNCTION_NOT_FOUND})
+NEEDS_NEW_PROCESS = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 """The library is not the driver's, and a process that has one of this name mapped never gets another."""
 PATIENCE_SECONDS = 0.01
 """No GPU being done for so long, one more thread is put to work."""

@@ -5,11 +5,13 @@ One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
 
 from typing import Any, NamedTuple
 
-from gpumap.agent.nvml_worker.activity import WHOLE_GPU, Activities
-from gpumap.agent.nvml_worker.asking import NvmlCalls
+import pynvml
+
+from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.card import NO_CARD, CardOfGpu
-from gpumap.agent.nvml_worker.codes import RESET_REQUIRED, fault
-from gpumap.agent.nvml_worker.field_values import MEMORY_TEMPERATURE, RECOVERY_ACTION, FieldValues, ask_field
+from gpumap.agent.nvml_worker.codes import fault
+from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
+from gpumap.agent.nvml_worker.gpm import WHOLE_GPU, Activities
 from gpumap.agent.nvml_worker.health import NO_HEALTH, NO_LINKS, HealthOfGpu, fields_of, read_links, recovery_word
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.lists import Lists
@@ -36,10 +38,9 @@ class _Device:
     """What one handle is good for; dropped with it."""
 
     def __init__(self, library: Library, asking: NvmlCalls, handle: Handle, uuid: str) -> None:
-        assert library.loaded is not None  # noqa: S101 -- an epoch begins with an initialised library
         self.handle = handle
         self.uuid = uuid
-        self.lists = Lists(library.loaded)
+        self.lists = Lists(library)
         self.mig_devices = MigDevices(library, asking, self.lists, handle)
         self.field_values = FieldValues(library, asking, handle)
         self.health = HealthOfGpu(library, asking, handle)
@@ -105,7 +106,7 @@ class GpuReader:
             self._index,
             fault=fault(refused.code),
             refusals=((refused.call, refused.code),),
-            recovery_action=self._recovery_action() if refused.code == RESET_REQUIRED else None,
+            recovery_action=self._recovery_action() if refused.code == pynvml.NVML_ERROR_RESET_REQUIRED else None,
             **known,
         )
 
@@ -115,7 +116,7 @@ class GpuReader:
             return None
         try:
             handle = self._device.handle if self._device else self._library.handle(self._index)
-            return recovery_word(ask_field(self._library, handle, RECOVERY_ACTION))
+            return recovery_word(ask_field(self._library, handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
         except RefusedError:
             return None
 
@@ -211,7 +212,7 @@ class GpuReader:
         links = read_links(said) if "links" in self._groups else NO_LINKS
         card = device.card.read(said) if CARD in self._groups else NO_CARD
         return {
-            "temperatures_celsius": _temperatures(gpu, said.get(MEMORY_TEMPERATURE)),
+            "temperatures_celsius": _temperatures(gpu, said.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
             "power_watts": ask(library.power_watts, handle),
             "power_limit_watts": ask(library.power_limit_watts, handle),
             "energy_joules": ask(library.energy_joules, handle),

@@ -12,12 +12,11 @@ from gpumap.cli.doctor.checks import Check
 from gpumap.cli.doctor.gpu_checks import gpu_capabilities, gpu_checks
 from gpumap.model import remedies
 from gpumap.model.document import OF_GPUS, VERSION, Document
-from gpumap.model.node_facts import Answer, Facts, Opinion, Privileges
+from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import Source
 from gpumap.model.units import counted
 
 _OTHERS = ("device_checkpoint", "pod_logs", "push", "proc", "pid_visibility", *OF_GPUS, "unmatched_slots")
-_MISREAD = "gpumap may misread this driver: report it with `gpumap record --anonymize` and the driver's version."
 _NOT_THERE = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of what is not there at all; what fails in another way is there."""
 
@@ -29,7 +28,6 @@ def examine(document: Document, facts: Facts | None) -> tuple[Check, ...]:
     return (
         _kubelet(document, facts),
         _nvml(document),
-        *((_second_opinion(document, facts.binding),) if facts else ()),
         *gpu_checks(document),
         _identity(document, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else None),
         _identity(document, "pod_logs", "pod_logs_", facts.pod_logs if facts else None),
@@ -108,34 +106,6 @@ def _nvml(document: Document) -> Check:
     if source["reason"]:
         return Check("nvml", "degraded", True, seen, _complaint(source), source.get("remedy"))
     return Check("nvml", "ok", True, seen)
-
-
-def _second_opinion(document: Document, opinion: Opinion) -> Check:
-    """Whether NVIDIA's own binding reads the GPUs as gpumap does, as far as both were answered."""
-    name, up = "nvml_second_opinion", _source(document, "nvml")["up"]
-    if opinion.failure and not up:
-        return Check(name, "not needed", False, "", f"NVIDIA's own binding is not answered either: {opinion.failure}")
-    if opinion.failure:
-        return Check(name, "unknown", False, "", f"NVIDIA's own binding: {opinion.failure}")
-    if not up:
-        why = f"{opinion.binding} is answered, and gpumap is not"
-        return Check(name, "failed", False, "", why, _MISREAD)
-    told = dict(opinion.memory_total_bytes)
-    ours = {gpu["uuid"]: gpu["memory"]["total_bytes"] for gpu in document["gpus"] if gpu["memory"]}
-    other = sorted(uuid for uuid in ours.keys() & told.keys() if ours[uuid] != told[uuid])
-    strange = sorted(told.keys() - {gpu["uuid"] for gpu in document["gpus"]})
-    unseen = sorted(ours.keys() - told.keys())
-    if other or strange:
-        why = f"{opinion.binding} sees another memory of {', '.join(other)}" if other else ""
-        why = why or f"{opinion.binding} sees {', '.join(strange)} too"
-        return Check(name, "failed", False, "", why, _MISREAD)
-    both = ours.keys() & told.keys()
-    seen = f"{opinion.binding} sees the same {counted(len(both), 'GPU')}" if both else ""
-    if unseen:
-        return Check(name, "degraded", False, seen, f"{opinion.binding} was not told of {', '.join(unseen)}")
-    if not both:
-        return Check(name, "unknown", False, "", f"{opinion.binding} sees no GPU either")
-    return Check(name, "ok", False, seen)
 
 
 def _identity(document: Document, capability: str, prefix: str, answer: Answer | None) -> Check:

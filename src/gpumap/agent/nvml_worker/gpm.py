@@ -5,22 +5,27 @@ The older sample is kept from one reading to the next, so that nothing waits. On
 
 import contextlib
 import time
-from ctypes import byref, c_void_p
-from typing import NamedTuple
+from ctypes import byref
+from typing import Any, NamedTuple
 
-from gpumap.agent.nvml_worker.asking import NvmlCalls
-from gpumap.agent.nvml_worker.codes import UNSUPPORTED
+import pynvml
+
+from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.agent.nvml_worker.structs import GPM_V1, GpmMetric, GpmMetricsGet, GpmSupport
 from gpumap.model.readings import Activity
 
-METRICS = (2, 3, 5, 10)
-"""nvml.h, NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _ANY_TENSOR_UTIL, _DRAM_BW_UTIL: in `Activity`'s order."""
+METRICS = (
+    pynvml.NVML_GPM_METRIC_SM_UTIL,
+    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+)
+"""In the order of `Activity`."""
 APART_SECONDS = 0.1
 """nvml.h, nvmlGpmMetricsGet_t: "Samples must be >100ms apart"; a reading before its time may come sooner."""
 _ROUNDING_PERCENT = 101.0
 
-Sample = int
+Sample = Any
 """nvmlGpmSample_t, a pointer."""
 
 
@@ -57,7 +62,7 @@ class Activities:
         self._supported: bool | None = None
         self._meters: dict[Measured, _Meter] = {}
         self._in_use: set[Measured] = set()
-        self._get: GpmMetricsGet | None = None
+        self._get: Any = None
 
     def free_unused(self) -> None:
         """What was not measured since the last time: an instance that is no more, or a group that is not asked for."""
@@ -92,9 +97,9 @@ class Activities:
     # --- single questions; each raises RefusedError ---
 
     def _gpm_support(self) -> bool:
-        said = GpmSupport(GPM_V1)
+        said = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
         self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(said))
-        return said.isSupportedDevice != 0
+        return bool(said.isSupportedDevice)
 
     def _activity(self, measured: Measured, meter: _Meter) -> Activity | None:
         if meter.spare is None:
@@ -109,12 +114,14 @@ class Activities:
         return None if older is None else self._between(older, newer)
 
     def _between(self, older: Sample, newer: Sample) -> Activity:
-        get = self._get = self._get or _laid_out()
+        if self._get is None:
+            self._get = _laid_out()
+        get = self._get
         get.sample1, get.sample2 = older, newer
         self._library.ask("nvmlGpmMetricsGet", byref(get))
         return Activity(*[self._ratio(metric) for metric in get.metrics[: len(METRICS)]])
 
-    def _ratio(self, metric: GpmMetric) -> float | None:
+    def _ratio(self, metric: Any) -> float | None:
         """A metric that is refused costs itself; what is no percentage is not told."""
         code = metric.nvmlReturn
         if code and code not in UNSUPPORTED:
@@ -124,9 +131,9 @@ class Activities:
         return min(percent / 100, 1.0) if not code and 0.0 <= percent <= _ROUNDING_PERCENT else None
 
     def _allocate(self) -> Sample:
-        sample = c_void_p()
+        sample = pynvml.c_nvmlGpmSample_t()
         self._library.ask("nvmlGpmSampleAlloc", byref(sample))
-        return sample.value or 0
+        return sample
 
     def _free(self, meter: _Meter) -> None:
         for sample in (meter.older, meter.spare):
@@ -135,9 +142,9 @@ class Activities:
                     self._library.ask("nvmlGpmSampleFree", sample)
 
 
-def _laid_out() -> GpmMetricsGet:
-    """With the metrics that are wanted. The whole structure, as the library may count on it."""
-    get = GpmMetricsGet(GPM_V1, len(METRICS))
+def _laid_out() -> Any:
+    """With the metrics that are wanted."""
+    get = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS))
     for metric, wanted in zip(get.metrics, METRICS, strict=False):
         metric.metricId = wanted
     return get

@@ -1,12 +1,39 @@
-"""What a refused call costs: one value, one GPU, or nothing but the asking. One thread at a time uses an `NvmlCalls`."""
+"""What a refused call costs: one value, one GPU, or only the call. One thread at a time uses an `NvmlCalls`."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gpumap.agent.nvml_worker.codes import GONE, NO_DATA, NOT_PERMITTED, UNINITIALIZED, UNSUPPORTED
+import pynvml
+
 from gpumap.agent.nvml_worker.library import RefusedError
 
 T = TypeVar("T")
+
+UNSUPPORTED = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+    }
+)
+"""The GPU or its driver cannot tell: not asked again until NVML is initialised anew or MIG is switched."""
+NO_DATA = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY})
+"""Nothing to tell just now."""
+STALE = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
+"""Of a MIG device's handle: it is no more."""
+GONE = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND})
+"""In any call: the GPU is lost or needs a reset, and no other call on it will do better."""
+UNINITIALIZED = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    }
+)
+"""In any call: the library has lost its driver and must be initialised anew."""
+LOST_TOUCH = frozenset({pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML_ERROR_UNKNOWN})
+"""Where every call says so: as UNINITIALIZED. One call that says so may only be an odd call."""
 
 
 class NvmlCalls:
@@ -72,7 +99,7 @@ class NvmlCalls:
         if refused.code in GONE or refused.code in UNINITIALIZED:
             raise refused
         self.refused_with = refused.code
-        if refused.code in UNSUPPORTED or (privileged and refused.code == NOT_PERMITTED):
+        if refused.code in UNSUPPORTED or (privileged and refused.code == pynvml.NVML_ERROR_NO_PERMISSION):
             self._unsupported.add(key)
             self.learned = True
         elif refused.code not in NO_DATA:
