@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from gpumap.agent.sources import prepared
+from gpumap.agent.sources import plugin_answers, prepared
 from gpumap.lab.demo.offers import answer_to
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
-from gpumap.model import plugin_answers
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.readings import GpuProcess, GpuReading, MigInstance
 

@@ -37,7 +37,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.protobuf_fields import field
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
@@ -60,6 +59,11 @@ def sent(pod: ReportedPod) -> bytes:
     metadata = field(1, field(11, secret) + field(12, secret))
     specification = field(2, field(2, field(1, b"main") + field(7, secret)))
     return message.SerializeToString() + metadata + specification
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field that gpumap's messages do not declare; its length is a varint of two bytes."""
+    return bytes([number << 3 | 2, len(content) & 0x7F | 0x80, len(content) >> 7]) + content
 
 
 def status(container: ReportedContainer) -> v1alpha1_pb2.ContainerStatus:

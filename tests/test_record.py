@@ -26,7 +26,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.join import grants
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import Settings, add_flags, resolve
-from gpumap.agent.sources import prepared
+from gpumap.agent.sources import plugin_answers, prepared
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
 from gpumap.agent.sources.dra import DraSource, parse_state
 from gpumap.agent.sources.nvml import worker_command
@@ -41,7 +41,7 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.node import DemoNode
 from gpumap.lab.demo.run import simulated
 from gpumap.lab.demo.scenario import default_scenario
-from gpumap.model import plugin_answers, plugins
+from gpumap.model import plugins
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import Snapshot, SourceHealth

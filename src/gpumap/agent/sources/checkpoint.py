@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.json_texts import Object, is_object, is_text, parse_object
-from gpumap.model import plugin_answers
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
