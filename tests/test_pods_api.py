@@ -14,8 +14,7 @@ from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.identity import PodIdentitySource
-from gpumap.agent.sources.podlogs import PodLogsSource
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pods_api import PodsApiSource
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
 from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
