@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent._proto.podresources import v1_pb2
-from gpumap.agent.sources import prepared
-from gpumap.agent.sources.dra import parse_state
+from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.lab.capture import anonymize, contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.pseudonyms import Pseudonyms
@@ -370,7 +369,7 @@ def test_claims_are_renamed_in_all_that_names_them() -> None:
     assert set(entries) == {
         ClaimPods(names.namespace("acme"), names.claim(claim.name), (PodUid(names.uid(pod.uid)),)) for claim in claims
     }
-    devices, _ = prepared.parse(said[contents.DRA_CHECKPOINT])
+    devices, _ = parse_prepared(said[contents.DRA_CHECKPOINT])
     assert {one.claim for one in devices} == {one.claim for one in entries}
     assert devices[0].uuid == names.device(gpu_uuid(0))
     listed = v1_pb2.ListPodResourcesResponse.FromString(said["kubelet/list.pb"]).pod_resources[0].containers[0]

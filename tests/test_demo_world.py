@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from gpumap.agent.sources import prepared
+from gpumap.agent.sources import plugin_answers
+from gpumap.agent.sources.dra import parse_prepared
 from gpumap.lab.demo.offers import answer_to
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
-from gpumap.model import plugin_answers
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.readings import GpuProcess, GpuReading, MigInstance
 
@@ -379,6 +379,6 @@ def test_the_dra_driver_writes_down_what_it_prepared() -> None:
     scenario = parse_scenario(f"{GPUS}pods: [{', '.join(pods)}]")
     first = PreparedDevice("default", "a", "gpu-0", "s", scenario.gpus[0].uuid, False, 20 << 30)
     second = PreparedDevice("default", "b", "gpu-1-mig-9-0-4", "s", scenario.gpus[1].mig[1].uuid, True, None)
-    assert prepared.parse(world(scenario, 5.0).notes.encode()) == ((first,), 0)
-    assert prepared.parse(world(scenario, 15.0).notes.encode()) == ((first, second), 0)
+    assert parse_prepared(world(scenario, 5.0).notes.encode()) == ((first,), 0)
+    assert parse_prepared(world(scenario, 15.0).notes.encode()) == ((first, second), 0)
     assert world(parse_scenario(GPUS), 5.0).notes == ""

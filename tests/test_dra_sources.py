@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
-from gpumap.agent.sources import prepared
-from gpumap.agent.sources.dra import FILE_BYTES_MAX, DraSource, parse_state
+from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
+from gpumap.agent.sources.json_files import FILE_BYTES_MAX
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -204,7 +204,7 @@ def test_gpus_and_mig_devices_have_their_uuids() -> None:
     older = {
         "mig": {"info": {"uuid": MIG, "parentUUID": GPU}, "device": {**MIG_DEVICE, "DeviceName": "gpu-1-mig-9-4-4"}}
     }
-    found = prepared.parse(driver_checkpoint(claim(gpu(), mig, older), claim(gpu(), name="other")))
+    found = parse_prepared(driver_checkpoint(claim(gpu(), mig, older), claim(gpu(), name="other")))
     assert found == (
         (
             device(of="other"),
@@ -220,26 +220,26 @@ def test_version_1_has_no_names_of_claims() -> None:
     """Drivers until v25.3 wrote claims' UIDs alone, and only of those that are prepared."""
     body = {key: value for key, value in claim(gpu()).items() if key in ("status", "preparedDevices")}
     text = json.dumps({"checksum": 1, "v1": {"preparedClaims": {CLAIM_UID: body}}}).encode()
-    assert prepared.parse(text) == ((device(of=""),), 0)
+    assert parse_prepared(text) == ((device(of=""),), 0)
     listed = json.dumps({"v1": {"preparedClaims": {CLAIM_UID: [{"devices": [gpu()]}, None]}}}).encode()
-    assert prepared.parse(listed) == ((device(of=""),), 0)
-    assert prepared.parse(b'{"checksum":0,"v1":{}}') == ((), 0)
+    assert parse_prepared(listed) == ((device(of=""),), 0)
+    assert parse_prepared(b'{"checksum":0,"v1":{}}') == ((), 0)
 
 
 def test_the_newest_version_that_is_known_counts() -> None:
     """Version 3 writes its keys in lower case; of one that nobody knows the claims are read if they look the same."""
     lower = {"gpu": {"info": {"uuid": GPU}, "device": {"poolName": "worker-3", "deviceName": "gpu-7"}}}
     third = {"checksum": 1, "preparedClaims": {CLAIM_UID: claim(lower)}}
-    assert prepared.parse(driver_checkpoint(claim(gpu()), v3=third)) == ((device("gpu-7"),), 0)
-    assert prepared.parse(driver_checkpoint(claim(gpu()), v12=third)) == ((device("gpu-7"),), 0)
-    assert prepared.parse(driver_checkpoint(claim(gpu()), v4={"claims": []})) == ((device(),), 0)
-    assert prepared.parse(driver_checkpoint(claim(gpu()), v3={"checksum": 1})) == ((), 0)
+    assert parse_prepared(driver_checkpoint(claim(gpu()), v3=third)) == ((device("gpu-7"),), 0)
+    assert parse_prepared(driver_checkpoint(claim(gpu()), v12=third)) == ((device("gpu-7"),), 0)
+    assert parse_prepared(driver_checkpoint(claim(gpu()), v4={"claims": []})) == ((device(),), 0)
+    assert parse_prepared(driver_checkpoint(claim(gpu()), v3={"checksum": 1})) == ((), 0)
 
 
 @pytest.mark.parametrize("unfinished", ["PrepareStarted", ""])
 def test_claims_that_are_not_prepared_to_the_end_are_left_out(unfinished: str) -> None:
     """What a driver has begun to prepare, nobody has yet."""
-    assert prepared.parse(driver_checkpoint(claim(gpu(), state=unfinished))) == ((), 0)
+    assert parse_prepared(driver_checkpoint(claim(gpu(), state=unfinished))) == ((), 0)
 
 
 def test_access_and_amounts_come_from_the_claims_own_status() -> None:
@@ -251,7 +251,7 @@ def test_access_and_amounts_come_from_the_claims_own_status() -> None:
         result("gpu-3", consumedCapacity={"memory": "ten"}),
         {**result("gpu-4", adminAccess=True), "driver": "other.example"},
     ]
-    found, _ = prepared.parse(driver_checkpoint(claim(*(gpu(f"gpu-{n}") for n in range(5)), results=results)))
+    found, _ = parse_prepared(driver_checkpoint(claim(*(gpu(f"gpu-{n}") for n in range(5)), results=results)))
     assert found == (
         device("gpu-0", admin=True),
         device("gpu-1", memory=10 << 30),
@@ -269,9 +269,9 @@ def test_shares_of_a_device_are_told_apart() -> None:
     ]
     shares = (device(share_id="6b0f", memory=4 << 30), device(share_id="91c4", memory=6 << 30))
     told = claim(gpu(ShareID="6b0f"), gpu(ShareID="91c4"), results=results)
-    assert prepared.parse(driver_checkpoint(told)) == (shares, 0)
+    assert parse_prepared(driver_checkpoint(told)) == (shares, 0)
     # Drivers that do not write a share's id have the device once.
-    assert prepared.parse(driver_checkpoint(claim(gpu(), results=results))) == (shares, 0)
+    assert parse_prepared(driver_checkpoint(claim(gpu(), results=results))) == (shares, 0)
 
 
 def test_devices_that_are_not_whole_are_counted() -> None:
@@ -282,7 +282,7 @@ def test_devices_that_are_not_whole_are_counted() -> None:
         {"gpu": {"info": {}, "device": {"DeviceName": "gpu-1"}}},
         {"gpu": {"info": {"uuid": GPU}}},
     ]
-    assert prepared.parse(driver_checkpoint(claim(gpu(), vfio, *broken))) == ((device(),), 3)
+    assert parse_prepared(driver_checkpoint(claim(gpu(), vfio, *broken))) == ((device(),), 3)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b"{}", b'{"v1": 3}', b'{"v9": {}}', b"[" * 100_000])
@@ -432,7 +432,7 @@ def test_any_json_is_read_or_refused(value: object, is_nested: bool) -> None:
     """Whatever stands in these files, reading them ends in values or in ValueError."""
     document: object = {"Data": json.dumps(value)} if is_nested else value
     claim_of_any = {"v2": {"preparedClaims": {"1": value if is_nested else claim(gpu(), results=[{"device": value}])}}}
-    for parse, one in ((parse_state, document), (prepared.parse, document), (prepared.parse, claim_of_any)):
+    for parse, one in ((parse_state, document), (parse_prepared, document), (parse_prepared, claim_of_any)):
         with contextlib.suppress(ValueError):
             assert parse(json.dumps(one).encode()) is not None
 

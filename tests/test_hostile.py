@@ -11,13 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.sources import checkpoint
-from gpumap.model import plugin_answers
+from gpumap.agent.sources import checkpoint, plugin_answers
 from gpumap.model.observations import ClaimDevice, DeviceId, SourceAnswer
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
-from gpumap.model.protobuf_fields import field
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
@@ -121,8 +120,9 @@ def test_no_text_raises(resource: str, device_id: str) -> None:
 @given(st.binary(max_size=60), st.integers(0, 60))
 def test_plugin_answers_of_any_bytes(tail: bytes, cut: int) -> None:
     """Bytes are an answer or a ValueError; an answer names devices or none."""
-    env = field(1, field(1, b"NVIDIA_VISIBLE_DEVICES") + field(2, CARD.encode()))
-    for message in (tail, env[:cut], env + tail, field(1, tail), field(5, field(1, tail))):
+    env = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": CARD}).SerializeToString()
+    entry, name = bytes([1 << 3 | 2, len(tail)]), bytes([5 << 3 | 2, len(tail) + 2, 1 << 3 | 2, len(tail)])
+    for message in (tail, env[:cut], env + tail, entry + tail, name + tail):
         try:
             named_devices(plugin_answers.parse(message))
         except ValueError:

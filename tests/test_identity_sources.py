@@ -14,9 +14,8 @@ import pytest
 
 from gpumap.agent.sources.checkpoint import CheckpointSource, parse
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.identity import PodIdentitySource
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pidfds import KnownProcesses
-from gpumap.agent.sources.podlogs import PodLogsSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.model.observations import (
     CgroupKind,

@@ -14,8 +14,7 @@ from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.identity import PodIdentitySource
-from gpumap.agent.sources.podlogs import PodLogsSource
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pods_api import PodsApiSource
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
 from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
@@ -37,7 +36,6 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.protobuf_fields import field
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.privileges import as_ordinary_user, open_folder
@@ -60,6 +58,11 @@ def sent(pod: ReportedPod) -> bytes:
     metadata = field(1, field(11, secret) + field(12, secret))
     specification = field(2, field(2, field(1, b"main") + field(7, secret)))
     return message.SerializeToString() + metadata + specification
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field that gpumap's messages do not declare; its length is a varint of two bytes."""
+    return bytes([number << 3 | 2, len(content) & 0x7F | 0x80, len(content) >> 7]) + content
 
 
 def status(container: ReportedContainer) -> v1alpha1_pb2.ContainerStatus:

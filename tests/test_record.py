@@ -26,9 +26,9 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.join import grants
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import Settings, add_flags, resolve
-from gpumap.agent.sources import prepared
+from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
-from gpumap.agent.sources.dra import DraSource, parse_state
+from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
 from gpumap.agent.sources.nvml import worker_command
 from gpumap.lab.capture import allocated, checkpoint, claims, contents, replay
 from gpumap.lab.capture import format as on_disk
@@ -41,7 +41,7 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.node import DemoNode
 from gpumap.lab.demo.run import simulated
 from gpumap.lab.demo.scenario import default_scenario
-from gpumap.model import plugin_answers, plugins
+from gpumap.model import plugins
 from gpumap.model.observations import ClaimPods, DraState, NvmlReading, PodUid, PreparedDevice, Source
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import Snapshot, SourceHealth
@@ -603,7 +603,7 @@ def test_what_was_read_of_dra_is_read_again(found: set[ClaimPods], devices: set[
     """What a capture keeps of DRA's files is all that gpumap makes of them."""
     by_name = {(one.namespace, one.claim): one for one in found}
     assert parse_state(claims.state_text(by_name.values())) == (tuple(sorted(by_name.values())), 0)
-    again, skipped = prepared.parse(claims.checkpoint_text(devices))
+    again, skipped = parse_prepared(claims.checkpoint_text(devices))
     assert (set(again), len(again), skipped) == (devices, len(devices), 0)
 
 

@@ -16,9 +16,9 @@ from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.service import watched
 from gpumap.agent.settings import Settings
 from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.inotify import Watcher
 from gpumap.agent.sources.kubelet import KubeletSource
-from gpumap.agent.sources.podlogs import PodLogsSource
 from gpumap.model import cgroups
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import KubeletAnswer, SourceError

@@ -25,12 +25,9 @@ from gpumap.agent.join.hidden import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.settings import Listen, Settings
 from gpumap.agent.signals import release_by_signal, stop_by_signal
-from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.identity import PodIdentitySource, not_asked
 from gpumap.agent.sources.inotify import Place, Watcher, places
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.agent.sources.podlogs import PodLogsSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
@@ -64,6 +61,8 @@ async def collector(
     memory = await state.load(clock()) if state is not None else None
     nvml = NvmlSource(driver_command, asked_groups(settings), release=settings.nvml_release)
     await nvml.start()
+    from gpumap.agent.sources.checkpoint import CheckpointSource
+    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
     from gpumap.agent.sources.kubelet import KubeletSource
 
     kubelet = KubeletSource(settings.kubelet_socket)

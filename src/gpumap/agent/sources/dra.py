@@ -1,117 +1,97 @@
-"""DRA's local state: for which pods a claim is prepared, as the kubelet has it, and with which devices, as NVIDIA's DRA
-driver has it.
+"""DRA's local state: for which pods the kubelet has prepared a claim, and with which devices NVIDIA's DRA driver has.
 
-Read-only and best effort: both files are internal to their writers, which replace them whole (temporary file, then
-rename). Each is a step of the privilege ladder: a file that is merely missing is no complaint. Never raises.
+Read-only and best effort: both files are internal to their writers. Each is a step of the privilege ladder: a file that
+is merely missing is no complaint. Never raises.
 """
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Generic, TypeGuard, TypeVar
+from typing import TypeVar
 
-from gpumap.agent.sources import prepared
-from gpumap.agent.sources.json_texts import is_object, is_text, parse_object
+import msgspec
+
+from gpumap.agent.sources.json_files import Name, ReplacedFile, StaleMountError, Text, each, is_text, parse_object
 from gpumap.model.observations import ClaimPods, Complaint, DraState, PodUid, PreparedDevice, SourceAnswer
+from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.readings import Uuid
+from gpumap.model.units import parse_quantity
 
-FILE_BYTES_MAX = 64 << 20
-"""A larger file is not read. What bloats the kubelet's List (kubernetes/kubernetes#141335) stands in its state too."""
+_STALE_MOUNT = "was replaced, and this is the old one: mount its directory, not the file"
 _ENTRIES = ("Entries", "ClaimInfoStateList", "entries")
 _OUTERMOST = frozenset({"version", "checksum", "Checksum", *_ENTRIES})
+_NEWEST_KNOWN = 3
+"""Versions of the driver's checkpoint up to this one leave `preparedClaims` out if there are none."""
+_MEMORY = ("memory", f"{DRA_DRIVER}/memory")
 
 T = TypeVar("T")
 
 
 class DraSource:
-    """Reads the kubelet's `dra_manager_state` and the driver's `checkpoint.json`, where they are."""
+    """Reads the kubelet's `dra_manager_state` and the driver's `checkpoint.json`, if they exist."""
 
     def __init__(self, state: Path, driver_checkpoint: Path) -> None:
-        self._claims = _File[tuple[ClaimPods, ...]](state, "dra_state", parse_state)
-        self._prepared = _File[tuple[PreparedDevice, ...]](driver_checkpoint, "dra_checkpoint", prepared.parse)
-        self._told = DraState()
+        self._claims = ReplacedFile(state, parse_state)
+        self._prepared = ReplacedFile(driver_checkpoint, parse_prepared)
+        self._state = DraState()
 
     def read(self) -> SourceAnswer[DraState]:
-        """Give what can be read, the very same object while it is unchanged.
+        """Return what can be read, the very same object while it is unchanged.
 
         Complaints: `dra_state_` or `dra_checkpoint_` with `unreadable`, `corrupt`, `stale_mount` (that file is then
-        `None`), or `row` (the rest of it stands).
+        `None`), or `row` (only these rows are missing).
         """
         complaints: list[Complaint] = []
-        claims, devices = self._claims.read(complaints), self._prepared.read(complaints)
-        if claims is not self._told.claims or devices is not self._told.prepared:
-            self._told = DraState(claims, devices)
-        return SourceAnswer(self._told, tuple(complaints))
+        claims = _read(self._claims, "dra_state", complaints)
+        devices = _read(self._prepared, "dra_checkpoint", complaints)
+        if claims is not self._state.claims or devices is not self._state.prepared:
+            self._state = DraState(claims, devices)
+        return SourceAnswer(self._state, tuple(complaints))
 
 
-class _File(Generic[T]):
-    """A file that is replaced as a whole. One that did not change is not read again."""
-
-    def __init__(self, path: Path, name: str, parse: Callable[[bytes], tuple[T, int]]) -> None:
-        """`name` begins the reasons of complaints; `parse` gives what it read, and how many rows it could not."""
-        self._path = path
-        self._name = name
-        self._parse = parse
-        self._seen: tuple[int, int, int] | None = None
-        self._value: T | None = None
-        self._skipped = 0
-
-    def read(self, complaints: list[Complaint]) -> T | None:
-        """Give its content, the very same object while it is unchanged; `None` where it is missing or broken."""
-        reason = detail = ""
-        try:
-            self._refresh()
-        except (FileNotFoundError, NotADirectoryError):
-            self._seen = self._value = None
-        except _StaleMountError:
-            reason, detail = "stale_mount", "was replaced, and this is the old one: mount its directory, not the file"
-        except OSError as error:
-            reason, detail = "unreadable", error.strerror or str(error)
-        except ValueError as error:
-            reason, detail = "corrupt", str(error)
-        if reason:
-            self._seen = self._value = None
-        elif self._value is not None and self._skipped:
-            reason, detail = "row", f"{self._skipped} entries are not whole"
-        if reason:
-            complaints.append(Complaint(f"{self._name}_{reason}", f"{self._path}: {detail}"))
-        return self._value
-
-    def _refresh(self) -> None:
-        found = self._path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(0, "not a regular file")
-        if not found.st_nlink:
-            raise _StaleMountError
-        key = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if key == self._seen:
-            return
-        with self._path.open("rb") as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-        if len(text) > FILE_BYTES_MAX:
-            raise OSError(0, f"larger than {FILE_BYTES_MAX >> 20} MiB")
-        value, self._skipped = self._parse(text)
-        self._seen = key
-        if value != self._value:
-            self._value = value
+def _read(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Complaint]) -> T | None:
+    """Read a file. `None` if it is missing or broken; `name` begins the reasons of complaints."""
+    try:
+        value, skipped = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except StaleMountError:
+        reason, detail = "stale_mount", _STALE_MOUNT
+    except OSError as error:
+        reason, detail = "unreadable", error.strerror or str(error)
+    except ValueError as error:
+        reason, detail = "corrupt", str(error)
+    else:
+        if skipped:
+            complaints.append(Complaint(f"{name}_row", f"{file.path}: {skipped} entries are not whole"))
+        return value
+    complaints.append(Complaint(f"{name}_{reason}", f"{file.path}: {detail}"))
+    return None
 
 
-class _StaleMountError(Exception):
-    """The file has no name any more: it was mounted by itself, and its writer has renamed another into its place."""
+# --- the kubelet's state ----------------------------------------------------------------------------------------------
+
+
+class _Claim(msgspec.Struct):
+    namespace: Name = msgspec.field(name="Namespace")
+    claim: Name = msgspec.field(name="ClaimName")
+    pod_uids: object = msgspec.field(name="PodUIDs", default=None)
+    """A set as Go writes it: an object with empty objects in it."""
 
 
 def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
     """Read the kubelet's state: claims with the UIDs of their pods, and how many entries are not whole.
 
     Formats (kubernetes/kubernetes pkg/kubelet/cm/dra/state): since 1.32 JSON in a JSON string `Data`, with a list
-    `Entries` (until 1.33 `ClaimInfoStateList`); before that a list `entries`, which is left out where it is empty.
+    `Entries` (until 1.33 `ClaimInfoStateList`); before that a list `entries`, which is left out if it is empty.
     The checksum is not checked: writes are atomic. Unknown keys are skipped. Raises ValueError for any other.
     """
     document = parse_object(text)
     if "Data" in document:
         data = document["Data"]
-        document = data if is_object(data) else parse_object(data if isinstance(data, str) else "")
+        document = data if isinstance(data, dict) else parse_object(data if isinstance(data, str) else "")
     elif _OUTERMOST.isdisjoint(document):
         raise ValueError("no list of claims in it")
     entries = next((document[name] for name in _ENTRIES if name in document), None)
@@ -119,22 +99,162 @@ def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
         raise ValueError("its claims are no list")
     skipped = 0
     pods: dict[tuple[str, str], set[PodUid]] = {}
-    for entry in entries or ():
-        found = entry if is_object(entry) else {}
-        namespace, claim = found.get("Namespace"), found.get("ClaimName")
-        if _is_name(namespace) and _is_name(claim):
-            pods.setdefault((namespace, claim), set()).update(_pod_uids(found))
-        else:
+    for entry in each(entries or (), _Claim):
+        if entry is None:
             skipped += 1
+            continue
+        uids = entry.pod_uids if isinstance(entry.pod_uids, dict | list) else ()
+        pods.setdefault((entry.namespace, entry.claim), set()).update(
+            PodUid(uid) for uid in uids if is_text(uid) and uid
+        )
     claims = (ClaimPods(namespace, claim, tuple(sorted(uids))) for (namespace, claim), uids in pods.items())
     return tuple(sorted(claims)), skipped
 
 
-def _pod_uids(entry: Mapping[str, object]) -> Iterator[PodUid]:
-    """A set as Go writes it: an object with empty objects in it."""
-    uids = entry.get("PodUIDs")
-    return (PodUid(uid) for uid in uids if _is_name(uid)) if isinstance(uids, dict | list) else iter(())
+# --- the driver's checkpoint ------------------------------------------------------------------------------------------
+# Formats: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin, `Checkpoint` and `PreparedDevice`; the results
+# of an allocation are Kubernetes' own (`DeviceRequestAllocationResult` of resource.k8s.io). Here keys are lower case.
 
 
-def _is_name(value: object) -> TypeGuard[str]:
-    return is_text(value) and bool(value)
+class _Result(msgspec.Struct):
+    """What the scheduler gave to a claim."""
+
+    device: Text | None = None
+    driver: str | None = None
+    shareid: Text | None = None
+    adminaccess: bool | None = None
+    consumedcapacity: dict[str, object] | None = None
+
+
+class _Results(msgspec.Struct):
+    results: list[object] | None = None
+
+
+class _Allocation(msgspec.Struct):
+    devices: _Results | None = None
+
+
+class _Status(msgspec.Struct):
+    allocation: _Allocation | None = None
+
+
+class _Info(msgspec.Struct):
+    uuid: Name
+
+
+class _Concrete(msgspec.Struct):
+    uuid: Name = msgspec.field(name="miguuid")
+
+
+class _Named(msgspec.Struct):
+    name: Text = msgspec.field(name="devicename")
+    share_id: Text | None = msgspec.field(name="shareid", default=None)
+
+
+class _Part(msgspec.Struct):
+    """A GPU or a MIG device. A MIG device has `concrete`, before v25.12 `info`, as whole GPUs have."""
+
+    device: _Named
+    info: _Info | None = None
+    concrete: _Concrete | None = None
+
+
+class _Device(msgspec.Struct):
+    gpu: _Part | None = None
+    mig: _Part | None = None
+    vfio: object = None
+    """What is passed through to a virtual machine; it is none of NVML's."""
+
+
+class _Group(msgspec.Struct):
+    """Devices with one configuration."""
+
+    devices: list[object] | None = None
+
+
+class _PreparedClaim(msgspec.Struct):
+    checkpointstate: object = None
+    name: Text | None = None
+    namespace: Text | None = None
+    status: _Status | None = None
+    prepareddevices: list[object] | None = None
+
+
+def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
+    """Read the driver's checkpoint: devices of claims that are prepared to the end, and how many could not be read.
+
+    Of the versions that are in it side by side the newest is taken; version 1 has no names of claims. Devices that are
+    passed through to a virtual machine are left out. Raises ValueError if it is no such file.
+    """
+    version, claims = _newest(parse_object(text, any_case=True))
+    found: set[PreparedDevice] = set()
+    skipped = 0
+    # A bare list of devices is the form of the first drivers.
+    bodies = (claim if isinstance(claim, dict) else {"prepareddevices": claim} for claim in claims.values())
+    for claim in each(bodies, _PreparedClaim):
+        if claim is None:
+            skipped += 1
+        elif version == 1 or claim.checkpointstate == "PrepareCompleted":
+            results = _results(claim)
+            for group in each(claim.prepareddevices or (), _Group):
+                for device in each((group.devices if group else None) or (), _Device):
+                    rows = list(_rows(device, claim, results)) if device else []
+                    found.update(rows)
+                    skipped += not rows and not (device and device.vfio)
+    return tuple(sorted(found, key=_order)), skipped
+
+
+def _newest(document: Mapping[str, object]) -> tuple[int, Mapping[str, object]]:
+    numbers = sorted(int(key[1:]) for key in document if re.fullmatch(r"v[1-9][0-9]?", key, re.ASCII))
+    for number in reversed(numbers):
+        version = document[f"v{number}"]
+        if isinstance(version, dict):
+            claims = version.get("preparedclaims", {} if number <= _NEWEST_KNOWN else None)
+            if isinstance(claims, dict):
+                return number, claims
+    raise ValueError("no version of its claims that is known")
+
+
+def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
+    """What the scheduler gave the claim, by device: several shares of one may be among it."""
+    allocation = claim.status.allocation if claim.status else None
+    results = allocation.devices.results if allocation and allocation.devices else None
+    found: dict[str, list[_Result]] = {}
+    for result in each(results or (), _Result):
+        if result is not None and result.device is not None and result.driver in (None, DRA_DRIVER):
+            found.setdefault(result.device, []).append(result)
+    return found
+
+
+def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_Result]]) -> Iterator[PreparedDevice]:
+    """A device as its claim got it: once, or once for each share of it."""
+    for part in (device.gpu, device.mig):
+        identity = (part.concrete or part.info) if part else None
+        if part is None or identity is None:
+            continue
+        name, share = part.device.name, part.device.share_id
+        results = [one for one in allocated.get(name, ()) if not share or one.shareid == share]
+        for result in results or (_Result(),):
+            yield PreparedDevice(
+                claim_namespace=claim.namespace or "",
+                claim=claim.name or "",
+                device=name,
+                share_id=share or result.shareid or "",
+                uuid=Uuid(identity.uuid),
+                admin_access=result.adminaccess is True,
+                memory_bytes=_memory(result.consumedcapacity or {}),
+            )
+
+
+def _memory(capacity: Mapping[str, object]) -> int | None:
+    """The memory that a share consumes; `None` if it is missing or cannot be read."""
+    amounts = (capacity.get(name) for name in _MEMORY)
+    amount = next((one for one in amounts if isinstance(one, str)), None)
+    try:
+        return parse_quantity(amount) if amount is not None else None
+    except ValueError:
+        return None
+
+
+def _order(one: PreparedDevice) -> tuple[str, ...]:
+    return one.claim_namespace, one.claim, one.device, one.share_id, one.uuid, str(one.memory_bytes)

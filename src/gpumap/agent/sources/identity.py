@@ -1,17 +1,40 @@
-"""Pod identity: the device checkpoint, the log directories, DRA's state and the Pods API as one source.
+"""Pod identity: which pod UID and container id has which name.
 
+Log directories and links name them without any API. The device checkpoint, DRA's state and the Pods API add to that.
 Each is optional, and one must answer. DRA's state does not count: it ties UIDs to claims, but names no pod and no
 container.
 """
 
+from __future__ import annotations
+
+import os
+import re
+import stat
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.podlogs import PodLogsSource
-from gpumap.model.observations import Complaint, PodIdentity, ReportedPod, SourceAnswer, SourceError
+from gpumap.model.observations import (
+    Complaint,
+    ContainerLink,
+    ContainerName,
+    LogTree,
+    PodIdentity,
+    PodLogs,
+    PodUid,
+    ReportedPod,
+    SourceAnswer,
+    SourceError,
+)
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
+# Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
+# must still tell containers of a pod apart.
+_CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
+SETTLED_SECONDS = 2.0
+"""A directory whose time stamp is younger than this may still change within the stamp's resolution: read it again."""
 
 
 def not_asked() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
@@ -57,3 +80,124 @@ class PodIdentitySource:
             raise SourceError(last.reason, last.detail, tuple(complaints[:-1]))
         broken = tuple(one for one in complaints if one.reason not in _NOT_TAKEN)
         return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods), broken)
+
+
+# --- the names of log directories and links ---------------------------------------------------------------------------
+
+
+class _Directory(NamedTuple):
+    changed_ns: int
+    settled: bool
+
+
+class PodLogsSource:
+    """Reads the names below a log root (`/var/log`), a directory again only after its time stamp changed.
+
+    Only names are read, never a log. The kubelet makes `pods/<namespace>_<pod>_<uid>/<container>/` before a container
+    starts and removes it after the pod; `containers/<pod>_<namespace>_<container>-<id>.log` links to the file in it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._trees_of: dict[str, tuple[_Directory, LogTree]] = {}
+        self._trees: tuple[LogTree, ...] = ()
+        self._link_of: dict[str, ContainerLink] = {}
+        self._links: tuple[_Directory, tuple[ContainerLink, ...]] | None = None
+        self._logs = PodLogs((), ())
+
+    def read(self, now: float) -> SourceAnswer[PodLogs]:
+        """Give all names, the very same object while nothing changed. `now` is the wall clock.
+
+        Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may lack: the trees alone name pods.
+        """
+        complaints: list[Complaint] = []
+        try:
+            trees, links = self._read_trees(now, complaints), self._read_links(now)
+        except FileNotFoundError as error:
+            raise SourceError("pod_logs_missing", f"no directory {self._root / 'pods'}") from error
+        except OSError as error:
+            raise SourceError("pod_logs_unreadable", f"{error.filename}: {error.strerror}") from error
+        if trees is not self._logs.trees or links is not self._logs.links:
+            self._logs = PodLogs(trees, links)
+        return SourceAnswer(self._logs, tuple(complaints))
+
+    def _read_trees(self, now: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
+        root = str(self._root / "pods")
+        known, self._trees_of = self._trees_of, {}
+        trees: list[LogTree] = []
+        for name in os.listdir(root):
+            parts = name.split("_")
+            if len(parts) != 3 or not all(parts) or not name.isprintable():
+                continue
+            path = f"{root}/{name}"
+            before = known.get(name)
+            try:
+                seen = _directory(path, now)
+                tree = before[1] if before and before[0] == seen and seen.settled else _tree(path, parts)
+                if before and before[1] == tree:
+                    tree = before[1]
+                self._trees_of[name] = seen, tree
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # removed between two reads, or no directory
+            except OSError as error:
+                # Its name says which pod it is of; only what is in it stays unknown.
+                complaints.append(Complaint("pod_logs_unreadable", f"{path}: {error.strerror}"))
+                tree = LogTree(PodUid(parts[2]), parts[0], parts[1], ())
+            trees.append(tree)
+        if {id(tree) for tree in trees} != {id(tree) for tree in self._trees}:
+            found = tuple(sorted(trees))
+            self._trees = self._trees if found == self._trees else found
+        return self._trees
+
+    def _read_links(self, now: float) -> tuple[ContainerLink, ...]:
+        folder = self._root / "containers"
+        known = self._links
+        try:
+            seen = _directory(str(folder), now)
+            if known is not None and known[0] == seen and seen.settled:
+                return known[1]
+            names = os.listdir(folder)
+        except OSError:
+            return ()  # an optional source: not mounted, or a runtime that makes no links
+        found = {name: self._link_of.get(name) or _link(folder / name) for name in names}
+        self._link_of = {name: link for name, link in found.items() if link is not None}
+        links = tuple(sorted(self._link_of.values()))
+        self._links = (seen, known[1] if known is not None and links == known[1] else links)
+        return self._links[1]
+
+
+def _tree(path: str, parts: list[str]) -> LogTree:
+    """Read which containers a pod's directory has."""
+    namespace, pod, uid = parts
+    return LogTree(
+        PodUid(uid), namespace, pod, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry)))
+    )
+
+
+def _directory(path: str, now: float) -> _Directory:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError
+    return _Directory(found.st_mtime_ns, settled=abs(now - found.st_mtime) > SETTLED_SECONDS)
+
+
+def _is_container(entry: os.DirEntry[str]) -> bool:
+    return entry.name.isprintable() and entry.is_dir()
+
+
+def _link(path: Path) -> ContainerLink | None:
+    """Read one link. Its target is what names the container: the link's own name is cut where it is too long."""
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return None
+    steps = target.split("/")
+    tree = steps[-3].split("_") if len(steps) >= 3 else []
+    if len(tree) != 3 or not target.isprintable():
+        return None
+    name = ContainerName(tree[0], tree[1], steps[-2])
+    full_name = f"{name.pod}_{name.namespace}_{name.container}-"
+    container_id = path.name.removesuffix(".log").removeprefix(full_name)
+    if not path.name.startswith(full_name) or _CONTAINER_ID.fullmatch(container_id) is None:
+        return None
+    return ContainerLink(container_id, PodUid(tree[2]), name)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpumap.model.plugin_answers import ANNOTATIONS_FIELD, DEVICES_FIELD, ENVS_FIELD, Said, read
-from gpumap.model.protobuf_fields import field
+from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
+from gpumap.agent.sources import plugin_answers
 
 Rename = Callable[[str], str]
 
@@ -16,17 +16,15 @@ Rename = Callable[[str], str]
 def cut(message: bytes, rename: Rename = str) -> bytes:
     """The message with nothing but GPUs in it; empty where it cannot be read. `rename` is put to values and paths."""
     try:
-        return b"".join(field(said.field, _content(said, rename)) for said in read(message))
+        answer = plugin_answers.parse(message)
     except ValueError:
         return b""
-
-
-def _content(said: Said, rename: Rename) -> bytes:
-    value = rename(said.value).encode()
-    if said.field == ENVS_FIELD:
-        return field(1, said.key.encode()) + field(2, value)
-    if said.field == ANNOTATIONS_FIELD:
-        return field(1, rename(said.key).encode()) + field(2, value)  # the key of CDI's holds an id
-    if said.field == DEVICES_FIELD:
-        return field(1, value) + field(2, value)  # the path in the container, which nobody reads, and the node's
-    return field(1, value)
+    kept = ContainerAllocateResponse(
+        envs={key: rename(value) for key, value in answer.envs},
+        mounts=[Mount(container_path=rename(path)) for path in answer.mount_paths],
+        # The path in the container, which nobody reads, and the node's.
+        devices=[DeviceSpec(container_path=rename(path), host_path=rename(path)) for path in answer.device_paths],
+        annotations={rename(key): rename(value) for key, value in answer.annotations},  # the key of CDI's holds an id
+        cdi_devices=[CDIDevice(name=rename(name)) for name in answer.cdi_devices],
+    )
+    return kept.SerializeToString(deterministic=True)

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Protocol
 
-from gpumap.agent.sources import prepared
-from gpumap.agent.sources.dra import parse_state
+from gpumap.agent.sources.dra import parse_prepared, parse_state
 from gpumap.lab.demo.dra_checkpoint import prepared_claim
 from gpumap.model.observations import ClaimPods, PodUid, PreparedDevice
 from gpumap.model.readings import Uuid
@@ -58,7 +57,7 @@ def renamed_state(text: bytes, names: Names) -> bytes:
 
 def renamed_checkpoint(text: bytes, names: Names) -> bytes:
     """The driver's checkpoint under other names, in their order. Raises ValueError where it cannot be read."""
-    devices, _ = prepared.parse(text)
+    devices, _ = parse_prepared(text)
     renamed = {
         PreparedDevice(
             names.namespace(one.claim_namespace),

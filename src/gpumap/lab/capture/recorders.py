@@ -14,10 +14,9 @@ from pathlib import Path
 
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.identity import PodIdentitySource
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
-from gpumap.agent.sources.podlogs import PodLogsSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab.capture import checkpoint, claims, contents
 from gpumap.lab.capture.contents import Down, LogEntry

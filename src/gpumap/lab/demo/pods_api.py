@@ -14,12 +14,12 @@ from types import TracebackType
 import grpc
 import grpc.aio
 
+from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.lab.demo.kubelet import GRACE_SECONDS, Refuse
-from gpumap.model.protobuf_fields import field
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
 NOT_SYNCED = Refuse(grpc.StatusCode.FAILED_PRECONDITION, "pod sources are not synced")
-_ADDED = b"\x08\x01"
+_ADDED = 1
 """WatchPodsEvent.type, in the numbering of 1.37."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -41,7 +41,7 @@ class FakePodsApi:
         self._pods = tuple(pods)
         if tell:
             for stream in self._streams:
-                stream.put_nowait(_ADDED + (field(2, self._pods[-1]) if self._pods else b""))
+                stream.put_nowait(_added(self._pods[-1] if self._pods else b""))
 
     def refuse(self, method: str, refusal: Refuse | None) -> None:
         """Answer so from now on; `None`: answer truly again."""
@@ -85,7 +85,7 @@ class FakePodsApi:
 
     async def _list(self, request: bytes, context: _Context) -> bytes:
         await self._called(LIST, context)
-        return b"".join(field(1, pod) for pod in self._pods)
+        return v1alpha1_pb2.ListPodsResponse(pods=self._pods).SerializeToString()
 
     async def _watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
         await self._called(WATCH, context)
@@ -93,7 +93,7 @@ class FakePodsApi:
         self._streams.add(events)
         try:
             for pod in self._pods:
-                yield _ADDED + field(2, pod)
+                yield _added(pod)
             while (event := await events.get()) is not None:
                 yield event
         finally:
@@ -104,3 +104,7 @@ class FakePodsApi:
         if method in self._refusals:
             refusal = self._refusals[method]
             await context.abort(refusal.code, refusal.details)
+
+
+def _added(pod: bytes) -> bytes:
+    return v1alpha1_pb2.WatchPodsEvent(type=_ADDED, pod=pod).SerializeToString()

@@ -11,9 +11,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from gpumap.model.observations import CheckpointEntry, ContainerLink, DeviceId, LogTree, PluginAnswer, ResourceDevices
-from gpumap.model.plugin_answers import ANNOTATIONS_FIELD, CDI_DEVICES_FIELD, DEVICES_FIELD, ENVS_FIELD, MOUNTS_FIELD
-from gpumap.model.protobuf_fields import field
 
 V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory", "cpuset", "cpuacct", "cpu")
 
@@ -102,14 +101,11 @@ def _answer(row: AllocatedEntry) -> PluginAnswer:
 
 def _alloc_response(answer: PluginAnswer) -> bytes:
     """A device plugin's ContainerAllocateResponse (k8s.io/kubelet, pkg/apis/deviceplugin/v1beta1/api.proto)."""
-    fields = [field(ENVS_FIELD, _strings(*pair)) for pair in answer.envs]
-    fields += [field(MOUNTS_FIELD, _strings(path, "/dev/null")) for path in answer.mount_paths]
-    fields += [field(DEVICES_FIELD, _strings(path, path, "rwm")) for path in answer.device_paths]
-    fields += [field(ANNOTATIONS_FIELD, _strings(*pair)) for pair in answer.annotations]
-    fields += [field(CDI_DEVICES_FIELD, _strings(name)) for name in answer.cdi_devices]
-    return b"".join(fields)
-
-
-def _strings(*values: str) -> bytes:
-    """A message of strings, numbered from 1; a map's entry is one of a key and a value."""
-    return b"".join(field(number, value.encode()) for number, value in enumerate(values, 1))
+    message = ContainerAllocateResponse(
+        envs=dict(answer.envs),
+        mounts=[Mount(container_path=path, host_path="/dev/null") for path in answer.mount_paths],
+        devices=[DeviceSpec(container_path=path, host_path=path, permissions="rwm") for path in answer.device_paths],
+        annotations=dict(answer.annotations),
+        cdi_devices=[CDIDevice(name=name) for name in answer.cdi_devices],
+    )
+    return message.SerializeToString(deterministic=True)

@@ -12,6 +12,14 @@ class ListPodsResponse(_message.Message):
     pods: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, pods: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class WatchPodsEvent(_message.Message):
+    __slots__ = ("type", "pod")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    pod: bytes
+    def __init__(self, type: _Optional[int] = ..., pod: _Optional[bytes] = ...) -> None: ...
+
 class Pod(_message.Message):
     __slots__ = ("metadata", "status")
     METADATA_FIELD_NUMBER: _ClassVar[int]
