@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gpumap.agent.sources import prepared
-from gpumap.lab.demo.offers import answer_to
+from gpumap.lab.demo.allocation import answer_to
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
 from gpumap.model import plugin_answers

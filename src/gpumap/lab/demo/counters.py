@@ -74,7 +74,7 @@ def _of_play(scenario: Scenario, index: int) -> tuple[tuple[float, ...], tuple[t
 
 def _rates(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> tuple[float, ...]:
     """By the second."""
-    alive = [spec for spec in specs if spec.start is None or spec.end is None or spec.start <= moment < spec.end]
+    alive = [spec for spec in specs if spec.runs_at(moment)]
     load = load_of_card(gpu, moment, alive)
     linked = min(1.0, sum(wave_at(spec.sm, moment) for spec in alive if len({leaf.gpu for leaf in spec.leaves}) > 1))
     return Counters(

@@ -101,8 +101,8 @@ def _ecc_totals(gpu: GpuSpec, seconds: float) -> tuple[tuple[str, str, int], ...
     return (
         ("corrected", "volatile", grown),
         ("uncorrected", "volatile", 0),
-        ("corrected", "aggregate", gpu.wear.corrected + grown),
-        ("uncorrected", "aggregate", gpu.wear.uncorrected),
+        ("corrected", "aggregate", gpu.ecc.corrected + grown),
+        ("uncorrected", "aggregate", gpu.ecc.uncorrected),
     )
 
 
@@ -120,23 +120,23 @@ def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
 
 def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
     """Cards in a server have ECC, and spare rows for what it cannot mend."""
-    wear, grown = gpu.wear, _grown(gpu, seconds)
+    rows, grown = gpu.remapped_rows, _grown(gpu, seconds)
     return reading._replace(
         ecc_errors=(
             ("corrected", "sram", 0),
-            ("corrected", "dram", wear.corrected + grown),
+            ("corrected", "dram", gpu.ecc.corrected + grown),
             ("uncorrected", "sram", 0),
-            ("uncorrected", "dram", wear.uncorrected),
+            ("uncorrected", "dram", gpu.ecc.uncorrected),
         ),
-        remapped_rows=(("correctable", wear.remapped[0]), ("uncorrectable", wear.remapped[1])),
-        row_remap_pending=wear.remap_pending,
-        row_remap_failure=wear.remap_failure,
+        remapped_rows=(("correctable", rows.correctable), ("uncorrectable", rows.uncorrectable)),
+        row_remap_pending=rows.pending,
+        row_remap_failure=rows.failure,
     )
 
 
 def _grown(gpu: GpuSpec, seconds: float) -> int:
     """Errors that were corrected since the play began."""
-    every = gpu.wear.corrected_every_seconds
+    every = gpu.ecc.corrected_every
     return 0 if every is None else int(max(seconds, 0.0) / every)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpumap.lab.demo.scenario_model import Fault, GpuSpec, LeafPlace, ProcessSpec, Wave
+from gpumap.lab.demo.scenario_file import Fault, Wave
+from gpumap.lab.demo.scenario_model import GpuSpec, LeafPlace, ProcessSpec
 
 SLICES = 7
 """Of a card with MIG devices."""

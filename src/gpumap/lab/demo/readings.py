@@ -11,15 +11,14 @@ from collections.abc import Iterable, Sequence
 from gpumap.lab.demo.counters import counters
 from gpumap.lab.demo.gpu_state import activity, is_hopper, with_card, with_health, with_links
 from gpumap.lab.demo.load import fault_at, load_of_card, load_of_leaf, power_watts, wave_at
+from gpumap.lab.demo.scenario_file import Fault, Wave
 from gpumap.lab.demo.scenario_model import (
-    UNTOLD_BYTES,
-    Fault,
+    UNREPORTED_BYTES,
     GpuSpec,
     LeafPlace,
     MigDevice,
     ProcessSpec,
     Scenario,
-    Wave,
     overhead_bytes,
 )
 from gpumap.lab.demo.schedule import ProcessLife, play_of
@@ -135,7 +134,7 @@ def _memory_of(life: ProcessLife, seconds: float, moment: float) -> int | None:
 
 def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
     sizes = [_memory_of(life, seconds, moment) for life in lives]
-    return sum(UNTOLD_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
+    return sum(UNREPORTED_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
 
 
 def _card_memory(gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, offered
 from gpumap.lab.demo.dra_checkpoint import notes_text
-from gpumap.lab.demo.offers import SILENT_FAULTS, answer_to, numa_nodes, offered
 from gpumap.lab.demo.readings import gpu_readings
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives

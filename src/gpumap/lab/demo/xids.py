@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpumap.lab.demo.scenario_model import GpuSpec, Scenario, Xid
+from gpumap.lab.demo.scenario_file import Xid
+from gpumap.lab.demo.scenario_model import GpuSpec, Scenario
 from gpumap.lab.demo.schedule import play_of
 
 
