@@ -18,7 +18,6 @@ from gpumap.agent.sources.identity import PodIdentitySource
 from gpumap.agent.sources.podlogs import PodLogsSource
 from gpumap.agent.sources.pods_api import PodsApiSource
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
-from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -40,6 +39,7 @@ from gpumap.model.observations import (
 from gpumap.model.protobuf_fields import field
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
+from tests.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 

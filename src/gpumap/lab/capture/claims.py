@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gpumap.agent.sources import prepared
 from gpumap.agent.sources.dra import parse_state
-from gpumap.lab.demo.dra_checkpoint import prepared_claim
+from gpumap.lab.demo.texts import prepared_claim
 from gpumap.model.observations import ClaimPods, PodUid, PreparedDevice
 from gpumap.model.readings import Uuid
 

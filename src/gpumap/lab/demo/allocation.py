@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpumap.lab.demo.scenario_file import GIB, ScenarioError
+from gpumap.lab.demo.scenario_file import GIB
 from gpumap.lab.demo.scenario_model import (
     Claim,
     ContainerSpec,
@@ -24,6 +24,7 @@ from gpumap.lab.demo.scenario_model import (
     leaf_ids,
     overhead_bytes,
 )
+from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import DeviceId, PluginAnswer, ResourceDevices
 
 SILENT_FAULTS = ("hung",)

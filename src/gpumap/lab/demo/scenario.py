@@ -14,9 +14,10 @@ from pathlib import Path
 from gpumap.lab.demo import scenario_file as yaml
 from gpumap.lab.demo.allocation import assign, check_memory
 from gpumap.lab.demo.names import derived_uuid
-from gpumap.lab.demo.scenario_file import GIB, MIB, NOT_OFFERED, PROFILE, ScenarioError
+from gpumap.lab.demo.scenario_file import GIB, MIB, NOT_OFFERED, PROFILE
 from gpumap.lab.demo.scenario_model import GpuSpec, MigDevice, PodSpec, Scenario
 from gpumap.lab.demo.scenario_pods import PodReader
+from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.readings import Uuid
 
 __all__ = ["Scenario", "ScenarioError", "default_scenario", "load_scenario", "parse_scenario"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpumap.lab.demo import scenario_file as yaml
-from gpumap.lab.demo.scenario_file import Duration, Ramp, Ratio, ScenarioError, Size, Wave
+from gpumap.lab.demo.scenario_file import Duration, Ramp, Ratio, Size, Wave
 from gpumap.lab.demo.scenario_model import (
     Claim,
     ContainerSpec,
@@ -25,6 +25,7 @@ from gpumap.lab.demo.scenario_model import (
     ProcessSpec,
     leaf_ids,
 )
+from gpumap.lab.demo.yaml_reading import ScenarioError, unknown_key
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
@@ -246,7 +247,7 @@ class PodReader:
         if isinstance(entry.answer, dict) and any("/" in str(key) for key in entry.answer):
             for key in entry.answer:
                 if key not in resources:
-                    raise ScenarioError(yaml.unknown_key(str(key), resources, place))
+                    raise ScenarioError(unknown_key(str(key), resources, place))
             return tuple(
                 (resource, self._answer(entry.answer[resource], f"{place}.{resource}"))
                 for resource in resources
@@ -256,7 +257,7 @@ class PodReader:
         return tuple((resource, one) for resource in resources)
 
     def _answer(self, value: object, place: str) -> PluginAnswer:
-        entry = yaml.decode(value, yaml.AnswerEntry, place)
+        entry = yaml.read_answer(value, place)
         return PluginAnswer(
             envs=self._texts(entry.envs, f"{place}.envs"),
             annotations=self._texts(entry.annotations, f"{place}.annotations"),
