@@ -7,8 +7,8 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.lab.demo import groups
 from gpumap.lab.demo.driver import POLL_SECONDS, Driver
+from gpumap.lab.demo.fake_worker import reading_for
 from gpumap.lab.demo.scenario import parse_scenario
 from gpumap.lab.demo.world import world
 
@@ -31,7 +31,7 @@ def test_a_read_is_answered_by_the_driver_and_each_gpu() -> None:
     driver, *gpus = map(wire.decode, Driver(scenario, lambda: 5.0).read(asked))
     assert isinstance(driver, wire.DriverMessage)
     assert (driver.read, driver.gpus, driver.busy) == (7, 3, ())
-    readings = [groups.only(gpu, asked.groups) for gpu in world(scenario, 5.0).gpus]
+    readings = [reading_for(gpu, asked.groups) for gpu in world(scenario, 5.0).gpus]
     assert gpus == [wire.GpuMessage(7, readings[index]) for index in (1, 2, 0)]
     skipping = list(Driver(scenario, lambda: 5.0).read(wire.Request(8, 5.0, skip=(1, 2))))
     assert len(skipping) == 2
@@ -41,17 +41,17 @@ def test_a_gpu_tells_only_what_is_asked() -> None:
     """Of the groups that are asked each adds its fields; without any there are the basic ones, no activity either."""
     gpus = world(parse_scenario(TEXT), 15.0).gpus
     every = {"health", "links", "gpm", "codec", "card"}
-    assert [groups.only(gpu, every) for gpu in gpus] == [*gpus]
-    basic = [groups.only(gpu, ("device", "use")) for gpu in gpus]
+    assert [reading_for(gpu, every) for gpu in gpus] == [*gpus]
+    basic = [reading_for(gpu, ("device", "use")) for gpu in gpus]
     for one, full in zip(basic, gpus, strict=True):
         assert (one.clocks_hertz, one.recovery_action, one.pcie_receive_bytes, one.activity) == ((), None, None, None)
         assert (one.encoder_ratio, one.vbios_version, one.ecc_totals, one.pcie_replays) == (None, "", (), None)
         assert (one.uuid, one.energy_joules, one.processes) == (full.uuid, full.energy_joules, full.processes)
     assert gpus[1].instances[0].activity is not None
     assert basic[1].instances[0].activity is None
-    links = groups.only(gpus[1], ("links",))
+    links = reading_for(gpus[1], ("links",))
     assert (links.pcie_receive_bytes, links.ecc_errors) == (gpus[1].pcie_receive_bytes, ())
-    card = groups.only(gpus[1], ("card",))
+    card = reading_for(gpus[1], ("card",))
     assert (card.compute_capability, card.pcie_replays, card.clocks_hertz) == ("9.0", 0, ())
 
 

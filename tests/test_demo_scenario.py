@@ -1,14 +1,13 @@
 """A scenario's mistakes are told in one line that names their place; its devices are given as a kubelet gives them."""
 
 import re
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpumap.lab.demo.faults import ECC_KEYS, FAULTS, ROW_KEYS
-from gpumap.lab.demo.hardware import GPU_KEYS
-from gpumap.lab.demo.plugin_allocations import ANSWER_KEYS, CLAIM_KEYS, NOTES_KEYS
-from gpumap.lab.demo.pods import CONTAINER_KEYS, POD_KEYS, PROCESS_KEYS
+from gpumap.lab.demo import scenario_file
 from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario, parse_scenario
 from gpumap.model.observations import ClaimDevice, PluginAnswer
 from gpumap.model.readings import RECOVERY_ACTIONS
@@ -29,6 +28,17 @@ MISTAKES = [
     ("", "scenario: expected a mapping, found nothing"),
     ("gpus: [\npods", "line 2: not YAML: expected ',' or ']', but got '<stream end>'"),
     ("node: a\nnode: b", 'line 2: key "node" stands twice'),
+    ("gpus: []\nrepeat:", 'line 2: key "repeat" has no value'),
+    ("gpus: [{3: a}]", "gpus[0]: each key must be text (in quotes, if it looks like a number)"),
+    ("gpus: []\nhost_processes: [{memory: 1GiB, mig: [{gpu: 0}]}]", 'host_processes[0].mig[0]: "instance" is missing'),
+    (
+        "gpus: []\nhost_processes: [{memory: {from: 1GiB, to: 2GB, over: 1m}}]",
+        'host_processes[0].memory.to: expected a size such as 20GiB or 512MiB, found "2GB"',
+    ),
+    (
+        GPUS + "kubelet: {offers: {a.io/b: [c], x.io/y: [d, 3]}}",
+        'kubelet.offers.x.io/y[1]: expected text (in quotes, if it looks like a number), found "3"',
+    ),
     ("gpus: [{model: H100, memory: 80GB}]", 'gpus[0].memory: expected a size such as 20GiB or 512MiB, found "80GB"'),
     ("repeat: 90\ngpus: []", 'repeat: expected a time such as 90s or 1m30s, found "90"'),
     ("repeat: 0s\ngpus: []", 'repeat: expected a time longer than 0s, found "0s"'),
@@ -45,7 +55,7 @@ MISTAKES = [
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, mig: [2h.20gb]}]",
-        "gpus[0].mig[0].profile: expected a MIG profile such as 1g.10gb or 1c.3g.40gb",
+        'gpus[0].mig[0]: expected a MIG profile such as 1g.10gb or 1c.3g.40gb or a mapping, found "2h.20gb"',
     ),
     (
         "gpus: [{model: H100, memory: 80GiB, mig: [{profile: 3g.40gb, compute: [2c.3g.40gb, 2c.3g.40gb]}]}]",
@@ -269,7 +279,7 @@ def test_the_default_play_shows_every_situation() -> None:
     assert any(gpu.faults for gpu in scenario.gpus)
     assert any(fault.recovery for gpu in scenario.gpus for fault in gpu.faults)
     assert {xid.instance is None for gpu in scenario.gpus for xid in gpu.xids} == {True, False}
-    assert any(gpu.wear.corrected_every_seconds for gpu in scenario.gpus)
+    assert any(gpu.ecc.corrected_every for gpu in scenario.gpus)
     assert any(pod.static for pod in scenario.pods)
     assert any(pod.leaks for pod in scenario.pods)
     assert any(container.init for pod in scenario.pods for container in pod.containers)
@@ -282,10 +292,13 @@ def test_the_documented_example_is_valid() -> None:
     document = (Path(__file__).parent.parent / "docs" / "dev" / "scenario.md").read_text(encoding="utf-8")
     example = document.partition("```yaml\n")[2].partition("```")[0]
     assert len(parse_scenario(example).pods) == 4
-    keys = {*GPU_KEYS, *POD_KEYS, *CONTAINER_KEYS, *PROCESS_KEYS, *ANSWER_KEYS, *CLAIM_KEYS, *NOTES_KEYS}
-    keys |= {"cgroup", "static_pods_for", "offers", "recovery", "at", "code", "instance", *ECC_KEYS, *ROW_KEYS}
+    entries = [one for one in vars(scenario_file).values() if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+    keys = {key.encode_name for entry in entries for key in msgspec.structs.fields(entry)}
+    assert len(keys) > 60
     assert [key for key in keys if not re.search(rf"\b{key}\b", example)] == []
-    assert [word for word in (*FAULTS, *RECOVERY_ACTIONS) if word not in example] == []
+    assert typing.get_args(scenario_file.RecoveryAction) == RECOVERY_ACTIONS
+    faults = typing.get_args(scenario_file.FaultKind)
+    assert [word for word in (*faults, *RECOVERY_ACTIONS) if word not in example] == []
 
 
 def test_ids_are_spelled_out() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.dra import parse_prepared
-from gpumap.lab.demo.offers import answer_to
+from gpumap.lab.demo.allocation import answer_to
 from gpumap.lab.demo.scenario import Scenario, default_scenario, parse_scenario
 from gpumap.lab.demo.world import World, world
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from gpumap.agent.sources.dra import parse_prepared, parse_state
-from gpumap.lab.demo.dra_checkpoint import prepared_claim
+from gpumap.lab.demo.texts import prepared_claim
 from gpumap.model.observations import ClaimPods, PodUid, PreparedDevice
 from gpumap.model.readings import Uuid
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import contents
-from gpumap.lab.demo import groups
-from gpumap.lab.demo.worker_loop import serve
+from gpumap.lab.demo.fake_worker import LISTENING_GROUP, answered_groups, reading_for, serve
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import Uuid
 
@@ -40,7 +39,7 @@ class Player:
 
     def read(self, asked: wire.Request) -> Iterator[bytes]:
         """The lines that answer a request: an error; or what was listened to, the driver, and then each GPU."""
-        self._listens = groups.LISTENS in asked.groups and not asked.release
+        self._listens = LISTENING_GROUP in asked.groups and not asked.release
         yield from self._new()
         said, now = self._said, self._now()
         if isinstance(said, contents.Down):
@@ -48,14 +47,16 @@ class Player:
             return
         if self._listens:
             yield wire.encode_listening(wire.ListeningMessage(tuple(self._heard(said))))
-        elif groups.LISTENS in asked.groups:  # nobody listens to what there is, which is blind time
+        elif LISTENING_GROUP in asked.groups:  # nobody listens to what there is, which is blind time
             deaf = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(heard.uuid for heard in said.listening))
             yield wire.encode_listening(wire.ListeningMessage(tuple(deaf)))
         versions = said.driver_version, said.cuda_version, said.nvml_version
         yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(said.gpus)))
         for gpu in sorted(said.gpus, key=lambda gpu: gpu.index in asked.last):
             if gpu.index not in asked.skip:
-                yield wire.encode_gpu(asked.read, groups.only(gpu, groups.told(asked.groups, release=asked.release)))
+                yield wire.encode_gpu(
+                    asked.read, reading_for(gpu, answered_groups(asked.groups, release=asked.release))
+                )
 
     def unasked(self) -> Iterator[bytes]:
         """The XID events of a frame that has come, if somebody listens."""

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.lab.demo import groups
+from gpumap.lab.demo.fake_worker import LISTENING_GROUP, answered_groups, reading_for, serve
 from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
 from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
 from gpumap.lab.demo.scenario_model import Scenario
-from gpumap.lab.demo.schedule import process_lives
-from gpumap.lab.demo.worker_loop import serve
-from gpumap.lab.demo.xids import cues, next_cue
+from gpumap.lab.demo.schedule import cues, next_cue, process_lives
 from gpumap.model.readings import GpuReading
 
 POLL_SECONDS = 0.1
@@ -55,7 +53,7 @@ class Driver:
 
     def read(self, request: wire.Request) -> Iterator[bytes]:
         """What was listened to, the driver's line, then a line for each GPU that answers now."""
-        self._groups = groups.told(request.groups, release=request.release)
+        self._groups = answered_groups(request.groups, release=request.release)
         yield from self._heard(release=request.release)
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
@@ -78,7 +76,7 @@ class Driver:
 
     def _heard(self, *, release: bool) -> Iterator[bytes]:
         """Every event until now, then for how long there was a listener: no time, where the driver is let go of."""
-        if groups.LISTENS not in self._groups:
+        if LISTENING_GROUP not in self._groups:
             self._listening_since = None
             return
         if release or self._listening_since is None:
@@ -102,7 +100,7 @@ class Driver:
     def _readings(self) -> tuple[GpuReading, ...]:
         seconds = self._now()
         readings = gpu_readings(self._scenario, process_lives(self._scenario, seconds), seconds)
-        return tuple(groups.only(gpu, self._groups) for gpu in readings)
+        return tuple(reading_for(gpu, self._groups) for gpu in readings)
 
 
 def main() -> int:

@@ -1,17 +1,148 @@
-"""How a simulated card is: clocks and why they are lowered, memory errors, fans, bytes over its links. Pure.
+"""The state of a simulated GPU: its load and power, what it counts, clocks, memory errors, fans and links. Pure.
 
-By its model: only Hopper and later have GPM, cards in a server no fans, and cards on PCIe alone no NVLink.
+It depends on the model: only Hopper and later have GPM, GPUs in a server have no fans, and GPUs with PCIe only have no
+NVLink.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from gpumap.lab.demo.counters import Counters
-from gpumap.lab.demo.load import CAPPED_SHARE_OF_POWER, is_capped, is_idle, power_watts
-from gpumap.lab.demo.scenario_model import GpuSpec
+from gpumap.lab.demo.scenario_file import Fault, Wave
+from gpumap.lab.demo.scenario_model import GpuSpec, LeafPlace, ProcessSpec, Scenario
+from gpumap.lab.demo.schedule import play_of
 from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, Activity, GpuReading
+
+# --- load and power ---------------------------------------------------------------------------------------------------
+
+SLICES = 7
+"""Of a card with MIG devices."""
+IDLE_SHARE_OF_POWER = 0.12
+FULL_SHARE_OF_POWER = 0.96
+CAPPED_SHARE_OF_POWER = 0.93
+"""From here on the driver lowers clocks, to stay below the limit."""
+
+
+def fault_at(gpu: GpuSpec, moment: float) -> Fault | None:
+    """What is wrong with a GPU at a time of the play."""
+    return next((fault for fault in gpu.faults if fault.start <= moment < fault.end), None)
+
+
+def wave_at(wave: Wave, moment: float) -> float:
+    swing = (1 - math.cos(2 * math.pi * moment / wave.period_seconds)) / 2
+    return wave.low + (wave.high - wave.low) * swing
+
+
+def load_of_leaf(leaf: LeafPlace, moment: float, specs: Sequence[ProcessSpec]) -> float:
+    """The share of a device, whole or MIG, that computes."""
+    return min(1.0, sum(wave_at(spec.sm, moment) for spec in specs if leaf in spec.leaves))
+
+
+def load_of_gpu(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> float:
+    """The share of a card that computes; on a MIG GPU a device counts as much as its slices."""
+    if not gpu.mig:
+        return load_of_leaf(LeafPlace(gpu.index), moment, specs)
+    return sum(
+        load_of_leaf(LeafPlace(gpu.index, number), moment, specs) * device.compute_slices / SLICES
+        for number, device in enumerate(gpu.mig)
+    )
+
+
+def power_watts(gpu: GpuSpec, load: float) -> float:
+    return gpu.power_limit_watts * (IDLE_SHARE_OF_POWER + (FULL_SHARE_OF_POWER - IDLE_SHARE_OF_POWER) * load)
+
+
+def is_idle(load: float) -> bool:
+    """Nothing computes."""
+    return load < 0.005  # as NVML's percents round it
+
+
+def is_capped(gpu: GpuSpec, load: float) -> bool:
+    """The power is near its limit."""
+    return power_watts(gpu, load) >= CAPPED_SHARE_OF_POWER * gpu.power_limit_watts
+
+
+# --- counters ---------------------------------------------------------------------------------------------------------
+
+STEPS = 600
+"""Of a play, in each of which a card does the same all the time."""
+BEFORE_JOULES = 1_000_000.0
+BEFORE_SECONDS = 3600.0
+"""The driver was loaded a while before the demo began, and the cards were idle then."""
+
+IDLE_PCIE_BYTES_PER_SECOND = 20e3
+PCIE_TRANSMIT_BYTES_PER_SECOND = 0.6e9
+PCIE_RECEIVE_BYTES_PER_SECOND = 1.4e9
+NVLINK_BYTES_PER_SECOND = 60e9
+"""At full load; over NVLink by processes that use several cards."""
+
+
+class Counters(NamedTuple):
+    """Since the driver was loaded; or, of a moment, by the second."""
+
+    joules: float
+    idle_seconds: float
+    capped_seconds: float
+    pcie_transmit_bytes: float
+    pcie_receive_bytes: float
+    nvlink_bytes: float
+
+
+def counters(scenario: Scenario, gpu: GpuSpec, seconds: float) -> Counters:
+    play, moment = play_of(scenario, seconds)
+    times, sums = _of_play(scenario, gpu.index)
+    right = min(bisect.bisect_right(times, moment), len(times) - 1)
+    left = right - 1
+    share = (moment - times[left]) / (times[right] - times[left])
+    ending = sums[-1]
+    before = (BEFORE_JOULES * (gpu.index + 1), BEFORE_SECONDS, 0.0, 0.0, 0.0, 0.0)
+    return Counters(
+        *(
+            first + play * whole + early + (late - early) * share
+            for first, whole, early, late in zip(before, ending, sums[left], sums[right], strict=True)
+        )
+    )
+
+
+@lru_cache(maxsize=256)
+def _of_play(scenario: Scenario, index: int) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    """What was counted by a time of the play, at STEPS times of it."""
+    gpu = scenario.gpus[index]
+    specs = [process.process for process in scenario.host_processes]
+    specs += [spec for pod in scenario.pods for container in pod.containers for spec in container.processes]
+    specs = [spec for spec in specs if any(leaf.gpu == index for leaf in spec.leaves)]
+    step = scenario.repeat_seconds / STEPS
+    rates = (_rates(gpu, (number + 0.5) * step, specs) for number in range(STEPS))
+    sums = itertools.accumulate(
+        rates,
+        lambda sum_, rate: tuple(one + step * more for one, more in zip(sum_, rate, strict=True)),
+        initial=(0.0,) * len(Counters._fields),
+    )
+    return tuple(number * step for number in range(STEPS + 1)), tuple(sums)
+
+
+def _rates(gpu: GpuSpec, moment: float, specs: Sequence[ProcessSpec]) -> tuple[float, ...]:
+    """By the second."""
+    alive = [spec for spec in specs if spec.runs_at(moment)]
+    load = load_of_gpu(gpu, moment, alive)
+    linked = min(1.0, sum(wave_at(spec.sm, moment) for spec in alive if len({leaf.gpu for leaf in spec.leaves}) > 1))
+    return Counters(
+        joules=power_watts(gpu, load),
+        idle_seconds=float(is_idle(load)),
+        capped_seconds=float(is_capped(gpu, load)),
+        pcie_transmit_bytes=IDLE_PCIE_BYTES_PER_SECOND + PCIE_TRANSMIT_BYTES_PER_SECOND * load,
+        pcie_receive_bytes=IDLE_PCIE_BYTES_PER_SECOND + PCIE_RECEIVE_BYTES_PER_SECOND * load,
+        nvlink_bytes=NVLINK_BYTES_PER_SECOND * linked,
+    )
+
+
+# --- clocks, memory errors, fans, links -------------------------------------------------------------------------------
 
 _HOPPER = re.compile(r"\bG?[HB][12345]\d\d\b")
 """H100, H200, GH200, B200, GB300, …: Hopper and Blackwell."""
@@ -101,8 +232,8 @@ def _ecc_totals(gpu: GpuSpec, seconds: float) -> tuple[tuple[str, str, int], ...
     return (
         ("corrected", "volatile", grown),
         ("uncorrected", "volatile", 0),
-        ("corrected", "aggregate", gpu.wear.corrected + grown),
-        ("uncorrected", "aggregate", gpu.wear.uncorrected),
+        ("corrected", "aggregate", gpu.ecc.corrected + grown),
+        ("uncorrected", "aggregate", gpu.ecc.uncorrected),
     )
 
 
@@ -120,23 +251,23 @@ def _clocks(gpu: GpuSpec, load: float) -> tuple[tuple[str, float], ...]:
 
 def _with_memory_errors(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
     """Cards in a server have ECC, and spare rows for what it cannot mend."""
-    wear, grown = gpu.wear, _grown(gpu, seconds)
+    rows, grown = gpu.remapped_rows, _grown(gpu, seconds)
     return reading._replace(
         ecc_errors=(
             ("corrected", "sram", 0),
-            ("corrected", "dram", wear.corrected + grown),
+            ("corrected", "dram", gpu.ecc.corrected + grown),
             ("uncorrected", "sram", 0),
-            ("uncorrected", "dram", wear.uncorrected),
+            ("uncorrected", "dram", gpu.ecc.uncorrected),
         ),
-        remapped_rows=(("correctable", wear.remapped[0]), ("uncorrectable", wear.remapped[1])),
-        row_remap_pending=wear.remap_pending,
-        row_remap_failure=wear.remap_failure,
+        remapped_rows=(("correctable", rows.correctable), ("uncorrectable", rows.uncorrectable)),
+        row_remap_pending=rows.pending,
+        row_remap_failure=rows.failure,
     )
 
 
 def _grown(gpu: GpuSpec, seconds: float) -> int:
     """Errors that were corrected since the play began."""
-    every = gpu.wear.corrected_every_seconds
+    every = gpu.ecc.corrected_every
     return 0 if every is None else int(max(seconds, 0.0) / every)
 
 

@@ -8,18 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from gpumap.lab.demo.counters import counters
-from gpumap.lab.demo.gpu_state import activity, is_hopper, with_card, with_health, with_links
-from gpumap.lab.demo.load import fault_at, load_of_card, load_of_leaf, power_watts, wave_at
+from gpumap.lab.demo.gpu_state import (
+    activity,
+    counters,
+    fault_at,
+    is_hopper,
+    load_of_gpu,
+    load_of_leaf,
+    power_watts,
+    wave_at,
+    with_card,
+    with_health,
+    with_links,
+)
+from gpumap.lab.demo.scenario_file import Fault, Wave
 from gpumap.lab.demo.scenario_model import (
-    UNTOLD_BYTES,
-    Fault,
+    UNREPORTED_BYTES,
     GpuSpec,
     LeafPlace,
     MigDevice,
     ProcessSpec,
     Scenario,
-    Wave,
     overhead_bytes,
 )
 from gpumap.lab.demo.schedule import ProcessLife, play_of
@@ -48,7 +57,7 @@ def _reading(scenario: Scenario, gpu: GpuSpec, lives: Sequence[ProcessLife], sec
     if fault := fault_at(gpu, moment):
         return _faulty(gpu, fault)
     specs = [life.spec for life in lives if life.spec]
-    load = load_of_card(gpu, moment, specs)
+    load = load_of_gpu(gpu, moment, specs)
     counted = counters(scenario, gpu, seconds)
     reading = _basic(gpu, lives, load, seconds, moment)._replace(energy_joules=round(counted.joules, 3))
     reading = with_links(with_health(reading, gpu, load, counted, seconds), gpu, counted)
@@ -135,7 +144,7 @@ def _memory_of(life: ProcessLife, seconds: float, moment: float) -> int | None:
 
 def _used(lives: Sequence[ProcessLife], seconds: float, moment: float) -> int:
     sizes = [_memory_of(life, seconds, moment) for life in lives]
-    return sum(UNTOLD_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
+    return sum(UNREPORTED_BYTES if size is None else size for size in sizes) + overhead_bytes(len(lives))
 
 
 def _card_memory(gpu: GpuSpec, lives: Sequence[ProcessLife], seconds: float, moment: float) -> DeviceMemory:

@@ -1,6 +1,7 @@
-"""The nouns of a scenario: what stands on the simulated node and when, frozen and already checked.
+"""The nouns of a checked scenario: what is on the simulated node and when.
 
-All times are seconds since the play began, all sizes are bytes. Nothing here reads YAML or knows what time it is.
+All times are seconds since the play began, all sizes are bytes. Nouns that are in the YAML file as they are here
+(`Fault`, `Xid`, `KubeletOutage`, `Ramp`, `Wave`, …) are declared in `scenario_file`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpumap.lab.demo.scenario_file import (
+    GIB,
+    MIB,
+    EccErrors,
+    Fault,
+    KubeletOutage,
+    Qos,
+    Ramp,
+    RemappedRows,
+    Wave,
+    Xid,
+)
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices
 from gpumap.model.readings import Uuid
 
-MIB = 1 << 20
-GIB = 1 << 30
-
-UNTOLD_BYTES = GIB
-"""What a process with `memory: unknown` takes of its device, though NVML does not say so."""
+UNREPORTED_BYTES = GIB
+"""What a process with `memory: unknown` uses of its device, though NVML does not report it."""
 
 
 class LeafPlace(NamedTuple):
@@ -23,65 +33,6 @@ class LeafPlace(NamedTuple):
 
     gpu: int
     instance: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ramp:
-    """Memory that grows from `first` to `last` bytes; a constant has both equal."""
-
-    first: int
-    last: int
-    over_seconds: float = 0.0
-
-    def at(self, seconds: float) -> int:
-        if seconds >= self.over_seconds:
-            return self.last
-        return self.first + int((self.last - self.first) * max(seconds, 0.0) / self.over_seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Wave:
-    """A ratio that swings between `low` and `high`, starting low; a constant has both equal."""
-
-    low: float
-    high: float
-    period_seconds: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """`kind` is the word that NVML's worker has for it. A GPU that is `hung` answers nothing at all.
-
-    `recovery` is the action that the driver asks for, where it still tells it.
-    """
-
-    kind: str
-    start: float
-    end: float
-    recovery: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """An XID event: of the whole GPU, or of its MIG device of this number."""
-
-    at: float
-    code: int
-    instance: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryErrors:
-    """A card's memory errors. `corrected` grows by one every so many seconds; `remapped` rows are those of
-    correctable, and of uncorrectable errors.
-    """
-
-    corrected: int = 0
-    corrected_every_seconds: float | None = None
-    uncorrected: int = 0
-    remapped: tuple[int, int] = (0, 0)
-    remap_pending: bool = False
-    remap_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +53,7 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """`replicas` is 0 where the GPU is given away whole, `resource` empty where no plugin of the node offers it."""
+    """`replicas` is 0 if the GPU is assigned whole. `resource` is empty if no plugin of the node offers the GPU."""
 
     index: int
     uuid: Uuid
@@ -118,14 +69,15 @@ class GpuSpec:
     mig: tuple[MigDevice, ...]
     faults: tuple[Fault, ...]
     xids: tuple[Xid, ...]
-    wear: MemoryErrors
+    ecc: EccErrors
+    remapped_rows: RemappedRows
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process on one or more devices. `start` and `end` are both `None` where it is always there.
+    """A process on one or more devices. `start` and `end` are both `None` if it always runs.
 
-    `memory` is `None` where NVML does not tell it.
+    `types` is NVML's word. `memory` is `None` if NVML does not report it.
     """
 
     comm: str
@@ -141,7 +93,10 @@ class ProcessSpec:
 
     @property
     def peak_bytes(self) -> int:
-        return UNTOLD_BYTES if self.memory is None else max(self.memory.first, self.memory.last)
+        return UNREPORTED_BYTES if self.memory is None else max(self.memory.first, self.memory.last)
+
+    def runs_at(self, moment: float) -> bool:
+        return self.start is None or self.end is None or self.start <= moment < self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +110,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """`devices` are the kubelet's ids: those of `claims` once they are given, and those that the scenario spells out.
+    """`devices` are the kubelet's ids: those that `claims` get, and those that the scenario spells out.
 
     `answers` are, by resource, what the plugins put into the container, as the checkpoint keeps it. `dra` is what it
     has by DRA claims, and `notes` what the DRA driver wrote down of it.
@@ -173,40 +128,39 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """`start` and `end` are both `None` where the pod is always there. `uid` is `None` where it is derived."""
+    """`start` and `end` are both `None` if the pod always exists. `uid` is `None` if it is derived."""
 
     place: str
     namespace: str
     name: str
     uid: str | None
     static: bool
-    qos: str
+    qos: Qos
     start: float | None
     end: float | None
     leaks: bool
     containers: tuple[ContainerSpec, ...]
 
+    def overlaps(self, other: PodSpec) -> bool:
+        """Whether both pods exist at some time of the play."""
+        if self.start is None or self.end is None or other.start is None or other.end is None:
+            return True
+        return self.start < other.end and other.start < self.end
+
 
 @dataclass(frozen=True, slots=True)
 class HostProcess:
+    """A process in no pod."""
+
     cgroup: str
     process: ProcessSpec
-
-
-@dataclass(frozen=True, slots=True)
-class KubeletOutage:
-    """A kubelet's restart: it is down, then up without its API server's pods until `complete`."""
-
-    start: float
-    end: float
-    complete: float
 
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
     """A whole play. `text` is the YAML that it was read from, which another process can read again.
 
-    `offers` are the ids of plugins of other makers, besides those that are held.
+    `offers` are the ids of plugins of other makers, in addition to those that pods hold.
     """
 
     node: str
@@ -221,7 +175,7 @@ class Scenario:
 
 
 def leaf_ids(gpu: GpuSpec, instance: int | None) -> tuple[str, tuple[DeviceId, ...]]:
-    """The resource of a device, and the ids under which a kubelet gives it away."""
+    """The resource of a device, and the ids under which a kubelet assigns it."""
     if not gpu.resource:
         return "", ()
     if instance is not None:
@@ -233,5 +187,5 @@ def leaf_ids(gpu: GpuSpec, instance: int | None) -> tuple[str, tuple[DeviceId, .
 
 
 def overhead_bytes(processes: int) -> int:
-    """What a driver uses of a device besides what it tells per process."""
+    """What a driver uses of a device in addition to what it reports for each process."""
     return 4 * MIB + 12 * MIB * processes

@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from gpumap.lab.demo.names import Pids, derived_uuid, digest, number, static_uid
-from gpumap.lab.demo.scenario_model import ContainerSpec, HostProcess, PodSpec, ProcessSpec, Scenario
+from gpumap.lab.demo.scenario_file import Xid
+from gpumap.lab.demo.scenario_model import ContainerSpec, GpuSpec, HostProcess, PodSpec, ProcessSpec, Scenario
 from gpumap.model.observations import PodUid
 
 BOOT_TICKS = 3 * 8_640_000
@@ -151,3 +153,43 @@ def _process_life(scenario: Scenario, actor: ScheduledPod, play: int, pids: Pids
         container=actor.container,
         host=actor.host,
     )
+
+
+# --- XID events -------------------------------------------------------------------------------------------------------
+
+
+class XidCue(NamedTuple):
+    seconds: float
+    gpu: GpuSpec
+    xid: Xid
+
+    @property
+    def instance_ids(self) -> tuple[int | None, int | None]:
+        """Of the GPU instance and of the compute instance, where it is a MIG device's."""
+        if self.xid.instance is None:
+            return None, None
+        device = self.gpu.mig[self.xid.instance]
+        return device.gpu_instance_id, device.compute_instance_id
+
+
+def cues(scenario: Scenario, after: float, until: float) -> list[XidCue]:
+    """Those after one time until another, in their order; of the play then and the one before, if it was longer."""
+    play, _ = play_of(scenario, until)
+    return sorted(
+        (cue for number in (play - 1, play) for cue in _cues_of_play(scenario, number) if after < cue.seconds <= until),
+        key=lambda cue: (cue.seconds, cue.gpu.index),
+    )
+
+
+def next_cue(scenario: Scenario, after: float) -> float | None:
+    """When the next one comes, if ever."""
+    play, _ = play_of(scenario, after)
+    coming = (
+        cue.seconds for number in (play, play + 1) for cue in _cues_of_play(scenario, number) if cue.seconds > after
+    )
+    return min(coming, default=None)
+
+
+def _cues_of_play(scenario: Scenario, play: int) -> Iterator[XidCue]:
+    begin = play * scenario.repeat_seconds
+    return (XidCue(begin + xid.at, gpu, xid) for gpu in scenario.gpus for xid in gpu.xids if play >= 0)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpumap.lab.demo.dra_checkpoint import notes_text
-from gpumap.lab.demo.offers import SILENT_FAULTS, answer_to, numa_nodes, offered
+from gpumap.lab.demo.allocation import SILENT_FAULTS, answer_to, numa_nodes, offered
 from gpumap.lab.demo.readings import gpu_readings
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.schedule import PROC_LEAD, PodLife, ProcessLife, play_of, pod_lives, process_lives
-from gpumap.lab.demo.texts import AllocatedEntry, cgroup_text, checkpoint_text, pod_cgroup, stat_text
+from gpumap.lab.demo.texts import AllocatedEntry, cgroup_text, checkpoint_text, notes_text, pod_cgroup, stat_text
 from gpumap.model.observations import (
     CheckpointEntry,
     ContainerLink,

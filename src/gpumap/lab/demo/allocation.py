@@ -1,15 +1,18 @@
-"""Gives the pods of a scenario their devices, as a kubelet does: never one id to two pods at a time.
+"""The kubelet's devices: which ids the device plugins offer, which pod gets which, and what the plugins answer to it.
 
-Also proves that the memory of the processes fits. Pure; raises `ScenarioError` where something does not fit.
+`assign` gives the pods of a scenario their ids as a kubelet does: never one id to two pods at a time. `check_memory`
+proves that the memory of the processes fits. Pure; both raise `ScenarioError` if something does not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from gpumap.lab.demo.scenario_file import GIB
 from gpumap.lab.demo.scenario_model import (
-    GIB,
     Claim,
     ContainerSpec,
     GpuSpec,
@@ -17,11 +20,94 @@ from gpumap.lab.demo.scenario_model import (
     LeafPlace,
     PodSpec,
     ProcessSpec,
+    Scenario,
     leaf_ids,
     overhead_bytes,
 )
-from gpumap.lab.demo.yaml_fields import ScenarioError
-from gpumap.model.observations import DeviceId, ResourceDevices
+from gpumap.lab.demo.yaml_reading import ScenarioError
+from gpumap.model.observations import DeviceId, PluginAnswer, ResourceDevices
+
+SILENT_FAULTS = ("hung",)
+"""Faults that a device plugin does not notice. It reports a GPU with any other fault as unhealthy."""
+
+# --- what plugins offer and answer ------------------------------------------------------------------------------------
+
+
+def offered(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
+    """The ids that the plugins call healthy at a time of the play."""
+    return _offered(scenario, tuple(gpu.index for gpu in scenario.gpus if _is_unhealthy(gpu, moment)))
+
+
+def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
+    """Whole GPUs and their slots have a NUMA node; MIG devices have none, as in the captures."""
+    return {id_: (gpu.numa,) for gpu in scenario.gpus if not gpu.mig for _, ids in _gpu_ids(gpu) for id_ in ids}
+
+
+def answer_to(scenario: Scenario, container: ContainerSpec, devices: ResourceDevices) -> PluginAnswer:
+    """What the scenario says. The NVIDIA plugin sets a variable, too, if it was not told to name devices otherwise."""
+    said = dict(container.answers).get(devices.resource, PluginAnswer())
+    otherwise = said.annotations or said.mount_paths or said.cdi_devices
+    if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
+        return said
+    uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
+    return replace(said, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(said.envs)).items()))
+
+
+def _is_unhealthy(gpu: GpuSpec, moment: float) -> bool:
+    return any(fault.kind not in SILENT_FAULTS and fault.start <= moment < fault.end for fault in gpu.faults)
+
+
+@lru_cache(maxsize=64)
+def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDevices, ...]:
+    pairs = [
+        (resource, id_)
+        for gpu in scenario.gpus
+        if gpu.index not in unhealthy
+        for resource, ids in _gpu_ids(gpu)
+        for id_ in ids
+    ]
+    away = [_names(scenario.gpus[index]) for index in unhealthy]
+    pairs += [
+        (devices.resource, id_)
+        for devices in _foreign(scenario)
+        for id_ in devices.ids
+        if not any(names.search(id_) for names in away)
+    ]
+    return by_resource(pairs)
+
+
+def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
+    """What other makers' plugins offer: a scenario need not say so of what is held."""
+    yield from scenario.offers
+    own = _own_ids(scenario)
+    for pod in scenario.pods:
+        for container in pod.containers:
+            for devices in container.devices:
+                ids = tuple(id_ for id_ in devices.ids if id_ not in own.get(devices.resource, ()))
+                yield ResourceDevices(devices.resource, ids)
+
+
+def _names(gpu: GpuSpec) -> re.Pattern[str]:
+    """The ids of a card that say so: by its uuid, by those of its MIG devices, or by its device node (GKE's)."""
+    uuids: list[str] = [gpu.uuid, *(device.uuid for device in gpu.mig)]
+    return re.compile("|".join([*map(re.escape, uuids), rf"^nvidia{gpu.minor}(?:/|$)"]))
+
+
+@lru_cache(maxsize=4)
+def _own_ids(scenario: Scenario) -> Mapping[str, frozenset[DeviceId]]:
+    """What the plugin gives away that offers the scenario's GPUs, rather than a foreign one."""
+    pairs = [(resource, id_) for gpu in scenario.gpus for resource, ids in _gpu_ids(gpu) for id_ in ids]
+    return {devices.resource: frozenset(devices.ids) for devices in by_resource(pairs)}
+
+
+def _gpu_ids(gpu: GpuSpec) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
+    if not gpu.mig:
+        yield leaf_ids(gpu, None)
+    for number in range(len(gpu.mig)):
+        yield leaf_ids(gpu, number)
+
+
+# --- what pods get ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +118,6 @@ class _Holding:
 
 _Held = dict[tuple[str, DeviceId], list[_Holding]]
 """By resource and id."""
-
-
-def overlap(one: PodSpec, other: PodSpec) -> bool:
-    """Whether both pods are there at some time of the play."""
-    if one.start is None or one.end is None or other.start is None or other.end is None:
-        return True
-    return one.start < other.end and other.start < one.end
 
 
 def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, ...]:
@@ -84,7 +163,7 @@ def _hold_spelled_out(pod: PodSpec, place: str, container: ContainerSpec, held: 
 def _taken(pod: PodSpec, container: ContainerSpec, holdings: Iterable[_Holding]) -> PodSpec | None:
     """Who has an id while a container wants it."""
     for holding in holdings:
-        if overlap(pod, holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
+        if pod.overlaps(holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
             return holding.pod
     return None
 
@@ -124,7 +203,7 @@ def check_memory(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec], hosts: Sequen
                 other.peak_bytes
                 for _, other in users
                 for leaf in other.leaves
-                if _pool(gpus, leaf) == pool and _alive(other, moment)
+                if _pool(gpus, leaf) == pool and other.runs_at(moment)
             ]
             if sum(there) + overhead_bytes(len(there)) > pools[pool]:
                 raise ScenarioError(
@@ -147,7 +226,3 @@ def _pool(gpus: Sequence[GpuSpec], leaf: LeafPlace) -> tuple[int, int | None]:
     if leaf.instance is None:
         return leaf.gpu, None
     return leaf.gpu, gpus[leaf.gpu].mig[leaf.instance].gpu_instance_id
-
-
-def _alive(process: ProcessSpec, moment: float) -> bool:
-    return process.start is None or process.end is None or process.start <= moment < process.end

@@ -1,0 +1,75 @@
+"""What the two fakes of the NVML worker share: the loop over stdin and stdout, and the groups of families.
+
+Requests come on stdin; answers, and XID events that nobody asked for, go to stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from gpumap.agent.nvml_worker import wire
+from gpumap.model.readings import CARD, Card, GpuReading, Health, Links, MigInstance
+
+
+class Driver(Protocol):
+    """`patience_seconds`: in how long there may be lines that no request asked for; `None`: never."""
+
+    @property
+    def patience_seconds(self) -> float | None: ...
+    def read(self, request: wire.Request, /) -> Iterable[bytes]: ...
+    def unasked(self) -> Iterable[bytes]: ...
+
+
+def serve(driver: Driver) -> None:
+    """Answer each line of stdin until it ends."""
+    received = b""
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], driver.patience_seconds)
+        if readable:
+            chunk = os.read(sys.stdin.fileno(), 65536)
+            if not chunk:
+                return
+            received += chunk
+        *lines, received = received.split(b"\n")
+        _write(driver.unasked())
+        for line in lines:
+            _write(driver.read(wire.decode_request(line)))
+
+
+def _write(lines: Iterable[bytes]) -> None:
+    sys.stdout.buffer.write(b"".join(lines))
+    sys.stdout.buffer.flush()
+
+
+LISTENING_GROUP = "health"
+"""The group for which the worker listens to XID events."""
+GROUP_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "health": Health._fields,
+    "links": Links._fields,
+    "gpm": ("activity",),
+    "codec": ("encoder_ratio", "decoder_ratio"),
+    CARD: Card._fields,
+}
+_BLANK = GpuReading(index=-1)
+
+
+def answered_groups(groups: Collection[str], *, release: bool) -> tuple[str, ...]:
+    """The groups that get values: GPM's take two samples, and no end of NVML between them."""
+    return tuple(group for group in groups if not (release and group == "gpm"))
+
+
+def reading_for(gpu: GpuReading, groups: Collection[str]) -> GpuReading:
+    """A reading without what these groups do not need: the NVML worker makes no calls for the others."""
+    unasked = [group for group in GROUP_FIELDS if group not in groups]
+    if not unasked:
+        return gpu
+    gpu = gpu._replace(**{name: getattr(_BLANK, name) for group in unasked for name in GROUP_FIELDS[group]})
+    return gpu._replace(instances=tuple(map(_without_activity, gpu.instances))) if "gpm" in unasked else gpu
+
+
+def _without_activity(instance: MigInstance) -> MigInstance:
+    return instance._replace(activity=None)
