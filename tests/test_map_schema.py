@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 
-from gpumap.agent.join.health import untried
+from gpumap.agent.join.source_health import untried
 from gpumap.model import remedies
 from gpumap.model.document import VERSION, Document, document
 from gpumap.model.observations import Source
