@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpumap.agent.join.accounting import LATE_SECONDS
-from gpumap.agent.join.ledger import GPUS_AWAY_MAX
+from gpumap.agent.join.accounting import GPUS_AWAY_MAX, LATE_SECONDS
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import ContainerAccount, GpuAccount, Snapshot

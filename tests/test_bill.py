@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gpumap.agent.join.ledger import KEPT_SECONDS
+from gpumap.agent.join.accounting import KEPT_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.cli.bill.counter_increase import Gain, InconsistentAnswerError, Told, gains
 from gpumap.cli.bill.counting import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumap.agent.join.ledger import KEPT_SECONDS
+from gpumap.agent.join.accounting import KEPT_SECONDS
 from gpumap.cli.bill.counting import ENERGY, GAP, HELD
 from tests.prometheus import prometheus
 from tests.scraped import Samples, labels, store

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpumap.agent.join.ledger import KEPT_SECONDS
+from gpumap.agent.join.accounting import KEPT_SECONDS
 from gpumap.cli.bill.counting import ENERGY, GAP, HELD, MEMORY, UNATTRIBUTED, USED
 from tests.command import gpumap, one_line
 from tests.prometheus import prometheus

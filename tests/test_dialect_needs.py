@@ -14,7 +14,7 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
 from gpumap.agent.nvml_worker.card import CARD_FIELDS
 from gpumap.agent.nvml_worker.health import fields_of
-from gpumap.agent.settings import Settings, resolve
+from gpumap.agent.settings import Settings, resolve, with_everything
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.record import record
 from gpumap.lab.demo.node import DemoNode
@@ -44,12 +44,16 @@ def settled(*dialects: str, collect: tuple[str, ...] = DEFAULT_GROUPS) -> Settin
     return replace(resolve(argparse.Namespace(), {}), groups=collect, dialects=("native", *dialects))
 
 
+def asked(settings: Settings) -> tuple[str, ...]:
+    return service.asked_groups(settings.groups, settings.dialects)
+
+
 # --- the groups -------------------------------------------------------------------------------------------------------
 
 
 def test_by_default_nvml_is_asked_for_the_default_groups_alone() -> None:
     """What only dialects show is not among them; pod-gpu-map, which is on by default, needs nothing more."""
-    assert service.asked_groups(resolve(argparse.Namespace(), {})) == DEFAULT_GROUPS
+    assert asked(resolve(argparse.Namespace(), {})) == DEFAULT_GROUPS
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -57,14 +61,14 @@ def test_a_dialect_that_is_on_is_given_what_it_needs(name: str) -> None:
     """Whatever --collect says; and it needs nothing that cannot be asked for."""
     dialect = DIALECTS[name]
     assert set(dialect.needs) <= {*GROUPS, CARD}
-    assert set(service.asked_groups(settled(name, collect=("use",)))) == {"use", *dialect.needs}
+    assert set(asked(settled(name, collect=("use",)))) == {"use", *dialect.needs}
     assert (CARD in dialect.needs) is (name in OF_THE_CARD)
 
 
 def test_a_capture_is_asked_for_everything() -> None:
     """It can be played with any group and any dialect."""
-    everything = service.with_everything(settled(collect=("use",)))
-    assert service.asked_groups(everything) == (*GROUPS, CARD)
+    everything = with_everything(settled(collect=("use",)))
+    assert asked(everything) == (*GROUPS, CARD)
 
 
 # --- the calls --------------------------------------------------------------------------------------------------------
@@ -82,8 +86,8 @@ def calls(start: Start, path: Path, groups: tuple[str, ...]) -> Counter[str]:
 @pytest.mark.parametrize("name", sorted(DIALECTS.keys() - OF_THE_CARD))
 def test_a_dialect_without_needs_costs_no_call(start: Start, tmp_path: Path, name: str) -> None:
     """The driver is asked just what it is asked for the native groups."""
-    groups = service.asked_groups(settled(name))
-    assert groups == service.asked_groups(settled())
+    groups = asked(settled(name))
+    assert groups == asked(settled())
     assert not calls(start, tmp_path / "calls", groups).keys() & (CALLS_OF_THE_CARD.keys() | CALLS_OF_CODEC)
     assert not set(fields_of(groups)) & set(CARD_FIELDS)
 
@@ -91,7 +95,7 @@ def test_a_dialect_without_needs_costs_no_call(start: Start, tmp_path: Path, nam
 @pytest.mark.parametrize("name", sorted(OF_THE_CARD))
 def test_what_only_a_dialect_shows_is_asked_while_it_is_on(start: Start, tmp_path: Path, name: str) -> None:
     """Its calls come besides, and none of the others more often: as docs/dev/performance.md says."""
-    before, groups = service.asked_groups(settled()), service.asked_groups(settled(name))
+    before, groups = asked(settled()), asked(settled(name))
     more = calls(start, tmp_path / "with", groups)
     more.subtract(calls(start, tmp_path / "without", before))
     assert {call: times for call, times in more.items() if times} == CALLS_OF_THE_CARD | dict.fromkeys(
@@ -123,7 +127,7 @@ async def collected(node: DemoNode, settings: Settings) -> Snapshot:
 async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path) -> None:
     """Over a demo's node: with its needs alone each has the series that it has when NVML is asked for everything."""
     async with DemoNode(parse_scenario(STEADY), directory / "node") as node:
-        everything = await collected(node, service.with_everything(settled()))
+        everything = await collected(node, with_everything(settled()))
         for name in DIALECTS:
             reduced = await collected(node, settled(name, collect=("allocation",)))
             whole = series(everything, name)
@@ -137,7 +141,7 @@ async def test_each_dialect_has_its_values_whatever_is_collected(directory: Path
 async def test_what_dialects_show_is_recorded_and_played(directory: Path) -> None:
     """Whatever was collected on the node that was recorded: a capture can be played with each dialect."""
     async with DemoNode(parse_scenario(STEADY), directory / "node") as node:
-        everything = await collected(node, service.with_everything(settled()))
+        everything = await collected(node, with_everything(settled()))
         settings = simulated(settled(collect=("allocation",)), node)
         recorded = await record(settings, node.driver_command, None, asyncio.Event())
     assert recorded is not None

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.agent.dialects.nvidia_smi import FAMILIES
-from gpumap.agent.dialects.nvidia_smi_fields import COUNTED_EVENTS, EVENTS
+from gpumap.agent.dialects.nvidia_smi import COUNTED_EVENTS, EVENTS, FAMILIES
 from gpumap.agent.dialects.nvidia_smi_readers import plain
 from gpumap.agent.metrics import GROUPS, native
 from gpumap.model.observations import Moment

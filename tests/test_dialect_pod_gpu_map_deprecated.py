@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 
 from gpumap.agent.dialects import pod_gpu_map
-from gpumap.agent.dialects.pod_gpu_map_deprecated import FAMILIES
+from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
 from gpumap.model.snapshot import Snapshot
 from tests.dialect_pages import (
     PARENT,

@@ -492,11 +492,11 @@ def test_stateful_pod_made_anew_with_another_claim() -> None:
     left = [ClaimPods("ml", "web-0-gpu-aaaaa", (ONE,))]
     between = table([pod("web-0", "web-0-gpu-bbbbb")], left, trees=trees, before=old)
     assert uids(between) == {}
-    assert between.standing(ONE, PodName("ml", "web-0")) is PodUidState.UNKNOWN
+    assert between.state(ONE, PodName("ml", "web-0")) is PodUidState.UNKNOWN
     claims = [*left, ClaimPods("ml", "web-0-gpu-bbbbb", (TWO,))]
     new = table([pod("web-0", "web-0-gpu-bbbbb")], claims, trees=[*trees, tree("web-0", TWO)], before=between)
     assert uids(new) == {"web-0": TWO}
-    assert new.standing(ONE, PodName("ml", "web-0")) is PodUidState.GONE
+    assert new.state(ONE, PodName("ml", "web-0")) is PodUidState.GONE
 
 
 def test_stateful_pod_made_anew_with_the_same_claim() -> None:
@@ -561,8 +561,8 @@ def test_claim_stands_for_its_pod_while_the_list_may_be_short() -> None:
     claims = [ClaimPods("ml", "a", (ONE,))]
     static = ListedPod("kube-system", "etcd-worker-3", (ListedContainer("etcd"),))
     found = table([static], claims, trees=None, rows=())
-    assert found.standing(ONE, PodName("ml", "one")) is PodUidState.UNKNOWN
-    assert found.standing(TWO, PodName("ml", "two")) is PodUidState.GONE
+    assert found.state(ONE, PodName("ml", "one")) is PodUidState.UNKNOWN
+    assert found.state(TWO, PodName("ml", "two")) is PodUidState.GONE
 
 
 def test_table_is_made_anew_when_claims_change() -> None:
@@ -570,10 +570,10 @@ def test_table_is_made_anew_when_claims_change() -> None:
     claims = (ClaimPods("ml", "a", (ONE,)),)
     identity = PodIdentity(Checkpoint((), ()), None, DraState(claims))
     found = tabulate((pod("one", "a"),), identity, None)
-    assert found.is_of(identity)
-    assert found.is_of(PodIdentity(identity.checkpoint, None, DraState(claims, (device(),))))
-    assert not found.is_of(PodIdentity(identity.checkpoint, None, DraState((ClaimPods("ml", "a", (TWO,)),))))
-    assert not found.is_of(None)
+    assert found.is_made_from(identity)
+    assert found.is_made_from(PodIdentity(identity.checkpoint, None, DraState(claims, (device(),))))
+    assert not found.is_made_from(PodIdentity(identity.checkpoint, None, DraState((ClaimPods("ml", "a", (TWO,)),))))
+    assert not found.is_made_from(None)
 
 
 # --- all together -----------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.inventory import take
-from gpumap.agent.join.lost_driver import LostDriverMemory, find_lost_driver
+from gpumap.agent.join.inventory import take_inventory
+from gpumap.agent.join.needs_restart import LostDriverMemory, find_lost_driver
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
@@ -281,9 +281,9 @@ async def test_the_driver_is_unloaded_and_loaded_under_the_agent(node: Node) -> 
 def test_who_answers_is_never_taken_for_one_that_is_lost() -> None:
     """After a driver's return an index may be another GPU's. A lost one is told under the name that its index had; if
     the GPU of that name answers elsewhere, it is that, and the lost one has no name."""
-    before = take(NvmlReading("", "", "", (GpuReading(0, uuid=A), GpuReading(1, uuid=B))), 1.0, (), 0)
+    before = take_inventory(NvmlReading("", "", "", (GpuReading(0, uuid=A), GpuReading(1, uuid=B))), 1.0, (), 0)
     after = NvmlReading("", "", "", (GpuReading(0, uuid=A, fault="lost"), GpuReading(1, uuid=A)))
-    inventory = take(after, 2.0, before.known, before.count)
+    inventory = take_inventory(after, 2.0, before.known, before.count)
     assert [(gpu.uuid, gpu.index, gpu.fault) for gpu in inventory.gpus] == [(A, 1, None)]
     assert [(gpu.index, gpu.fault) for gpu in inventory.nameless] == [(0, "lost")]
 

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.hidden import COLLECTIONS, RESTART_AFTER_SECONDS, HiddenMemory, Sight, find_hidden
+from gpumap.agent.join.needs_restart import (
+    COLLECTIONS,
+    RESTART_AFTER_SECONDS,
+    HiddenMemory,
+    VisibleMigDevices,
+    find_hidden,
+)
 from gpumap.model.observations import Moment
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import HiddenDevice, Snapshot
@@ -20,8 +26,8 @@ A, B, C = (Uuid(f"MIG-{letter}") for letter in "abc")
 INTERVAL = 10.0
 
 
-class Said(NamedTuple):
-    """What NVML and the kubelet say in one collection; `named` is `None` while no plugin offers anything."""
+class Situation(NamedTuple):
+    """What NVML and the kubelet report in one collection. `named` is `None` while no plugin offers anything."""
 
     readable: str = ""
     denied: str = ""
@@ -29,89 +35,96 @@ class Said(NamedTuple):
     partitioned: bool = True
 
     @property
-    def sight(self) -> Sight:
+    def visible(self) -> VisibleMigDevices:
         readable, denied = _uuids(self.readable), _uuids(self.denied)
         layout = readable | denied | ({CARD} if self.partitioned else set())
-        return Sight(readable, denied, None if self.named is None else _uuids(self.named), frozenset(layout))
+        return VisibleMigDevices(
+            readable, denied, None if self.named is None else _uuids(self.named), frozenset(layout)
+        )
 
 
 def _uuids(letters: str) -> frozenset[Uuid]:
     return frozenset(Uuid(f"MIG-{letter}") for letter in letters)
 
 
-def hidden_after(*said: Said | None, interval: float = INTERVAL) -> list[str]:
+def hidden_after(*situations: Situation | None, interval: float = INTERVAL) -> list[str]:
     """What is hidden at each collection; `None` is one that is not complete."""
-    memory, told = HiddenMemory(), []
-    for number, one in enumerate(said):
+    memory, found = HiddenMemory(), []
+    for number, one in enumerate(situations):
         at = Moment(number * interval, 1e9 + number * interval)
-        memory, hidden = find_hidden(memory, one.sight if one else None, at)
-        told.append("".join(device.uuid.removeprefix("MIG-") for device in hidden))
-    return told
+        memory, hidden = find_hidden(memory, one.visible if one else None, at)
+        found.append("".join(device.uuid.removeprefix("MIG-") for device in hidden))
+    return found
 
 
 @pytest.mark.parametrize(
     "later",
-    [Said("a", named="ab"), Said("a", "b", named="ab")],
+    [Situation("a", named="ab"), Situation("a", "b", named="ab")],
     ids=["not listed by NVML", "listed and denied"],
 )
-def test_a_device_that_came_after_our_start_is_hidden_by_and_by(later: Said) -> None:
-    """It must stay so for 30 s and three collections; then it is told, from then on."""
-    assert hidden_after(Said("a", named="a"), later, later, later, later, later) == ["", "", "", "", "b", "b"]
-    assert hidden_after(Said("a", named="a"), *[later] * 4, interval=30.0) == ["", "", "", "b", "b"]
+def test_a_device_that_came_after_our_start_is_hidden_by_and_by(later: Situation) -> None:
+    """It must stay so for 30 s and three collections; then it is found, from then on."""
+    assert hidden_after(Situation("a", named="a"), later, later, later, later, later) == ["", "", "", "", "b", "b"]
+    assert hidden_after(Situation("a", named="a"), *[later] * 4, interval=30.0) == ["", "", "", "b", "b"]
 
 
 @pytest.mark.parametrize("named", ["a", None])
 def test_a_device_that_no_plugin_names_is_hidden_after_ten_minutes(named: str | None) -> None:
     """One that is made on demand may be gone by then; and restarts so far apart cost no back-off of the kubelet's."""
-    told = hidden_after(Said("a", named="a"), *[Said("a", "b", named=named)] * 62)
-    assert [number for number, one in enumerate(told) if one] == [61, 62]
+    found = hidden_after(Situation("a", named="a"), *[Situation("a", "b", named=named)] * 62)
+    assert [number for number, one in enumerate(found) if one] == [61, 62]
 
 
 @pytest.mark.parametrize(
-    ("why", "said"),
+    ("why", "situations"),
     [
-        ("missing at our start", [Said("a", named="ab")] * 9),
-        ("denied at our start", [Said("a", "b", named="a")] * 9),
-        ("seen, and gone with its partition", [Said("ab", named="ab"), *[Said("c", named="abc")] * 9]),
-        ("seen, and denied later", [Said("ab", named="ab"), *[Said("a", "b", named="ab")] * 9]),
-        ("seen in between", [Said("a", named="a"), Said("a", named="ab"), Said("ab", named="ab")]),
-        ("nothing is offered yet", [Said("a", named="a"), *[Said("a", named=None)] * 9]),
-        ("its plugin started beside us", [Said("a", named=None), Said("a", named=None), *[Said("a", named="ab")] * 9]),
-        ("nothing but whole GPUs", [Said(partitioned=False)] * 9),
+        ("missing at our start", [Situation("a", named="ab")] * 9),
+        ("denied at our start", [Situation("a", "b", named="a")] * 9),
+        ("seen, and gone with its partition", [Situation("ab", named="ab"), *[Situation("c", named="abc")] * 9]),
+        ("seen, and denied later", [Situation("ab", named="ab"), *[Situation("a", "b", named="ab")] * 9]),
+        ("seen in between", [Situation("a", named="a"), Situation("a", named="ab"), Situation("ab", named="ab")]),
+        ("nothing is offered yet", [Situation("a", named="a"), *[Situation("a", named=None)] * 9]),
+        (
+            "its plugin started beside us",
+            [Situation("a", named=None), Situation("a", named=None), *[Situation("a", named="ab")] * 9],
+        ),
+        ("nothing but whole GPUs", [Situation(partitioned=False)] * 9),
     ],
 )
-def test_what_a_restart_would_not_help_is_not_hidden(why: str, said: list[Said]) -> None:
+def test_what_a_restart_would_not_help_is_not_hidden(why: str, situations: list[Situation]) -> None:
     """A device that our next start would miss as well, or that NVML has shown us, is no reason to end."""
-    assert set(hidden_after(*said)) == {""}, why
+    assert set(hidden_after(*situations)) == {""}, why
 
 
 def test_a_gpu_that_is_partitioned_before_its_plugin_starts_hides_its_devices() -> None:
     """What plugins offer first is excused only of the GPUs that our start saw, partitioned as they were."""
-    start = Said(named=None, partitioned=False)
-    assert hidden_after(start, start, *[Said(named="ab")] * 4)[-1] == "ab"
+    start = Situation(named=None, partitioned=False)
+    assert hidden_after(start, start, *[Situation(named="ab")] * 4)[-1] == "ab"
 
 
 def test_a_device_that_is_named_again_waits_anew() -> None:
     """A kubelet that no longer names it, or offers nothing for a while, begins the wait again."""
-    start, missing = Said("a", named="a"), Said("a", named="ab")
-    for pause in (start, Said("a", named=None)):
-        told = hidden_after(start, missing, missing, missing, pause, missing, missing, missing, missing)
-        assert told == ["", "", "", "", "", "", "", "", "b"]
+    start, missing = Situation("a", named="a"), Situation("a", named="ab")
+    for pause in (start, Situation("a", named=None)):
+        found = hidden_after(start, missing, missing, missing, pause, missing, missing, missing, missing)
+        assert found == ["", "", "", "", "", "", "", "", "b"]
 
 
 def test_collections_that_are_not_complete_say_nothing() -> None:
     """While NVML or the kubelet is down nobody is called hidden. The wait goes on after it: its time does not count."""
-    start, missing = Said("a", named="a"), Said("a", named="ab")
-    told = hidden_after(None, start, missing, missing, None, None, None, missing, missing, missing)
-    assert told == [*[""] * 9, "b"]
+    start, missing = Situation("a", named="a"), Situation("a", named="ab")
+    found = hidden_after(None, start, missing, missing, None, None, None, missing, missing, missing)
+    assert found == [*[""] * 9, "b"]
     assert set(hidden_after(None, *[missing] * 5)) == {""}, "the first complete one is the start"
 
 
 def test_the_time_since_when_is_told() -> None:
     """The wall clock's time of the first collection that missed it."""
-    memory, _ = find_hidden(HiddenMemory(), Said("a", named="a").sight, Moment(0.0, 1e9))
+    memory, _ = find_hidden(HiddenMemory(), Situation("a", named="a").visible, Moment(0.0, 1e9))
     for number in range(1, 4):
-        memory, hidden = find_hidden(memory, Said("a", named="ab").sight, Moment(20.0 * number, 1e9 + 20 * number))
+        memory, hidden = find_hidden(
+            memory, Situation("a", named="ab").visible, Moment(20.0 * number, 1e9 + 20 * number)
+        )
     assert hidden == (HiddenDevice(B, 1e9 + 20),)
 
 
@@ -119,26 +132,28 @@ letters = st.sets(st.sampled_from("abcd")).map(lambda found: "".join(sorted(foun
 
 
 @st.composite
-def anything(draw: st.DrawFn) -> Said | None:
+def anything(draw: st.DrawFn) -> Situation | None:
     readable, denied = draw(letters), draw(letters)
     denied = "".join(set(denied) - set(readable))
-    return draw(st.none() | st.builds(Said, st.just(readable), st.just(denied), st.none() | letters, st.booleans()))
+    return draw(
+        st.none() | st.builds(Situation, st.just(readable), st.just(denied), st.none() | letters, st.booleans())
+    )
 
 
 @given(st.lists(anything(), max_size=12), st.sampled_from([1.0, 15.0, 60.0]))
-def test_one_restart_never_leads_to_the_next(said: list[Said | None], interval: float) -> None:
+def test_one_restart_never_leads_to_the_next(situations: list[Situation | None], interval: float) -> None:
     """Whatever was seen before: who ends, starts anew and sees the same for ever, ends no more. And nobody is hidden
     who was readable at any time, or before 30 s and three collections have passed."""
-    told = hidden_after(*said, interval=interval)
-    for number, hidden in enumerate(told):
-        one = said[number]
+    found = hidden_after(*situations, interval=interval)
+    for number, hidden in enumerate(found):
+        one = situations[number]
         if not hidden or one is None:
             assert not hidden
             continue
-        complete = sum(1 for earlier, later in itertools.pairwise(said[: number + 1]) if earlier and later)
+        complete = sum(1 for earlier, later in itertools.pairwise(situations[: number + 1]) if earlier and later)
         assert complete * interval >= RESTART_AFTER_SECONDS
         assert number >= COLLECTIONS
-        seen = "".join(earlier.readable for earlier in said[: number + 1] if earlier)
+        seen = "".join(earlier.readable for earlier in situations[: number + 1] if earlier)
         assert not set(hidden) & set(seen)
         assert set(hidden_after(*[one] * 12, interval=interval)) == {""}
 

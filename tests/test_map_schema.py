@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec import ValidationError
 
-from gpumap.agent.join.health import untried
+from gpumap.agent.join.source_health import untried
 from gpumap.agent.node_map import node_map
 from gpumap.model import remedies
 from gpumap.model.map import VERSION, UnknownVersionError, decode, encode

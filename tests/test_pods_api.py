@@ -301,7 +301,7 @@ def test_its_word_on_a_uid_counts() -> None:
     trees = [tree("one", ONE), tree("one", THREE)]
     lingering = table(pods, found, trees=trees, rows=[row(ONE, "GPU-1"), row(THREE, "GPU-1")])
     assert lingering.uid_of == fixed
-    assert lingering.standing(THREE, PodName("ml", "one")) is PodUidState.GONE
+    assert lingering.state(THREE, PodName("ml", "one")) is PodUidState.GONE
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_its_late_word_on_a_successor_is_no_word(files: dict[str, Any]) -> None:
     found = table([listed("one", "GPU-1")], [reported("one", ONE)], **files)
     assert found.uid_of == {}
     for uid in (ONE, TWO):
-        assert found.standing(uid, PodName("ml", "one")) is PodUidState.UNKNOWN
+        assert found.state(uid, PodName("ml", "one")) is PodUidState.UNKNOWN
 
 
 def test_of_two_uids_of_one_name_none_is_the_only_one() -> None:
@@ -352,15 +352,15 @@ def test_it_names_containers_and_pods_that_are_not_listed() -> None:
     assert found.container(TWO, "a" * 64, read_now=False) == "", "it is another pod's"
     assert found.name(TWO) == PodName("ml", "away")
     assert found.is_only(TWO)
-    assert found.standing(uid, None) is PodUidState.LIVE
-    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).standing(uid, None) is PodUidState.LIVE
+    assert found.state(uid, None) is PodUidState.LIVE
+    assert table([listed("one")], [pod], trees=[tree("two", TWO)]).state(uid, None) is PodUidState.LIVE
 
 
 def test_table_is_made_anew_when_it_says_something_new() -> None:
     """And not otherwise."""
     found = table([listed("one")], [POD])
-    assert found.is_of(PodIdentity(None, None, pods=found.reported))
-    assert not found.is_of(PodIdentity(None, None, pods=None))
+    assert found.is_made_from(PodIdentity(None, None, pods=found.reported))
+    assert not found.is_made_from(PodIdentity(None, None, pods=None))
 
 
 # --- all together -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector
+from gpumap.agent import collect
+from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
 from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
@@ -51,14 +52,10 @@ class Sources:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
         rules = Rules(NodeName("node", ""), lambda name: True, 3600.0)
         loop = Collector(
-            _Nvml(self.started),
-            _Procfs(),
-            self.identity,
-            self,
+            collect.Sources(_Nvml(self.started), _Procfs(), self.identity, self, watcher or IntervalOnly()),
             rules,
-            interval_seconds,
-            self._publish,
-            news=watcher,
+            interval_seconds=interval_seconds,
+            publish=self._publish,
         )
         task = asyncio.create_task(loop.run())
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.agent.collect import Collector
+from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.nvml import DRIVER, NvmlSource
 from gpumap.agent.sources.replacement_policy import LONGEST_SECONDS, ReplacementPolicy
@@ -379,7 +379,8 @@ def _no_identity() -> SourceAnswer[PodIdentity]:
 async def test_a_release_during_a_collection_waits_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """What is being read is published first; and a worker that survives its end is said to hold on."""
     nvml, rules = _SlowNvml(), Rules(NodeName("node", ""), lambda name: True, 60.0)
-    loop = Collector(nvml, _NoProcfs(), _no_identity, _NoKubelet(), rules, 3600.0, nvml.snapshots.append)
+    sources = Sources(nvml, _NoProcfs(), _no_identity, _NoKubelet())
+    loop = Collector(sources, rules, interval_seconds=3600.0, publish=nvml.snapshots.append)
     task = asyncio.create_task(loop.run())
     try:
         await _until(lambda: nvml.reads == 1)

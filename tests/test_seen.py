@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumap.agent.join.recent_processes import SAMPLED_SECONDS
+from gpumap.agent.join.usage import SAMPLED_SECONDS
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import ProcessSample
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use
@@ -123,9 +123,9 @@ def test_node_where_nothing_ends_keeps_what_it_has_seen() -> None:
     """The very same object: an idle collection makes none anew."""
     node, _, _ = a_node()
     node.collect()
-    seen = node.memory.seen[CARD]
+    seen = node.memory.recent_processes[CARD]
     node.collect()
-    assert node.memory.seen[CARD] is seen
+    assert node.memory.recent_processes[CARD] is seen
 
 
 # --- against a driver that is known -----------------------------------------------------------------------------------

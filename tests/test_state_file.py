@@ -27,9 +27,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.collect import Collector, now
+from gpumap.agent.collect import Collector, Sources, now
 from gpumap.agent.join import Memory
-from gpumap.agent.join.ledger import GpuCounters
+from gpumap.agent.join.accounting import GpuCounters
 from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.agent.state import AWAY_SECONDS_MAX, decode, encode
 from gpumap.agent.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
@@ -500,7 +500,13 @@ async def test_what_a_page_shows_has_been_saved() -> None:
         happened.append("page")
 
     loop = Collector(
-        Down(), proc, proc.read, Down(), RULES, 1.0, publish, lambda: node.now, memory=node.memory, keep=keep
+        Sources(Down(), proc, proc.read, Down()),
+        RULES,
+        interval_seconds=1.0,
+        publish=publish,
+        clock=lambda: node.now,
+        memory=node.memory,
+        keep=keep,
     )
     snapshot = await loop.collect()
     await loop.collect()

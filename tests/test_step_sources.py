@@ -332,7 +332,7 @@ def test_unchanged_answers_cost_no_second_join() -> None:
     observations = node.observe()
     first, _ = step(Memory(), observations, RULES)
     second, _ = step(first, observations, RULES)
-    assert second.table is first.table
+    assert second.pod_table is first.pod_table
     assert second.allocation is first.allocation
 
 

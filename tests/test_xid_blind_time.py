@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpumap.agent.join.inventory import KnownGpu, take
+from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.join.xids import GpuXidMemory, XidMemory, count_xids
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.observations import Failed, Moment, NvmlReading, Observed, SourceError
@@ -89,7 +89,7 @@ class Counting:
     async def collect(self) -> None:
         observed = await self._observe()
         reading = observed.value if isinstance(observed, Observed) else None
-        inventory = take(reading, 0.0, self._known, 2)
+        inventory = take_inventory(reading, 0.0, self._known, 2)
         self._known = inventory.known
         before = self.memory
         self.memory, _, _ = count_xids(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumap.agent.join import step
-from gpumap.agent.join.inventory import KnownGpu, take
-from gpumap.agent.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
+from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS
+from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.join.xid_containers import CARRIED_SECONDS
 from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, count_xids
 from gpumap.agent.nvml_worker.wire import Heard, ListeningMessage, XidMessage
@@ -90,7 +90,7 @@ class Node:
         finished: float | None,
     ) -> Node:
         reading = nvml.value if isinstance(nvml, Observed) else None
-        inventory = take(reading, 0.0, self.known, self.count)
+        inventory = take_inventory(reading, 0.0, self.known, self.count)
         self.known, self.count = inventory.known, inventory.count
         rows = tuple(ContainerOnDevice(name, uuid) for name, uuid in on)
         self.memory, gpus, self.containers = count_xids(
@@ -438,7 +438,7 @@ def test_little_is_remembered_while_the_kubelet_never_tells() -> None:
         on = [(ContainerName("ml", f"job-{number}", "main"), A)]
         node.collect(10.0 * number, events=[xid(10.0 * number - 1)], on=on, list_current=False)
         assert sum(one.errors for one in node.containers) <= (UNSEEN_SECONDS / 10 + 1) * (CARRIED_SECONDS / 10 + 2)
-        assert len(node.memory.seen) <= CARRIED_SECONDS / 10 + 1
+        assert len(node.memory.present) <= CARRIED_SECONDS / 10 + 1
     assert len(node.containers) <= UNSEEN_SECONDS / 10 + CARRIED_SECONDS / 10 + 1
     assert node.collect(5000.0 + UNSEEN_SECONDS, list_current=False).containers == ()
 
@@ -454,17 +454,17 @@ def test_few_gpus_that_are_gone_are_remembered() -> None:
 
 
 def test_little_is_remembered_of_an_unchanging_node() -> None:
-    """Scenes that are alike are one, and old ones go."""
+    """Entries without a change are one, and old ones are dropped."""
     node = Node()
     for at in range(10, 1000):
         node.collect(float(at), on=[(TRAIN, A)])
-    assert len(node.memory.scenes) == 1
+    assert len(node.memory.history) == 1
     for at in range(1000, 2000):
         node.collect(float(at), on=[(TRAIN, A)] if at % 2 else [(SERVE, A)])
-    assert len(node.memory.scenes) <= 8
+    assert len(node.memory.history) <= 8
     for at in range(2000, 3000):
         node.fail(float(at), on=[(ContainerName("ml", f"pod-{at}", "main"), A)])
-    assert len(node.memory.scenes) <= 64
+    assert len(node.memory.history) <= 64
 
 
 def test_the_snapshot_tells_who_held_and_who_used_the_gpu() -> None:

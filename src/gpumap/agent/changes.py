@@ -1,4 +1,4 @@
-"""The log: what changed from one snapshot to the next, a line each, and nothing while nothing changes."""
+"""The log: one line for each change from one snapshot to the next, and none while nothing changes."""
 
 import logging
 from collections import Counter
@@ -8,27 +8,36 @@ from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Gpu, Snapshot, SourceHealth
 
 OPTIONAL_STEPS = ("device_checkpoint", "pod_logs", "process_utilization")
-"""Capabilities that privileges or the driver give or withhold, besides PID visibility."""
+"""Capabilities that depend on privileges or on the driver, apart from PID visibility."""
 
 
 def log_changes(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
-    """Log the changes between two snapshots that follow each other; `before` is `None` at the start."""
+    """Log the changes between two consecutive snapshots. `before` is `None` at the start."""
     known = {health.source: health for health in before.sources} if before else {}
     for health in after.sources:
         _log_source(log, known.get(health.source), health)
     _log_visibility(log, before, after, observations)
     if before is None or _optional(before) != _optional(after):
         log.info("capabilities %s", _optional(after))
-    earlier = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
+    known_gpus = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
     for gpu in after.gpus:
-        _log_gpu(log, earlier.get(gpu.uuid), gpu)
+        _log_gpu(log, known_gpus.get(gpu.uuid), gpu)
     _log_xids(log, before, after, observations)
-    both_up = before is not None and before.driver is not None and after.driver is not None
-    if before is not None and both_up and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
+    if before is not None:
+        _log_gpu_count(log, before, after)
+    _log_hidden(log, before, after)
+
+
+def _log_gpu_count(log: logging.Logger, before: Snapshot, after: Snapshot) -> None:
+    both_up = before.driver is not None and after.driver is not None
+    if both_up and {gpu.uuid for gpu in before.gpus} != {gpu.uuid for gpu in after.gpus}:
         log.info("gpus changed count=%d", len(after.gpus))
-    known_hidden = {device.uuid for device in before.hidden} if before else set()
+
+
+def _log_hidden(log: logging.Logger, before: Snapshot | None, after: Snapshot) -> None:
+    known = {device.uuid for device in before.hidden} if before else set()
     for device in after.hidden:
-        if device.uuid not in known_hidden:
+        if device.uuid not in known:
             log.error("mig device hidden: this container has no nodes of it uuid=%s", device.uuid)
 
 
@@ -66,29 +75,29 @@ def _log_gpu(log: logging.Logger, before: Gpu | None, after: Gpu) -> None:
 
 def _log_xids(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
     """Log the XID errors of this collection, and the containers that they are counted for."""
-    heard = Counter[tuple[Uuid, int]]()
+    errors_by_code = Counter[tuple[Uuid, int]]()
     for event in observations.nvml.value.xids if isinstance(observations.nvml, Observed) else ():
-        heard[event.uuid, event.code] += event.times
+        errors_by_code[event.uuid, event.code] += event.times
     gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in after.leaves if leaf.gpu}
     known = {one[:-1]: one.errors for one in before.container_xids} if before else {}
-    for (uuid, code), errors in sorted(heard.items()):
-        hit = [
+    for (uuid, code), errors in sorted(errors_by_code.items()):
+        affected = [
             "/".join(one.name)
             for one in after.container_xids
             if one.code == code and gpu_of.get(one.uuid, one.uuid) == uuid and one.errors > known.get(one[:-1], 0)
         ]
-        log.warning("xid gpu=%s code=%d errors=%d containers=%r", uuid, code, errors, ",".join(hit))
+        log.warning("xid gpu=%s code=%d errors=%d containers=%r", uuid, code, errors, ",".join(affected))
 
 
 def _log_visibility(log: logging.Logger, before: Snapshot | None, after: Snapshot, observations: Observations) -> None:
     if not isinstance(observations.procfs, Observed):
         return
-    seen = dict(after.capabilities)["pid_visibility"]
+    is_visible = dict(after.capabilities)["pid_visibility"]
     known = before is not None and any(health.up for health in before.sources if health.source is Source.PROCFS)
-    if before is not None and known and dict(before.capabilities)["pid_visibility"] == seen:
+    if before is not None and known and dict(before.capabilities)["pid_visibility"] == is_visible:
         return
     reason = after.visibility_reason
-    if seen:
+    if is_visible:
         log.info("processes of other containers are visible pid_visibility=1 reason=%r", reason)
     else:
         log.warning(

@@ -1,8 +1,8 @@
-"""The loop: ask the sources in the right order, step, publish the newest snapshot.
+"""The loop: ask the sources in the right order, step, publish the new snapshot.
 
-The order makes the truth: NVML's processes, their /proc entries at once, pod identity, and the kubelet's List last. A
-process exists only after its pod was given the device, so a List read after NVML knows every owner. The loop itself
-remembers nothing about the node; that is all in `Memory`.
+The order makes the result correct: NVML's processes, at once their /proc entries, pod identity, and the kubelet's List
+last. A process starts only after the kubelet assigned the device to its pod, so a List that is read after NVML contains
+every owner. The loop itself remembers nothing about the node; `Memory` does.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from gpumap.agent.changes import log_changes
@@ -34,9 +35,9 @@ T = TypeVar("T")
 DEADLINE_SECONDS_MIN = 1.0
 DEADLINE_SECONDS_MAX = 5.0
 PUSH_PAUSE_SECONDS = 0.25
-"""From the start of a collection to one that news asks for: at most four a second, eight of the hundred calls a second
-that a kubelet grants to all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go). A collection that
-takes long is followed by a pause as long: at most half of the time is spent on news."""
+"""From the start of a collection to the start of a pushed one: at most four a second, with eight of the hundred calls a
+second that a kubelet allows all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go). After a long
+collection the pause is as long as the collection: pushed collections take at most half of the time."""
 
 log = logging.getLogger("gpumap")
 
@@ -59,7 +60,7 @@ class Procfs(Protocol):
 
 
 class CollectionTrigger(Protocol):
-    """What starts a collection before its time."""
+    """Starts a collection before the interval is over."""
 
     @property
     def is_on(self) -> bool: ...
@@ -71,7 +72,7 @@ class CollectionTrigger(Protocol):
 
 
 class IntervalOnly:
-    """The interval alone decides."""
+    """Only the interval starts collections."""
 
     is_on = False
     trouble: Complaint | None = None
@@ -93,117 +94,127 @@ def now() -> Moment:
     return Moment(monotonic, time.time(), asleep)
 
 
-class Collector:
-    """One node's loop. `publish` gets each snapshot, on the event loop. `clock` tells when answers came in.
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The four sources of one node, and what starts a collection before the interval is over."""
 
-    `news` starts a collection before the interval is over. `memory` is what outlived a restart; `keep` gets each
-    collection's memory before its snapshot is published.
+    nvml: Nvml
+    procfs: Procfs
+    read_identity: Callable[[], SourceAnswer[PodIdentity]]
+    kubelet: Kubelet
+    trigger: CollectionTrigger = field(default_factory=IntervalOnly)
+
+
+class Collector:
+    """One node's loop. It calls `publish` with each snapshot, on the event loop.
+
+    `clock` gives the time at which an answer arrived. `memory` is what survived a restart. The loop calls `keep` with
+    the memory of each collection before it publishes the snapshot.
     """
 
     def __init__(
         self,
-        nvml: Nvml,
-        procfs: Procfs,
-        read_identity: Callable[[], SourceAnswer[PodIdentity]],
-        kubelet: Kubelet,
+        sources: Sources,
         rules: Rules,
+        *,
         interval_seconds: float,
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
-        news: CollectionTrigger | None = None,
         memory: Memory | None = None,
         keep: Callable[[Memory], Awaitable[None]] | None = None,
     ) -> None:
-        self._nvml = nvml
-        self._procfs = procfs
-        self._read_identity = read_identity
-        self._kubelet = kubelet
+        self._nvml = sources.nvml
+        self._procfs = sources.procfs
+        self._read_identity = sources.read_identity
+        self._kubelet = sources.kubelet
+        self._trigger = sources.trigger
         self._rules = rules
         self._interval_seconds = interval_seconds
         self._deadline_seconds = min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
         self._publish = publish
         self._now = clock
-        self._news = news or IntervalOnly()
-        self._push_said: tuple[bool, str] = False, ""
+        self._logged_push: tuple[bool, str] = False, ""
         self._release = asyncio.Event()
-        self._has_let_go = False
-        self._proc_lane = SerialExecutor("gpumap-procfs")
-        self._identity_lane = SerialExecutor("gpumap-identity")
-        self._steps = SerialExecutor("gpumap-step")
+        self._is_released = False
+        self._proc_executor = SerialExecutor("gpumap-procfs")
+        self._identity_executor = SerialExecutor("gpumap-identity")
+        self._step_executor = SerialExecutor("gpumap-step")
         self._memory = memory or Memory()
         self._keep = keep
         self._last: Snapshot | None = None
 
     async def run(self) -> None:
-        """Collect for ever: at each interval, when there is news, and as soon as a kubelet that was away is back."""
+        """Collect for ever: at each interval, when the trigger fires, and as soon as a missing kubelet is back."""
         trigger = "interval"
         while True:
             started = time.monotonic()
             expires = None
-            self._news.clear()  # what comes while this collection runs may have come too late for it
+            self._trigger.clear()  # this collection may miss a change that happens while it runs
             try:
                 expires = (await self.collect(trigger)).expires
-            except Exception as error:  # the page goes stale and says so; the next collection may be well
+            except Exception as error:  # the page becomes stale and reports it; the next collection may succeed
                 log.error("collection failed error=%s detail=%r", type(error).__name__, str(error))
                 log.debug("where it failed", exc_info=True)
             due = started + self._interval_seconds
-            # Data of an earlier collection is dropped when it gets too old, not an interval later.
+            # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
             trigger = await self._wait(earliest, due if expires is None else min(due, expires))
             if self._release.is_set():
-                trigger = await self._let_go()
+                trigger = await self._release_driver()
 
     async def collect(self, trigger: str = "interval") -> Snapshot:
-        """Ask every source once, publish the snapshot and return it. No source's failure is raised."""
+        """Ask every source once, publish the snapshot and return it. The failure of a source does not raise."""
         ticks = await self._clock_ticks()
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
-        procfs = await self._observe(self._in_lane(self._proc_lane, lambda: self._procfs.read(pids, ticks)))
-        pod_identity = await self._observe(self._in_lane(self._identity_lane, self._watch_and_read_identity))
+        procfs = await self._observe(self._call(self._proc_executor, lambda: self._procfs.read(pids, ticks)))
+        pod_identity = await self._observe(self._call(self._identity_executor, self._watch_and_read_identity))
         self._log_push()
         kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
-        observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._news.is_on)
+        observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on)
         memory = self._memory
-        self._memory, snapshot = await self._steps.run(lambda: step(memory, observations, self._rules))
+        self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
         if self._keep is not None:
-            await self._keep(self._memory)  # before anybody can see a counter that a restart would take back
+            await self._keep(self._memory)  # before a scrape can read a counter that a restart would decrease
         log_changes(log, self._last, snapshot, observations)
         self._last = snapshot
         self._publish(snapshot)
         return snapshot
 
     @property
-    def has_let_go(self) -> bool:
-        """Whether the driver was let go of, as somebody asked, and nothing is collected meanwhile."""
-        return self._has_let_go
+    def is_released(self) -> bool:
+        """Whether gpumap has released the driver on request, and does not collect."""
+        return self._is_released
 
     def release(self) -> None:
-        """Let go of the driver as soon as no collection is under way, until an interval has passed."""
+        """Release the driver after the current collection, for one interval."""
         self._release.set()
 
     def close(self) -> None:
-        """Let every thread end."""
-        for lane in (self._proc_lane, self._identity_lane, self._steps):
-            lane.close()
+        """End all threads."""
+        for executor in (self._proc_executor, self._identity_executor, self._step_executor):
+            executor.close()
 
     async def _wait(self, earliest: float, until: float) -> str:
-        """Until then, or until there is news (not before `earliest`), or a kubelet is back. Gives what starts the next
-        collection."""
+        """Wait until then, or until the trigger fires (not before `earliest`), or a missing kubelet is back.
+
+        Returns what starts the next collection.
+        """
         back = asyncio.create_task(self._kubelet.wait_until_back())
-        news = asyncio.create_task(self._news_after(earliest))
+        pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:
             timeout = max(until - time.monotonic(), 0.0)
-            await asyncio.wait((back, news, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            return "push" if news.done() else "interval"
+            await asyncio.wait((back, pushed, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            return "push" if pushed.done() else "interval"
         finally:
-            for task in (back, news, release):
+            for task in (back, pushed, release):
                 task.cancel()
 
-    async def _let_go(self) -> str:
-        """Hold nothing of the driver's for an interval, whatever news there is; anew when told so again."""
-        self._has_let_go = True
+    async def _release_driver(self) -> str:
+        """Keep the driver released for an interval, even if the trigger fires. Another request starts it again."""
+        self._is_released = True
         while self._release.is_set():
             self._release.clear()
             gone = await self._nvml.close()
@@ -214,26 +225,26 @@ class Collector:
                 log.warning("driver not released: the worker hangs in it, and does not die until=%s", until)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._release.wait(), self._interval_seconds)
-        self._has_let_go = False
+        self._is_released = False
         return "interval"
 
-    async def _news_after(self, earliest: float) -> None:
-        """Return when there is news, but not before `earliest`: what comes until then needs one collection together."""
-        await self._news.wait()
+    async def _pushed_after(self, earliest: float) -> None:
+        """Return when the trigger fires, but not before `earliest`: all changes until then need one collection."""
+        await self._trigger.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
 
     def _watch_and_read_identity(self) -> SourceAnswer[PodIdentity]:
-        # Watched first: what changes after it was read is news. Both look at the same directories, where both may hang.
-        self._news.watch()
+        # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
+        self._trigger.watch()
         return self._read_identity()
 
     def _log_push(self) -> None:
-        """Log a change of whether allocations are pushed, and why not."""
-        is_on, trouble = self._news.is_on, self._news.trouble
-        said = is_on, trouble.reason if trouble else ""
-        if said == self._push_said:
+        """Log whether allocations start a collection, and if not why, whenever it changes."""
+        is_on, trouble = self._trigger.is_on, self._trigger.trouble
+        state = is_on, trouble.reason if trouble else ""
+        if state == self._logged_push:
             return
-        self._push_said = said
+        self._logged_push = state
         what = "allocations start a collection" if is_on else "allocations wait for the interval"
         if trouble is None:
             log.info("%s push=%d", what, is_on)
@@ -241,22 +252,22 @@ class Collector:
             level = logging.INFO if trouble.reason.endswith("_missing") else logging.WARNING
             log.log(level, "%s push=%d reason=%s detail=%r", what, is_on, trouble.reason, trouble.detail)
 
-    async def _in_lane(self, lane: SerialExecutor, call: Callable[[], SourceAnswer[T]]) -> SourceAnswer[T]:
-        return await lane.run(call, self._deadline_seconds)
+    async def _call(self, executor: SerialExecutor, call: Callable[[], SourceAnswer[T]]) -> SourceAnswer[T]:
+        return await executor.run(call, self._deadline_seconds)
 
     async def _clock_ticks(self) -> int | None:
         if self._procfs.is_real:
-            return self._procfs.clock_ticks()  # a clock, which no file can keep waiting
+            return self._procfs.clock_ticks()  # a clock: no file can block it
         try:
-            return await self._proc_lane.run(self._procfs.clock_ticks, self._deadline_seconds)
+            return await self._proc_executor.run(self._procfs.clock_ticks, self._deadline_seconds)
         except (OSError, TimeoutError):
-            return None  # the read of /proc itself will say why
+            return None  # the read of /proc itself reports the reason
 
-    async def _observe(self, asked: Awaitable[SourceAnswer[T]]) -> Observed[T] | Failed:
-        """Await a source's answer and turn whatever it raises into health."""
+    async def _observe(self, read: Awaitable[SourceAnswer[T]]) -> Observed[T] | Failed:
+        """Await a source's answer and convert every exception to a failure."""
         started = time.monotonic()
         try:
-            told = await asked
+            answer = await read
         except SourceError as error:
             return Failed(self._now(), time.monotonic() - started, error.complaints)
         except TimeoutError:
@@ -267,7 +278,7 @@ class Collector:
             log.debug("a source failed in a way that it should not", exc_info=True)
             complaint = Complaint("internal_error", f"{type(error).__name__}: {error}")
             return Failed(self._now(), time.monotonic() - started, (complaint,))
-        return Observed(told.value, self._now(), time.monotonic() - started, told.complaints)
+        return Observed(answer.value, self._now(), time.monotonic() - started, answer.complaints)
 
 
 def _pids(reading: NvmlReading) -> list[int]:

@@ -1,6 +1,6 @@
-"""A lane: one thread that does blocking work for the event loop, one call at a time, each with a deadline.
+"""One thread that runs blocking calls for the event loop, one at a time, each with a deadline.
 
-A call that hangs is left behind, never joined: nothing that a file or a library does may hold the service, or its end.
+A call that hangs is abandoned: no file and no library can block the service or its shutdown.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ _Job = tuple[Callable[[], object], "asyncio.Future[object]", asyncio.AbstractEve
 
 
 class SerialExecutor:
-    """Runs calls in a daemon thread of its own, in order."""
+    """Runs calls in its own daemon thread, in order."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     async def run(self, call: Callable[[], T], timeout_seconds: float | None = None) -> T:
-        """Run `call` in the lane. Raises TimeoutError when it, or one before it, does not return in time."""
+        """Run `call` in the thread. Raises TimeoutError if it, or an earlier call, does not return in time."""
         if not self._thread.is_alive():
             self._thread.start()
         loop = asyncio.get_running_loop()
@@ -31,23 +31,23 @@ class SerialExecutor:
             return await done  # type: ignore[return-value] # a future holds what its call returns
 
     def close(self) -> None:
-        """Let the thread end after what it is doing."""
+        """End the thread after its current call."""
         self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             call, done, loop = job
             if done.cancelled():
-                continue  # its caller has given up: what it wanted to know is of the past
+                continue  # the caller has given up
             try:
                 result: object = call()
                 error: Exception | None = None
-            except Exception as raised:  # whatever a call raises is its caller's to judge
+            except Exception as raised:  # the caller handles whatever the call raises
                 result, error = None, raised
             try:
                 loop.call_soon_threadsafe(_settle, done, result, error)
             except RuntimeError:
-                return  # the loop has closed: nobody waits any more
+                return  # the loop is closed: no caller waits
 
 
 def _settle(done: "asyncio.Future[object]", result: object, error: Exception | None) -> None:

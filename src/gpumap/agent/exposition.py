@@ -1,6 +1,6 @@
-"""Families and a snapshot to bytes: Prometheus text format 0.0.4 and OpenMetrics 1.0.
+"""Render families and a snapshot: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 
-The label part of a line is kept with its series from page to page, so that a page costs little more than its numbers.
+The label part of each line is kept from page to page. A new page then costs little more than its numbers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _NOT_FINITE = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
 _Prefix = tuple[tuple[str, ...], str, str]
-"""A series' labels and suffix, and what stands before its value."""
+"""The labels and suffix of a series, and the text of its line before the value."""
 
 
 class Exposition:
-    """Renders a fixed list of families, numbered ones last. Not safe for use from several threads at once."""
+    """Renders a fixed list of families, numbered ones last. Not safe for concurrent use by several threads."""
 
     def __init__(self, families: Iterable[Family | Numbered], *, openmetrics: bool = False) -> None:
         self._openmetrics = openmetrics
@@ -31,7 +31,7 @@ class Exposition:
         self._numbered = [family for family in families if isinstance(family, Numbered)]
 
     def render(self, snapshot: Snapshot) -> bytes:
-        """Give the whole page. A family without a sample leaves no trace on it."""
+        """Return the whole page. A family without a sample is not on it."""
         parts: list[str] = []
         for number, (family, head) in enumerate(self._families):
             series = list(family.read(snapshot))
@@ -53,7 +53,7 @@ class Exposition:
         return "".join(parts).encode()
 
     def _prefixes_of(self, number: int, family: Family, series: list[Series]) -> list[_Prefix]:
-        """What stands before each value: kept by place, found by labels where series have come or gone."""
+        """Return the text before each value: kept by position, or by labels if series were added or removed."""
         kept = self._prefixes[number]
         if len(kept) == len(series) and all(
             labels == one.labels and suffix == one.suffix for (labels, suffix, _), one in zip(kept, series, strict=True)

@@ -1,4 +1,4 @@
-"""The one table of `serve`'s flags: the parser, the environment and docs/flags.md are made of it."""
+"""The table of `serve`'s flags. The parser, the environment variables and docs/flags.md are made from it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
 from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 
 LONGEST_DEFAULT_SHOWN = 60
-"""In --help. A longer one says nothing to who reads it there."""
+"""Longer defaults are not useful in --help."""
 ABOUT = {"serving": "what is served", "sources": "where this node's sources are", "log": "log"}
-"""What flags are about, with the title of their part of --help."""
+"""Parts of --help, with their titles."""
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -28,12 +28,12 @@ class Flag(NamedTuple):
     help: str
     repeatable: bool = False
     about: str = "serving"
-    """Which of `ABOUT` it is about: commands that only look take those of `sources` and `log`."""
+    """Its part of `ABOUT`. Commands that only read a node have the flags of `sources` and `log`."""
     choices: tuple[str, ...] = ()
 
     @property
     def opposite(self) -> str:
-        """What turns a switch off that is on by default; else nothing."""
+        """The flag that turns off a switch that is on by default; otherwise empty."""
         return f"--no-{self.name.removeprefix('--')}" if not self.metavar and self.default == "true" else ""
 
     @property
@@ -114,7 +114,7 @@ FLAGS = (
 def add_flags(
     parser: argparse.ArgumentParser, about: Collection[str] = tuple(ABOUT), hidden: Collection[str] = ()
 ) -> None:
-    """Add `serve`'s flags, each about its part of --help.
+    """Add `serve`'s flags, each to its part of --help.
 
     What is `hidden` is taken, and not shown.
     """

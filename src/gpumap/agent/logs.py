@@ -1,4 +1,4 @@
-"""The log on standard error: a line an event, as text or JSON, in UTC. No line holds a traceback unless at debug."""
+"""The log on standard error: one line per event, as text or JSON, in UTC. Only the level debug has tracebacks."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ class _Json(logging.Formatter):
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Say in a word what a library would say in a traceback."""
+    """Replace a library's traceback by the name and text of the error."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         record.msg, record.args = f"{record.getMessage()} error={type(error).__name__} detail={str(error)!r}", None
@@ -41,7 +41,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def set_up_log(form: str, level: str) -> None:
     """Send the log to standard error."""
-    logging.raiseExceptions = False  # a log that nobody can read any more is no reason for a traceback
+    logging.raiseExceptions = False  # a closed standard error must not cause a traceback
     handler = logging.StreamHandler(sys.stderr)
     if level != "debug":
         handler.addFilter(_without_traceback)

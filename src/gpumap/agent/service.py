@@ -1,6 +1,7 @@
-"""One node's pipeline put together, and its life: started, serving, stopped by a signal.
+"""Put the parts of one node together from the settings, and run them until a signal.
 
-Starts fast: the driver's worker comes up while this process imports gRPC and aiohttp, within functions for that.
+`serve` and `collector` are the wiring: they read the settings and give plain values to all other parts. The start is
+fast: the NVML worker starts while this process imports gRPC and aiohttp, which is why functions import them.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import logging
 import platform
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
-from gpumap.agent.collect import Collector, now
+from gpumap.agent.collect import Collector, IntervalOnly, Sources, now
 from gpumap.agent.dialects import DIALECTS, Dialect
 from gpumap.agent.join import Rules
-from gpumap.agent.join.hidden import RESTART_AFTER_SECONDS
+from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.settings import Listen, Settings
 from gpumap.agent.signals import release_by_signal, stop_by_signal
@@ -31,7 +32,6 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.families import Family, Numbered
 from gpumap.model.observations import Moment
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
@@ -43,9 +43,59 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
-LET_GO = "the driver was let go of by SIGUSR1; the next collection is an interval after the signal"
+RELEASED = "the driver was let go of by SIGUSR1; the next collection is an interval after the signal"
 
 log = logging.getLogger("gpumap")
+
+
+async def serve(
+    settings: Settings,
+    driver_command: Sequence[str],
+    listener: socket.socket,
+    stop: asyncio.Event | None = None,
+    restart_after_seconds: float = RESTART_AFTER_SECONDS,
+) -> None:
+    """Collect and serve until `stop` is set, by default by a signal. Raises the error that ended the loop otherwise.
+
+    Raises FatalError if only a new container makes MIG devices or the driver visible, for `restart_after_seconds`.
+    """
+    stop = stop or stop_by_signal()
+    watch = _web_config(settings.web_config)
+    pages = _pages(settings)
+    needs_restart = _NeedsRestart()
+
+    def publish(snapshot: Snapshot) -> None:
+        pages.publish(snapshot)
+        needs_restart.check(snapshot)
+
+    async def collect() -> None:
+        async with collector(settings, driver_command, publish, restart_after_seconds=restart_after_seconds) as loop:
+            pages.why_late = lambda: RELEASED if loop.is_released else ""
+            release_by_signal(loop.release)
+            await _until(needs_restart.noticed, loop.run())
+        raise FatalError(needs_restart.why)
+
+    try:
+        await _until(stop, collect(), _open(pages, listener, watch, settings.node_name, settings.web_config))
+        log.info("stopped")
+    finally:
+        pages.close()
+        if watch is not None:
+            watch.close()
+
+
+def _pages(settings: Settings) -> Pages:
+    chosen = chosen_dialects(settings.dialects)
+    native_families = native(settings.groups, settings.process_metrics) if "native" in settings.dialects else ()
+    return Pages(
+        (*native_families, *(family for dialect in chosen for family in dialect.families)),
+        self_families(__version__, platform.python_version()),
+        {path: families for dialect in chosen for path, families in dialect.pages(settings.node_name).items()},
+        settings.stale_after_seconds,
+        time.monotonic,
+        settings.interval_seconds,
+        settings.groups,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -57,16 +107,16 @@ async def collector(
     restart_after_seconds: float = RESTART_AFTER_SECONDS,
 ) -> AsyncIterator[Collector]:
     """Put the sources and the loop together; close them at the end."""
-    state = _state_file(settings)
+    state = _state_file(settings.state_file)
     memory = await state.load(clock()) if state is not None else None
-    nvml = NvmlSource(driver_command, asked_groups(settings), release=settings.nvml_release)
+    nvml = NvmlSource(driver_command, asked_groups(settings.groups, settings.dialects), release=settings.nvml_release)
     await nvml.start()
     from gpumap.agent.sources.checkpoint import CheckpointSource
     from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
     from gpumap.agent.sources.kubelet import KubeletSource
 
     kubelet = KubeletSource(settings.kubelet_socket)
-    pods = _pods_api(settings)
+    pods = _pods_api(settings.pods_api_socket)
     identity = PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates),
         PodLogsSource(settings.pod_log_root),
@@ -74,18 +124,17 @@ async def collector(
         time.time,
         pods.read if pods is not None else not_asked,
     )
-    resource = settings.resource
-    rules = Rules(
-        node=Node(settings.node_name, settings.node_ip),
-        is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
-        stale_after_seconds=settings.stale_after_seconds,
-        restart_after_seconds=restart_after_seconds,
-    )
     procfs = ProcfsSource(settings.proc, settings.own)
-    news = Watcher(watched(settings)) if settings.push else None
-    keep = state.save if state is not None else None
-    interval = settings.interval_seconds
-    loop = Collector(nvml, procfs, identity.read, kubelet, rules, interval, publish, clock, news, memory, keep)
+    watcher = Watcher(watched(settings)) if settings.push else None
+    loop = Collector(
+        Sources(nvml, procfs, identity.read, kubelet, watcher or IntervalOnly()),
+        _rules(settings, restart_after_seconds),
+        interval_seconds=settings.interval_seconds,
+        publish=publish,
+        clock=clock,
+        memory=memory,
+        keep=state.save if state is not None else None,
+    )
     try:
         if pods is not None:
             await pods.start()
@@ -94,115 +143,77 @@ async def collector(
         loop.close()
         if pods is not None:
             await pods.close()
-        if news is not None:
-            news.close()
+        if watcher is not None:
+            watcher.close()
         procfs.close()
         await asyncio.gather(nvml.close(), kubelet.close(), *([state.close()] if state is not None else []))
 
 
-def _pods_api(settings: Settings) -> PodsApiSource | None:
-    if settings.pods_api_socket is None:
-        return None
-    from gpumap.agent.sources.pods_api import PodsApiSource
-
-    return PodsApiSource(settings.pods_api_socket)
-
-
-def _state_file(settings: Settings) -> StateFile | None:
-    if settings.state_file is None:
-        return None
-    from gpumap.agent.state_file import StateFile
-
-    return StateFile(settings.state_file)
+def _rules(settings: Settings, restart_after_seconds: float) -> Rules:
+    resource = settings.resource
+    return Rules(
+        node=Node(settings.node_name, settings.node_ip),
+        is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
+        stale_after_seconds=settings.stale_after_seconds,
+        restart_after_seconds=restart_after_seconds,
+    )
 
 
 def watched(settings: Settings) -> tuple[Place, ...]:
-    """Where an allocation shows at once."""
+    """Return the places that change when the kubelet allocates a device."""
     claims = settings.dra_state, settings.dra_driver_checkpoint
     return places(settings.kubelet_socket, settings.checkpoint_candidates, claims, settings.pod_log_root)
 
 
-def families(settings: Settings) -> tuple[Family | Numbered, ...]:
-    """The families of the main page, besides those on gpumap itself."""
-    chosen = native(settings.groups, settings.process_metrics) if "native" in settings.dialects else ()
-    return (*chosen, *(family for dialect in _spoken(settings) for family in dialect.families))
+def chosen_dialects(names: Iterable[str]) -> list[Dialect]:
+    return [DIALECTS[name] for name in names if name in DIALECTS]
 
 
-def pages_by_path(settings: Settings) -> dict[str, tuple[Family, ...]]:
-    """The pages that dialects have besides."""
-    found = [dialect.pages(settings.node_name) for dialect in _spoken(settings)]
-    return {path: families for pages in found for path, families in pages.items()}
-
-
-def asked_groups(settings: Settings) -> tuple[str, ...]:
-    """What NVML is asked for: the native groups that were chosen, and what a dialect needs."""
-    wanted = {*settings.groups, *(group for dialect in _spoken(settings) for group in dialect.needs)}
+def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, ...]:
+    """Return what gpumap asks NVML for: the chosen native groups, and what the dialects need."""
+    wanted = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
     return tuple(group for group in (*GROUPS, CARD) if group in wanted)
 
 
-def with_everything(settings: Settings) -> Settings:
-    """Settings for a capture: NVML is asked for all that any group and dialect shows."""
-    return replace(settings, groups=tuple(GROUPS), dialects=tuple(DIALECTS))
+def _pods_api(path: Path | None) -> PodsApiSource | None:
+    if path is None:
+        return None
+    from gpumap.agent.sources.pods_api import PodsApiSource
+
+    return PodsApiSource(path)
 
 
-def _spoken(settings: Settings) -> list[Dialect]:
-    return [DIALECTS[name] for name in settings.dialects if name in DIALECTS]
+def _state_file(path: Path | None) -> StateFile | None:
+    if path is None:
+        return None
+    from gpumap.agent.state_file import StateFile
+
+    return StateFile(path)
 
 
-async def serve(
-    settings: Settings,
-    driver_command: Sequence[str],
-    listener: socket.socket,
-    stop: asyncio.Event | None = None,
-    restart_after_seconds: float = RESTART_AFTER_SECONDS,
-) -> None:
-    """Collect and serve until `stop` is set, by default by a signal. Raises what else ended the loop.
+def _web_config(path: Path | None) -> Watch | None:
+    """Raises UsageError."""
+    if path is None:
+        return None
+    from gpumap.agent.web.config.watch import Watch
 
-    Raises FatalError where for so long only a new container could see MIG devices, or the driver.
-    """
-    stop = stop or stop_by_signal()
-    watch = _web_config(settings)
-    pages = Pages(
-        families(settings),
-        self_families(__version__, platform.python_version()),
-        pages_by_path(settings),
-        settings.stale_after_seconds,
-        time.monotonic,
-        settings.interval_seconds,
-        settings.groups,
-    )
-    try:
-        await _until(
-            stop,
-            _collect(settings, driver_command, pages, restart_after_seconds),
-            _open(settings, pages, listener, watch),
-        )
-        log.info("stopped")
-    finally:
-        pages.close()
-        if watch is not None:
-            watch.close()
+    return Watch(path)
 
 
-async def _collect(
-    settings: Settings, driver_command: Sequence[str], pages: Pages, restart_after_seconds: float
-) -> None:
-    """Collect until only a new container helps, which is an error to raise."""
-    blind = asyncio.Event()
-    why = ""
+# --- serving ----------------------------------------------------------------------------------------------------------
 
-    def publish(snapshot: Snapshot) -> None:
-        nonlocal why
-        pages.publish(snapshot)
-        why = why or snapshot.lost_driver or (_hidden_line(snapshot.hidden) if snapshot.hidden else "")
-        if why:
-            blind.set()
 
-    async with collector(settings, driver_command, publish, restart_after_seconds=restart_after_seconds) as loop:
-        pages.why_late = lambda: LET_GO if loop.has_let_go else ""
-        release_by_signal(loop.release)
-        await _until(blind, loop.run())
-    raise FatalError(why)
+class _NeedsRestart:
+    """Notices the first snapshot with a fault that only a new container solves."""
+
+    def __init__(self) -> None:
+        self.noticed = asyncio.Event()
+        self.why = ""
+
+    def check(self, snapshot: Snapshot) -> None:
+        self.why = self.why or snapshot.lost_driver or (_hidden_line(snapshot.hidden) if snapshot.hidden else "")
+        if self.why:
+            self.noticed.set()
 
 
 def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
@@ -213,22 +224,15 @@ def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
     )
 
 
-def _web_config(settings: Settings) -> Watch | None:
-    """Raises UsageError."""
-    if settings.web_config is None:
-        return None
-    from gpumap.agent.web.config.watch import Watch
-
-    return Watch(settings.web_config)
-
-
-async def _open(settings: Settings, pages: Pages, listener: socket.socket, watch: Watch | None) -> None:
-    """Serve the pages for ever, to whom the web configuration lets have them."""
+async def _open(
+    pages: Pages, listener: socket.socket, watch: Watch | None, node_name: str, web_config: Path | None
+) -> None:
+    """Serve the pages for ever, with the web configuration if there is one."""
     from gpumap.agent.web.app import application
     from gpumap.agent.web.port import open_port
 
-    # A collection makes thousands of values and no cycles: Python's collector, which took a tenth of the CPU time,
-    # shall look less often, and not at what was imported.
+    # A collection makes thousands of values and no cycles. Python's garbage collector took a tenth of the CPU time: it
+    # now runs less often, and skips what was imported.
     gc.set_threshold(GARBAGE_THRESHOLD)
     gc.freeze()
     app = application(pages)
@@ -237,18 +241,18 @@ async def _open(settings: Settings, pages: Pages, listener: socket.socket, watch
     else:
         watch.guard.watch_over(app)
         served = open_port(app, listener, tls=watch.guard.context, shutdown_seconds=SHUTDOWN_SECONDS)
-    async with served as let_go:
+    async with served as close_connections:
         host, port = listener.getsockname()[:2]
-        log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
+        log.info("serving address=%s node=%s version=%s", _address(host, port), node_name, __version__)
         if watch is None:
             await asyncio.Event().wait()
         else:
-            log.info("web config file=%s %s", settings.web_config, watch.words())
-            await watch.follow(let_go)
+            log.info("web config file=%s %s", web_config, watch.words())
+            await watch.follow(close_connections)
 
 
 async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:
-    """Let every work go on until `stop` is set; an end of its own is an error to raise."""
+    """Run all works until `stop` is set. If one ends before, its error is raised."""
     working = [asyncio.create_task(work) for work in works]
     stopping = asyncio.create_task(stop.wait())
     tasks: tuple[asyncio.Task[object], ...] = (*working, stopping)
@@ -264,9 +268,9 @@ async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> No
 
 
 def bind(listen: Listen) -> socket.socket:
-    """Bind the listening socket; an empty host is every address, IPv6 too where the machine has it.
+    """Bind the listening socket. An empty host is every address, also of IPv6 if the machine has it.
 
-    Raises UsageError where the address cannot be had.
+    Raises UsageError if the address is not available.
     """
     try:
         if listen.host:

@@ -1,4 +1,4 @@
-"""Flags and environment variables to plain, checked values. Every mistake is one line that names the flag."""
+"""Turn flags and environment variables into plain, checked values. Every error is one line that names the flag."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ __all__ = [
     "parse_listen",
     "quiet",
     "resolve",
+    "with_everything",
 ]
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ SOCKET_PATH_BYTES_MAX = 107
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """`host` is empty for every address of this machine. `given` is how the user gave it, for messages."""
+    """`host` is empty for all addresses of this machine. `given` is the user's notation, for messages."""
 
     host: str
     port: int
@@ -70,7 +71,7 @@ class Settings:
     state_file: Path | None = None
     web_config: Path | None = None
     own: Path = Path("/proc/self")
-    """gpumap's own entry of the process tree; a capture brings another."""
+    """gpumap's own entry of the process tree. A capture has another."""
 
 
 def resolve(
@@ -78,7 +79,7 @@ def resolve(
 ) -> Settings:
     """Check every flag and variable. Raises UsageError.
 
-    What the command does not use (`about` leaves it out) keeps its default, whatever the environment says.
+    Flags that the command does not use (`about` does not contain them) keep their default, whatever the environment.
     """
     values = _Values({flag.name: _read(flag, given, environment if flag.about in about else {}) for flag in FLAGS})
     interval_seconds = values.parse("--interval", parse_duration)
@@ -117,8 +118,13 @@ def resolve(
     )
 
 
+def with_everything(settings: Settings) -> Settings:
+    """Return settings for a capture: gpumap asks NVML for all that any group or dialect shows."""
+    return replace(settings, groups=tuple(GROUPS), dialects=tuple(DIALECTS))
+
+
 def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Log errors alone, unless a level was asked for: what a command prints is its answer."""
+    """Log only errors, unless the user chose a level: the output of a command is its answer."""
     asked = given.log_level or environment.get("GPUMAP_LOG_LEVEL")
     return settings if asked else replace(settings, log_level="error")
 
@@ -126,11 +132,11 @@ def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[st
 class _Given(NamedTuple):
     words: tuple[str, ...]
     origin: str
-    """How the user gave it, for messages."""
+    """The user's notation, for messages."""
 
 
 class _Values:
-    """What was given for each flag, read with messages that name it."""
+    """The words of each flag. Errors name the flag."""
 
     def __init__(self, given: Mapping[str, _Given]) -> None:
         self._given = given
@@ -151,22 +157,22 @@ class _Values:
         except ValueError as error:
             raise self.error(name, str(error)) from error
 
-    def choose(self, name: str, built: Iterable[str], *, none: bool = False) -> tuple[str, ...]:
-        """Read a repeatable choice: `all` is all that is built; `none`, alone, is nothing."""
-        words, built = self._given[name].words, tuple(built)
+    def choose(self, name: str, choices: Iterable[str], *, none: bool = False) -> tuple[str, ...]:
+        """Read a repeatable choice. `all` is every choice; a single `none` is nothing."""
+        words, choices = self._given[name].words, tuple(choices)
         if none and "none" in words:
             if len(set(words)) > 1:
                 raise self.error(name, "none cannot be combined with other names")
             return ()
         for word in words:
-            if word not in (*built, "all"):
-                choices = ", ".join((*built, "all", *(("none",) if none else ())))
-                raise self.error(name, f'"{word}" is not known; known are {choices}')
-        return tuple(one for one in built if one in words or "all" in words)
+            if word not in (*choices, "all"):
+                known = ", ".join((*choices, "all", *(("none",) if none else ())))
+                raise self.error(name, f'"{word}" is not known; known are {known}')
+        return tuple(one for one in choices if one in words or "all" in words)
 
 
 def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str]) -> _Given:
-    """The flag wins over its variable; both over the default."""
+    """A flag overrides its variable, and a variable the default."""
     value = getattr(given, flag.name.removeprefix("--").replace("-", "_"), None)
     if value is not None:
         if isinstance(value, list):
@@ -222,7 +228,7 @@ def _socket(text: str) -> Path:
 
 
 def _mode(text: str) -> int | None:
-    """What stands at a path; `None` where nothing does, or it may not be looked at: that is a source's to tell."""
+    """Return the mode of a path; `None` if it does not exist or is not accessible: a source reports that later."""
     try:
         return os.stat(text).st_mode
     except OSError:

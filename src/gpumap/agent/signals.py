@@ -1,4 +1,4 @@
-"""What signals do to the service: set an event or release the driver. They never raise in the middle of something."""
+"""Signal handlers of the service: they set an event or release the driver. They never raise into running code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def stop_by_signal() -> asyncio.Event:
-    """From now on SIGTERM and SIGINT do nothing but set this, and SIGUSR1 does nothing."""
+    """Return an event that SIGTERM and SIGINT set from now on. SIGUSR1 has no effect."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -17,5 +17,5 @@ def stop_by_signal() -> asyncio.Event:
 
 
 def release_by_signal(release: Callable[[], None]) -> None:
-    """From now on SIGUSR1 does nothing but call this."""
+    """Call `release` on each SIGUSR1 from now on."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, release)

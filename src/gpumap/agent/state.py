@@ -1,40 +1,136 @@
-"""What outlives a restart, as JSON: the counters of accounting and of XID errors.
+"""What survives a restart, as JSON: the counters of accounting and of XID errors.
 
-What is read back is not trusted. A text that is not laid out as it was written raises ValueError, and nothing of it is
-used; a row that has a value that cannot be is left out alone, and is not written either.
+The structs below declare the file: encoder, decoder and validation come from them. `decode` trusts nothing. A text with
+another layout raises ValueError, and nothing of it is used. A row with an impossible value is left out, and `encode`
+does not write such a row either.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import Annotated, NamedTuple, NoReturn, TypeVar
+
+import msgspec
 
 from gpumap.agent.join import Memory
-from gpumap.agent.join.ledger import KEPT_SECONDS, Charge, GpuCounters, Key, Ledger, elapsed
+from gpumap.agent.join.accounting import KEPT_SECONDS, Charge, GpuCounters, Key, Ledger, elapsed
 from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import Uuid
 
-T = TypeVar("T")
-K = TypeVar("K")
 VERSION = 1
 AWAY_SECONDS_MAX = 31 * 86400.0
-"""Longer than a node is away. More is not believed of wall clocks, of which either may have been wrong."""
+"""Longer than a node is away. A longer time means that one of the two wall clocks was wrong."""
 _NUMBER_MAX = 1e24
 """A terabyte for a thousand years is 3e22 byte-seconds."""
 _COUNT_MAX = 2**64 - 1
-"""NVML's own counters have no more."""
+"""NVML's own counters have 64 bits."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+RowT = TypeVar("RowT", bound="Row")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Number = Annotated[float, msgspec.Meta(ge=0, le=_NUMBER_MAX)]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSON object. No number in the file is negative or absurdly large."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an impossible number.
+
+        msgspec checks the bounds only when it decodes. It does not refuse NaN, and has no bounds above 2**63.
+        """
+        for name, value in zip(self.__struct_fields__, msgspec.structs.astuple(self), strict=True):
+            _check(name, value)
+
+
+def _check(name: str, value: object) -> None:
+    if isinstance(value, tuple):
+        for item in value:
+            _check(name, item)
+    elif isinstance(value, float) and not 0 <= value <= _NUMBER_MAX:
+        raise ValueError(f"{name} is not a number that it can be")
+    elif isinstance(value, int) and not 0 <= value <= _COUNT_MAX:
+        raise ValueError(f"{name} is not a count")
+
+
+class GpuRow(Row, frozen=True, kw_only=True):
+    uuid: str
+    gap_seconds: Number
+    unattributed_millijoules: Count | None
+    counter_millijoules: Count | None
+
+
+class ContainerRow(Row, frozen=True, kw_only=True):
+    namespace: str
+    pod: str
+    container: str
+    uuid: str
+    gpu: str
+    allocated_gpu_seconds: Number | None
+    sm_seconds: Number | None
+    memory_byte_seconds: Number | None
+    energy_millijoules: Count | None
+    unseen_seconds: Number
+
+
+class GpuXidsRow(Row, frozen=True, kw_only=True):
+    uuid: str
+    errors: tuple[tuple[Count, Count], ...]
+    blind_seconds: Number
+    open_seconds: Number | None
+    listened: bool
+    last_code: Count | None = None
+    """Files of older versions have neither this nor `heard_at`."""
+    heard_at: tuple[tuple[Count, Number], ...] | None = None
+
+
+class ContainerXidsRow(Row, frozen=True, kw_only=True):
+    namespace: str
+    pod: str
+    container: str
+    uuid: str
+    errors: tuple[tuple[Count, Count], ...]
+    unseen_seconds: Number
+
+
+RawRow = dict[str, object]
+
+
+class Document(Row, frozen=True, kw_only=True):
+    """The file. Rows are validated one by one, because one bad row must not cost the others."""
+
+    version: Count
+    saved_at: Number
+    boot_id: str | None
+    boot_seconds: Number
+    gpus: list[RawRow]
+    away_gpus: list[RawRow]
+    containers: list[RawRow]
+    gpu_xids: list[RawRow]
+    container_xids: list[RawRow]
+
+    @property
+    def number_of_rows(self) -> int:
+        lists = (self.gpus, self.away_gpus, self.containers, self.gpu_xids, self.container_xids)
+        return sum(len(rows) for rows in lists)
 
 
 class State(NamedTuple):
-    """What was saved, set on this machine's clock. `away_seconds` is how long ago, `left_out` how many rows have a
-    value that cannot be."""
+    """The saved counters, set to this machine's clock."""
 
     ledger: Ledger
     xids: XidMemory
     away_seconds: float
+    """How long ago they were saved."""
     left_out: int
+    """Number of rows with an impossible value."""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def worth_saving(memory: Memory) -> bool:
@@ -43,259 +139,197 @@ def worth_saving(memory: Memory) -> bool:
 
 
 def encode(memory: Memory, boot_id: str | None = None) -> bytes:
-    """Write down what `decode` reads. `memory` is that of a collection, `boot_id` the machine's if it tells one."""
+    """Write the memory of a collection. `boot_id` is the machine's, if it has one."""
     ledger, xids = memory.ledger, memory.xids
     at = ledger.at or Moment(0.0, 0.0)
-    document = {
-        "version": VERSION,
-        "saved_at": max(at.wall, 0.0),
-        "boot_id": boot_id,
-        "boot_seconds": elapsed(at),
-        "gpus": _sound((_book_object(*item) for item in ledger.gpus.items()), _book),
-        "away_gpus": _sound((_book_object(*item) for item in ledger.away.items()), _book),
-        "containers": _sound((_charge_object(*item, at.monotonic) for item in ledger.charges.items()), _charge),
-        "gpu_xids": _sound((_gpu_xids_object(*item, at.monotonic) for item in xids.gpus.items()), _gpu_xids),
-        "container_xids": _sound(
-            (_container_xids_object(*item, at.monotonic) for item in xids.containers.items()), _container_xids
-        ),
-    }
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    document = Document(
+        version=VERSION,
+        saved_at=max(at.wall, 0.0),
+        boot_id=boot_id,
+        boot_seconds=elapsed(at),
+        gpus=_raw(ledger.gpus, _gpu_row),
+        away_gpus=_raw(ledger.away, _gpu_row),
+        containers=_raw(ledger.charges, lambda key, charge: _container_row(key, charge, at.monotonic)),
+        gpu_xids=_raw(xids.gpus, lambda uuid, gpu: _gpu_xids_row(uuid, gpu, at.monotonic)),
+        container_xids=_raw(xids.containers, lambda key, one: _container_xids_row(key, one, at.monotonic)),
+    )
+    return json.dumps(msgspec.to_builtins(document), separators=(",", ":"), allow_nan=False).encode()
 
 
-def _sound(rows: Iterable[Mapping[str, object]], read: Callable[[_Row, _Clock], object]) -> list[Mapping[str, object]]:
-    """Those that can be read back: one odd value costs no other row."""
-    return [row for row in rows if _read_row(_Row(row), read, _Clock(0.0, 0.0)) is not None]
+def _raw(values: Mapping[K, V], row_of: Callable[[K, V], Row]) -> list[RawRow]:
+    """Make rows of values. A value with an impossible number gets no row."""
+    rows: list[RawRow] = []
+    for key, value in values.items():
+        try:
+            rows.append(msgspec.to_builtins(row_of(key, value)))
+        except ValueError:
+            continue
+    return rows
 
 
-def _book_object(uuid: Uuid, book: GpuCounters) -> Mapping[str, object]:
-    return {
-        "uuid": uuid,
-        "gap_seconds": book.gap_seconds,
-        "unattributed_millijoules": book.unattributed_millijoules,
-        "counter_millijoules": book.counter_millijoules,
-    }
+def _gpu_row(uuid: Uuid, gpu: GpuCounters) -> GpuRow:
+    return GpuRow(
+        uuid=uuid,
+        gap_seconds=gpu.gap_seconds,
+        unattributed_millijoules=gpu.unattributed_millijoules,
+        counter_millijoules=gpu.counter_millijoules,
+    )
 
 
-def _charge_object(key: Key, charge: Charge, now: float) -> Mapping[str, object]:
-    return {
-        **_key_object(key),
-        "gpu": charge.gpu,
-        "allocated_gpu_seconds": charge.allocated_gpu_seconds,
-        "sm_seconds": charge.sm_seconds,
-        "memory_byte_seconds": charge.memory_byte_seconds,
-        "energy_millijoules": charge.energy_millijoules,
-        "unseen_seconds": max(now - charge.seen_at, 0.0),
-    }
+def _container_row(key: Key, charge: Charge, now: float) -> ContainerRow:
+    (namespace, pod, container), uuid = key
+    return ContainerRow(
+        namespace=namespace,
+        pod=pod,
+        container=container,
+        uuid=uuid,
+        gpu=charge.gpu,
+        allocated_gpu_seconds=charge.allocated_gpu_seconds,
+        sm_seconds=charge.sm_seconds,
+        memory_byte_seconds=charge.memory_byte_seconds,
+        energy_millijoules=charge.energy_millijoules,
+        unseen_seconds=max(now - charge.seen_at, 0.0),
+    )
 
 
-def _gpu_xids_object(uuid: Uuid, gpu: GpuXidMemory, now: float) -> Mapping[str, object]:
+def _gpu_xids_row(uuid: Uuid, gpu: GpuXidMemory, now: float) -> GpuXidsRow:
     settled = gpu.settled_until
-    return {
-        "uuid": uuid,
-        "errors": _pairs(gpu.errors),
-        "blind_seconds": gpu.blind_seconds,
-        "open_seconds": None if settled is None else max(now - settled, 0.0),
-        "listened": gpu.listened,
-        "last_code": gpu.last_code,
-        "heard_at": [[code, moment] for code, moment in sorted(gpu.heard_at.items())],
-    }
+    return GpuXidsRow(
+        uuid=uuid,
+        errors=tuple(sorted(gpu.errors.items())),
+        blind_seconds=gpu.blind_seconds,
+        open_seconds=None if settled is None else max(now - settled, 0.0),
+        listened=gpu.listened,
+        last_code=gpu.last_code,
+        heard_at=tuple(sorted(gpu.heard_at.items())),
+    )
 
 
-def _container_xids_object(key: Key, one: ContainerXidMemory, now: float) -> Mapping[str, object]:
-    return {**_key_object(key), "errors": _pairs(one.errors), "unseen_seconds": max(now - one.seen_at, 0.0)}
-
-
-def _pairs(errors: Mapping[int, int]) -> list[list[int]]:
-    return [[code, count] for code, count in sorted(errors.items())]
-
-
-def _key_object(key: Key) -> Mapping[str, object]:
-    name, uuid = key
-    return {"namespace": name.namespace, "pod": name.pod, "container": name.container, "uuid": uuid}
+def _container_xids_row(key: Key, one: ContainerXidMemory, now: float) -> ContainerXidsRow:
+    (namespace, pod, container), uuid = key
+    return ContainerXidsRow(
+        namespace=namespace,
+        pod=pod,
+        container=container,
+        uuid=uuid,
+        errors=tuple(sorted(one.errors.items())),
+        unseen_seconds=max(now - one.seen_at, 0.0),
+    )
 
 
 # --- reading back -----------------------------------------------------------------------------------------------------
 
 
 def decode(text: bytes, now: Moment, boot_id: str | None = None) -> State:
-    """Read what was saved, so that counting goes on at `now`: the time since is gap, and nobody listened in it.
+    """Read a saved state. Counters continue at `now`: the time since the saving is a gap without a listener.
 
     Raises ValueError.
     """
+    document = _document(text)
+    away = _seconds_away(document, now, boot_id)
+    stopped = now.monotonic - away
+    gpus = _rows(document.gpus, GpuRow)
+    away_gpus = _rows(document.away_gpus, GpuRow)
+    containers = _rows(document.containers, ContainerRow)
+    gpu_xids = _rows(document.gpu_xids, GpuXidsRow)
+    container_xids = _rows(document.container_xids, ContainerXidsRow)
+    # Nobody looked for containers while gpumap was away: that time does not make them expire.
+    ledger = Ledger(
+        at=Moment(stopped, now.wall - away, now.asleep),
+        charges={_key(row): _charge(row, now.monotonic) for row in containers},
+        gpus={Uuid(row.uuid): _gpu_counters(row) for row in gpus},
+        away={Uuid(row.uuid): _gpu_counters(row) for row in away_gpus},
+    )
+    xids = XidMemory(
+        gpus={Uuid(row.uuid): _gpu_xid_memory(row, stopped) for row in gpu_xids},
+        containers={_key(row): _container_xid_memory(row, now.monotonic) for row in container_xids},
+    )
+    valid = len(gpus) + len(away_gpus) + len(containers) + len(gpu_xids) + len(container_xids)
+    return State(ledger, xids, away, left_out=document.number_of_rows - valid)
+
+
+class _Head(Row, frozen=True, kw_only=True):
+    version: Count
+
+
+def _document(text: bytes) -> Document:
     try:
-        document = _Row(json.loads(text, parse_constant=_refuse))
+        raw = json.loads(text, parse_constant=_refuse)
+        version = msgspec.convert(raw, _Head).version
+        if version != VERSION:
+            raise ValueError(f"it is of version {version}, not {VERSION}")
+        return msgspec.convert(raw, Document)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    version = document.take("version", _count)
-    if version != VERSION:
-        raise ValueError(f"it is of version {version}, not {VERSION}")
-    away = _seconds_away(document, now, boot_id)
-    clock = _Clock(now.monotonic, now.monotonic - away)
-    gpus, bad_gpus = _read(document, "gpus", _book, clock)
-    away_gpus, bad_away = _read(document, "away_gpus", _book, clock)
-    charges, bad_charges = _read(document, "containers", _charge, clock)
-    gpu_xids, bad_gpu_xids = _read(document, "gpu_xids", _gpu_xids, clock)
-    container_xids, bad_container_xids = _read(document, "container_xids", _container_xids, clock)
-    return State(
-        Ledger(at=Moment(clock.stopped, now.wall - away, now.asleep), charges=charges, gpus=gpus, away=away_gpus),
-        XidMemory(gpus=gpu_xids, containers=container_xids),
-        away,
-        bad_gpus + bad_away + bad_charges + bad_gpu_xids + bad_container_xids,
-    )
-
-
-def _seconds_away(document: _Row, now: Moment, boot_id: str | None) -> float:
-    """In the same boot, exact, whatever was done to the wall clock. Else by the wall clock, if that can be."""
-    saved_at, uptime = document.take("saved_at", _number), document.take("boot_seconds", _number)
-    same_boot = boot_id is not None and document.optional("boot_id", _text) == boot_id
-    if same_boot and elapsed(now) >= uptime:
-        return elapsed(now) - uptime
-    away = now.wall - saved_at
-    return away if 0.0 <= away <= AWAY_SECONDS_MAX else 0.0
-
-
-class _Clock(NamedTuple):
-    """Monotonic: now, and when counting stopped."""
-
-    now: float
-    stopped: float
-
-
-def _read(
-    document: _Row, name: str, read: Callable[[_Row, _Clock], tuple[K, T]], clock: _Clock
-) -> tuple[dict[K, T], int]:
-    """A list's rows by what they are of, and how many had to be left out."""
-    rows = document.rows(name)
-    found = [one for row in rows if (one := _read_row(row, read, clock)) is not None]
-    return dict(found), len(rows) - len(found)
-
-
-def _read_row(row: _Row, read: Callable[[_Row, _Clock], T], clock: _Clock) -> T | None:
-    try:
-        return read(row, clock)
-    except ValueError:
-        return None
-
-
-def _book(row: _Row, _: _Clock) -> tuple[Uuid, GpuCounters]:
-    return row.take("uuid", _uuid), GpuCounters(
-        gap_seconds=row.take("gap_seconds", _number),
-        unattributed_millijoules=row.optional("unattributed_millijoules", _count),
-        counter_millijoules=row.optional("counter_millijoules", _count),
-    )
-
-
-def _charge(row: _Row, clock: _Clock) -> tuple[Key, Charge]:
-    return _key(row), Charge(
-        gpu=row.take("gpu", _uuid),
-        allocated_gpu_seconds=row.optional("allocated_gpu_seconds", _number),
-        sm_seconds=row.optional("sm_seconds", _number),
-        memory_byte_seconds=row.optional("memory_byte_seconds", _number),
-        energy_millijoules=row.optional("energy_millijoules", _count),
-        seen_at=_seen_at(row, clock),
-    )
-
-
-def _seen_at(row: _Row, clock: _Clock) -> float:
-    """While gpumap was away nobody looked: that time does not make a container expire."""
-    return clock.now - row.take("unseen_seconds", _number)
-
-
-def _gpu_xids(row: _Row, clock: _Clock) -> tuple[Uuid, GpuXidMemory]:
-    open_seconds = row.optional("open_seconds", _number)
-    return row.take("uuid", _uuid), GpuXidMemory(
-        errors=row.take("errors", _errors),
-        blind_seconds=row.take("blind_seconds", _number),
-        settled_until=None if open_seconds is None else clock.stopped - open_seconds,
-        listened=row.take("listened", _truth),
-        last_code=row.newer("last_code", _count),
-        heard_at=row.newer("heard_at", _moments) or {},
-    )
-
-
-def _container_xids(row: _Row, clock: _Clock) -> tuple[Key, ContainerXidMemory]:
-    return _key(row), ContainerXidMemory(
-        row.take("errors", _errors), kept_until=clock.now + KEPT_SECONDS, seen_at=_seen_at(row, clock)
-    )
-
-
-def _key(row: _Row) -> Key:
-    name = ContainerName(row.take("namespace", _text), row.take("pod", _text), row.take("container", _text))
-    return name, row.take("uuid", _uuid)
-
-
-class _Row:
-    """A JSON object, whose fields are read by what they must be."""
-
-    def __init__(self, value: object) -> None:
-        if not isinstance(value, Mapping):
-            raise ValueError("it is not laid out as it should be")
-        self._fields = value
-
-    def take(self, name: str, read: Callable[[object], T]) -> T:
-        try:
-            return read(self._fields.get(name))
-        except ValueError as error:
-            raise ValueError(f"{name} {error}") from error
-
-    def optional(self, name: str, read: Callable[[object], T]) -> T | None:
-        return None if self._fields.get(name, ...) is None else self.take(name, read)
-
-    def newer(self, name: str, read: Callable[[object], T]) -> T | None:
-        """A field that files of before do not have."""
-        return None if self._fields.get(name) is None else self.take(name, read)
-
-    def rows(self, name: str) -> list[_Row]:
-        return self.take(name, _rows)
-
-
-def _rows(value: object) -> list[_Row]:
-    if not isinstance(value, list):
-        raise ValueError("is not a list")
-    return [_Row(item) for item in value]
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("is not a text")
-    return value
-
-
-def _uuid(value: object) -> Uuid:
-    return Uuid(_text(value))
-
-
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("is not true or false")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _COUNT_MAX:
-        raise ValueError("is not a count")
-    return value
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _NUMBER_MAX:
-        raise ValueError("is not a number that it can be")
-    return float(value)
-
-
-def _errors(value: object) -> Mapping[int, int]:
-    return {_count(code): _count(errors) for code, errors in _list_of_pairs(value)}
-
-
-def _moments(value: object) -> Mapping[int, float]:
-    return {_count(code): _number(moment) for code, moment in _list_of_pairs(value)}
-
-
-def _list_of_pairs(value: object) -> list[list[object]]:
-    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-        raise ValueError("is not a list of pairs")
-    return value
+    except msgspec.ValidationError as error:
+        raise ValueError(_explain(str(error))) from error
 
 
 def _refuse(word: str) -> NoReturn:
     raise ValueError(f"has {word}")
+
+
+_KINDS: Mapping[object, str] = {Count: "count", Number: "number that it can be", str | None: "text"}
+
+
+def _explain(error: str) -> str:
+    """Name the field of the document that msgspec refuses, and what it must be."""
+    match = re.search(r"(?:field `|`\$\.)(\w+)`$", error)
+    kinds = {field.name: _KINDS.get(field.type, "list") for field in msgspec.structs.fields(Document)}
+    if match and match[1] in kinds:
+        return f"{match[1]} is not a {kinds[match[1]]}"
+    return error if " is not a " in error else "it is not laid out as it should be"
+
+
+def _seconds_away(document: Document, now: Moment, boot_id: str | None) -> float:
+    """In the same boot exact, even if the wall clock was changed; otherwise by the wall clock, if it is plausible."""
+    same_boot = boot_id is not None and document.boot_id == boot_id
+    if same_boot and elapsed(now) >= document.boot_seconds:
+        return elapsed(now) - document.boot_seconds
+    away = now.wall - document.saved_at
+    return away if 0.0 <= away <= AWAY_SECONDS_MAX else 0.0
+
+
+def _rows(raw: Iterable[RawRow], kind: type[RowT]) -> list[RowT]:
+    """Return the valid rows."""
+    rows = []
+    for row in raw:
+        try:
+            rows.append(msgspec.convert(row, kind))
+        except msgspec.ValidationError:
+            continue
+    return rows
+
+
+def _key(row: ContainerRow | ContainerXidsRow) -> Key:
+    return ContainerName(row.namespace, row.pod, row.container), Uuid(row.uuid)
+
+
+def _gpu_counters(row: GpuRow) -> GpuCounters:
+    return GpuCounters(row.gap_seconds, row.unattributed_millijoules, row.counter_millijoules)
+
+
+def _charge(row: ContainerRow, now: float) -> Charge:
+    return Charge(
+        gpu=Uuid(row.gpu),
+        allocated_gpu_seconds=row.allocated_gpu_seconds,
+        sm_seconds=row.sm_seconds,
+        memory_byte_seconds=row.memory_byte_seconds,
+        energy_millijoules=row.energy_millijoules,
+        seen_at=now - row.unseen_seconds,
+    )
+
+
+def _gpu_xid_memory(row: GpuXidsRow, stopped: float) -> GpuXidMemory:
+    return GpuXidMemory(
+        errors=dict(row.errors),
+        blind_seconds=row.blind_seconds,
+        settled_until=None if row.open_seconds is None else stopped - row.open_seconds,
+        listened=row.listened,
+        last_code=row.last_code,
+        heard_at=dict(row.heard_at or ()),
+    )
+
+
+def _container_xid_memory(row: ContainerXidsRow, now: float) -> ContainerXidMemory:
+    return ContainerXidMemory(dict(row.errors), kept_until=now + KEPT_SECONDS, seen_at=now - row.unseen_seconds)

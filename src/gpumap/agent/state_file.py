@@ -1,7 +1,7 @@
 """The file of `--state-file`: read once, and replaced before each snapshot is published.
 
-No disk holds the page up: what cannot be written in time is left for later, and counters go on in memory. A file that
-was there and could not be used is never written over: it is set aside before.
+A slow disk does not delay the page: if a write takes too long, counters continue in memory and the next write has them.
+An unusable file is never overwritten: it gets another name first.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ BYTES_MAX = 16 << 20
 """16 GPUs with 128 containers each need 0.6 MiB."""
 DEADLINE_SECONDS = 1.0
 LOAD_SECONDS = 5.0
-"""A start may wait longer than a page: what is not read is lost to the counters."""
+"""A start may wait longer than a page: without the file, counters restart at 0."""
 UNREAD, DAMAGED = ".unread", ".damaged"
-"""Added to the name of a file that could not be read, or was, and is none of ours."""
+"""Suffixes for a file that gpumap could not read, or that is not a state file."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""random(4): another one after each boot; the same in containers. No disk keeps a reader of it waiting."""
+"""random(4): a new one after each boot, the same in all containers. It is not on a disk, so reading it never waits."""
 SYNC_SECONDS = 60.0
-"""From one fsync to the next. What is in the page cache survives this process, however it is killed; what is lost when
-the machine crashes is the last minute, and the driver, which begins to count anew, is loaded with the machine. It has a
-thread of its own, as a busy disk takes seconds for it."""
+"""From one fsync to the next. The page cache survives the end of this process in any case. A crash of the machine loses
+the last minute; the driver's counters then restart too. fsync has its own thread, because a busy disk needs seconds."""
 
 log = logging.getLogger("gpumap")
 
 
 def replace_file(path: Path, text: bytes) -> None:
-    """Put a new file in its place at once: whoever is killed meanwhile leaves the old one. Raises OSError."""
+    """Replace the file atomically: if gpumap is killed meanwhile, the old file stays. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
@@ -56,8 +55,8 @@ _TOO_LARGE = f"it is larger than {BYTES_MAX >> 20} MiB"
 
 
 def read_file(path: Path) -> bytes:
-    """Its text. Raises OSError where it cannot be had, ValueError where it cannot be a state."""
-    # O_NONBLOCK: a pipe in its place does not keep us waiting for who writes to it.
+    """Return the text of the file. Raises OSError, or ValueError if it cannot be a state file."""
+    # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a file")
@@ -68,7 +67,7 @@ def read_file(path: Path) -> bytes:
 
 
 def _sync(path: Path) -> None:
-    """Have the file, and its name in its folder, on the disk itself. What fails is tried again at the next time."""
+    """Write the file, and its name in its folder, to the disk itself. A failure is repeated at the next time."""
     for place in (path, path.parent):
         with contextlib.suppress(OSError):
             opened = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
@@ -79,7 +78,7 @@ def _sync(path: Path) -> None:
 
 
 def read_boot_id() -> str | None:
-    """What tells this boot from others, where the system has it."""
+    """Return the id of this boot, if the system has one."""
     try:
         return BOOT_ID.read_text("ascii").strip() or None
     except (OSError, ValueError):
@@ -87,7 +86,7 @@ def read_boot_id() -> str | None:
 
 
 class StateFile:
-    """Keeps what outlives a restart. One call at a time; none of them raises for what a disk does."""
+    """Keeps what survives a restart. One call at a time; no call raises for a fault of the disk."""
 
     def __init__(
         self,
@@ -104,8 +103,8 @@ class StateFile:
         self._load_seconds = load_seconds
         self._boot_id = read_boot_id()
         self._writes = True
-        self._lane = SerialExecutor("gpumap-state")
-        self._sync_lane = SerialExecutor("gpumap-state-sync")
+        self._executor = SerialExecutor("gpumap-state")
+        self._sync_executor = SerialExecutor("gpumap-state-sync")
         self._writing: asyncio.Task[None] | None = None
         self._syncing: asyncio.Task[None] | None = None
         self._sync_at = time.monotonic() + SYNC_SECONDS
@@ -113,9 +112,9 @@ class StateFile:
         self._failing = False
 
     async def load(self, now: Moment) -> Memory:
-        """The memory to start with. What cannot be used is told, and is as if there were none."""
+        """Return the memory to start with. An unusable file is logged and treated as missing."""
         try:
-            state = await self._lane.run(
+            state = await self._executor.run(
                 lambda: decode(self._read_file(self._path), now, self._boot_id), self._load_seconds
             )
         except FileNotFoundError:
@@ -135,25 +134,25 @@ class StateFile:
         return Memory(ledger=state.ledger, xids=state.xids)
 
     async def _set_aside(self, suffix: str, why: str) -> None:
-        """Give the file another name, in place of an earlier one's; where that fails nothing is written in this life.
+        """Rename the file, replacing an earlier one of that name. If this fails, nothing is written until a restart.
 
-        In a lane of its own: the one that reads may hang.
+        It has its own executor: the one that reads may hang.
         """
-        aside, lane = self._path.with_name(self._path.name + suffix), SerialExecutor("gpumap-state-aside")
+        aside, executor = self._path.with_name(self._path.name + suffix), SerialExecutor("gpumap-state-aside")
         outcome = f"set_aside={aside}"
         try:
-            await lane.run(lambda: self._path.rename(aside), self._load_seconds)
+            await executor.run(lambda: self._path.rename(aside), self._load_seconds)
         except FileNotFoundError:
-            outcome = "set_aside=none"  # gone meanwhile: nothing can be written over
+            outcome = "set_aside=none"  # gone meanwhile: there is nothing to overwrite
         except OSError as error:
             self._writes = False
             outcome = f"and nothing is written, as it cannot be set aside: {_why(error)!r}"
         finally:
-            lane.close()
+            executor.close()
         log.warning("counters start at 0: the state file is not used path=%s detail=%r %s", self._path, why, outcome)
 
     async def save(self, memory: Memory) -> None:
-        """Write it down, and return when it is written, or cannot be, or takes too long."""
+        """Write the memory. Returns when it is written, has failed or takes too long."""
         if not self._writes or not worth_saving(memory):
             return
         self._newest = memory
@@ -162,47 +161,47 @@ class StateFile:
             self._begin_to_sync()
 
     async def close(self) -> None:
-        """Have the newest on the disk itself, if the disk answers."""
+        """Write the newest memory to the disk itself, if the disk answers."""
         if self._newest is not None:
             await self._wait_for(self._writing)
             await self._write(self._newest)
             await self._wait_for(self._syncing)
             self._begin_to_sync()
             await self._wait_for(self._syncing)
-        self._lane.close()
-        self._sync_lane.close()
+        self._executor.close()
+        self._sync_executor.close()
 
     async def _write(self, memory: Memory) -> None:
         if self._writing is not None:
             if not self._writing.done():
-                return  # it hangs, as was told: its end, and not a second one, is waited for
-            self._writing.exception()  # of an older state: the next one tells whether the disk works
-        self._writing = asyncio.create_task(self._lane.run(lambda: self._put(memory)))
+                return  # it hangs, which is logged: there is never a second write at the same time
+            self._writing.exception()  # of an older state: the next write shows whether the disk works
+        self._writing = asyncio.create_task(self._executor.run(lambda: self._put(memory)))
         await self._wait_for(self._writing)
         if not self._writing.done():
-            self._tell(f"no end within {self._deadline_seconds:g} s")
+            self._log_trouble(f"no end within {self._deadline_seconds:g} s")
             return
         error, self._writing = self._writing.exception(), None
-        self._tell(_why(error) if error is not None else "")
+        self._log_trouble(_why(error) if error is not None else "")
 
     def _put(self, memory: Memory) -> None:
         text = encode(memory, self._boot_id)
         if len(text) > BYTES_MAX:
-            raise ValueError(_TOO_LARGE)  # it would not be read back
+            raise ValueError(_TOO_LARGE)  # gpumap could not read it back
         self._replace_file(self._path, text)
 
     def _begin_to_sync(self) -> None:
         if self._syncing is not None and not self._syncing.done():
             return
         self._sync_at = time.monotonic() + SYNC_SECONDS
-        self._syncing = asyncio.create_task(self._sync_lane.run(lambda: _sync(self._path)))
+        self._syncing = asyncio.create_task(self._sync_executor.run(lambda: _sync(self._path)))
 
     async def _wait_for(self, task: asyncio.Task[None] | None) -> None:
         if task is not None:
             await asyncio.wait({task}, timeout=self._deadline_seconds)
 
-    def _tell(self, trouble: str) -> None:
-        """Log the begin and the end of a trouble."""
+    def _log_trouble(self, trouble: str) -> None:
+        """Log when trouble starts and when it ends."""
         if trouble and not self._failing:
             log.warning("state file cannot be written, counters go on in memory path=%s detail=%r", self._path, trouble)
         elif self._failing and not trouble:

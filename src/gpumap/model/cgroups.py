@@ -1,7 +1,7 @@
-"""What a process's cgroup paths mean: which pod, which container, or none; and whether it is outside gpumap's own pod.
+"""Parse cgroup paths: which pod and container a process is in, and whether it is outside gpumap's own pod.
 
-Pure: the text of /proc/PID/cgroup in, values out. Paths come as the reader's cgroup namespace shows them, so nothing
-is anchored at the root and the word "kubepods" is never required.
+The input is the text of /proc/PID/cgroup. Its paths depend on the reader's cgroup namespace: no pattern starts at the
+root or requires the word "kubepods".
 """
 
 import re
@@ -20,7 +20,7 @@ _CONTAINER_SCOPE = re.compile(r"(?:[a-z0-9-]+[-:])?[0-9a-f]{64}(?:\.scope)?")
 
 
 class OwnCgroup(NamedTuple):
-    """gpumap's own place: what PID visibility and a bare `/` are judged against."""
+    """gpumap's own cgroup. PID visibility and the meaning of a bare `/` depend on it."""
 
     paths: tuple[str, ...]
     membership: CgroupMembership
@@ -31,7 +31,7 @@ class OwnCgroup(NamedTuple):
 
 
 def paths(text: str) -> tuple[str, ...]:
-    """Give the paths of a /proc/PID/cgroup file, `N:controllers:PATH` a line, v1 and v2 alike, each once."""
+    """Return the paths of a /proc/PID/cgroup file (`N:controllers:PATH` on each line, in v1 and v2), each once."""
     found = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
     # A process that outlives its cgroup keeps its path (cgroup v2, kernel/cgroup/cgroup.c: proc_cgroup_show).
     return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in found))
@@ -44,10 +44,10 @@ def own(text: str) -> OwnCgroup:
 
 
 def parse(text: str, own_cgroup: OwnCgroup) -> CgroupMembership:
-    """Tell the pods and containers that a process's cgroup file names.
+    """Return the pods and containers in a process's cgroup file.
 
-    A bare `/` is the host's root, unless gpumap's own path is `/` too: then it may be gpumap's own container, and the
-    answer is `UNKNOWN`.
+    A bare `/` is the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container, and the
+    result is `UNKNOWN`.
     """
     return _membership(paths(text), own_cgroup.is_root)
 
@@ -65,7 +65,7 @@ def _membership(found: tuple[str, ...], own_is_root: bool) -> CgroupMembership:
 
 
 def _pods(path: str) -> tuple[PodCgroup, ...]:
-    """All pods of one path, deepest first, each with the first container id after it: an inner one must not win."""
+    """Return all pods of one path, innermost first, each with the first container id after it."""
     matches = list(_POD.finditer(path))
     pods = []
     for number, match in enumerate(matches):
@@ -76,7 +76,7 @@ def _pods(path: str) -> tuple[PodCgroup, ...]:
 
 
 def _is_own_sibling(path: str) -> bool:
-    """A container beside gpumap's own, as a private cgroup namespace shows it: `/../cri-containerd-<id>.scope`."""
+    """Whether a path is a sibling of gpumap's own container in a private namespace: `/../cri-containerd-<id>.scope`."""
     steps = [step for step in path.split("/") if step]
     if not steps or steps[0] != "..":
         return False
@@ -85,10 +85,10 @@ def _is_own_sibling(path: str) -> bool:
 
 
 def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
-    """Tell whether a process is certainly outside gpumap's own pod: in another pod, or a process of the node.
+    """Return whether a process is certainly outside gpumap's own pod: in another pod, or a process of the node.
 
-    Needs no rights over the process. Seeing one such process that is not ending shows that PIDs of other containers
-    are visible.
+    This needs no rights over the process. One such process that is not ending proves that gpumap sees the PIDs of other
+    containers.
     """
     found = paths(text)
     member = _membership(found, own_is_root=False)
@@ -103,7 +103,7 @@ def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
 
 
 def is_bare_host(own_cgroup: OwnCgroup) -> bool:
-    """Tell whether gpumap's own path is a service's or a session's on the node: not `/`, no pod, no container."""
+    """Return whether gpumap runs as a service or in a login session of the node: not `/`, no pod, no container."""
     if own_cgroup.membership.pods or own_cgroup.is_root or not own_cgroup.paths:
         return False
     return not any(_CONTAINER.search(path) or path.startswith("/..") for path in own_cgroup.paths)

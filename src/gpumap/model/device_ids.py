@@ -1,7 +1,7 @@
-"""What a device-id string of the kubelet means: which device it names, and whether that can be believed.
+"""Parse the kubelet's device ids: which device an id names.
 
-Pure: strings in, values out. The only place that turns a `DeviceId` into a device of NVML's. It never guesses: an id
-whose shape is known, but which does not name the GPU that the container gets, is not trusted.
+This is the only place that turns a `DeviceId` into a reference to a device of NVML. It never guesses. `plugins` decides
+which ids can be trusted: some name another GPU than the container gets.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ DEFAULT_RESOURCE_PATTERN = (
     r"nvidia\.com/(?!.*(mps-control|imex)).+|aliyun\.com/gpu-mem|tencent\.com/vcuda-(core|memory)"
     r"|volcano\.sh/(gpu-memory|gpu-number|vgpu-number|vgpu-memory|vgpu-cores)|k8s\.amazonaws\.com/vgpu|gpu\.nvidia\.com"
 )
-"""The resources of every GPU plugin that facts are known of; matched whole."""
+"""The resources of every known GPU plugin; the whole name must match."""
 
 UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _NUMBER = r"\d{1,9}"
 LONGEST = 253
-"""Of names in Kubernetes. No plugin's ids are near it, and no pattern here has to cope with more."""
-# Drivers since R470 give a MIG device a UUID of its own; before, it is named by its GPU, GPU instance and compute
-# instance (nvml.h, nvmlDeviceGetUUID).
+"""The limit of names in Kubernetes. The ids of all plugins are much shorter; longer ids match no pattern."""
+# Drivers since R470 give a MIG device its own UUID. Older drivers name it by its GPU, GPU instance and compute instance
+# (nvml.h, nvmlDeviceGetUUID).
 _MIG_BY_PLACE = re.compile(rf"MIG-(?P<gpu>GPU-{UUID})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})", re.ASCII)
 _UUID_OF_NVML = re.compile(rf"(?:GPU|MIG)-{UUID}|{_MIG_BY_PLACE.pattern}", re.ASCII)
 _DEVICE_NODE = re.compile(rf"/dev/nvidia({_NUMBER})", re.ASCII)
@@ -32,13 +32,13 @@ _EVERY_GPU = "all"
 
 
 class ByUuid(NamedTuple):
-    """A GPU or a MIG device by NVML's name, or a MIG device by the older form of it."""
+    """A GPU or a MIG device by its uuid in NVML. A MIG device may have the older form."""
 
     uuid: Uuid
 
 
 class ByMinor(NamedTuple):
-    """The GPU of `/dev/nvidia<minor>`, or one of its GPU instances. The minor is no index: NVML orders by PCI bus."""
+    """The GPU of `/dev/nvidia<minor>`, or one of its GPU instances. NVML's index is another number."""
 
     minor: int
     gpu_instance_id: int | None = None
@@ -51,7 +51,7 @@ class ByIndex(NamedTuple):
 
 
 class ByPlacement(NamedTuple):
-    """A MIG device by its GPU's minor, its GPU instance's profile and where on the GPU that begins."""
+    """A MIG device by its GPU's minor, and the profile and start of its GPU instance."""
 
     minor: int
     profile_id: int
@@ -74,7 +74,7 @@ class MigPlace(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What an id says. `device` is `None` where it names none of NVML's, though its shape is known."""
+    """The meaning of an id. `device` is `None` if the shape is known, and names no device of NVML."""
 
     shape: str
     device: DeviceRef | None
@@ -89,7 +89,7 @@ def _shape(name: str, pattern: str) -> _Shape:
     return _Shape(name, re.compile(pattern, re.ASCII))
 
 
-# The shapes of every plugin that facts are known of; no string has two. Where each is made: `plugins`.
+# The shapes of every known plugin; no string has two. `plugins` lists which plugin makes which.
 _SHAPES = (
     _shape("uuid", rf"(?P<uuid>(?:GPU|MIG)-{UUID}|MIG-GPU-{UUID}/{_NUMBER}/{_NUMBER})"),
     _shape("replica", rf"(?P<uuid>(?:GPU|MIG)-{UUID}|MIG-GPU-{UUID}/{_NUMBER}/{_NUMBER})::\d+"),
@@ -107,8 +107,8 @@ _SHAPES = (
     _shape("every-share", rf"{_EVERY_GPU}::\d+"),
     _shape("tegra", "tegra"),
 )
-# The names that NVIDIA's DRA driver gives to devices (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin):
-# of a MIG device, profile id, start and size until v25.8, then profile name, profile id and start.
+# Device names of NVIDIA's DRA driver (kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin). A MIG device has
+# profile id, start and size until v25.8, then profile name, profile id and start.
 _DRA_NAMES = (
     _shape(
         "dra", rf"gpu-(?P<minor>{_NUMBER})(?:-mig-(?P<profile>{_NUMBER})-(?P<start>{_NUMBER})-(?P<size>{_NUMBER}))?"
@@ -121,17 +121,17 @@ _DRA_NAMES = (
 
 
 def parse(device_id: DeviceId) -> Meaning | None:
-    """Tell what an id of a device plugin's says; `None` where no plugin is known to make such ids."""
+    """Return the meaning of a device plugin's id; `None` if no known plugin makes such ids."""
     return _first(_SHAPES, device_id)
 
 
 def parse_dra(device_name: str) -> Meaning | None:
-    """Tell what a name of NVIDIA's DRA driver says."""
+    """Return the meaning of a device name of NVIDIA's DRA driver."""
     return _first(_DRA_NAMES, device_name)
 
 
 def parse_visible(word: str) -> DeviceRef | None:
-    """Read a word by which a plugin names a device to NVIDIA's container runtime: a uuid, an index or `all`."""
+    """Parse a word in which a plugin names a device for NVIDIA's container runtime: a uuid, an index or `all`."""
     if _UUID_OF_NVML.fullmatch(word):
         return ByUuid(Uuid(word))
     if _INDEX.fullmatch(word):
@@ -140,19 +140,19 @@ def parse_visible(word: str) -> DeviceRef | None:
 
 
 def parse_node(path: str) -> ByMinor | None:
-    """Read a GPU's device node; `None` for any other, such as /dev/nvidiactl."""
+    """Parse a GPU's device node; `None` for any other, such as /dev/nvidiactl."""
     match = _DEVICE_NODE.fullmatch(path)
     return ByMinor(int(match[1])) if match else None
 
 
 def mig_place(uuid: Uuid) -> MigPlace | None:
-    """Read the older form of a MIG name, `MIG-GPU-<uuid>/<gi>/<ci>`."""
+    """Parse the older form of a MIG uuid, `MIG-GPU-<uuid>/<gi>/<ci>`."""
     match = _MIG_BY_PLACE.fullmatch(uuid)
     return MigPlace(Uuid(match["gpu"]), int(match["gi"]), int(match["ci"])) if match else None
 
 
 def is_gpu(uuid: Uuid) -> bool:
-    """Tell a GPU's name from a MIG device's."""
+    """Return whether a uuid is a GPU's, not a MIG device's."""
     return uuid.startswith("GPU-")
 
 

@@ -1,4 +1,4 @@
-"""What a family of metrics is: one table row with its name, help, labels and computation together."""
+"""A family of metrics: one table row with its name, help text, labels and computation."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Series(NamedTuple):
 
 
 def whether(value: bool | None) -> int | None:
-    """A sample's value: 1 where it is so, and 0 where it is known that it is not."""
+    """Return a sample's value: 1 if true, 0 if false, none if unknown."""
     return None if value is None else int(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`name` as it stands on the text page, a counter's with `_total`. `read` gives the samples in a fixed order."""
+    """`name` is as on the text page; a counter's ends in `_total`. `read` returns the samples in a fixed order."""
 
     name: str
     kind: Kind
@@ -34,12 +34,12 @@ class Family:
     labels: tuple[str, ...]
     read: Callable[[Snapshot], Iterable[Series]]
     optional_labels: frozenset[str] = frozenset()
-    """Those that are left out of a line where they have no value. To PromQL that is the same."""
+    """Labels that a line does not have if they are empty. PromQL treats both alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Families whose very names hang on the snapshot. `name` has `<n>` where they differ; the rest is all of theirs."""
+    """Families with names that depend on the snapshot. `name` has `<n>` for the part that differs."""
 
     name: str
     kind: Kind

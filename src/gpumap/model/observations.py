@@ -1,6 +1,6 @@
-"""The nouns of what sources say: the kubelet's, NVML's, /proc's and the log directories' words, as frozen values.
+"""The answers of sources as frozen values: of the kubelet, NVML, /proc, the checkpoint and the log directories.
 
-A value that nobody told is `None`; "there are none" is an empty tuple; a failure is `Failed`. No logic.
+A value that the source did not report is `None`; "there are none" is an empty tuple; a failure is `Failed`. No logic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpumap.model.readings import XidError as XidError
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
 PodUid = NewType("PodUid", str)
-"""As it stands in cgroup paths and log directories; for static pods a hash of 32 hex digits, not a UUID."""
+"""As in cgroup paths and log directories. A static pod has a hash of 32 hex digits, not a UUID."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -30,7 +30,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Moment(NamedTuple):
     """One instant on both clocks: monotonic for ages, wall (Unix seconds) for people.
 
-    `asleep` is how long the machine has been suspended since it booted, in which the monotonic clock stood still.
+    `asleep` is how long the machine has been suspended since it booted: the monotonic clock does not count that time.
     """
 
     monotonic: float
@@ -44,7 +44,7 @@ class PodName(NamedTuple):
 
 
 class ContainerName(NamedTuple):
-    """A container of this node. `container` is empty where only the pod is known."""
+    """A container of this node. `container` is empty if only the pod is known."""
 
     namespace: str
     pod: str
@@ -55,7 +55,7 @@ class ContainerName(NamedTuple):
         return PodName(self.namespace, self.pod)
 
 
-# --- observations: what one source said, once -------------------------------------------------------------------------
+# --- observations: one answer of one source ---------------------------------------------------------------------------
 
 
 class Source(enum.StrEnum):
@@ -66,14 +66,14 @@ class Source(enum.StrEnum):
 
 
 class Complaint(NamedTuple):
-    """Something that went wrong in a source: `reason` is a short word for a label, `detail` a sentence for the log."""
+    """A problem in a source. `reason` is a short word for a label, `detail` a sentence for the log."""
 
     reason: str
     detail: str
 
 
 class SourceAnswer(NamedTuple, Generic[T_co]):
-    """What a source returns: its answer, and what went wrong without keeping it from answering."""
+    """What a source returns: its answer, and problems that did not prevent the answer."""
 
     value: T_co
     complaints: tuple[Complaint, ...] = ()
@@ -89,7 +89,7 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Observed(Generic[T_co]):
-    """A source's answer. `complaints` did not keep it from answering (a retried rate limit, one unreadable file)."""
+    """A source's answer. `complaints` did not prevent it (a retried rate limit, one unreadable file)."""
 
     value: T_co
     at: Moment
@@ -106,7 +106,7 @@ class Failed:
     complaints: tuple[Complaint, ...]
 
 
-# --- the kubelet's words ----------------------------------------------------------------------------------------------
+# --- the kubelet ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -156,8 +156,8 @@ class ListedPod:
 class KubeletAnswer:
     """List and GetAllocatableResources of one kubelet.
 
-    `allocatable` is `None` where the kubelet cannot tell, or has no plugin registered yet. `socket` changes when the
-    kubelet has made its socket anew, that is, when it restarted.
+    `allocatable` is `None` if the kubelet does not support it, or has no registered plugin yet. `socket` changes when
+    the kubelet restarts and makes a new socket.
     """
 
     pods: tuple[ListedPod, ...]
@@ -165,17 +165,17 @@ class KubeletAnswer:
     socket: str
 
 
-# --- pod identity: local files that tie UIDs, names and container ids -------------------------------------------------
+# --- pod identity: local files that connect UIDs, names and container ids ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PluginAnswer:
-    """What a device plugin put into a container (its ContainerAllocateResponse), as far as it tells GPUs and shares."""
+    """What a device plugin adds to a container (ContainerAllocateResponse): the parts about GPUs and shares."""
 
     envs: tuple[tuple[str, str], ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
     device_paths: tuple[str, ...] = ()
-    """Of the host: `/dev/nvidia<minor>`."""
+    """On the host: `/dev/nvidia<minor>`."""
     mount_paths: tuple[str, ...] = ()
     """In the container."""
     cdi_devices: tuple[str, ...] = ()
@@ -183,9 +183,9 @@ class PluginAnswer:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One row of the kubelet's device checkpoint. Rows of pods that are gone stay until its next write.
+    """One row of the kubelet's device checkpoint. Rows of ended pods stay until the kubelet writes it again.
 
-    `answer` is `None` where the row has none, or one that cannot be read.
+    `answer` is `None` if the row has none, or an unreadable one.
     """
 
     pod_uid: PodUid
@@ -210,10 +210,14 @@ class LogTree:
     pod: str
     containers: tuple[str, ...]
 
+    @property
+    def pod_name(self) -> PodName:
+        return PodName(self.namespace, self.pod)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContainerLink:
-    """A link of `/var/log/containers`. `container_id` may lack its tail where the names are long."""
+    """A link of `/var/log/containers`. `container_id` is cut if the names are long."""
 
     container_id: str
     pod_uid: PodUid
@@ -228,7 +232,7 @@ class PodLogs:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimPods:
-    """A DRA claim as the kubelet's own state has it: the pods that it is prepared for."""
+    """A DRA claim in the kubelet's state, with the pods that it is prepared for."""
 
     namespace: str
     claim: str
@@ -237,7 +241,7 @@ class ClaimPods:
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """A device of a claim as NVIDIA's DRA driver prepared it. `claim` is empty where its checkpoint has UIDs alone."""
+    """A claim's device that NVIDIA's DRA driver prepared. `claim` is empty if its checkpoint has only UIDs."""
 
     claim_namespace: str
     claim: str
@@ -246,19 +250,19 @@ class PreparedDevice:
     uuid: Uuid
     admin_access: bool
     memory_bytes: int | None
-    """What a share consumes of the device's memory, where its capacity is consumable."""
+    """Memory that a share consumes, if the device's capacity is consumable."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraState:
-    """What local files tell of DRA claims; each is `None` where it was not readable."""
+    """DRA claims in local files. A file that is not readable is `None`."""
 
     claims: tuple[ClaimPods, ...] | None = None
     prepared: tuple[PreparedDevice, ...] | None = None
 
 
 class DeviceHealth(NamedTuple):
-    """What a plugin says of a device that a container was given. The resource may be a claim's: `claim:<name>/…`."""
+    """A plugin's report on the health of a container's device. A claim's resource is `claim:<name>/…`."""
 
     resource: str
     device_id: str
@@ -284,29 +288,33 @@ class ReportedPod:
     pod: str
     containers: tuple[ReportedContainer, ...] = ()
 
+    @property
+    def pod_name(self) -> PodName:
+        return PodName(self.namespace, self.pod)
+
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """The identity sources; `None` where one could not be read. Checkpoint, logs or the Pods API could."""
+    """The identity sources. `None` is not readable; at least one of checkpoint, logs and Pods API is readable."""
 
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     dra: DraState = DraState()
     pods: tuple[ReportedPod, ...] | None = None
-    """Of the Pods API, if it was asked for and is current."""
+    """Pods of the Pods API, if it is enabled and current."""
 
 
-# --- processes as /proc has them --------------------------------------------------------------------------------------
+# --- processes in /proc -----------------------------------------------------------------------------------------------
 
 
 class CgroupKind(enum.Enum):
     POD = "pod"  # in a pod of this node, or of a kubelet nested in one
     HOST = "host"  # in no pod
-    UNKNOWN = "unknown"  # the path does not say
+    UNKNOWN = "unknown"  # the path does not show it
 
 
 class PodCgroup(NamedTuple):
-    """A pod UID in a cgroup path, with the container id after it (empty where there is none)."""
+    """A pod UID in a cgroup path, with the container id after it (empty if there is none)."""
 
     pod_uid: PodUid
     container_id: str
@@ -314,7 +322,7 @@ class PodCgroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CgroupMembership:
-    """What a process's cgroup paths say. `pods` is deepest first: a kubelet inside a pod leaves two."""
+    """A process's cgroup. `pods` has the innermost first: with a kubelet inside a pod there are two."""
 
     kind: CgroupKind
     pods: tuple[PodCgroup, ...] = ()
@@ -332,10 +340,10 @@ class ProcEntry:
 
 @dataclass(frozen=True, slots=True)
 class ProcTable:
-    """The /proc entries of the PIDs that were asked for.
+    """The /proc entries of the requested PIDs.
 
-    A PID in neither list has left. `unreadable` PIDs exist, but their entry could not be read. Without
-    `pid_visibility` nothing here may be believed, and `visibility_reason` says why.
+    A PID in neither list has ended. `unreadable` PIDs exist, but gpumap could not read their entry. Without
+    `pid_visibility` the entries may be of other processes; `visibility_reason` is the reason.
     """
 
     entries: tuple[ProcEntry, ...]
@@ -344,25 +352,25 @@ class ProcTable:
     visibility_reason: str
 
 
-# --- NVML's words -----------------------------------------------------------------------------------------------------
+# --- NVML -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlReading:
-    """One read of the driver: every GPU that it counts, answered or with its fault."""
+    """One read of the driver: every GPU that it counts, with its values or its fault."""
 
     driver_version: str
     cuda_version: str
     nvml_version: str
     gpus: tuple[GpuReading, ...]
     xids: tuple[XidError, ...] = ()
-    """Those since the reading before."""
+    """Errors since the previous reading."""
     listening: tuple[Listening, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """All that was asked in one collection. `finished` is when the last answer was in."""
+    """The answers of one collection. `finished` is when the last one arrived."""
 
     nvml: Observed[NvmlReading] | Failed
     procfs: Observed[ProcTable] | Failed

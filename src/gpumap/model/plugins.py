@@ -1,6 +1,6 @@
-"""The device plugins that share out NVIDIA GPUs: whose an id is, what one slot of it is, and who names the real GPU.
+"""The device plugins for NVIDIA GPUs: which plugin made an id, what one slot is, and what names the real GPU.
 
-Pure. docs/sharing.md tells the same for people, and a test holds the two together.
+A plugin is one row of `PLUGINS`. docs/sharing.md has the same for people, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from gpumap.model.device_ids import ByUuid, DeviceRef, Meaning, parse, parse_dra
 from gpumap.model.observations import DeviceId, PluginAnswer
 
 MOUNTED_DEVICES = "/var/run/nvidia-container-devices/"
-"""Where a plugin that names devices by mounts puts them; IMEX channels stand in a folder below."""
+"""Mount paths of plugins that name devices by mounts. IMEX channels are in a folder below."""
 DRA_DRIVER = "gpu.nvidia.com"
-"""NVIDIA's DRA driver; its devices' resource is its name."""
+"""NVIDIA's DRA driver. Its name is the resource of its devices."""
 GPU_MEM = "aliyun.com/gpu-mem"
 """gpushare's resource."""
 MIB, GIB = 1 << 20, 1 << 30
 _MIB_UNIT_FACTOR = 1.25
-"""A card that has more GiB slots than this by its size has MiB slots: gpushare's unit stands nowhere."""
+"""A card with more slots than this times its GiB has MiB slots: gpushare does not publish its unit."""
 
 
 class Unit(enum.Enum):
-    """What one slot is, by which a grant is computed (contract §9)."""
+    """What one slot is. It decides how a grant is computed (contract §9)."""
 
     DEVICE = "a whole GPU or MIG device"
     REPLICA = "one of the device's replicas"
@@ -35,11 +35,11 @@ class Unit(enum.Enum):
     CORE = "a hundredth of a card"
     VCUDA_MEMORY = "256 MiB"
     VOLCANO_MEMORY = "so many MiB"
-    UNTOLD = "nobody says"
+    UNKNOWN = "nobody says"
 
 
 class Trust(enum.Enum):
-    """What tells the device that a container gets."""
+    """What names the device that a container gets."""
 
     ID = "the id"
     ANSWER = "the plugin's answer"
@@ -53,7 +53,7 @@ class Limit(enum.Enum):
 
 
 class Plugin(NamedTuple):
-    """One device plugin's ids of one kind. `called` is the resource by which alone it is known what slots limit."""
+    """Ids of one kind of one device plugin. `called` is the only resource for which the limit of a slot is known."""
 
     name: str
     resource: re.Pattern[str]
@@ -78,17 +78,17 @@ def _plugin(
 _FAMILIES = ("volcano.sh/vgpu-", "tencent.com/vcuda-")
 _VGPU_SHAPES = "uuid split memory-split core-split"
 PLUGINS = (
-    # The kubelet picks these ids freely. What is granted stands in the answer to the first, device by device: the
-    # other two are amounts of it in units that nobody tells (volcano-vgpu-device-plugin, pkg/plugin/server.go).
+    # The kubelet chooses these ids freely. The answer to the first resource has the grant of each device. The other two
+    # are amounts of it in unpublished units (volcano-vgpu-device-plugin, pkg/plugin/server.go).
     _plugin("volcano-vgpu-number", r"volcano\.sh/vgpu-number", _VGPU_SHAPES, Unit.SPLIT, Trust.ANSWER, Limit.MEMORY),
-    _plugin("volcano-vgpu-memory", r"volcano\.sh/vgpu-memory", _VGPU_SHAPES, Unit.UNTOLD, Trust.ANSWER, Limit.MEMORY),
-    _plugin("volcano-vgpu-cores", r"volcano\.sh/vgpu-cores", _VGPU_SHAPES, Unit.UNTOLD, Trust.ANSWER),
+    _plugin("volcano-vgpu-memory", r"volcano\.sh/vgpu-memory", _VGPU_SHAPES, Unit.UNKNOWN, Trust.ANSWER, Limit.MEMORY),
+    _plugin("volcano-vgpu-cores", r"volcano\.sh/vgpu-cores", _VGPU_SHAPES, Unit.UNKNOWN, Trust.ANSWER),
     _plugin("aws-vgpu", r"k8s\.amazonaws\.com/vgpu", "split", Unit.REPLICA, Trust.ID),
     _plugin("nvidia", _ANY, "uuid", Unit.DEVICE, Trust.ID),
     _plugin("nvidia-replicas", _ANY, "replica", Unit.REPLICA, Trust.ID),
     _plugin("nvidia-wsl", _ANY, "every", Unit.DEVICE, Trust.ID),
     _plugin("nvidia-wsl-replicas", _ANY, "every-share", Unit.REPLICA, Trust.ID),
-    _plugin("nvidia-tegra", _ANY, "tegra", Unit.UNTOLD, Trust.ID),
+    _plugin("nvidia-tegra", _ANY, "tegra", Unit.UNKNOWN, Trust.ID),
     _plugin("gke", _ANY, "node", Unit.DEVICE, Trust.ID),
     _plugin("gke-sharing", _ANY, "node-share", Unit.REPLICA, Trust.ID),
     _plugin("gpushare", _ANY, "gpushare", Unit.GPUSHARE, Trust.ANSWER, Limit.MEMORY, GPU_MEM),
@@ -100,10 +100,10 @@ PLUGINS = (
     _plugin(
         "volcano-gpu-memory", r"volcano\.sh/gpu-memory", "index-unit", Unit.VOLCANO_MEMORY, Trust.ANSWER, Limit.MEMORY
     ),
-    # Many ids a card, of which each stands for a whole one (volcano-sh/devices, pkg/plugin/nvidia/server.go).
+    # Each card has many ids, and each id is a whole card (volcano-sh/devices, pkg/plugin/nvidia/server.go).
     _plugin("volcano-gpu-number", r"volcano\.sh/gpu-number", "index-unit", Unit.DEVICE, Trust.ANSWER),
-    _plugin("untold", _ANY, "index-unit memory-split core-split", Unit.UNTOLD, Trust.ANSWER),
-    _plugin("passed-through", _ANY, "passed-through", Unit.UNTOLD, Trust.ID),
+    _plugin("untold", _ANY, "index-unit memory-split core-split", Unit.UNKNOWN, Trust.ANSWER),
+    _plugin("passed-through", _ANY, "passed-through", Unit.UNKNOWN, Trust.ID),
 )
 DRA = _plugin("nvidia-dra", re.escape(DRA_DRIVER), "dra dra-passed-through", Unit.DEVICE, Trust.ID)
 
@@ -112,29 +112,29 @@ _LIMITS = {one.called: one.limits for one in PLUGINS if one.limits is not None}
 
 
 def limit_of(resource: str) -> Limit | None:
-    """What slots of a resource limit; `None` where its name does not tell."""
+    """Return what slots of a resource limit; `None` if unknown."""
     return _LIMITS.get(resource)
 
 
 def gpushare_slot_bytes(slots: int, memory_bytes: int) -> int:
-    """What one of gpushare's slots is, on a card that has so many and so much memory."""
+    """Return the size of one gpushare slot on a card with this number of slots and this memory."""
     return MIB if slots * GIB > _MIB_UNIT_FACTOR * memory_bytes else GIB
 
 
 class Recognised(NamedTuple):
-    """An id with the plugin that made it. `device` is `None` where NVML does not drive what it names."""
+    """An id with the plugin that made it. `device` is `None` if it names no device of NVML."""
 
     plugin: Plugin
     device: DeviceRef | None
 
 
 def family(resource: str) -> str:
-    """The plugin whose answer to one of its resources tells of the others too; empty where each answer is its own."""
+    """Return the family of resources that share one plugin answer; empty if each resource has its own answer."""
     return next((prefix for prefix in _FAMILIES if resource.startswith(prefix)), "")
 
 
 def recognise(resource: str, device_id: DeviceId) -> Recognised | None:
-    """Tell whose an id is, and what it says; `None` where no plugin is known that makes such ids."""
+    """Return the plugin and the device of an id; `None` if no known plugin makes such ids."""
     meaning = parse(device_id)
     plugin = _by_shape(resource).get(meaning.shape) if meaning else None
     return Recognised(plugin, meaning.device) if meaning and plugin else None
@@ -142,21 +142,21 @@ def recognise(resource: str, device_id: DeviceId) -> Recognised | None:
 
 @lru_cache(maxsize=256)
 def _by_shape(resource: str) -> dict[str, Plugin]:
-    """Whose each shape of id is, for one resource: the first plugin's in the table."""
+    """Return the plugin of each shape of id for one resource: the first one in the table."""
     return {shape: one for one in reversed(PLUGINS) if one.resource.fullmatch(resource) for shape in one.shapes}
 
 
 def recognise_dra(driver: str, device_name: str) -> Recognised | None:
-    """The same of a DRA device; `None` too for drivers that are not NVIDIA's for GPUs."""
+    """Return the same for a DRA device; `None` for all drivers but NVIDIA's for GPUs."""
     meaning: Meaning | None = parse_dra(device_name) if driver == DRA_DRIVER else None
     return Recognised(DRA, meaning.device) if meaning else None
 
 
 def named_devices(answer: PluginAnswer) -> tuple[DeviceRef, ...]:
-    """The devices that a plugin's answer names, in its order; empty where it names none.
+    """Return the devices that a plugin's answer names, in its order; empty if it names none.
 
-    A uuid says more than a place. Of gpushare's two places the container runtime follows NVIDIA_VISIBLE_DEVICES, an
-    index of NVML's; the other is a minor (AliyunContainerService/gpushare-scheduler-extender#220).
+    A uuid is more exact than an index or a minor. gpushare has both an index and a minor; the container runtime uses
+    NVIDIA_VISIBLE_DEVICES, the index (AliyunContainerService/gpushare-scheduler-extender#220).
     """
     visible = tuple(_visible(answer))
     annotated = dict(answer.annotations).get("tencent.com/vcuda-device", "")
@@ -173,7 +173,7 @@ def named_devices(answer: PluginAnswer) -> tuple[DeviceRef, ...]:
 
 
 def _visible(answer: PluginAnswer) -> Iterator[DeviceRef]:
-    """What the container runtime is told, by each of the ways in which NVIDIA's plugin tells it."""
+    """Return the devices for the container runtime, in each of the forms of NVIDIA's plugin."""
     words = list(answer.cdi_devices)
     words += [word for key, value in answer.annotations if "cdi.k8s.io/" in key for word in value.split(",")]
     words += [path.removeprefix(MOUNTED_DEVICES) for path in answer.mount_paths]

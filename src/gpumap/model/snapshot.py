@@ -1,6 +1,6 @@
-"""The snapshot: one node's map at one moment, as the step makes it and the faces read it. Frozen values, no logic.
+"""The snapshot: the map of one node at one moment. `join.step` makes it; metrics, dialects and pages read it.
 
-A value that nobody knows is `None`, never 0.
+Frozen values without logic. An unknown value is `None`, never 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstanc
 
 
 class Owner(enum.StrEnum):
-    """Whose a process is, or a share of a leaf's memory (contract: `owner`)."""
+    """The owner of a process, or of a part of a leaf's memory (contract: `owner`)."""
 
     ASSIGNED = "assigned"
     UNASSIGNED = "unassigned"
@@ -29,7 +29,7 @@ class Owner(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OwnerUse:
-    """`memory_bytes` is `None` where no process of the owner tells it; `processes` is `None` for the remainder."""
+    """`memory_bytes` is `None` if it is unknown for all processes; `processes` is `None` for the unaccounted rest."""
 
     owner: Owner
     memory_bytes: int | None
@@ -38,7 +38,7 @@ class OwnerUse:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A physical GPU. `reading` is `None` while it is lost or hung; then `fault` says why."""
+    """A physical GPU. `reading` is `None` while it is lost or hung; `fault` is then the reason."""
 
     uuid: Uuid
     index: int
@@ -51,12 +51,12 @@ class Gpu:
     last_success: float | None
     reading: GpuReading | None
     recovery_action: str | None = None
-    """What the driver asks for; told also of a GPU that needs a reset."""
+    """The action that the driver requests. A GPU that needs a reset has it too."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamelessGpu:
-    """A GPU that NVML counts, and that has not told its uuid since gpumap's start: no series can stand for it."""
+    """A GPU that NVML counts, and that has not reported its uuid since gpumap's start. It has no series."""
 
     index: int
     fault: str
@@ -64,9 +64,9 @@ class NamelessGpu:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What can be given away: a GPU that is not partitioned, or a MIG device.
+    """What the kubelet can assign: a GPU that is not partitioned, or a MIG device.
 
-    Also a uuid that only the kubelet names while NVML is down: then `gpu` is `None` and nothing is measured.
+    Also a uuid that only the kubelet lists while NVML is down: then `gpu` is `None` and nothing is measured.
     """
 
     uuid: Uuid
@@ -79,7 +79,7 @@ class Leaf:
 
     @property
     def activity(self) -> Activity | None:
-        """What GPM measured of the MIG device, or of the GPU that is not partitioned."""
+        """GPM's measurements of the MIG device, or of the GPU that is not partitioned."""
         if self.instance is not None:
             return self.instance.activity
         reading = self.gpu.reading if self.gpu is not None else None
@@ -88,7 +88,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ContainerUse:
-    """What was measured of a container on a leaf. Each value is `None` where it is not known."""
+    """Measurements of a container on a leaf. An unknown value is `None`."""
 
     memory_bytes: int | None
     memory_peak_bytes: int | None
@@ -119,9 +119,9 @@ class ContainerOnDevice:
 
 @dataclass(frozen=True, slots=True)
 class ContainerAccount:
-    """What a container on a device has been charged for since it was first seen; stands for a while after it is gone.
+    """Counters of a container on a device since it was first present. They exist for a while after it is gone.
 
-    Each counter is `None` until its measure was known once.
+    A counter is `None` until its value was known once.
     """
 
     name: ContainerName
@@ -134,9 +134,9 @@ class ContainerAccount:
 
 @dataclass(frozen=True, slots=True)
 class GpuAccount:
-    """What of a GPU nobody was charged for; stands also while the GPU does not answer.
+    """Energy and time of a GPU that no container was charged for. It exists also while the GPU does not answer.
 
-    `energy_unattributed_joules` is `None` where the GPU counts no energy.
+    `energy_unattributed_joules` is `None` if the GPU does not count energy.
     """
 
     uuid: Uuid
@@ -146,15 +146,15 @@ class GpuAccount:
 
 @dataclass(frozen=True, slots=True)
 class GpuXids:
-    """XID errors of a GPU by code, and how long nobody listened for them."""
+    """XID errors of a GPU by code, and how long there was no listener for them."""
 
     uuid: Uuid
     counts: tuple[tuple[int, int], ...]
     blind_seconds: float
     last_code: int | None = None
-    """Of the last one; `None` where there was none, or a state file of before does not say."""
+    """Code of the last error; `None` if there was none, or an older state file does not have it."""
     heard_at: tuple[tuple[int, float], ...] = ()
-    """(code, when its last one came, in Unix seconds), of those of which that is known."""
+    """(code, time of its last error in Unix seconds), if the time is known."""
 
 
 class ContainerXids(NamedTuple):
@@ -167,7 +167,7 @@ class ContainerXids(NamedTuple):
 
 
 class ProcessUse(NamedTuple):
-    """A process on a leaf. `name` is `None` where no pod could be named."""
+    """A process on a leaf. `name` is `None` if its pod is unknown."""
 
     pid: int
     uuid: Uuid
@@ -194,14 +194,14 @@ class UnmatchedSlots:
 
 
 class ReportedDeviceHealth(NamedTuple):
-    """What a plugin says of the health of a device that it gave to a container, in its own words."""
+    """The health of a container's device, as its plugin reports it."""
 
     name: ContainerName
     health: DeviceHealth
 
 
 class HiddenDevice(NamedTuple):
-    """A MIG device that came after gpumap's start, and that its container has no device nodes for."""
+    """A MIG device that was made after gpumap's start. gpumap's container does not have its device nodes."""
 
     uuid: Uuid
     since: float
@@ -210,7 +210,7 @@ class HiddenDevice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PodInfo:
-    """A pod that holds or uses a GPU. `uid` is empty where it is not known."""
+    """A pod that holds or uses a GPU. `uid` is empty if unknown."""
 
     namespace: str
     pod: str
@@ -229,7 +229,7 @@ class SourceHealth:
     attempts: int = 0
     seconds: float = 0.0
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Complaints, also of attempts that succeeded all the same."""
+    """Complaints by reason, also of attempts that succeeded."""
     failures: int = 0
     last_seconds: float | None = None
     """How long the last attempt took."""
@@ -251,9 +251,9 @@ class Snapshot:
     capabilities: tuple[tuple[str, bool], ...]
     collections: tuple[tuple[str, int], ...]
     visibility_reason: str = ""
-    """What the capability pid_visibility, or its absence, rests on."""
+    """Why the capability pid_visibility is present or absent."""
     expires: float | None = None
-    """Monotonic: when something in it, of an earlier collection, gets too old to be served."""
+    """Monotonic time at which data of an earlier collection becomes too old to serve."""
     driver: NvmlReading | None = None
     gpus: tuple[Gpu, ...] = ()
     nameless_gpus: tuple[NamelessGpu, ...] = ()
@@ -263,12 +263,12 @@ class Snapshot:
     unmatched: tuple[UnmatchedSlots, ...] = ()
     pods: tuple[PodInfo, ...] = ()
     device_health: tuple[ReportedDeviceHealth, ...] | None = None
-    """`None` where nobody tells: the Pods API was not asked, or does not answer."""
+    """`None` if the Pods API is not enabled or does not answer."""
     accounts: tuple[ContainerAccount, ...] = ()
     gpu_accounts: tuple[GpuAccount, ...] = ()
     xids: tuple[GpuXids, ...] = ()
     container_xids: tuple[ContainerXids, ...] = ()
     hidden: tuple[HiddenDevice, ...] = ()
-    """Only a new container helps: the service ends for the sake of it."""
+    """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""
-    """Why NVML, which had answered, will not answer this container again: the service ends for the sake of it."""
+    """Why NVML will not answer this container again: the service exits to get a new one."""

@@ -1,4 +1,7 @@
-"""Names that users' dashboards already query: each dialect a table over the same snapshot (contract §4)."""
+"""Metric names that users' dashboards already query. Each dialect is a table over the same snapshot (contract §4).
+
+A dialect is one file with its `FAMILIES` and one row in `DIALECTS`. `common` has what several dialects need.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -12,7 +15,6 @@ from gpumap.agent.dialects import (
     gpu_mem_monitor,
     nvidia_smi,
     pod_gpu_map,
-    pod_gpu_map_deprecated,
 )
 from gpumap.model.families import Family, Numbered
 
@@ -22,20 +24,19 @@ def _no_pages(node: str) -> Mapping[str, tuple[Family, ...]]:
 
 
 class Dialect(NamedTuple):
-    """`families` stand on /metrics. `needs` are the groups of NVML's answers without which some of them have no
-    value: those of `--collect`, and `readings.CARD`. `pages` gives the families of pages of its own, by their path, for a
-    node's name."""
-
     families: tuple[Family | Numbered, ...]
+    """On /metrics."""
     needs: tuple[str, ...] = ()
+    """Groups of NVML's values that some families need: groups of `--collect`, and `readings.CARD`."""
     pages: Callable[[str], Mapping[str, tuple[Family, ...]]] = _no_pages
+    """Families of the dialect's own pages: from the name of the node, by path."""
 
 
 DIALECTS: Mapping[str, Dialect] = {
     "pod-gpu-map": Dialect(
         pod_gpu_map.FAMILIES, pages=lambda node: {"/metrics/nodes": (pod_gpu_map.node_family(node),)}
     ),
-    "pod-gpu-map-deprecated": Dialect(pod_gpu_map_deprecated.FAMILIES),
+    "pod-gpu-map-deprecated": Dialect(pod_gpu_map.DEPRECATED_FAMILIES),
     "gpu-mem-monitor": Dialect(gpu_mem_monitor.FAMILIES),
     "cadvisor": Dialect(cadvisor.FAMILIES),
     "gpu-manager": Dialect(gpu_manager.FAMILIES, pages=lambda node: {"/metric": gpu_manager.FAMILIES}),
@@ -44,5 +45,5 @@ DIALECTS: Mapping[str, Dialect] = {
     "dcgm-join": Dialect(dcgm_join.FAMILIES),
     "arms": Dialect(arms.FAMILIES),
 }
-"""By their `--dialect` name; `native` is gpumap's own (`gpumap.agent.metrics`)."""
+"""By `--dialect` name. `native` are gpumap's own metrics (`gpumap.agent.metrics`)."""
 DEFAULT_DIALECTS = ("native", "pod-gpu-map")

@@ -1,4 +1,4 @@
-"""How cards are given away, in the words of Aliyun's GPU monitoring: not at all, exclusively, or shared."""
+"""How devices are assigned, in the terms of Aliyun's GPU monitoring: not at all, exclusively, or shared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from gpumap.agent.dialects.rows import gpus_by_uuid, leaves_by_uuid, owns
+from gpumap.agent.dialects.common import gpus_by_uuid, leaves_by_uuid, owns
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import ContainerOnDevice, Leaf, Snapshot
@@ -21,23 +21,23 @@ class Mode(enum.IntEnum):
 
 
 def combine(modes: Collection[Mode | None]) -> Mode | None:
-    """One shared device is enough; else all have to be known."""
+    """One shared device makes it shared. Otherwise all must be known."""
     if Mode.SHARE in modes:
         return Mode.SHARE
     return max((mode for mode in modes if mode is not None), default=Mode.NONE) if None not in modes else None
 
 
 def modes_by_device(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode | None]:
-    """How each holder was given each device that it holds."""
+    """Return how each container holds each of its devices."""
     leaves = leaves_by_uuid(snapshot)
     holders: dict[Uuid, set[ContainerName]] = defaultdict(set)
     for row in snapshot.containers:
         if owns(row):
             holders[row.uuid].add(row.name)
-    beside = _beside(snapshot)
+    memory_sharers = _memory_sharers(snapshot)
     return {
         (row.name, row.uuid): _mode(
-            row, leaves.get(row.uuid), [holders[uuid] for uuid in beside.get(row.uuid, [row.uuid])]
+            row, leaves.get(row.uuid), [holders[uuid] for uuid in memory_sharers.get(row.uuid, [row.uuid])]
         )
         for row in snapshot.containers
         if row.holds
@@ -45,7 +45,7 @@ def modes_by_device(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode
 
 
 def modes_by_holder(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode | None]:
-    """How each holder was given what it holds on a card."""
+    """Return how each container holds its part of each card."""
     gpus = gpus_by_uuid(snapshot)
     found: dict[tuple[ContainerName, Uuid], list[Mode | None]] = {}
     for (name, uuid), mode in modes_by_device(snapshot).items():
@@ -54,8 +54,8 @@ def modes_by_holder(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode
     return {key: combine(of_card) for key, of_card in found.items()}
 
 
-def _beside(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
-    """The compute instances, itself too, with which each one shares its GPU instance's memory."""
+def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
+    """Return all compute instances of the same GPU instance, for each of them: they share its memory."""
     instances: dict[tuple[Uuid, int], list[Uuid]] = {}
     for leaf in snapshot.leaves:
         if leaf.gpu is not None and leaf.instance is not None:
@@ -64,20 +64,20 @@ def _beside(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
 
 
 def mode_of_node(snapshot: Snapshot) -> Mode | None:
-    """`None` without a current List, and where it hangs on slots of which nobody knows the device."""
+    """Return `None` without a current List, and if it depends on slots without a known device."""
     if all(leaf.holders is None for leaf in snapshot.leaves):
         return None
     return combine([*modes_by_holder(snapshot).values(), *([None] if snapshot.unmatched else [])])
 
 
 def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[ContainerName]]) -> Mode | None:
-    """Exclusive is what leaves nothing of the device to others, whatever the resource is called.
+    """Exclusive leaves nothing of the device to others, whatever the name of the resource.
 
     `holders` are those of the device, and of each compute instance that shares its memory.
     """
     gpus, granted = row.allocated_gpus, row.allocated_memory_bytes
     if gpus == 0:
-        return Mode.NONE  # a claim with admin access: it looks on
+        return Mode.NONE  # a claim with admin access: it only observes
     if any(of_device != {row.name} for of_device in holders):
         return Mode.SHARE
     if gpus is not None and gpus >= 1:
@@ -85,6 +85,10 @@ def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[Con
     if granted is not None and leaf is not None and leaf.memory is not None:
         return Mode.EXCLUSIVE if granted >= leaf.memory.total_bytes else Mode.SHARE
     if row.uuid.startswith("MIG-") or (leaf is not None and leaf.instance is not None):
-        offered = dict(leaf.allocatable) if leaf is not None else {}
-        return Mode.SHARE if any(offered.get(resource, 0) > 1 for resource, _ in row.slots) else None
+        return Mode.SHARE if _has_replicas(row, leaf) else None
     return Mode.SHARE if gpus is not None else None
+
+
+def _has_replicas(row: ContainerOnDevice, leaf: Leaf | None) -> bool:
+    offered = dict(leaf.allocatable) if leaf is not None else {}
+    return any(offered.get(resource, 0) > 1 for resource, _ in row.slots)

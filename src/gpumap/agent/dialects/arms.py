@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpumap.agent.dialects.allocate_mode import Mode, combine, mode_of_node, modes_by_device, modes_by_holder
-from gpumap.agent.dialects.rows import (
+from gpumap.agent.dialects.common import (
     ON_SOME_CARD,
-    all_told,
+    all_known,
     device_node,
     driver_version,
     gpus_by_uuid,
@@ -33,13 +33,13 @@ _DEVICE_LABELS = ("DriverVersion", "NodeName", *_CARD_LABELS)
 _OWNER_LABELS = ("AllocateMode", "ContainerName", "NamespaceName", "NodeName", "PodName")
 _CONTAINER_LABELS = (*_OWNER_LABELS, *_CARD_LABELS)
 _PROCESS_LABELS = (*_OWNER_LABELS, "ProcessId", "ProcessName", "ProcessType", *_CARD_LABELS)
-_NOT_GIVEN = frozenset({Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.MPS_SERVER})
+_NOT_ASSIGNED = frozenset({Owner.UNASSIGNED, Owner.GONE, Owner.HOST, Owner.MPS_SERVER})
 _Modes = Mapping[tuple[ContainerName, Uuid], Mode | None]
 _Leaves = Mapping[Uuid, Leaf]
 
 
 def _card(uuid: Uuid, gpu: Gpu | None) -> tuple[str, ...]:
-    """The labels of a card; of a device that NVML does not tell, its id alone. `device` is its node below /dev."""
+    """Return the labels of a card; only the id of a device that NVML does not list. `device` is its node below /dev."""
     if gpu is None:
         return (uuid, "", "", "")
     return (gpu.uuid, device_node(gpu), str(gpu.index), gpu.model)
@@ -53,7 +53,7 @@ def _owner(mode: Mode | None, name: ContainerName | None, node: str) -> tuple[st
 def _processes(
     name: str, help: str, value: Callable[[ProcessUse], float | None], shown: Callable[[float], float]
 ) -> Family:
-    """A family with a value for each process on a card."""
+    """Return a family with a value for each process on a card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         if not sees_processes(snapshot):
@@ -64,19 +64,19 @@ def _processes(
             gpu = gpus.get(process.uuid)
             on_card.setdefault((gpu.uuid if gpu is not None else process.uuid, process.pid), []).append(process)
         for (uuid, pid), rows in sorted(on_card.items()):
-            if (told := all_told(map(value, rows))) is not None:
+            if (values := all_known(map(value, rows))) is not None:
                 owner = _owner(_mode_of(rows, uuid, modes), rows[0].name, snapshot.node.name)
                 types = "+".join(sorted({row.types for row in rows}))
-                yield Series((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), shown(sum(told)))
+                yield Series((*owner, str(pid), rows[0].comm, types, *_card(uuid, gpus.get(uuid))), shown(sum(values)))
 
     return Family(name, "gauge", help, _PROCESS_LABELS, read)
 
 
 def _mode_of(rows: Iterable[ProcessUse], card: Uuid, modes: _Modes) -> Mode | None:
-    """How its container was given what a process is on; `NONE` where some of that certainly was not given to it."""
+    """Return how its container holds the devices of a process; `NONE` if one is certainly not assigned to it."""
     found: list[Mode | None] = []
     for row in rows:
-        if row.owner in _NOT_GIVEN:
+        if row.owner in _NOT_ASSIGNED:
             return Mode.NONE
         name = row.name if row.owner is Owner.ASSIGNED else None
         found.append(None if name is None else modes.get((name, row.uuid), modes.get((name, card))))
@@ -84,11 +84,11 @@ def _mode_of(rows: Iterable[ProcessUse], card: Uuid, modes: _Modes) -> Mode | No
 
 
 def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leaves], float | None]) -> Family:
-    """A family with a value for all that a container holds of a card."""
+    """Return a family with a value for each container and card that it holds a part of."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus, leaves, modes = gpus_by_uuid(snapshot), leaves_by_uuid(snapshot), modes_by_holder(snapshot)
-        for (container, uuid), rows in sorted(_holdings(snapshot, gpus).items()):
+        for (container, uuid), rows in sorted(_held_rows(snapshot, gpus).items()):
             if (number := value(rows, leaves)) is not None:
                 owner = _owner(modes[container, uuid], container, snapshot.node.name)
                 yield Series((*owner, *_card(uuid, gpus.get(uuid))), number)
@@ -96,10 +96,10 @@ def _held(name: str, help: str, value: Callable[[list[ContainerOnDevice], _Leave
     return Family(name, "gauge", help, _CONTAINER_LABELS, read)
 
 
-def _holdings(
+def _held_rows(
     snapshot: Snapshot, gpus: Mapping[Uuid, Gpu]
 ) -> dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]]:
-    """What containers hold, by card."""
+    """Return the rows of what containers hold, by container and card."""
     found: dict[tuple[ContainerName, Uuid], list[ContainerOnDevice]] = {}
     for row in snapshot.containers:
         if row.holds:
@@ -109,13 +109,13 @@ def _holdings(
 
 
 def _compute_limit(rows: list[ContainerOnDevice], leaves: _Leaves) -> float | None:
-    """The share of a card that a container may compute on at most; 0 is no limit."""
-    limits = all_told(_limit(row, leaves.get(row.uuid)) for row in rows)
+    """Return the largest share of a card that a container may use; 0 is no limit."""
+    limits = all_known(_limit(row, leaves.get(row.uuid)) for row in rows)
     return math.fsum(limits) if limits is not None else None
 
 
 def _limit(row: ContainerOnDevice, leaf: Leaf | None) -> float | None:
-    """Told by the resource, or by MIG. Of replicas that have memory (MPS, HAMi) the snapshot does not tell it."""
+    """Known by the resource or by MIG. The snapshot does not have the limits of replicas with memory (MPS, HAMi)."""
     limits = {limit_of(resource) for resource, _ in row.slots}
     is_whole = leaf is not None and leaf.memory is not None and row.allocated_memory_bytes == leaf.memory.total_bytes
     if Limit.COMPUTE in limits:
@@ -128,7 +128,7 @@ def _limit(row: ContainerOnDevice, leaf: Leaf | None) -> float | None:
 
 
 def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float | None]) -> Family:
-    """A family with a value for each card; `value` is told its memory in bytes."""
+    """Return a family with a value for each card. `value` gets the card's memory in bytes."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.uuid):
@@ -140,7 +140,7 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
 
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
-    """Absent while some slots may be on the card, and where what was given has no size (time-slicing)."""
+    """Absent while unmatched slots may be on the card, and if assigned slots have no size (time-slicing)."""
     if all(leaf.holders is None for leaf in snapshot.leaves):
         return None
     if any(_may_be_on(gpu, slots, snapshot.leaves) for slots in snapshot.unmatched):
@@ -152,7 +152,7 @@ def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | 
 
 
 def _may_be_on(gpu: Gpu, slots: UnmatchedSlots, leaves: Iterable[Leaf]) -> bool:
-    """Slots of a resource are on a card that is offered as it; on any, if none is known to be."""
+    """Slots of a resource are on a card that offers it; if no card is known to, on any card."""
     if slots.reason not in ON_SOME_CARD:
         return False
     offered = [leaf for leaf in leaves if any(resource == slots.resource for resource, _ in leaf.allocatable)]

@@ -1,13 +1,13 @@
-"""The dialect of cAdvisor's accelerator metrics, which went with its version 0.47: names, labels and units of it.
+"""The dialect of cAdvisor's accelerator metrics, which its version 0.47 removed: the same names, labels and units.
 
-The original gave each container the whole card's memory used and duty cycle; this gives it its own.
+The original gave each container the used memory and duty cycle of the whole card. This dialect gives its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumap.agent.dialects.rows import gpus_by_uuid, percent
+from gpumap.agent.dialects.common import gpus_by_uuid, percent
 from gpumap.model.families import Family, Series
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Snapshot
 
@@ -24,7 +24,8 @@ def _series(row: ContainerOnDevice, gpu: Gpu | None, value: float) -> Series:
 def _total(snapshot: Snapshot) -> Iterator[Series]:
     """The memory of each device that a container holds or uses.
 
-    Who holds a partitioned GPU whole has its MIG devices, each with its own; the GPU itself would count them twice.
+    The holder of a partitioned GPU has its MIG devices, each with its own memory. If it uses one of them, the GPU
+    itself would count them twice.
     """
     gpus = gpus_by_uuid(snapshot)
     totals = {leaf.uuid: leaf.memory.total_bytes for leaf in snapshot.leaves if leaf.memory is not None}
@@ -33,9 +34,13 @@ def _total(snapshot: Snapshot) -> Iterator[Series]:
         gpu = gpus.get(row.uuid)
         total = totals.get(row.uuid)
         if total is None and gpu is not None and gpu.uuid == row.uuid and (row.name, gpu.uuid) not in on_leaves:
-            total = gpu.reading.memory.total_bytes if gpu.reading is not None and gpu.reading.memory else None
+            total = _total_of_gpu(gpu)
         if total is not None:
             yield _series(row, gpu, total)
+
+
+def _total_of_gpu(gpu: Gpu) -> int | None:
+    return gpu.reading.memory.total_bytes if gpu.reading is not None and gpu.reading.memory is not None else None
 
 
 def _used(value: Callable[[ContainerUse], float | None]) -> Callable[[Snapshot], Iterator[Series]]:

@@ -1,25 +1,163 @@
 """The dialect of dcgm-exporter before 4.9: its `DCGM_FI_*` as far as NVML can tell them, with the pods of each GPU.
 
 Names, labels, their order, units and help texts are those of its 4.5.3-4.8.2 (etc/default-counters.csv,
-internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. No value of a shared device is a container's.
+internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. A container never gets the value of a shared
+device.
 """
 
 from __future__ import annotations
 
-from gpumap.agent.dialects.dcgm_entities import Entity
-from gpumap.agent.dialects.dcgm_readers import XIDS, of_activity, of_memory, on_cards, shared_out
-from gpumap.agent.dialects.reading import (
+from collections.abc import Callable, Iterator
+
+from gpumap.agent.dialects.common import (
     Reading,
     clock,
+    device_node,
+    driver_version,
     ecc_total,
     event_seconds,
+    mib,
     power_limit,
     remapped_rows,
     retired_pages,
     temperature,
 )
-from gpumap.agent.dialects.rows import mib
-from gpumap.model.families import Family, whether
+from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
+from gpumap.model.families import Family, Kind, Series, whether
+from gpumap.model.observations import ContainerName
+from gpumap.model.readings import Activity, DeviceMemory
+from gpumap.model.snapshot import ContainerUse, Snapshot
+
+LABELS = (
+    "gpu",
+    "UUID",
+    "pci_bus_id",
+    "device",
+    "modelName",
+    "GPU_I_PROFILE",
+    "GPU_I_ID",
+    "hostname",
+    "DCGM_FI_DRIVER_VERSION",
+    "container",
+    "namespace",
+    "pod",
+)
+"""In the original's order: those of the entity, those that are the same on all, then the pod's by their names."""
+_OPTIONAL = frozenset(LABELS[:-3])
+"""Left out if empty, as in the original. The pod's labels are written empty: if they were missing and Prometheus honors
+labels, it would take those of the target, which name gpumap's own pod."""
+_XID_LABELS = (*LABELS[:-2], "err_code", *LABELS[-2:])
+
+
+def _labels(snapshot: Snapshot, entity: Entity, name: ContainerName | None) -> tuple[str, ...]:
+    gpu = entity.gpu
+    namespace, pod, container = name or ("", "", "")
+    return (
+        str(gpu.index),
+        gpu.uuid,
+        gpu.pci_bus_id,
+        device_node(gpu),
+        gpu.model,
+        entity.profile,
+        "" if entity.gpu_instance_id is None else str(entity.gpu_instance_id),
+        snapshot.node.name,
+        driver_version(snapshot),
+        container,
+        namespace,
+        pod,
+    )
+
+
+def _family(name: str, help: str, read: Callable[[Snapshot], Iterator[Series]], kind: Kind = "gauge") -> Family:
+    return Family(name, kind, help, LABELS, read, optional_labels=_OPTIONAL)
+
+
+def on_cards(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Family:
+    """Return a family with one value for each card, also if it is partitioned."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for card in cards(snapshot):
+            reading = card.gpu.reading
+            if reading is not None and (found := value(reading)) is not None:
+                yield Series(_labels(snapshot, card, card.sole), found)
+
+    return _family(name, help, read, kind)
+
+
+def of_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
+    """Return a family on the memory of each GPU or GPU instance."""
+    return _on_entities(name, help, lambda entity: None if entity.memory is None else value(entity.memory))
+
+
+def of_activity(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
+    """Return a family on GPM's measurements of each GPU or GPU instance."""
+    return _on_entities(name, help, lambda entity: None if entity.activity is None else value(entity.activity))
+
+
+def _on_entities(name: str, help: str, value: Callable[[Entity], float | None]) -> Family:
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for entity in entities(snapshot):
+            if (found := value(entity)) is not None:
+                yield Series(_labels(snapshot, entity, entity.sole), found)
+
+    return _family(name, help, read)
+
+
+def of_containers(
+    name: str,
+    help: str,
+    whole: Callable[[Entity], float | None],
+    own: Callable[[ContainerUse], float | None],
+) -> Family:
+    """Return a family with values of containers: the device's value if one container has it alone or no container is on
+    it; otherwise the measured value of each container, and no row for the device."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for entity in entities(snapshot):
+            sole = entity.sole
+            if sole is not None or not entity.containers:
+                if (found := whole(entity)) is not None:
+                    yield Series(_labels(snapshot, entity, sole), found)
+                continue
+            for container in entity.containers:
+                if (found := entity.own(container, own)) is not None:
+                    yield Series(_labels(snapshot, entity, container), found)
+
+    return _family(name, help, read)
+
+
+def _xid_rows(snapshot: Snapshot) -> Iterator[Series]:
+    """0 without an error. It also exists while the GPU does not answer, when it is needed most.
+
+    A code belongs to the container that it affected, which may not hold the GPU now. If it affected several, the row
+    names none of them.
+    """
+    by_gpu = {xids.uuid: xids for xids in snapshot.xids}
+    for card in cards(snapshot):
+        xids = by_gpu.get(card.gpu.uuid)
+        code = None if xids is None else xids.last_code if xids.counts else 0
+        if code is not None:
+            affected = _affected(snapshot, card, code)
+            name = card.sole if code == 0 else next(iter(affected)) if len(affected) == 1 else None
+            labels = _labels(snapshot, card, name)
+            yield Series((*labels[:-2], str(code), *labels[-2:]), code)
+
+
+def _affected(snapshot: Snapshot, card: Entity, code: int) -> set[ContainerName]:
+    """Return the containers that errors of a code affected, on the card or on a part of it."""
+    devices = {card.gpu.uuid, *(leaf.uuid for leaf in card.leaves)}
+    return {one.name for one in snapshot.container_xids if one.code == code and one.uuid in devices}
+
+
+XIDS = Family(
+    "DCGM_FI_DEV_XID_ERRORS",
+    "gauge",
+    "Value of the last XID error encountered.",
+    _XID_LABELS,
+    _xid_rows,
+    optional_labels=_OPTIONAL,
+)
+
 
 NEEDS = ("codec", "health", "links", "gpm", "card")
 
@@ -29,7 +167,7 @@ def _mib(number_bytes: int | None) -> int | None:
 
 
 def _scaled(value: float | None, by: float) -> float | None:
-    """In the original's unit, without what binary fractions add to it: 57, not 56.99999999999999."""
+    """Return the value in the original's unit, without the noise of binary fractions: 57, not 56.99999999999999."""
     if value is None:
         return None
     scaled = round(value * by, 6)
@@ -41,7 +179,7 @@ def _times(by: float, value: Reading) -> Reading:
 
 
 def _whole_utilization(entity: Entity) -> float | None:
-    """NVML has none of a GPU that is partitioned, nor of a GPU instance."""
+    """NVML has none for a partitioned GPU or a GPU instance."""
     reading = entity.gpu.reading
     return None if reading is None or entity.gpu.partitioned else _scaled(reading.utilization_ratio, 100)
 
@@ -75,7 +213,7 @@ _CLOCKS_AND_POWER = (
 )
 
 _UTILIZATION = (
-    shared_out(
+    of_containers(
         "DCGM_FI_DEV_GPU_UTIL",
         "GPU utilization (in %).",
         _whole_utilization,
@@ -109,7 +247,7 @@ _VIOLATIONS = tuple(
 
 _MEMORY = (
     of_memory("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", lambda memory: _mib(memory.free_bytes)),
-    shared_out(
+    of_containers(
         "DCGM_FI_DEV_FB_USED",
         "Framebuffer memory used (in MiB).",
         lambda entity: _mib(entity.memory.used_bytes if entity.memory is not None else None),

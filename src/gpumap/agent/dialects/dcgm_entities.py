@@ -1,4 +1,4 @@
-"""What dcgm-exporter has a series of, a GPU or a GPU instance of MIG, and whose each is.
+"""The entities of dcgm-exporter's series, GPUs and GPU instances of MIG, with the containers that own each.
 
 Compute instances of one GPU instance are one entity: the labels that dcgm-exporter has cannot tell them apart.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.agent.dialects.allocate_mode import Mode, modes_by_device
-from gpumap.agent.dialects.rows import all_told, owns, sees_processes
+from gpumap.agent.dialects.common import all_known, owns, sees_processes
 from gpumap.model.observations import ContainerName, Source
 from gpumap.model.readings import Activity, DeviceMemory, Uuid
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Owner, ProcessUse, Snapshot
 
 _COMPUTE_INSTANCE = re.compile(r"[0-9]+c\.")
-"""What stands before a GPU instance's profile where a compute instance is a part of it: `1c.3g.40gb`."""
+"""The prefix of the GPU instance's profile in that of a compute instance: `1c.3g.40gb`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +30,27 @@ class Entity:
     gpu_instance_id: int | None
     profile: str
     rows: tuple[ContainerOnDevice, ...]
-    """Of containers that own or use its leaves, in the snapshot's order."""
+    """Rows of the containers that own or use its leaves, in the snapshot's order."""
     whole: tuple[ContainerName, ...]
-    """Who owns the partitioned GPU that it is, or is on, as a whole."""
+    """Containers that own the whole partitioned GPU that it is, or is on."""
     sole: ContainerName | None
-    """The one container that it was given to whole, if no process on it may be another's."""
+    """The container that owns all of it, if no process on it may belong to another one."""
 
     @property
     def owners(self) -> tuple[ContainerName, ...]:
-        """The containers that it was given to. On a partitioned GPU's card that is who has all of it."""
+        """The containers that own it. Only the owners of the whole GPU own a partitioned GPU's card."""
         if self.gpu.partitioned and self.gpu_instance_id is None:
             return self.whole
         return tuple(sorted({*self.whole, *(row.name for row in self.rows if owns(row))}))
 
     @property
     def containers(self) -> tuple[ContainerName, ...]:
-        """All that own or use it."""
+        """All containers that own or use it."""
         return tuple(sorted({*self.whole, *(row.name for row in self.rows)}))
 
     @property
     def memory(self) -> DeviceMemory | None:
-        """Each of the compute instances shows their memory whole."""
+        """Each compute instance reports the whole memory."""
         return next((leaf.memory for leaf in self.leaves if leaf.memory is not None), None)
 
     @property
@@ -58,32 +58,32 @@ class Entity:
         return next((leaf.activity for leaf in self.leaves if leaf.activity is not None), None)
 
     def own(self, name: ContainerName, value: Callable[[ContainerUse], float | None]) -> float | None:
-        """What was measured of a container here; `None` where some of it is not known."""
+        """Return the measured value of a container here; `None` if a part of it is unknown."""
         uses = {row.uuid: row.use for row in self.rows if row.name == name}
         if name in self.whole:
             uses = {leaf.uuid: uses.get(leaf.uuid) for leaf in self.leaves}
-        told = all_told(None if use is None else value(use) for use in uses.values())
-        return sum(told) if told else None
+        values = all_known(None if use is None else value(use) for use in uses.values())
+        return sum(values) if values else None
 
 
 def cards(snapshot: Snapshot) -> Iterator[Entity]:
-    """Every GPU, by index."""
-    return _cards(snapshot, _look(snapshot))
+    """Return every GPU, by index."""
+    return _cards(snapshot, _view(snapshot))
 
 
-def _cards(snapshot: Snapshot, sight: _Sight) -> Iterator[Entity]:
+def _cards(snapshot: Snapshot, view: DcgmView) -> Iterator[Entity]:
     on_gpu: dict[Uuid, list[Leaf]] = defaultdict(list)
     for leaf in snapshot.leaves:
         if leaf.gpu is not None:
             on_gpu[leaf.gpu.uuid].append(leaf)
     for gpu in sorted(snapshot.gpus, key=lambda gpu: (gpu.index, gpu.uuid)):
-        yield _entity(gpu, on_gpu.get(gpu.uuid, []), sight, None, "")
+        yield _entity(gpu, on_gpu.get(gpu.uuid, []), view, None, "")
 
 
 def entities(snapshot: Snapshot) -> Iterator[Entity]:
-    """What can be given away: every GPU that is not partitioned, and every GPU instance, by their numbers."""
-    sight = _look(snapshot)
-    for card in _cards(snapshot, sight):
+    """Return what the kubelet can assign: every GPU that is not partitioned, and every GPU instance, by number."""
+    view = _view(snapshot)
+    for card in _cards(snapshot, view):
         if not card.gpu.partitioned:
             yield card
             continue
@@ -93,36 +93,36 @@ def entities(snapshot: Snapshot) -> Iterator[Entity]:
                 by_instance[leaf.instance.gpu_instance_id].append(leaf)
         for number, leaves in sorted(by_instance.items()):
             ordered = sorted(leaves, key=lambda leaf: (_compute_instance_id(leaf), leaf.uuid))
-            yield _entity(card.gpu, ordered, sight, number, _profile(ordered))
+            yield _entity(card.gpu, ordered, view, number, _profile(ordered))
 
 
-class _Sight(NamedTuple):
-    """What the snapshot says of each device, in its order, and whether it can say whose processes are."""
+class DcgmView(NamedTuple):
+    """The snapshot by device, in its order, and whether it knows the owners of processes."""
 
     rows: Mapping[Uuid, list[ContainerOnDevice]]
-    """Of containers that own or use the device."""
+    """Rows of the containers that own or use the device."""
     processes: Mapping[Uuid, list[ProcessUse]]
     modes: Mapping[tuple[ContainerName, Uuid], Mode | None]
-    sees: bool | None
-    """`None`: for the moment not, so that nobody is known to be alone on a device."""
+    sees_processes: bool | None
+    """`None`: temporarily not. No container is then known to be alone on a device."""
 
     def is_alone(self, owner: ContainerName, leaves: Iterable[Leaf]) -> bool:
-        """Whether every process there is known to be its own. Where none can be told, the allocation decides."""
-        if self.sees is None:
+        """Whether every process there certainly is its own. If gpumap cannot see processes, the allocation decides."""
+        if self.sees_processes is None:
             return False
-        return not self.sees or all(self._is_alone_on(leaf, owner) for leaf in leaves)
+        return not self.sees_processes or all(self._is_alone_on(leaf, owner) for leaf in leaves)
 
     def _is_alone_on(self, leaf: Leaf, owner: ContainerName) -> bool:
         uses = [use for use in leaf.owners if use.processes is not None]
         if not uses or any(use.processes and use.owner not in (Owner.ASSIGNED, Owner.SIBLING) for use in uses):
-            return False  # the driver lists no processes, or some are not known to be of who was given the device
+            return False  # the driver lists no processes, or some may not belong to the owners
         on_it = self.processes.get(leaf.uuid, ())
         if any(process.owner is not Owner.ASSIGNED or process.name != owner for process in on_it):
             return False
         return all(row.name == owner for row in self.rows.get(leaf.uuid, ()))
 
 
-def _look(snapshot: Snapshot) -> _Sight:
+def _view(snapshot: Snapshot) -> DcgmView:
     rows: dict[Uuid, list[ContainerOnDevice]] = defaultdict(list)
     for row in snapshot.containers:
         if owns(row) or (row.use is not None and row.use.processes):
@@ -135,31 +135,31 @@ def _look(snapshot: Snapshot) -> _Sight:
         one.source is Source.PROCFS and not one.up and one.last_success is not None for one in snapshot.sources
     ):
         sees = None
-    return _Sight(rows, processes, modes_by_device(snapshot), sees)
+    return DcgmView(rows, processes, modes_by_device(snapshot), sees)
 
 
-def _entity(gpu: Gpu, leaves: Iterable[Leaf], sight: _Sight, gpu_instance_id: int | None, profile: str) -> Entity:
+def _entity(gpu: Gpu, leaves: Iterable[Leaf], view: DcgmView, gpu_instance_id: int | None, profile: str) -> Entity:
     leaves = tuple(leaves)
-    rows = tuple(row for leaf in leaves for row in sight.rows.get(leaf.uuid, ()))
-    of_card = sight.rows.get(gpu.uuid, ()) if gpu.partitioned else ()
+    rows = tuple(row for leaf in leaves for row in view.rows.get(leaf.uuid, ()))
+    of_card = view.rows.get(gpu.uuid, ()) if gpu.partitioned else ()
     whole = tuple(sorted({row.name for row in of_card if owns(row)}))
     devices = [leaf.uuid for leaf in leaves]
     if gpu.partitioned and gpu_instance_id is None:
-        devices = []  # who has all instances of a card was not given the card
+        devices = []  # the owner of all instances of a card does not own the card
     owners = {*whole, *(row.name for row in rows if owns(row))}
-    sole = _sole(owners, [gpu.uuid] if whole else devices, leaves, sight)
+    sole = _sole(owners, [gpu.uuid] if whole else devices, leaves, view)
     return Entity(gpu, leaves, gpu_instance_id, profile, rows, whole, sole)
 
 
 def _sole(
-    owners: Collection[ContainerName], devices: Collection[Uuid], leaves: Iterable[Leaf], sight: _Sight
+    owners: Collection[ContainerName], devices: Collection[Uuid], leaves: Iterable[Leaf], view: DcgmView
 ) -> ContainerName | None:
-    """The one owner, if it was given all of `devices` whole and nobody else is on the leaves."""
+    """Return the single owner, if it owns each of `devices` exclusively and no other container is on the leaves."""
     if len(owners) != 1:
         return None
     (owner,) = owners
-    is_whole = bool(devices) and all(sight.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
-    return owner if is_whole and sight.is_alone(owner, leaves) else None
+    is_whole = bool(devices) and all(view.modes.get((owner, uuid)) is Mode.EXCLUSIVE for uuid in devices)
+    return owner if is_whole and view.is_alone(owner, leaves) else None
 
 
 def _compute_instance_id(leaf: Leaf) -> int:
@@ -167,6 +167,6 @@ def _compute_instance_id(leaf: Leaf) -> int:
 
 
 def _profile(leaves: list[Leaf]) -> str:
-    """The GPU instance's own: that of a compute instance without what says how large a part of it that is."""
+    """Return the GPU instance's profile: that of a compute instance without its prefix."""
     profiles = (leaf.instance.profile for leaf in leaves if leaf.instance is not None)
     return _COMPUTE_INSTANCE.sub("", next(profiles, ""), count=1)

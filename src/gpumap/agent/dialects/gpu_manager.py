@@ -10,7 +10,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gpumap.agent.dialects.rows import ON_SOME_CARD, all_told, gpus_by_uuid, granted_mib, leaves_by_uuid, mib, percent
+from gpumap.agent.dialects.common import (
+    ON_SOME_CARD,
+    all_known,
+    gpus_by_uuid,
+    granted_mib,
+    leaves_by_uuid,
+    mib,
+    percent,
+)
 from gpumap.model.families import Family, Series
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
@@ -21,7 +29,7 @@ _TOTAL = "total"
 
 
 class _Part(NamedTuple):
-    """What a container uses of one device; `card` is its GPU's index, `None` while NVML does not tell it."""
+    """What a container uses of one device; `card` is its GPU's index, `None` while NVML does not report it."""
 
     card: int | None
     value: float | None
@@ -37,7 +45,7 @@ def _by_container(snapshot: Snapshot) -> list[tuple[ContainerName, _Rows]]:
 def _parts(
     rows: _Rows, gpus: Mapping[Uuid, Gpu], leaves: Iterable[Leaf], value: Callable[[ContainerUse], float | None]
 ) -> Iterator[_Part]:
-    """What a container uses, device by device. Who holds a partitioned GPU whole has each of its MIG devices."""
+    """Return what a container uses of each device. The holder of a partitioned GPU has all of its MIG devices."""
     uses = {row.uuid: row.use for row in rows}
     whole = {uuid for uuid in uses if (gpu := gpus.get(uuid)) and gpu.partitioned and gpu.uuid == uuid}
     parts = {leaf.uuid for leaf in leaves if leaf.gpu and leaf.gpu.uuid in whole} if whole else set()
@@ -47,14 +55,14 @@ def _parts(
 
 
 def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool) -> Iterator[tuple[str, float]]:
-    """Each card's number, and `total`, which adds up the numbers as they are shown, if these cards are all of them."""
+    """Return the number of each card, and the sum of the shown numbers as `total` if these are all cards."""
     of_card: dict[int | None, list[float | None]] = {}
     for part in parts:
         of_card.setdefault(part.card, []).append(part.value)
     numbers = {}
     for card, values in of_card.items():
-        if card is not None and (told := all_told(values)) is not None:
-            numbers[f"gpu{card}"] = shown(sum(told))
+        if card is not None and (known := all_known(values)) is not None:
+            numbers[f"gpu{card}"] = shown(sum(known))
     yield from sorted(numbers.items())
     if numbers and is_all and len(numbers) == len(of_card):
         yield _TOTAL, round(sum(numbers.values()), 9)
@@ -63,7 +71,7 @@ def _cards(parts: Iterable[_Part], shown: Callable[[float], float], is_all: bool
 def _used(
     name: str, help: str, label: str, value: Callable[[ContainerUse], float | None], shown: Callable[[float], float]
 ) -> Family:
-    """A family of what containers use, by card; `label` names the card."""
+    """Return a family on what containers use, by card. `label` names the card."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         gpus = gpus_by_uuid(snapshot)
@@ -78,7 +86,7 @@ def _used(
 
 
 def _requested(name: str, help: str, label: str, value: Callable[[_Rows, Mapping[Uuid, Leaf]], float | None]) -> Family:
-    """A family of what containers were given; `value` is asked of all that one holds."""
+    """Return a family on what containers hold. `value` gets all rows that one container holds."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         leaves = leaves_by_uuid(snapshot)
@@ -96,12 +104,12 @@ def _requested(name: str, help: str, label: str, value: Callable[[_Rows, Mapping
 
 
 def _nothing(rows: _Rows) -> int | None:
-    """0 for who is known to use what nobody gave him."""
+    """0 for a container that uses a device without an assignment."""
     return 0 if any(row.use is not None and row.use.unassigned for row in rows) else None
 
 
 def _granted_gpus(held: _Rows, leaves: Mapping[Uuid, Leaf]) -> float | None:
-    shares = all_told(row.allocated_gpus for row in held)
+    shares = all_known(row.allocated_gpus for row in held)
     return math.fsum(shares) if shares is not None else None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpumap.agent.dialects.rows import gpus_by_uuid, mib, sees_processes
+from gpumap.agent.dialects.common import gpus_by_uuid, mib, sees_processes
 from gpumap.model.families import Family, Series
 from gpumap.model.snapshot import Snapshot
 

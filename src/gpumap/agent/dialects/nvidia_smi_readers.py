@@ -1,14 +1,13 @@
-"""How families of the dialect nvidia-smi are read: of GPUs, of their GPU instances, of processes, of the collection.
+"""How the dialect nvidia-smi reads its values: of GPUs, GPU instances, processes and the collection.
 
-Its label `uuid` is always the GPU's, in lower case and without the prefix that NVML gives it.
+The label `uuid` is always the GPU's, in lower case and without NVML's prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpumap.agent.dialects.reading import Reading
-from gpumap.agent.dialects.rows import all_told, driver_version, gpus_by_uuid, sees_processes
+from gpumap.agent.dialects.common import Reading, all_known, driver_version, gpus_by_uuid, sees_processes
 from gpumap.model.families import Family, Kind, Series
 from gpumap.model.observations import Source
 from gpumap.model.readings import RECOVERY_ACTIONS, GpuReading, Uuid
@@ -30,7 +29,7 @@ _OTHER_ERROR = 255
 
 
 def plain(uuid: Uuid) -> str:
-    """A uuid as the original writes it."""
+    """Return a uuid as the original writes it."""
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
@@ -38,7 +37,7 @@ def plain(uuid: Uuid) -> str:
 
 
 def on_gpus(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Family:
-    """A family with one value a GPU that answers."""
+    """Return a family with one value for each GPU that answers."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for gpu in snapshot.gpus:
@@ -49,14 +48,14 @@ def on_gpus(name: str, help: str, value: Reading, kind: Kind = "gauge") -> Famil
 
 
 def info(snapshot: Snapshot) -> Iterator[Series]:
-    """Of GPUs that answer, as the original drops the others."""
+    """Only for GPUs that answer: the original drops the others."""
     driver = snapshot.driver
     for gpu in snapshot.gpus:
         if gpu.reading is not None:
             labels = (
                 gpu.reading.compute_capability,
                 driver.cuda_version if driver is not None else "",
-                "[N/A]",  # driver models are of Windows: so nvidia-smi says of them elsewhere
+                "[N/A]",  # driver models exist on Windows; elsewhere nvidia-smi prints this
                 "[N/A]",
                 driver_version(snapshot),
                 str(gpu.index),
@@ -110,21 +109,21 @@ def mig_info(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def on_gpu_instances(name: str, help: str, value: Callable[[Leaf], float | None]) -> Family:
-    """A family with one value a GPU instance: that of the first of its compute instances that tells it."""
+    """Return a family with one value for each GPU instance: that of its first compute instance with a value."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
-        told: set[tuple[str, ...]] = set()
+        shown: set[tuple[str, ...]] = set()
         for leaf, gpu in _mig_devices(snapshot):
             labels = str(leaf.instance.gpu_instance_id if leaf.instance else ""), plain(gpu.uuid)
-            if labels not in told and (found := value(leaf)) is not None:
-                told.add(labels)
+            if labels not in shown and (found := value(leaf)) is not None:
+                shown.add(labels)
                 yield Series(labels, found)
 
     return Family(f"nvidia_smi_{name}", "gauge", help, ("gpu_instance_id", "uuid"), read)
 
 
 def _mig_devices(snapshot: Snapshot) -> Iterator[tuple[Leaf, Gpu]]:
-    """Of GPUs that answer."""
+    """Return the MIG devices of GPUs that answer."""
     for leaf in snapshot.leaves:
         if leaf.instance is not None and leaf.gpu is not None and leaf.gpu.reading is not None:
             yield leaf, leaf.gpu
@@ -138,10 +137,10 @@ def process_info(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def process_memory(snapshot: Snapshot) -> Iterator[Series]:
-    """What it uses on all of the GPU's MIG devices; absent where one of them does not tell."""
+    """The sum over all MIG devices of the GPU; absent if one of them is unknown."""
     for labels, memory in sorted(_compute_apps(snapshot).items()):
-        if (told := all_told(memory)) is not None:
-            yield Series(labels, sum(told))
+        if (known := all_known(memory)) is not None:
+            yield Series(labels, sum(known))
 
 
 def _compute_apps(snapshot: Snapshot) -> dict[tuple[str, str, str], list[int | None]]:
@@ -159,7 +158,7 @@ def _compute_apps(snapshot: Snapshot) -> dict[tuple[str, str, str], list[int | N
 
 
 def compute_apps(snapshot: Snapshot) -> Iterator[Series]:
-    """0 where there is none; absent where NVML does not list a GPU's processes."""
+    """0 if there is none; absent if NVML does not list the GPU's processes."""
     if not sees_processes(snapshot):
         return
     counts: dict[str, int] = {}
@@ -185,7 +184,7 @@ def compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _tried(snapshot: Snapshot) -> Iterator[SourceHealth]:
-    """NVML's record, once it has been asked."""
+    """Return NVML's record after the first attempt."""
     return (health for health in snapshot.sources if health.source is Source.NVML and health.attempts)
 
 

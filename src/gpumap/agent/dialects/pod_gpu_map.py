@@ -1,12 +1,16 @@
-"""The dialect of the "pod gpu metrics exporter": which pod holds which GPU, one row per (pod, device), value 1.
+"""The dialects of the "pod gpu metrics exporter": which pod holds which GPU, one row per (pod, device), value 1.
 
-Where the original repeated rows, and made metric names that are not valid out of node names, this does neither.
+The original repeated rows, and made invalid metric names out of node names. This dialect does neither. The original
+also has names that it calls deprecated: a family for each row of its map, value 0, with the number of the row in the
+name. It numbered rows in random order; this dialect sorts them.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from gpumap.model.families import Family, Series
+from gpumap.model.families import Family, Numbered, Series
 from gpumap.model.snapshot import Snapshot
 
 _LABELS = ("gpu_id", "gpu_model", "namespace", "node", "pod_name")
@@ -30,3 +34,29 @@ def node_family(node: str) -> Family:
     name = re.sub(r"[^a-zA-Z0-9_]", "_", node)
     name = f"_{name}" if name[:1].isdigit() else name
     return Family(f"{name}_info", "gauge", "Provide every node's pod and gpu mapping relationship", _LABELS, _rows)
+
+
+# --- pod-gpu-map-deprecated -------------------------------------------------------------------------------------------
+
+_DEPRECATED_HELP = "pod gpu map info - please use labels value to match pod and gpu"
+(_MAP,) = FAMILIES
+_ORDER = ("namespace", "pod_name", "gpu_id")
+
+
+def _position(series: Series) -> tuple[str, ...]:
+    labels = dict(zip(_MAP.labels, series.labels, strict=True))
+    return tuple(labels[name] for name in _ORDER)
+
+
+def _deprecated_family(number: int, row: Series) -> Family:
+    return Family(
+        f"POD_GPU_MAP_INFO_{number}", "gauge", _DEPRECATED_HELP, _MAP.labels, lambda _: (Series(row.labels, 0),)
+    )
+
+
+def _deprecated(snapshot: Snapshot) -> Iterator[Family]:
+    for number, row in enumerate(sorted(_MAP.read(snapshot), key=_position)):
+        yield _deprecated_family(number, row)
+
+
+DEPRECATED_FAMILIES = (Numbered("POD_GPU_MAP_INFO_<n>", "gauge", _DEPRECATED_HELP, _MAP.labels, _deprecated),)

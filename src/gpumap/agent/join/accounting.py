@@ -1,170 +1,259 @@
 """What each container is charged for since the last collection: time held, SM time, memory and energy.
 
-Real time counts, from one good reading of a GPU to the next. What cannot be charged is a gap, or unattributed energy;
-with it the energy of containers adds up to the GPU's own, to the millijoule (docs/accounting.md).
+Real time counts, from one good reading of a GPU to the next. Time that gpumap cannot charge is a gap. Energy that it
+cannot charge is unattributed; with it, the energy of the containers adds up to the energy of the GPU, to the millijoule
+(docs/accounting.md).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.ledger import (
-    GPUS_AWAY_MAX,
-    KEPT_SECONDS,
-    UNSEEN_SECONDS,
-    Charge,
-    GpuCounters,
-    Key,
-    Ledger,
-    elapsed,
-)
-from gpumap.model.observations import Moment
+from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import GpuReading, Uuid
-from gpumap.model.snapshot import ContainerOnDevice
+from gpumap.model.snapshot import ContainerAccount, ContainerOnDevice, GpuAccount
+
+Key = tuple[ContainerName, Uuid]
+"""A container and a device."""
+
+KEPT_SECONDS = 300.0
+"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (contract §3)."""
+UNSEEN_SECONDS = 3600.0
+"""How long gpumap keeps its counters while an outage of the kubelet or of NVML hides whether it is gone."""
+GPUS_AWAY_MAX = 64
+"""How many GPUs gpumap remembers that are no longer on the node. They may come back."""
+
+
+class Charge(NamedTuple):
+    """A container's counters on a leaf (or on a partitioned GPU that it holds whole), and its last known state.
+
+    A counter is `None` until its value was known once. Then it exists and never decreases.
+    """
+
+    gpu: Uuid
+    allocated_gpu_seconds: float | None = None
+    sm_seconds: float | None = None
+    memory_byte_seconds: float | None = None
+    energy_millijoules: int | None = None
+    present: bool = False
+    """Whether it was present at the last collection. If not, it is not charged for the time since then."""
+    allocated_gpus: float | None = None
+    memory_bytes: int | None = None
+    seen_at: float = 0.0
+    """Monotonic time at which it was last present."""
+    unsettled_seconds: float = 0.0
+    """Charged time that no samples have covered yet."""
+
+
+class GpuCounters(NamedTuple):
+    """Energy and time of a GPU that no container was charged for."""
+
+    gap_seconds: float = 0.0
+    unattributed_millijoules: int | None = None
+    """`None` until the GPU reported its energy once."""
+    counter_millijoules: int | None = None
+    """The driver's counter when it was last read."""
+    read: bool = False
+    """Whether the GPU was read at the last collection."""
+    energy_read: bool = False
+    """Whether its energy was read then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All counters of accounting. Time until `at` is charged or a gap; `None` before the first collection."""
+
+    at: Moment | None = None
+    charges: Mapping[Key, Charge] = field(default_factory=dict)
+    gpus: Mapping[Uuid, GpuCounters] = field(default_factory=dict)
+    away: Mapping[Uuid, GpuCounters] = field(default_factory=dict)
+    """GPUs that NVML no longer lists; they are not shown. If one comes back, its counters continue."""
+
+
+def elapsed(moment: Moment) -> float:
+    """Return seconds of a clock that continues while the machine sleeps."""
+    return moment.monotonic + moment.asleep
+
+
+def container_accounts(ledger: Ledger) -> Iterator[ContainerAccount]:
+    """Return each container's counters, sorted."""
+    for (name, uuid), charge in sorted(ledger.charges.items()):
+        yield ContainerAccount(
+            name,
+            uuid,
+            charge.allocated_gpu_seconds,
+            charge.sm_seconds,
+            charge.memory_byte_seconds,
+            _joules(charge.energy_millijoules),
+        )
+
+
+def gpu_accounts(ledger: Ledger) -> Iterator[GpuAccount]:
+    """Return the uncharged energy and time of each GPU, sorted."""
+    for uuid, counters in sorted(ledger.gpus.items()):
+        yield GpuAccount(uuid, _joules(counters.unattributed_millijoules), counters.gap_seconds)
+
+
+def _joules(millijoules: int | None) -> float | None:
+    """Convert as the worker does: below 10^15 millijoules the text on the page is exact."""
+    return None if millijoules is None else millijoules / 1000
+
 
 SLEEP_SECONDS = 1.0
 """The machine was suspended, rather than its two clocks read a moment apart."""
 LATE_SECONDS = 5.0
-"""How much later than its time a reading may be in (collect.DEADLINE_SECONDS_MAX): --interval may be as long as
---stale-after, and then each would be too late."""
+"""How late a reading may arrive (collect.DEADLINE_SECONDS_MAX). If --interval is as long as --stale-after, each reading
+would be too late without it."""
 LAG_SECONDS = 1.0
-"""How much longer than another an answer of NVML may be on its way: such time is settled by the next samples."""
+"""How much longer one answer of NVML may take than another. The next samples settle that time."""
 
 
-class Sight(NamedTuple):
-    """What one collection saw of GPUs and containers. `sm` is the SM time of containers where it is known, as a ratio
-    of the interval, not cut off at 1."""
+class Measurements(NamedTuple):
+    """The inputs of one collection. `sm_ratios` are the known SM ratios of containers; they may exceed 1."""
 
     at: Moment
-    """When NVML's answer, or its failure, was in."""
+    """When NVML's answer or failure arrived."""
     inventory: Inventory
     containers: tuple[ContainerOnDevice, ...]
-    sm: Mapping[Key, float]
+    sm_ratios: Mapping[Key, float]
     list_current: bool
 
 
 class _Energy(NamedTuple):
-    """What a GPU used since the last collection. It can be shared out if the interval is charged, and is measured by
-    process."""
+    """What a GPU used since the last collection. `reading` is `None` if gpumap cannot divide it among containers."""
 
     millijoules: int
     reading: GpuReading | None
 
 
 class ChargedPeriod(NamedTuple):
-    """Time that is charged, and what the samples at its end cover of it and of the time before
-    (`GpuReading.sampled_seconds`)."""
+    """Time to charge, and how much time the samples at its end cover (`GpuReading.sampled_seconds`)."""
 
     seconds: float
     sampled_seconds: float | None
 
 
-def account(before: Ledger, sight: Sight, stale_after_seconds: float) -> Ledger:
+def account(before: Ledger, measured: Measurements, stale_after_seconds: float) -> Ledger:
     """Charge the time and energy since the last collection."""
-    seconds = _stretch(before.at, sight.at, stale_after_seconds)
-    passed = max(elapsed(sight.at) - elapsed(before.at), 0.0) if before.at else 0.0
-    readings = {gpu.uuid: gpu.reading for gpu in sight.inventory.gpus}
-    books: dict[Uuid, GpuCounters] = {}
-    charged: dict[Uuid, ChargedPeriod] = {}
+    seconds = _chargeable_seconds(before.at, measured.at, stale_after_seconds)
+    passed = max(elapsed(measured.at) - elapsed(before.at), 0.0) if before.at else 0.0
+    readings = {gpu.uuid: gpu.reading for gpu in measured.inventory.gpus}
+    gpus: dict[Uuid, GpuCounters] = {}
+    periods: dict[Uuid, ChargedPeriod] = {}
     energies: dict[Uuid, _Energy] = {}
-    for uuid in _here(before, sight.inventory):
-        book, reading = before.gpus.get(uuid), readings.get(uuid)
-        if book is None:
-            book = before.away.get(uuid, GpuCounters())._replace(read=False, told=False)
-        elif seconds is not None and book.read and reading is not None:
-            charged[uuid] = ChargedPeriod(seconds, reading.sampled_seconds)
+    for uuid in _present_gpus(before, measured.inventory):
+        counters, reading = before.gpus.get(uuid), readings.get(uuid)
+        if counters is None:
+            counters = before.away.get(uuid, GpuCounters())._replace(read=False, energy_read=False)
+        elif seconds is not None and counters.read and reading is not None:
+            periods[uuid] = ChargedPeriod(seconds, reading.sampled_seconds)
         else:
-            book = book._replace(gap_seconds=book.gap_seconds + passed)
-        books[uuid], energies[uuid] = _read_energy(book, reading, shared=uuid in charged)
-    shares = _share_out(before.charges, sight, energies)
-    attributed = Counter[Uuid]()
+            counters = counters._replace(gap_seconds=counters.gap_seconds + passed)
+        gpus[uuid], energies[uuid] = _read_energy(counters, reading, is_charged=uuid in periods)
+    shares = _energy_shares(before.charges, measured, energies)
     for (_, uuid), millijoules in shares.items():
-        attributed[uuid] += millijoules
-    for uuid, millijoules in attributed.items():
-        left = (books[uuid].unattributed_millijoules or 0) - millijoules
-        books[uuid] = books[uuid]._replace(unattributed_millijoules=left)
-    gone = {uuid: book for uuid, book in {**before.away, **before.gpus}.items() if uuid not in books}
+        left = (gpus[uuid].unattributed_millijoules or 0) - millijoules
+        gpus[uuid] = gpus[uuid]._replace(unattributed_millijoules=left)
+    gone = {uuid: counters for uuid, counters in {**before.away, **before.gpus}.items() if uuid not in gpus}
     return Ledger(
-        at=sight.at,
-        charges=_charge_all(before.charges, sight, charged, shares, books),
-        gpus=books,
+        at=measured.at,
+        charges=_charge_all(before.charges, measured, periods, shares, gpus),
+        gpus=gpus,
         away=dict(itertools.islice(gone.items(), max(len(gone) - GPUS_AWAY_MAX, 0), None)),
     )
 
 
-def _stretch(before: Moment | None, now: Moment, longest: float) -> float | None:
-    """Seconds that can be charged between two collections; `None` where they tell too little of the time between."""
+def _chargeable_seconds(before: Moment | None, now: Moment, longest: float) -> float | None:
+    """Return the seconds between two collections; `None` if they are too far apart to charge."""
     if before is None or now.asleep - before.asleep > SLEEP_SECONDS:
         return None
     seconds = max(elapsed(now) - elapsed(before), 0.0)
     return seconds if seconds <= longest + LATE_SECONDS else None
 
 
-def _here(before: Ledger, inventory: Inventory) -> Iterable[Uuid]:
-    """The GPUs whose time runs. While NVML is down no GPU is known to have left, nor while one of them may be a GPU
-    that has not told its name."""
+def _present_gpus(before: Ledger, inventory: Inventory) -> Iterable[Uuid]:
+    """Return the GPUs that are present. While NVML is down, or a GPU has no name, every earlier GPU may be present."""
     known = dict.fromkeys(gpu.uuid for gpu in inventory.known)
     if not inventory.up or inventory.nameless:
         known |= dict.fromkeys(before.gpus)
     return known
 
 
-def _read_energy(book: GpuCounters, reading: GpuReading | None, *, shared: bool) -> tuple[GpuCounters, _Energy]:
-    """Add what the GPU used since its energy was last told to what is unattributed; containers' part goes off it."""
+def _read_energy(counters: GpuCounters, reading: GpuReading | None, *, is_charged: bool) -> tuple[GpuCounters, _Energy]:
+    """Add the GPU's energy since its last reading to the unattributed energy. `account` subtracts the shares."""
     if reading is None or reading.energy_joules is None:
-        return book._replace(read=reading is not None, told=False), _Energy(0, None)
+        return counters._replace(read=reading is not None, energy_read=False), _Energy(0, None)
     counter = round(reading.energy_joules * 1000)  # NVML counts millijoules: integers keep sums exact
-    used, went_on = 0, False
-    if book.counter_millijoules is not None:
-        # A counter that went back began anew, as Prometheus's increase() takes it. Since when, and whether it is one
-        # that the driver was loaded with, nobody knows: nobody is charged for it.
-        went_on = counter >= book.counter_millijoules
-        used = counter - book.counter_millijoules if went_on else counter
-    after = book._replace(
-        unattributed_millijoules=(book.unattributed_millijoules or 0) + used,
+    used, continued = 0, False
+    if counters.counter_millijoules is not None:
+        # A counter that decreased restarted at 0, as Prometheus's increase() assumes. When it restarted is unknown, and
+        # so is whether the driver was reloaded: no container is charged for it.
+        continued = counter >= counters.counter_millijoules
+        used = counter - counters.counter_millijoules if continued else counter
+    after = counters._replace(
+        unattributed_millijoules=(counters.unattributed_millijoules or 0) + used,
         counter_millijoules=counter,
         read=True,
-        told=True,
+        energy_read=True,
     )
-    by_process = shared and book.told and went_on and not reading.partitioned and reading.samples is not None
-    return after, _Energy(used, reading if by_process else None)
+    is_divisible = is_charged and counters.energy_read and continued
+    has_samples = not reading.partitioned and reading.samples is not None
+    return after, _Energy(used, reading if is_divisible and has_samples else None)
 
 
 # --- energy -----------------------------------------------------------------------------------------------------------
 
 
-def _share_out(charges: Mapping[Key, Charge], sight: Sight, energies: Mapping[Uuid, _Energy]) -> dict[Key, int]:
-    """Share each GPU's energy out among the containers on it that were there before, in millijoules."""
-    of_gpu: dict[Uuid, list[tuple[Key, float, float]]] = {}
-    for row in sight.containers:
-        key = row.name, row.uuid
-        before, sm = charges.get(key), sight.sm.get(key)
-        if before is None or not before.present or before.energy_millijoules is None or sm is None:
-            continue
-        held = before.allocated_gpus if row.allocated_gpus is not None else None
-        of_gpu.setdefault(row.uuid, []).append((key, sm, held or 0.0))
+class _Sharer(NamedTuple):
+    """A container that may get a part of a GPU's energy, with its SM ratio and the share that it holds."""
+
+    key: Key
+    sm_ratio: float
+    held: float
+
+
+def _energy_shares(
+    charges: Mapping[Key, Charge], measured: Measurements, energies: Mapping[Uuid, _Energy]
+) -> dict[Key, int]:
+    """Divide the energy of each GPU among the containers that were on it before, in millijoules."""
     shares: dict[Key, int] = {}
-    for uuid, there in of_gpu.items():
+    for uuid, sharers in _sharers(charges, measured).items():
         energy = energies.get(uuid)
-        if energy is None or energy.reading is None or not energy.millijoules:
-            continue
-        total = sum(sample.sm_ratio for sample in energy.reading.samples or ())
-        if not total and not _is_idle(energy.reading):
-            continue
-        left = energy.millijoules
-        for key, sm, held in there:
-            share = min(int(energy.millijoules * (sm / total if total else held)), left)
-            shares[key] = share
-            left -= share
+        if energy is not None and energy.reading is not None and energy.millijoules:
+            shares.update(_divide(energy.millijoules, energy.reading, sharers))
     return shares
 
 
+def _sharers(charges: Mapping[Key, Charge], measured: Measurements) -> dict[Uuid, list[_Sharer]]:
+    by_gpu: dict[Uuid, list[_Sharer]] = {}
+    for row in measured.containers:
+        key = row.name, row.uuid
+        before, sm_ratio = charges.get(key), measured.sm_ratios.get(key)
+        if before is None or not before.present or before.energy_millijoules is None or sm_ratio is None:
+            continue
+        held = before.allocated_gpus if row.allocated_gpus is not None else None
+        by_gpu.setdefault(row.uuid, []).append(_Sharer(key, sm_ratio, held or 0.0))
+    return by_gpu
+
+
+def _divide(millijoules: int, reading: GpuReading, sharers: Iterable[_Sharer]) -> Iterator[tuple[Key, int]]:
+    """Divide by SM time; on an idle GPU by the shares held. Together at most all of it."""
+    total = sum(sample.sm_ratio for sample in reading.samples or ())
+    if not total and not _is_idle(reading):
+        return
+    left = millijoules
+    for key, sm_ratio, held in sharers:
+        share = min(int(millijoules * (sm_ratio / total if total else held)), left)
+        yield key, share
+        left -= share
+
+
 def _is_idle(reading: GpuReading) -> bool:
-    """Whether nobody computes, where no sample tells of anybody. The driver samples no client of an MPS server."""
+    """Whether no process computes, if there are no samples. The driver samples no client of an MPS server."""
     if reading.utilization_ratio or reading.processes is None:
         return False
     sampled = {sample.pid for sample in reading.samples or ()}
@@ -176,33 +265,34 @@ def _is_idle(reading: GpuReading) -> bool:
 
 def _charge_all(
     before: Mapping[Key, Charge],
-    sight: Sight,
-    charged: Mapping[Uuid, ChargedPeriod],
+    measured: Measurements,
+    periods: Mapping[Uuid, ChargedPeriod],
     shares: Mapping[Key, int],
-    books: Mapping[Uuid, GpuCounters],
+    gpus: Mapping[Uuid, GpuCounters],
 ) -> dict[Key, Charge]:
-    """Charge every container that was there at the last collection, and note what those have that are here now."""
+    """Charge every container that was present at the last collection, and note the state of those present now."""
     after: dict[Key, Charge] = {}
-    for row in sight.containers:
+    for row in measured.containers:
         key = row.name, row.uuid
         charge = before.get(key)
         if charge is None:
-            gpu = _gpu_of(row.uuid, sight.inventory)
+            gpu = _gpu_of(row.uuid, measured.inventory)
             if gpu is None:
-                continue  # no GPU that NVML ever told: there is nothing to charge
+                continue  # NVML never listed this GPU: there is nothing to charge
             charge = Charge(gpu)
-        charge = _charge(charge, charged.get(charge.gpu), sight.sm.get(key), shares.get(key, 0))
-        after[key] = _note(charge, row, sight.sm.get(key), books.get(charge.gpu), sight.at.monotonic)
-    known = {gpu.uuid for gpu in sight.inventory.known}
+        sm_ratio = measured.sm_ratios.get(key)
+        charge = _charge(charge, periods.get(charge.gpu), sm_ratio, shares.get(key, 0))
+        after[key] = _with_state(charge, row, sm_ratio, gpus.get(charge.gpu), measured.at.monotonic)
+    known = {gpu.uuid for gpu in measured.inventory.known}
     for key, charge in before.items():
         if key in after:
             continue
-        charge = _charge(charge, charged.get(charge.gpu), None, 0)
-        # Without NVML the List alone tells who holds a GPU that is known; who only uses one is not seen.
-        gone = sight.list_current and (
-            sight.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
+        charge = _charge(charge, periods.get(charge.gpu), None, 0)
+        # Without NVML, the List shows the holders of known GPUs, but no containers that only use one.
+        gone = measured.list_current and (
+            measured.inventory.up or (charge.allocated_gpu_seconds is not None and charge.gpu in known)
         )
-        if sight.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS):
+        if measured.at.monotonic - charge.seen_at < (KEPT_SECONDS if gone else UNSEEN_SECONDS):
             after[key] = charge._replace(present=False, allocated_gpus=None, memory_bytes=None, unsettled_seconds=0.0)
     return after
 
@@ -212,17 +302,17 @@ def _gpu_of(uuid: Uuid, inventory: Inventory) -> Uuid | None:
     return gpu.uuid if gpu else None
 
 
-def _charge(charge: Charge, stretch: ChargedPeriod | None, sm: float | None, millijoules: int) -> Charge:
-    """Charge a stretch: shares and memory as they were when it began, SM and energy as they were measured over it."""
-    if not charge.present or stretch is None:
+def _charge(charge: Charge, period: ChargedPeriod | None, sm_ratio: float | None, millijoules: int) -> Charge:
+    """Charge a period: share and memory as they were at its start, SM time and energy as measured during it."""
+    if not charge.present or period is None:
         return charge._replace(unsettled_seconds=0.0) if charge.unsettled_seconds else charge
-    seconds = stretch.seconds
-    settled, unsettled = _settle(charge.unsettled_seconds + seconds, stretch.sampled_seconds)
+    seconds = period.seconds
+    settled, unsettled = _settle(charge.unsettled_seconds + seconds, period.sampled_seconds)
     energy = charge.energy_millijoules
     return Charge(  # three times as fast as _replace
         charge.gpu,
         _add(charge.allocated_gpu_seconds, charge.allocated_gpus, seconds),
-        _add(charge.sm_seconds, min(sm, 1.0) if sm is not None else None, settled),
+        _add(charge.sm_seconds, min(sm_ratio, 1.0) if sm_ratio is not None else None, settled),
         _add(charge.memory_byte_seconds, charge.memory_bytes, seconds),
         energy + millijoules if energy is not None else None,
         charge.present,
@@ -234,10 +324,10 @@ def _charge(charge: Charge, stretch: ChargedPeriod | None, sm: float | None, mil
 
 
 def _settle(seconds: float, sampled_seconds: float | None) -> tuple[float, float]:
-    """What samples settle of the time that is not settled yet, and what is left for the next.
+    """Return how much of the unsettled time the samples settle, and what remains for the next samples.
 
-    Those of a reading before its time, which are told once more by the next one, settle nothing. Others settle what
-    they cover: the rest was never sampled, but for what is a matter of when their answer came.
+    Samples of a reading that came early settle nothing: the next reading has them again. Others settle the time that
+    they cover. The rest was never sampled, except for the time by which answers arrive earlier or later.
     """
     if sampled_seconds is None:
         return seconds, 0.0
@@ -251,17 +341,19 @@ def _add(total: float | None, rate: float | None, seconds: float) -> float | Non
     return total if total is None or rate is None else total + rate * seconds
 
 
-def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuCounters | None, at: float) -> Charge:
-    """Note what a container has now. A counter begins at 0 when its measure is first known, so that a scraper sees all
-    of its increase."""
+def _with_state(
+    charge: Charge, row: ContainerOnDevice, sm_ratio: float | None, gpu: GpuCounters | None, at: float
+) -> Charge:
+    """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
+    whole increase."""
     memory_bytes = row.use.memory_bytes if row.use else None
-    tells_energy = sm is not None and book is not None and book.counter_millijoules is not None
+    has_energy = sm_ratio is not None and gpu is not None and gpu.counter_millijoules is not None
     return Charge(
         charge.gpu,
-        _begun(charge.allocated_gpu_seconds, row.allocated_gpus is not None),
-        _begun(charge.sm_seconds, sm is not None),
-        _begun(charge.memory_byte_seconds, memory_bytes is not None),
-        0 if charge.energy_millijoules is None and tells_energy else charge.energy_millijoules,
+        _started(charge.allocated_gpu_seconds, row.allocated_gpus is not None),
+        _started(charge.sm_seconds, sm_ratio is not None),
+        _started(charge.memory_byte_seconds, memory_bytes is not None),
+        0 if charge.energy_millijoules is None and has_energy else charge.energy_millijoules,
         True,
         row.allocated_gpus,
         memory_bytes,
@@ -270,5 +362,5 @@ def _note(charge: Charge, row: ContainerOnDevice, sm: float | None, book: GpuCou
     )
 
 
-def _begun(total: float | None, known: bool) -> float | None:
+def _started(total: float | None, known: bool) -> float | None:
     return 0.0 if total is None and known else total

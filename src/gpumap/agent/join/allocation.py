@@ -1,7 +1,6 @@
-"""Who holds what: the kubelet's ids laid on the node's devices, each id on a device or among the unmatched.
+"""Which container holds which device: each id of the kubelet's List is placed on a device or counted as unmatched.
 
-A slot is one device id. What is granted is computed from the kubelet's and the plugins' words alone: processes decide
-no allocation.
+A slot is one device id. Only the kubelet and the device plugins decide an allocation; processes do not.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.answers import Answers, answers_of_row, first_named
 from gpumap.agent.join.grants import Grant, Holding, grants
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.offers import Offer, PlacedOffer, place_offer
-from gpumap.agent.join.placement import NO_INDICES, Placed, place, place_claim
+from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.observations import (
@@ -24,84 +21,90 @@ from gpumap.model.observations import (
     DeviceId,
     ListedContainer,
     ListedPod,
+    PluginAnswer,
+    PodName,
     PodUid,
     PreparedDevice,
+    ResourceDevices,
 )
-from gpumap.model.plugins import Plugin, Trust, recognise
+from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import UnmatchedSlots
 
 
 @dataclass(frozen=True, slots=True)
 class InitContainerAllocation:
-    """What a container that only the checkpoint knows was given. Not `settled`: some of it is on no device."""
+    """The devices of a container that only the checkpoint lists. `complete`: each of its ids is on a device."""
 
     devices: frozenset[Uuid]
-    settled: bool
+    complete: bool
 
 
-class Told(NamedTuple):
-    """What a plugin's answer tells of a container's resource."""
+class PluginGpuRefs(NamedTuple):
+    """The GPUs that a plugin's answer names for one resource of a container."""
 
     container: ContainerName
     pod_uid: PodUid | None
     resource: str
-    named: tuple[DeviceRef, ...]
+    refs: tuple[DeviceRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The kubelet's word on this node's devices. `basis` is what it was made of: the same basis, the same result."""
+    """The kubelet's assignments of this node's devices. `basis` are the inputs: equal inputs give an equal result."""
 
     basis: tuple[object, ...]
     grants: Mapping[tuple[ContainerName, Uuid], Grant]
     unmatched: tuple[UnmatchedSlots, ...]
-    unsettled: frozenset[ContainerName]
-    """Containers with unmatched slots: which devices they hold is not known."""
+    incomplete: frozenset[ContainerName]
+    """Containers with unmatched slots: gpumap does not know all of their devices."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
     named: frozenset[tuple[Uuid, str]]
-    """(device, resource) pairs of held ids that name their device: it must have been offered so."""
-    stand_ins: Mapping[tuple[PodUid, str], InitContainerAllocation]
-    """By pod and container: plain init containers, which the List leaves out."""
+    """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
+    init_containers: Mapping[tuple[PodUid, str], InitContainerAllocation]
+    """Init containers, which the List does not contain, by pod and container."""
     offer: PlacedOffer
-    indices: Mapping[Told, Mapping[int, Uuid]]
-    """By which index a plugin's answer told which GPU when it was first seen: NVML counts anew when one is unbound."""
+    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]]
+    """For each plugin answer: the GPU of each NVML index when gpumap first saw the answer. NVML renumbers its GPUs when
+    one is unbound."""
 
 
 def allocate(
     pods: tuple[ListedPod, ...],
-    table: PodTable,
+    pod_table: PodTable,
     prepared: tuple[PreparedDevice, ...],
     offer: Offer,
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
-    indices: Mapping[Told, Mapping[int, Uuid]],
+    gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
     before: Allocation | None,
 ) -> Allocation:
-    """Lay every id of the List on a device. `before` is returned as it is while nothing that matters has changed.
+    """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
-    `table` has the plugins' answers, `prepared` what NVIDIA's DRA driver wrote down, `indices` what is remembered of
-    the last allocation's.
+    `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
+    last allocation.
     """
-    laid_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (table, laid_offer, pods, prepared, inventory.shape)
+    placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
+    basis = (pod_table, placed_offer, pods, prepared, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
-    laying = _Placer(Answers(table), prepared, inventory, is_gpu_resource, indices)
+    placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
         for container in pod.containers:
-            laying.lay(ContainerName(pod.namespace, pod.name, container.name), container)
-    holdings, unmatched = laying.holdings(), laying.unmatched
+            placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
+    holdings, unmatched = placer.holdings(), placer.unmatched
     return Allocation(
         basis=basis,
-        grants=grants(holdings, laid_offer.allocatable, laid_offer.registered, inventory),
+        grants=grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory),
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
-        unsettled=frozenset(name for name, _, _ in unmatched),
+        incomplete=frozenset(name for name, _, _ in unmatched),
         holders=_holders(holdings),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
-        stand_ins={key: _stand_in(rows, inventory, is_gpu_resource) for key, rows in table.unlisted.items()},
-        offer=laid_offer,
-        indices=laying.indices if pods else indices,
+        init_containers={
+            key: _init_container(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()
+        },
+        offer=placed_offer,
+        gpu_indices=placer.gpu_indices if pods else gpu_indices,
     )
 
 
@@ -114,19 +117,21 @@ class _HoldingKey(NamedTuple):
 
 
 class _Placer:
-    """The ids of one List being laid on devices, each (container, resource, id) once: kubelets before 1.34 may list an
-    ended pod beside its successor."""
+    """Places the ids of one List on devices, each (container, resource, id) once.
+
+    Kubelets before 1.34 may list an ended pod together with its successor.
+    """
 
     def __init__(
         self,
-        answers: Answers,
+        answers: PluginAnswers,
         prepared: Iterable[PreparedDevice],
         inventory: Inventory,
         is_gpu_resource: Callable[[str], bool],
-        indices_before: Mapping[Told, Mapping[int, Uuid]],
+        indices_before: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
     ) -> None:
         self.unmatched: dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]] = {}
-        self.indices: dict[Told, Mapping[int, Uuid]] = {}
+        self.gpu_indices: dict[PluginGpuRefs, Mapping[int, Uuid]] = {}
         self._indices_before = indices_before
         self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}
         self._firsts: dict[_HoldingKey, Holding] = {}
@@ -140,44 +145,46 @@ class _Placer:
     def holdings(self) -> list[Holding]:
         return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
 
-    def lay(self, name: ContainerName, container: ListedContainer) -> None:
-        """Lay what one container is listed with."""
+    def place(self, name: ContainerName, container: ListedContainer) -> None:
+        """Place all devices of one listed container."""
         for devices in container.devices:
-            answers = self._answers.of(name, devices, container)
+            answers = self._answers.for_devices(name, devices, container)
             answer = next(iter(answers), None)
-            named = first_named(answers)
-            indices = self._indices(Told(name, self._answers.uid(name), devices.resource, named))
-            placed = place(devices.resource, devices.ids, named, self._inventory, indices)
+            refs = first_device_refs(answers)
+            indices = self._indices(PluginGpuRefs(name, self._answers.uid(name), devices.resource, refs))
+            placed = place(devices.resource, devices.ids, refs, self._inventory, indices)
             for one in placed:
                 for uuid in self._devices(name, devices.resource, one):
                     if one.plugin is not None:
                         key = _HoldingKey(name, devices.resource, uuid, one.plugin)
-                        self._take(key, one, Holding(*key[:4], (), len(placed), answer, one.place))
+                        self._add(key, one, Holding(*key[:4], (), len(placed), answer, one.position))
         for device in container.claims:
             found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, found, device.share_id):
                 if found.plugin is not None:
                     key = _HoldingKey(name, device.driver, uuid, found.plugin, device)
-                    self._take(key, found, Holding(*key[:4], (), 1, claim=device, prepared=prepared))
+                    self._add(key, found, Holding(*key[:4], (), 1, claim=device, prepared=prepared))
 
-    def _indices(self, told: Told) -> Mapping[int, Uuid]:
-        """What NVML's indices in an answer mean: what they did when it was first seen."""
-        wanted = [ref for ref in told.named if isinstance(ref, ByIndex)]
+    def _indices(self, answer: PluginGpuRefs) -> Mapping[int, Uuid]:
+        """Return the GPU of each NVML index in an answer, at the time gpumap first saw the answer."""
+        wanted = [ref for ref in answer.refs if isinstance(ref, ByIndex)]
         if not wanted:
             return NO_INDICES
-        before = self._indices_before.get(told, NO_INDICES)
+        before = self._indices_before.get(answer, NO_INDICES)
         found = {ref.nvml_index: uuid for ref in wanted for uuid in self._inventory.resolve(ref)}
-        self.indices[told] = {**found, **before}
-        return self.indices[told]
+        self.gpu_indices[answer] = {**found, **before}
+        return self.gpu_indices[answer]
 
-    def _take(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
+    def _add(self, key: _HoldingKey, placed: Placed, holding: Holding) -> None:
         self._firsts.setdefault(key, holding)
         self._ids.setdefault(key, {})[placed.device_id] = None
 
     def _devices(self, name: ContainerName, resource: str, placed: Placed, share_id: str = "") -> tuple[Uuid, ...]:
-        """The devices that a slot is on, if its resource is a GPU's, or it names a GPU that is here. One on none is
-        counted."""
-        if not (self._is_gpu_resource(resource) or _names_ours(resource, placed.device_id, self._inventory)):
+        """Return the devices of a slot, and count it as unmatched if there are none.
+
+        A slot counts only if its resource is a GPU resource, or its id has the uuid of a device of this node.
+        """
+        if not (self._is_gpu_resource(resource) or _has_own_uuid(resource, placed.device_id, self._inventory)):
             return ()
         if not placed.located.devices:
             key = (name, resource, placed.located.reason)
@@ -186,7 +193,7 @@ class _Placer:
 
 
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    """The first two of each are known by being the very same object: they are while nothing in them has changed."""
+    """Compare two bases. The first two parts must be the same objects: they are while nothing in them changes."""
     return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
 
 
@@ -197,21 +204,76 @@ def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
-def _stand_in(
+def _init_container(
     rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
 ) -> InitContainerAllocation:
     rows = tuple(rows)
     devices: set[Uuid] = set()
-    settled = True
+    complete = True
     for row in rows:
-        for one in place(row.resource, row.ids, first_named(answers_of_row(row, rows)), inventory):
-            if is_gpu_resource(row.resource) or _names_ours(row.resource, one.device_id, inventory):
+        for one in place(row.resource, row.ids, first_device_refs(answers_of_row(row, rows)), inventory):
+            if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, one.device_id, inventory):
                 devices.update(one.located.devices)
-                settled = settled and bool(one.located.devices)
-    return InitContainerAllocation(frozenset(devices), settled)
+                complete = complete and bool(one.located.devices)
+    return InitContainerAllocation(frozenset(devices), complete)
 
 
-def _names_ours(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:
-    """Whether an id of a resource that is none of the GPUs' by its name has the uuid of a device that is here."""
+def _has_own_uuid(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:
+    """Whether an id is the uuid of a device of this node. The resource may have any name."""
     recognised = recognise(resource, device_id)
     return recognised is not None and inventory.has_uuid_of(recognised.device)
+
+
+# --- plugins' answers -------------------------------------------------------------------------------------------------
+
+
+class PluginAnswers:
+    """The answers of device plugins for listed containers: the checkpoint's rows of their ids, if exactly one fits."""
+
+    def __init__(self, pod_table: PodTable) -> None:
+        self._pod_table = pod_table
+
+    def uid(self, name: ContainerName) -> PodUid | None:
+        """Return the UID of a container's pod, if exactly one is possible."""
+        return self._pod_table.uid_of.get(name.pod_name)
+
+    def for_devices(
+        self, name: ContainerName, devices: ResourceDevices, container: ListedContainer
+    ) -> tuple[PluginAnswer, ...]:
+        """Return the answers about these ids: first for their resource, then for the plugin's other resources."""
+        own_family = family(devices.resource)
+        others = [
+            other
+            for other in container.devices
+            if own_family and other is not devices and family(other.resource) == own_family
+        ]
+        found = (self._one(name, one) for one in (devices, *others))
+        return tuple(answer for answer in found if answer is not None)
+
+    def _one(self, name: ContainerName, devices: ResourceDevices) -> PluginAnswer | None:
+        """Return the answer in the pod's rows with these ids. If the pod's UID is unknown, all such rows must agree."""
+        if not devices.ids:
+            return None
+        rows = self._pod_table.rows.matching(name.container, devices)
+        uid = self.uid(name)
+        if uid is not None:
+            rows = [row for row in rows if row.pod_uid == uid]
+        else:  # a row of an ended pod stays until the next write, and its ids may have another owner by then
+            rows = [row for row in rows if self._name(row.pod_uid) in (None, name.pod_name)]
+        answers = {row.answer for row in rows}
+        return answers.pop() if len(answers) == 1 else None
+
+    def _name(self, uid: PodUid) -> PodName | None:
+        return self._pod_table.fixed_names.get(uid) or self._pod_table.name(uid)
+
+
+def answers_of_row(row: CheckpointEntry, rows: Iterable[CheckpointEntry]) -> tuple[PluginAnswer, ...]:
+    """Return the answers about one row's ids: first its own, then those of its plugin's other rows among `rows`."""
+    own_family = family(row.resource)
+    others = (one for one in rows if own_family and one is not row and family(one.resource) == own_family)
+    return tuple(one.answer for one in (row, *others) if one.answer is not None)
+
+
+def first_device_refs(answers: Iterable[PluginAnswer]) -> tuple[DeviceRef, ...]:
+    """Return the devices of the first answer that names devices."""
+    return next((refs for answer in answers if (refs := named_devices(answer))), ())

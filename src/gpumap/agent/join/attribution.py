@@ -1,30 +1,98 @@
-"""Whose each process on each leaf is: NVML's PIDs, through their cgroups, to pods, containers and owners.
+"""Which pod owns each process on each leaf: from NVML's PIDs, through their cgroups, to pods, containers and owners.
 
-Where no source can tell, the owner is `unknown`. `unassigned` and `gone` accuse somebody, so they are said only when
-two snapshots running agree.
+If no source determines the owner, it is `unknown`. `unassigned` and `gone` report a fault of a pod. gpumap reports them
+only after two consecutive snapshots agree; until then they are pending.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.agent.join.allocation import Allocation, InitContainerAllocation
-from gpumap.agent.join.evidence import Evidence, PendingOwner
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.pods import PodUidState
-from gpumap.model.observations import CgroupKind, ContainerName, PodCgroup, PodName, PodUid, ProcEntry
+from gpumap.agent.join.pods import PodTable, PodUidState
+from gpumap.model.observations import (
+    CgroupKind,
+    ContainerName,
+    Moment,
+    Observations,
+    PodCgroup,
+    PodName,
+    PodUid,
+    ProcEntry,
+    ProcTable,
+)
 from gpumap.model.readings import GpuProcess, Uuid
 from gpumap.model.snapshot import Owner
 
+CONFIRM_SECONDS = 0.4
+"""How long an owner is pending after a pushed collection, which can follow the last one after a quarter of a second.
+A process that ends needs a moment to leave the driver's list; it is not a leftover."""
 MPS_SERVER_COMM = "nvidia-cuda-mps-server"[:15]
 """The kernel keeps 15 characters of a name."""
 
 
+class PendingOwner(NamedTuple):
+    """An owner (`unassigned`, `gone`) that one snapshot found, and that gpumap reports after the next ones agree."""
+
+    pod_uid: PodUid
+    container_id: str
+    leaf: Uuid
+    owner: Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All inputs of the attribution. `*_current`: young enough to serve, but possibly of an earlier collection.
+
+    `can_report_unassigned`: List and identity are both of this collection. Older ones lack a pod that has just started.
+    """
+
+    pod_table: PodTable
+    allocation: Allocation
+    inventory: Inventory
+    procs: ProcTable
+    identity_current: bool
+    identity_read_now: bool
+    list_current: bool
+    can_report_unassigned: bool
+    last_names: Mapping[PodUid, PodName]
+    pending_before: frozenset[PendingOwner]
+    """Of the last snapshot."""
+    confirmed: frozenset[PendingOwner]
+    """Those of `pending_before` that are old enough to report."""
+    missing_before: frozenset[tuple[Uuid, int]]
+    """(leaf, PID) pairs that /proc did not have in the last collection either."""
+
+    def same_as(self, other: Evidence) -> bool:
+        """Whether it leads to the same owners. Pod table and allocation stay the same objects while nothing changes."""
+        # The basis of an allocation contains the devices.
+        if self.pod_table is not other.pod_table or self.allocation is not other.allocation:
+            return False
+        return self._rest == other._rest
+
+    @property
+    def _rest(self) -> tuple[object, ...]:
+        return (
+            self.procs.entries,
+            self.procs.unreadable,
+            self.identity_current,
+            self.identity_read_now,
+            self.list_current,
+            self.can_report_unassigned,
+            self.last_names,
+            self.pending_before,
+            self.confirmed,
+            self.missing_before,
+        )
+
+
 class Attributed(NamedTuple):
-    """One process on one leaf. `measures` says whether its container's measured series stand."""
+    """One process on one leaf, with its owner."""
 
     process: GpuProcess
     start: int | None
@@ -32,13 +100,14 @@ class Attributed(NamedTuple):
     owner: Owner
     pod_uid: PodUid | None
     name: ContainerName | None
-    measures: bool
+    is_measured: bool
+    """Its use counts for its container."""
     unresolved: bool
-    """Whose it is could not be settled, so that a holder it may belong to is not certainly idle."""
+    """Its owner is uncertain. A holder that may own it is not certainly idle."""
 
 
 class LastProcess(NamedTuple):
-    """A process of the last snapshot: its start tells a re-used PID, its container gets what it used till it left."""
+    """A process of the last snapshot. Its start reveals a reused PID; its container gets its time until it ended."""
 
     start: int
     container: ContainerName | None
@@ -46,73 +115,100 @@ class LastProcess(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class OnLeaf:
-    """The processes of one leaf, as NVML told them and as they were judged, by PID; and what follows from that alone.
+class LeafProcesses:
+    """The processes of one leaf: as NVML lists them, with their owners, and what follows from both.
 
-    The very same object while NVML tells the same and the evidence is the same.
+    It stays the same object while NVML's list and the evidence stay the same.
     """
 
-    told: tuple[GpuProcess, ...]
+    listed: tuple[GpuProcess, ...]
     attributed: tuple[Attributed, ...]
-    suspicions: frozenset[PendingOwner]
+    """Sorted by PID."""
+    pending_owners: frozenset[PendingOwner]
     names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
     by_container: Mapping[ContainerName, tuple[Attributed, ...]]
-    """Those that are measured."""
+    """Measured processes only."""
     by_owner: Mapping[Owner, tuple[Attributed, ...]]
     last: Mapping[int, LastProcess]
-    """What is remembered of each, by PID."""
+    """What the next collection needs of each process, by PID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
     evidence: Evidence
-    by_leaf: Mapping[Uuid, OnLeaf]
-    suspicions: frozenset[PendingOwner]
+    by_leaf: Mapping[Uuid, LeafProcesses]
+    pending_owners: frozenset[PendingOwner]
     names: Mapping[PodUid, PodName]
     missing: frozenset[tuple[Uuid, int]]
     measured_uids: Mapping[PodName, PodUid]
-    """Of pods whose processes are measured."""
+    """UIDs of pods with measured processes."""
 
 
-class OwnerDecision(NamedTuple):
-    owner: Owner
-    name: ContainerName | None = None
-    measures: bool = False
-    unresolved: bool = False
+def confirmed_owners(pending: Mapping[PendingOwner, float], observations: Observations) -> frozenset[PendingOwner]:
+    """Return the pending owners that gpumap may report. The values are the times of the first snapshots with them.
+
+    One interval is long enough; after a pushed collection it takes `CONFIRM_SECONDS`.
+    """
+    now = observations.finished.monotonic
+    is_pushed = observations.trigger == "push"
+    return frozenset(one for one, since in pending.items() if not is_pushed or now - since >= CONFIRM_SECONDS)
+
+
+def age_pending(
+    found: Iterable[PendingOwner],
+    before: Mapping[PendingOwner, float],
+    confirmed: Container[PendingOwner],
+    now: Moment,
+) -> dict[PendingOwner, float]:
+    """Return the owners of this snapshot with the time of the first one that had them; -inf if already confirmed."""
+    return {one: -math.inf if one in confirmed else before.get(one, now.monotonic) for one in found}
 
 
 def attribute(
     processes_by_leaf: Mapping[Uuid, tuple[GpuProcess, ...]], evidence: Evidence, before: Attribution | None
 ) -> Attribution:
-    """Find the owner of every process. What was judged `before` by the same evidence is not judged again."""
+    """Find the owner of every process. With the same evidence as `before`, only changed leaves are classified."""
     if before is not None and not evidence.same_as(before.evidence):
         before = None
-    known = before.by_leaf if before is not None else {}
-    judge = OwnerClassifier(evidence)
-    by_leaf = {
-        leaf: on_leaf if (on_leaf := known.get(leaf)) and on_leaf.told == told else judge.on_leaf(leaf, told)
-        for leaf, told in processes_by_leaf.items()
-    }
-    if before is not None and list(map(id, by_leaf.values())) == list(map(id, known.values())):
+    by_leaf_before = before.by_leaf if before is not None else {}
+    classifier = OwnerClassifier(evidence)
+    by_leaf: dict[Uuid, LeafProcesses] = {}
+    for leaf, listed in processes_by_leaf.items():
+        known = by_leaf_before.get(leaf)
+        by_leaf[leaf] = known if known and known.listed == listed else classifier.classify(leaf, listed)
+    if before is not None and list(map(id, by_leaf.values())) == list(map(id, by_leaf_before.values())):
         return before
-    measured = (item for on_leaf in by_leaf.values() for of in on_leaf.by_container.values() for item in of)
+    leaves = by_leaf.values()
     return Attribution(
         evidence,
         by_leaf,
-        suspicions=frozenset().union(*(one.suspicions for one in by_leaf.values())),
-        names={uid: name for one in by_leaf.values() for uid, name in one.names.items()},
-        missing=frozenset().union(*(one.missing for one in by_leaf.values())),
-        measured_uids={item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid},
+        pending_owners=frozenset().union(*(leaf.pending_owners for leaf in leaves)),
+        names={uid: name for leaf in leaves for uid, name in leaf.names.items()},
+        missing=frozenset().union(*(leaf.missing for leaf in leaves)),
+        measured_uids=_measured_uids(leaves),
     )
 
 
+def _measured_uids(leaves: Iterable[LeafProcesses]) -> dict[PodName, PodUid]:
+    measured = (item for leaf in leaves for items in leaf.by_container.values() for item in items)
+    return {item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid}
+
+
+class OwnerDecision(NamedTuple):
+    owner: Owner
+    name: ContainerName | None = None
+    is_measured: bool = False
+    unresolved: bool = False
+
+
 class OwnerClassifier:
-    """One snapshot's judgements: the evidence, and what is found on the way on one leaf."""
+    """Finds the owners of one snapshot's processes, leaf by leaf."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._suspicions: set[PendingOwner] = set()
+        # Results of the leaf that is being classified:
+        self._pending: set[PendingOwner] = set()
         self._names: dict[PodUid, PodName] = {}
         self._missing: set[tuple[Uuid, int]] = set()
 
@@ -121,28 +217,29 @@ class OwnerClassifier:
         return {entry.pid: entry for entry in self._evidence.procs.entries}
 
     @functools.cached_property
-    def _held(self) -> Mapping[Uuid, set[ContainerName]]:
-        return _held_devices(self._evidence.allocation, self._evidence.inventory)
+    def _holders(self) -> Mapping[Uuid, set[ContainerName]]:
+        return _holders_by_leaf(self._evidence.allocation, self._evidence.inventory)
 
-    def on_leaf(self, leaf: Uuid, told: tuple[GpuProcess, ...]) -> OnLeaf:
-        self._suspicions, self._names, self._missing = set(), {}, set()
-        attributed = tuple(self._attributed(process, leaf) for process in sorted(told, key=lambda one: one.pid))
+    def classify(self, leaf: Uuid, listed: tuple[GpuProcess, ...]) -> LeafProcesses:
+        """Find the owners of the processes on one leaf."""
+        self._pending, self._names, self._missing = set(), {}, set()
+        attributed = tuple(self._attributed(process, leaf) for process in sorted(listed, key=lambda one: one.pid))
         by_container: dict[ContainerName, list[Attributed]] = {}
         by_owner: dict[Owner, list[Attributed]] = {}
         for item in attributed:
             by_owner.setdefault(item.owner, []).append(item)
-            if item.measures and item.name is not None:
+            if item.is_measured and item.name is not None:
                 by_container.setdefault(item.name, []).append(item)
-        return OnLeaf(
-            told,
+        return LeafProcesses(
+            listed,
             attributed,
-            frozenset(self._suspicions),
+            frozenset(self._pending),
             self._names,
             frozenset(self._missing),
             {name: tuple(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
             last={
-                item.process.pid: LastProcess(item.start, item.name if item.measures else None, item.pod_uid)
+                item.process.pid: LastProcess(item.start, item.name if item.is_measured else None, item.pod_uid)
                 for item in attributed
                 if item.start is not None
             },
@@ -151,123 +248,134 @@ class OwnerClassifier:
     def _attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:
         entry = self._entries.get(process.pid)
         if entry is None:
-            self._missing.add((leaf, process.pid))
-            # One that has just left holds nothing any more. One that is missing again is hidden from us.
-            unresolved = (
-                process.pid in self._evidence.procs.unreadable or (leaf, process.pid) in self._evidence.missing_before
-            )
-            return Attributed(process, None, "", Owner.UNKNOWN, None, None, measures=False, unresolved=unresolved)
+            return self._not_in_proc(process, leaf)
+        uid: PodUid | None = None
         if entry.cgroup.kind is CgroupKind.POD:
-            pod = self._known_pod(entry)
-            verdict = self._judge_pod(pod, leaf)
-            uid: PodUid | None = pod.pod_uid
+            pod = self._innermost_known_pod(entry)
+            decision = self._decide_pod(pod, leaf)
+            uid = pod.pod_uid
+        elif entry.cgroup.kind is CgroupKind.HOST:
+            decision = OwnerDecision(Owner.HOST)
         else:
-            is_host = entry.cgroup.kind is CgroupKind.HOST
-            verdict = OwnerDecision(Owner.HOST) if is_host else OwnerDecision(Owner.UNKNOWN, unresolved=True)
-            uid = None
+            decision = OwnerDecision(Owner.UNKNOWN, unresolved=True)
         if entry.comm == MPS_SERVER_COMM and "M" not in process.types:
-            # It holds memory for its clients: charged to no container, whichever pod it runs in. A process may give
-            # itself any name, but NVML lists no server as a client.
-            # If its own pod holds the device, that is not idle.
-            verdict = OwnerDecision(Owner.MPS_SERVER, verdict.name, unresolved=verdict.name is not None)
+            # The server has memory for its clients, so no container is charged for it, in whichever pod it runs. Any
+            # process can have this name, but NVML never lists a server as a client. If the server's own pod holds the
+            # device, that pod is not idle.
+            decision = OwnerDecision(Owner.MPS_SERVER, decision.name, unresolved=decision.name is not None)
         return Attributed(
-            process, entry.start, entry.comm, verdict.owner, uid, verdict.name, verdict.measures, verdict.unresolved
+            process,
+            entry.start,
+            entry.comm,
+            decision.owner,
+            uid,
+            decision.name,
+            decision.is_measured,
+            decision.unresolved,
         )
 
-    def _known_pod(self, entry: ProcEntry) -> PodCgroup:
-        """Of nested pods the deepest that this node's files know; a kubelet inside a pod has pods of its own."""
+    def _not_in_proc(self, process: GpuProcess, leaf: Uuid) -> Attributed:
+        """A process that has just ended holds nothing. One that is missing twice exists, but gpumap cannot see it."""
+        self._missing.add((leaf, process.pid))
+        evidence = self._evidence
+        unresolved = process.pid in evidence.procs.unreadable or (leaf, process.pid) in evidence.missing_before
+        return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
+
+    def _innermost_known_pod(self, entry: ProcEntry) -> PodCgroup:
+        """Return the innermost of nested pods that this node's files contain. A kubelet in a pod has its own pods."""
         return next((pod for pod in entry.cgroup.pods if self._name(pod.pod_uid)), entry.cgroup.pods[0])
 
     def _name(self, uid: PodUid) -> PodName | None:
-        return self._evidence.table.name(uid) or self._evidence.last_names.get(uid)
+        return self._evidence.pod_table.name(uid) or self._evidence.last_names.get(uid)
 
-    def _judge_pod(self, pod: PodCgroup, leaf: Uuid) -> OwnerDecision:
+    def _decide_pod(self, pod: PodCgroup, leaf: Uuid) -> OwnerDecision:
         evidence = self._evidence
         if not evidence.identity_current:
             return OwnerDecision(Owner.UNKNOWN, unresolved=True)
         pod_name = self._name(pod.pod_uid)
         if pod_name is not None:
             self._names[pod.pod_uid] = pod_name
-        container = evidence.table.container(*pod, read_now=evidence.identity_read_now)
+        container = evidence.pod_table.container(*pod, read_now=evidence.identity_read_now)
         name = ContainerName(*pod_name, container) if pod_name else None
         if not evidence.list_current:
-            is_gone = self._still_suspected(pod, leaf, Owner.GONE)
-            self._still_suspected(pod, leaf, Owner.UNASSIGNED)
-            measures = not is_gone and evidence.table.is_only(pod.pod_uid)
-            return OwnerDecision(Owner.UNKNOWN, name, measures=measures, unresolved=not measures)
-        standing = evidence.table.standing(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
-        if standing is PodUidState.GONE:
-            # Judged by older files it may be a pod that has just come, and one of the holders.
-            return OwnerDecision(
-                self._accuse(pod, leaf, Owner.GONE), name, unresolved=not evidence.can_report_unassigned
-            )
-        if standing is PodUidState.UNKNOWN or name is None:
+            return self._decide_without_list(pod, name, leaf)
+        state = evidence.pod_table.state(pod.pod_uid, evidence.last_names.get(pod.pod_uid))
+        if state is PodUidState.GONE:
+            # With older files it may be a pod that has just started, and one of the holders.
+            owner = self._report_if_confirmed(pod, leaf, Owner.GONE)
+            return OwnerDecision(owner, name, unresolved=not evidence.can_report_unassigned)
+        if state is PodUidState.UNKNOWN or name is None:
             return OwnerDecision(Owner.UNKNOWN, name, unresolved=True)
         if self._holds(pod.pod_uid, name, leaf):
             owner = Owner.ASSIGNED
-        elif self._unsettled(pod.pod_uid, name) or self._untold(name):
+        elif self._allocation_is_incomplete(pod.pod_uid, name) or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         else:
-            owner = self._accuse(pod, leaf, Owner.UNASSIGNED)
-        return OwnerDecision(owner, name, measures=True)
+            owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
+        return OwnerDecision(owner, name, is_measured=True)
 
-    def _accuse(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> Owner:
+    def _decide_without_list(self, pod: PodCgroup, name: ContainerName | None, leaf: Uuid) -> OwnerDecision:
+        is_gone = self._keep_pending(pod, leaf, Owner.GONE)
+        self._keep_pending(pod, leaf, Owner.UNASSIGNED)
+        is_measured = not is_gone and self._evidence.pod_table.is_only(pod.pod_uid)
+        return OwnerDecision(Owner.UNKNOWN, name, is_measured=is_measured, unresolved=not is_measured)
+
+    def _report_if_confirmed(self, pod: PodCgroup, leaf: Uuid, owner: Owner) -> Owner:
         if not self._evidence.can_report_unassigned:
-            self._still_suspected(pod, leaf, verdict)
+            self._keep_pending(pod, leaf, owner)
             return Owner.UNKNOWN
-        suspicion = PendingOwner(*pod, leaf, verdict)
-        self._suspicions.add(suspicion)
-        return verdict if suspicion in self._evidence.settled else Owner.UNKNOWN
+        pending = PendingOwner(*pod, leaf, owner)
+        self._pending.add(pending)
+        return owner if pending in self._evidence.confirmed else Owner.UNKNOWN
 
-    def _still_suspected(self, pod: PodCgroup, leaf: Uuid, verdict: Owner) -> bool:
-        """Keep a suspicion as it was while its process is still there and nothing could be looked at anew."""
-        suspicion = PendingOwner(*pod, leaf, verdict)
-        suspected = suspicion in self._evidence.suspected
-        if suspected:
-            self._suspicions.add(suspicion)
-        return suspected
+    def _keep_pending(self, pod: PodCgroup, leaf: Uuid, owner: Owner) -> bool:
+        """Keep a pending owner while its process exists and gpumap cannot check it. Returns whether there is one."""
+        pending = PendingOwner(*pod, leaf, owner)
+        is_pending = pending in self._evidence.pending_before
+        if is_pending:
+            self._pending.add(pending)
+        return is_pending
 
     def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
-        """Holders hold; a container that only the checkpoint knows does too; one not known has what its pod has."""
-        pod = name.pod_name
-        held = self._held.get(leaf, set())
-        stand_ins = self._evidence.allocation.stand_ins
+        """Whether the container holds the leaf. If its name is unknown: whether any container of its pod does."""
+        holders = self._holders.get(leaf, set())
+        init_containers = self._evidence.allocation.init_containers
         if name.container:
-            return name in held or self._stands_in(stand_ins.get((uid, name.container)), leaf)
-        if any(holder.pod_name == pod for holder in held):
+            return name in holders or self._init_container_holds(init_containers.get((uid, name.container)), leaf)
+        if any(holder.pod_name == name.pod_name for holder in holders):
             return True
-        return any(self._stands_in(one, leaf) for (other, _), one in stand_ins.items() if other == uid)
+        return any(self._init_container_holds(one, leaf) for (other, _), one in init_containers.items() if other == uid)
 
-    def _stands_in(self, one: InitContainerAllocation | None, leaf: Uuid) -> bool:
+    def _init_container_holds(self, one: InitContainerAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
         return one is not None and any(leaf in leaves_of(device) for device in one.devices)
 
-    def _unsettled(self, uid: PodUid, name: ContainerName) -> bool:
-        """Whether the container, or one of the pod's if it is not known, has slots that are on no device."""
+    def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName) -> bool:
+        """Whether the container has unmatched slots. If its name is unknown: whether any container of its pod has."""
         allocation = self._evidence.allocation
         if name.container:
-            stand_in = allocation.stand_ins.get((uid, name.container))
-            return name in allocation.unsettled or (stand_in is not None and not stand_in.settled)
-        if any(other == uid and not one.settled for (other, _), one in allocation.stand_ins.items()):
+            init_container = allocation.init_containers.get((uid, name.container))
+            return name in allocation.incomplete or (init_container is not None and not init_container.complete)
+        if any(other == uid and not one.complete for (other, _), one in allocation.init_containers.items()):
             return True
-        return any(other.pod_name == name.pod_name for other in allocation.unsettled)
+        return any(other.pod_name == name.pod_name for other in allocation.incomplete)
 
-    def _untold(self, name: ContainerName) -> bool:
-        """Whether it may be an init container of which nobody tells what it was given.
+    def _may_be_init_container(self, name: ContainerName) -> bool:
+        """Whether it may be an init container with devices that no file lists.
 
-        The List leaves those out, and ephemeral ones, which are given nothing. What plugins gave is in the checkpoint;
-        whose a claim is stands nowhere, but seldom is it an init container's alone.
+        The List contains neither init containers nor ephemeral ones, which have no devices. Devices of plugins are in
+        the checkpoint. No file has the container of a claim, but few claims are only for an init container.
         """
-        table = self._evidence.table
-        if not name.container or name in table.containers:
+        pod_table = self._evidence.pod_table
+        if not name.container or name in pod_table.containers:
             return False
-        return table.checkpoint is None or name.pod_name in table.claimants
+        return pod_table.checkpoint is None or name.pod_name in pod_table.claimants
 
 
-def _held_devices(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
-    """Holders by leaf. Whoever holds a partitioned GPU holds all of its leaves."""
-    held: dict[Uuid, set[ContainerName]] = {}
+def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
+    """Return the holders of each leaf. The holder of a partitioned GPU holds all of its leaves."""
+    holders: dict[Uuid, set[ContainerName]] = {}
     for uuid, names in allocation.holders.items():
         for leaf in inventory.leaves_of(uuid):
-            held.setdefault(leaf, set()).update(names)
-    return held
+            holders.setdefault(leaf, set()).update(names)
+    return holders

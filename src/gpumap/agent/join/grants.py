@@ -1,17 +1,17 @@
 """What a container was granted of a device: a share of the GPU, and bytes of its memory (contract §9).
 
-Computed from ids, plugins' answers and what the kubelet offers; absent where nobody can know.
+gpumap computes it from ids, plugins' answers and the kubelet's offer. It is absent if these do not determine it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.offers import IdsByDevice
+from gpumap.agent.join.placement import IdsByDevice
 from gpumap.model.device_ids import is_gpu
 from gpumap.model.observations import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
@@ -43,21 +43,21 @@ class Holding(NamedTuple):
     plugin: Plugin
     ids: tuple[DeviceId, ...]
     ids_anywhere: int
-    """Of that resource, on this device and others."""
+    """Number of ids of that resource, on this device and others."""
     answer: PluginAnswer | None = None
-    place: int = 0
-    """Which of the devices of the plugin's answer this is."""
+    position: int = 0
+    """Position of the device in the plugin's answer."""
     claim: ClaimDevice | None = None
     prepared: PreparedDevice | None = None
 
 
 class GrantInputs(NamedTuple):
-    """What one holding says. Nothing said is empty; `None` is something that nobody can know."""
+    """What one holding contributes. Empty: it grants no such thing. `None`: it does, and the amount is unknown."""
 
     gpus: tuple[float | None, ...] = ()
     memory: tuple[int | None, ...] = ()
     is_whole: bool = False
-    """All of the device's memory, by however many resources."""
+    """It grants all of the device's memory, whatever other holdings grant."""
 
 
 def grants(
@@ -67,24 +67,24 @@ def grants(
     by_holder: dict[tuple[ContainerName, Uuid], list[Holding]] = {}
     for holding in holdings:
         by_holder.setdefault((holding.container, holding.uuid), []).append(holding)
-    computing = _Computing(holdings, offered, registered, inventory)
-    stated = {holder: [computing.stated(holding) for holding in of_holder] for holder, of_holder in by_holder.items()}
-    shares = {holder: _share([gpus for one in said for gpus in one.gpus]) for holder, said in stated.items()}
+    node = _NodeHoldings(holdings, offered, registered, inventory)
+    inputs = {holder: [node.inputs(holding) for holding in of_holder] for holder, of_holder in by_holder.items()}
+    shares = {holder: _share([gpus for one in of_holder for gpus in one.gpus]) for holder, of_holder in inputs.items()}
     scale = _overcommitment(shares, inventory)
     return {
         holder: Grant(
             slots=_slots(of_holder),
             gpus=_scaled(shares[holder], scale.get(_gpu_uuid(holder[1], inventory), 1.0)),
             memory_bytes=_total_bytes(holder[1], inventory)
-            if any(one.is_whole for one in stated[holder])
-            else _bytes([memory for one in stated[holder] for memory in one.memory]),
+            if any(one.is_whole for one in inputs[holder])
+            else _bytes([memory for one in inputs[holder] for memory in one.memory]),
         )
         for holder, of_holder in by_holder.items()
     }
 
 
-class _Computing:
-    """All holdings of a node, by which one of them is weighed."""
+class _NodeHoldings:
+    """All holdings of a node. What one of them grants depends on the others on its device."""
 
     def __init__(
         self, holdings: Iterable[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
@@ -96,7 +96,7 @@ class _Computing:
         self._listed: dict[tuple[Uuid, str, DeviceId], int] = {}
         self._exclusive: dict[Uuid, dict[ContainerName, int]] = {}
         self._leaves_held: set[Uuid] = set()
-        """Partitioned GPUs of which a MIG device is held."""
+        """Partitioned GPUs with a MIG device that a container holds."""
         self._claims: dict[Uuid, set[tuple[str, str]]] = {}
         for one in holdings:
             self._leaves_held.update({_gpu_uuid(one.uuid, inventory)} - {one.uuid})
@@ -120,34 +120,33 @@ class _Computing:
             Unit.CORE: _cores,
             Unit.VCUDA_MEMORY: _vcuda_memory,
             Unit.VOLCANO_MEMORY: _volcano_memory,
-            Unit.UNTOLD: lambda _: GrantInputs(),
+            Unit.UNKNOWN: lambda _: GrantInputs(),
         }
 
-    def stated(self, holding: Holding) -> GrantInputs:
-        """What a holding says of shares and bytes."""
+    def inputs(self, holding: Holding) -> GrantInputs:
+        """Return the shares and bytes that a holding contributes."""
         return self._by_unit[holding.plugin.unit](holding)
 
     def _device(self, holding: Holding) -> GrantInputs:
-        """Whole, or one share of consumable capacity, whose size only the driver's own notes tell; or nothing."""
+        """Whole; or a share of consumable capacity, with the size in the driver's notes; or nothing."""
         if _is_admin(holding):
             return GrantInputs((0.0,))
         if _is_share(holding):
-            # 0 is a share without a limit of its memory: nothing was granted.
+            # 0 is a share without a memory limit: no memory is granted.
             return GrantInputs((None,), ((holding.prepared.memory_bytes or None) if holding.prepared else None,))
         is_twice = holding.uuid in self._leaves_held
         if len(self._claims.get(holding.uuid, ())) > 1 or (is_twice and holding.claim is not None):
-            return GrantInputs(
-                (None,)
-            )  # all but one of these claims have admin access: which, only the API server knows
+            # All but one of these claims have admin access. Only the API server knows which.
+            return GrantInputs((None,))
         sharers = self._exclusive[holding.uuid]
         own = _own_share(holding.uuid, self._inventory)
         part = own / len(sharers) / sharers[holding.container] if own is not None else None
         if len(sharers) > 1 or is_twice:
-            return GrantInputs((part,))  # what several share, none of them was granted
+            return GrantInputs((part,))  # a shared device grants its memory to none of its holders
         return GrantInputs((part,), is_whole=True)
 
     def _replicas(self, holding: Holding) -> GrantInputs:
-        """Their part of all replicas: with MPS of the memory too, unless the plugin set a limit of its own (GKE's)."""
+        """Their part of all replicas. With MPS also that part of the memory, unless the plugin set a limit (GKE)."""
         key = (holding.uuid, holding.resource)
         count = self._counts[key]
         own, total = _own_share(holding.uuid, self._inventory), _total_bytes(holding.uuid, self._inventory)
@@ -164,10 +163,9 @@ class _Computing:
         return GrantInputs((share,), memory)
 
     def _gpushare(self, holding: Holding) -> GrantInputs:
-        """By the card's slots: those of its ids, else as many as the plugin wrote into the container."""
+        """By the slots of the device: those of its ids, otherwise the number in the container's environment."""
         slots = len(holding.ids)
-        told = _number(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
-        count = self._count((holding.uuid, holding.resource)) or told
+        count = self._count((holding.uuid, holding.resource)) or _number(_envs(holding).get("ALIYUN_COM_GPU_MEM_DEV"))
         total = _total_bytes(holding.uuid, self._inventory)
         share = slots / count if count else None
         if not count or total is None:
@@ -175,24 +173,24 @@ class _Computing:
         return GrantInputs((share,), (slots * gpushare_slot_bytes(count, total),))
 
     def _split(self, holding: Holding) -> GrantInputs:
-        """Limits, device by device, in the answer's order; for the SMs that of the first (HAMi, plugin/server.go)."""
+        """By limits of each device, in the answer's order. Only the first has an SM limit (HAMi, plugin/server.go)."""
         own = _own_share(holding.uuid, self._inventory)
         envs = _envs(holding)
-        limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.place}", ""))
+        limit = _LIMIT.fullmatch(envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{holding.position}", ""))
         cores = _number(envs.get("CUDA_DEVICE_SM_LIMIT"))
         if not is_gpu(holding.uuid) and limit is None and not envs.get("CUDA_DEVICE_SM_LIMIT"):
-            return GrantInputs((own,), is_whole=True)  # a MIG device made for it
-        # 0 is no limit: nothing was granted.
+            return GrantInputs((own,), is_whole=True)  # a MIG device that was made for this container
+        # 0 is no limit: no memory is granted.
         memory = (int(limit[1]) * _LIMIT_BYTES[limit[2].lower()] or None) if limit else None
         if cores is None or own is None:
             return GrantInputs((None,), (memory,))
         if cores == 0:
             count = self._count((holding.uuid, holding.resource))
             return GrantInputs((own * len(holding.ids) / count if count else None,), (memory,))
-        return GrantInputs((own * cores / 100 if holding.place == 0 else None,), (memory,))
+        return GrantInputs((own * cores / 100 if holding.position == 0 else None,), (memory,))
 
     def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
-        """How many slots of a resource a device has, in all."""
+        """Return how many slots of a resource a device has in total."""
         known = self._offered.get(key) or self._registered.get(key)
         return len(known.union(held) if held else known) if known else None
 
@@ -207,7 +205,7 @@ def _vcuda_memory(holding: Holding) -> GrantInputs:
 
 
 def _volcano_memory(holding: Holding) -> GrantInputs:
-    """MiB by the factor, else what the plugin says of all of them: that is MiB in every version that says no factor."""
+    """MiB by the factor; otherwise the plugin's total, which is MiB in all versions without a factor."""
     envs = _envs(holding)
     factor, allocated = _number(envs.get("VOLCANO_GPU_FACTOR")), _number(envs.get("VOLCANO_GPU_ALLOCATED"))
     if factor is not None:
@@ -218,7 +216,7 @@ def _volcano_memory(holding: Holding) -> GrantInputs:
 
 
 def _envs(holding: Holding) -> dict[str, str]:
-    """The environment that the plugin's answer set."""
+    """Return the environment variables of the plugin's answer."""
     return dict(holding.answer.envs) if holding.answer else {}
 
 
@@ -232,19 +230,19 @@ def _is_admin(holding: Holding) -> bool:
 
 
 def _is_share(holding: Holding) -> bool:
-    """Kubelets before 1.35 list shares without their ids; the driver's notes have them."""
-    noted = holding.prepared.share_id if holding.prepared else ""
-    return bool(noted) or (holding.claim is not None and bool(holding.claim.share_id))
+    """Kubelets before 1.35 list shares without their ids. The driver's notes have them."""
+    share_id = holding.prepared.share_id if holding.prepared else ""
+    return bool(share_id) or (holding.claim is not None and bool(holding.claim.share_id))
 
 
 def _overcommitment(
     shares: Mapping[tuple[ContainerName, Uuid], float | None], inventory: Inventory
 ) -> dict[Uuid, float]:
-    """By GPU: what its shares add up to where that is more than the GPU, because it is offered twice (L9)."""
+    """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice (L9)."""
     by_gpu: dict[Uuid, list[float]] = {}
     for (_, uuid), share in shares.items():
         by_gpu.setdefault(_gpu_uuid(uuid, inventory), []).append(share or 0.0)
-    # Summed up exactly: ten tenths are no more than one, in whatever order they come.
+    # fsum is exact: ten tenths are 1 in any order.
     return {gpu: total for gpu, of_gpu in by_gpu.items() if (total := math.fsum(of_gpu)) > 1.0}
 
 
@@ -260,18 +258,16 @@ def _slots(of_holder: Iterable[Holding]) -> tuple[tuple[str, int], ...]:
     return tuple((resource, len(ids)) for resource, ids in sorted(counts.items()))
 
 
-def _share(said: Iterable[float | None]) -> float | None:
-    """The sum of shares, at most one whole; `None` if any of them is not known, or nothing is said."""
-    known = list(said)
-    total = math.fsum(one for one in known if one is not None)
-    return None if not known or None in known else min(total, 1.0)
+def _share(shares: Sequence[float | None]) -> float | None:
+    """Return the sum of shares, at most 1; `None` if there are none or one of them is unknown."""
+    known = [share for share in shares if share is not None]
+    return min(math.fsum(known), 1.0) if known and len(known) == len(shares) else None
 
 
-def _bytes(said: Iterable[int | None]) -> int | None:
-    """Likewise; more than the device has where its plugin oversubscribes it."""
-    known = list(said)
-    total = sum(one for one in known if one is not None)
-    return None if not known or None in known else total
+def _bytes(amounts: Sequence[int | None]) -> int | None:
+    """Return the sum of bytes; `None` as for shares. It may exceed the device's memory if the plugin oversubscribes."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known and len(known) == len(amounts) else None
 
 
 def _own_share(uuid: Uuid, inventory: Inventory) -> float | None:

@@ -1,14 +1,14 @@
-"""Which devices the node has: NVML's answer, and the identity of GPUs that just now do not answer."""
+"""Which devices the node has: NVML's answer, and the remembered identity of GPUs that do not answer now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gpumap.model.device_ids import ByIndex, ByMinor, ByPlacement, ByUuid, DeviceRef, mig_place
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuReading, MigInstance, Uuid
+from gpumap.model.readings import GpuProcess, GpuReading, MigInstance, Uuid
 from gpumap.model.snapshot import Gpu, NamelessGpu
 
 
@@ -18,7 +18,7 @@ class KnownLeaf(NamedTuple):
     compute_instance_id: int | None
     profile: str
     share: float | None
-    """Of its GPU: 1, or a MIG instance's compute slices by the GPU's."""
+    """Share of its GPU: 1, or the compute slices of a MIG instance divided by those of the GPU."""
     total_bytes: int | None
     profile_id: int | None = None
     placement_start: int | None = None
@@ -26,7 +26,7 @@ class KnownLeaf(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:
-    """What stays true of a GPU while it is lost: its names and its leaves."""
+    """The identity of a GPU: its names and its leaves. It stays while the GPU is lost."""
 
     uuid: Uuid
     index: int
@@ -41,15 +41,17 @@ class KnownGpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The node's devices by uuid. `up` is whether NVML answered; `nameless` are GPUs that have not told their uuid yet.
+    """The node's devices by uuid.
 
-    `gpus` are those of NVML's answer. The rest is identity, which stays while NVML is down.
+    `up` is whether NVML answered, and `gpus` are the GPUs of its answer. The other fields are identity, which stays
+    while NVML is down.
     """
 
     up: bool
     count: int
     """How many GPUs NVML counted, now or the last time."""
     nameless: tuple[NamelessGpu, ...]
+    """GPUs that have not reported their uuid yet."""
     known: tuple[KnownGpu, ...]
     gpus: tuple[Gpu, ...]
     gpu_of_leaf: Mapping[Uuid, KnownGpu]
@@ -58,15 +60,15 @@ class Inventory:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """All of it but the moments at which devices last answered."""
+        """Everything except the times at which devices last answered."""
         return self.up, self.nameless, self.known
 
     def has_uuid_of(self, ref: DeviceRef | None) -> bool:
-        """Whether a reference is by uuid, and of a device that is here."""
+        """Whether a reference is a uuid, and its device is present."""
         return isinstance(ref, ByUuid) and self.find(ref.uuid) is not None
 
     def find(self, uuid: Uuid) -> Uuid | None:
-        """Give the uuid under which a device stands here, a leaf's or a partitioned GPU's; `None` if it is not here."""
+        """Return the uuid of a leaf or partitioned GPU as NVML writes it; `None` if the device is not present."""
         if uuid in self.leaves or uuid in self.parents:
             return uuid
         place = mig_place(uuid)
@@ -79,89 +81,144 @@ class Inventory:
         )
 
     def resolve(self, ref: DeviceRef) -> tuple[Uuid, ...]:
-        """Give the devices that a reference names; empty if none of them is here."""
+        """Return the devices that a reference names; empty if none of them is present."""
         match ref:
             case ByUuid(uuid):
                 found = self.find(uuid)
                 return (found,) if found is not None else ()
-            case ByMinor(minor, gpu_instance_id):
-                gpus = [gpu for gpu in self.known if gpu.minor == minor]
-                if gpu_instance_id is None:
-                    return tuple(gpu.uuid for gpu in gpus)
-                leaves = [leaf for gpu in gpus for leaf in gpu.leaves if leaf.gpu_instance_id == gpu_instance_id]
-                # GKE's plugin, whose name for it this is, makes one compute instance in each (pkg/gpu/nvidia/mig).
-                return tuple(leaf.uuid for leaf in leaves if leaf.compute_instance_id == 0)
+            case ByMinor():
+                return self._with_minor(ref)
             case ByIndex(nvml_index):
                 return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
             case ByPlacement():
-                wanted = (ref.profile_id, ref.start)
-                placed = [one.uuid for one in self._placed(ref) if (one.profile_id, one.placement_start) == wanted]
-                return tuple(placed) if len(placed) == 1 else ()
+                return self._with_placement(ref)
             case _:
                 return tuple(gpu.uuid for gpu in self.known)
 
-    def keeps_back(self, ref: DeviceRef) -> bool:
-        """Whether a MIG device is asked for that may be one of several: by the place, which the driver keeps back from
-        us, or which compute instances share."""
+    def _with_minor(self, ref: ByMinor) -> tuple[Uuid, ...]:
+        gpus = [gpu for gpu in self.known if gpu.minor == ref.minor]
+        if ref.gpu_instance_id is None:
+            return tuple(gpu.uuid for gpu in gpus)
+        leaves = [leaf for gpu in gpus for leaf in gpu.leaves if leaf.gpu_instance_id == ref.gpu_instance_id]
+        # GKE's plugin uses this name, and makes one compute instance in each GPU instance (pkg/gpu/nvidia/mig).
+        return tuple(leaf.uuid for leaf in leaves if leaf.compute_instance_id == 0)
+
+    def _with_placement(self, ref: ByPlacement) -> tuple[Uuid, ...]:
+        wanted = (ref.profile_id, ref.start)
+        leaves = [leaf.uuid for leaf in self._leaves_of_minor(ref) if (leaf.profile_id, leaf.placement_start) == wanted]
+        return tuple(leaves) if len(leaves) == 1 else ()
+
+    def is_ambiguous(self, ref: DeviceRef) -> bool:
+        """Whether a reference may mean several MIG devices: the driver does not report their placement, or compute
+        instances share it."""
         if not isinstance(ref, ByPlacement):
             return False
-        starts = [leaf.placement_start for leaf in self._placed(ref)]
+        starts = [leaf.placement_start for leaf in self._leaves_of_minor(ref)]
         return None in starts or starts.count(ref.start) > 1
 
-    def _placed(self, ref: ByPlacement) -> tuple[KnownLeaf, ...]:
+    def _leaves_of_minor(self, ref: ByPlacement) -> tuple[KnownLeaf, ...]:
         return tuple(leaf for gpu in self.parents.values() if gpu.minor == ref.minor for leaf in gpu.leaves)
 
     def leaves_of(self, uuid: Uuid) -> tuple[Uuid, ...]:
-        """Give the leaves that a device stands for: itself, or all of a partitioned GPU."""
+        """Return the leaves of a device: the leaf itself, or all leaves of a partitioned GPU."""
         parent = self.parents.get(uuid)
         return tuple(leaf.uuid for leaf in parent.leaves) if parent else (uuid,)
 
 
-def take(reading: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...], count: int) -> Inventory:
-    """Take stock. `reading` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
-    answered = {gpu.uuid for gpu in reading.gpus if gpu.fault is None} if reading else set()
-    # With another count of GPUs an index may be another GPU.
-    same_order = reading is not None and len(reading.gpus) == count
-    by_index = {known.index: known for known in remembered if same_order and known.uuid not in answered}
-    by_uuid = {known.uuid: known for known in remembered}
-    known_gpus: dict[Uuid, KnownGpu] = {}
-    gpus: list[Gpu] = []
+_NO_NAME = "unknown"
+"""The fault of a GPU that reports no uuid."""
+
+
+def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[KnownGpu, ...], count: int) -> Inventory:
+    """Return the node's devices. `answer` is `None` while NVML is down: then no GPU answers, and none is forgotten."""
+    if answer is None:
+        return _inventory(up=False, count=count, nameless=(), known=remembered, gpus=())
+    by_uuid: dict[Uuid, tuple[KnownGpu, GpuReading]] = {}
     nameless: list[NamelessGpu] = []
-    # Who answers says who it is; the others' names are from before, when another GPU may have had that index.
-    for said in sorted(reading.gpus if reading else (), key=lambda said: said.fault is not None):
-        if said.fault is None and said.uuid is not None:
-            known: KnownGpu | None = _learn(said, said.uuid, wall)
-        else:
-            said = said if said.fault else said._replace(fault="unknown")  # no name is a fault too
-            known = _recall(said, by_uuid, by_index)
-        if known is None:
-            nameless.append(NamelessGpu(said.index, said.fault or "unknown"))
-        elif known.uuid not in known_gpus:
-            known_gpus[known.uuid] = known
-            gpus.append(_gpu(known, said))
-        elif said.fault:
-            nameless.append(NamelessGpu(said.index, said.fault))
-    identities = tuple(sorted(known_gpus.values(), key=lambda gpu: gpu.index)) if reading else remembered
-    return Inventory(
-        up=reading is not None,
-        count=len(reading.gpus) if reading else count,
+    for known, reading in _identified(answer, wall, remembered, count):
+        if known is not None and known.uuid not in by_uuid:
+            by_uuid[known.uuid] = known, reading
+        elif known is None or reading.fault:
+            nameless.append(NamelessGpu(reading.index, reading.fault or _NO_NAME))
+    return _inventory(
+        up=True,
+        count=len(answer.gpus),
         nameless=tuple(sorted(nameless, key=lambda gpu: gpu.index)),
-        known=identities,
-        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
-        gpu_of_leaf={leaf.uuid: gpu for gpu in identities for leaf in gpu.leaves},
-        leaves={leaf.uuid: leaf for gpu in identities for leaf in gpu.leaves},
-        parents={gpu.uuid: gpu for gpu in identities if gpu.partitioned},
+        known=tuple(sorted((known for known, _ in by_uuid.values()), key=lambda gpu: gpu.index)),
+        gpus=tuple(sorted((_gpu(*pair) for pair in by_uuid.values()), key=lambda gpu: gpu.index)),
     )
 
 
-def _learn(said: GpuReading, uuid: Uuid, wall: float) -> KnownGpu:
-    total = said.memory.total_bytes if said.memory else None
-    if said.partitioned:
-        leaves = tuple(_leaf(instance, said.max_mig_devices) for instance in said.instances)
+def _inventory(
+    *,
+    up: bool,
+    count: int,
+    nameless: tuple[NamelessGpu, ...],
+    known: tuple[KnownGpu, ...],
+    gpus: tuple[Gpu, ...],
+) -> Inventory:
+    return Inventory(
+        up=up,
+        count=count,
+        nameless=nameless,
+        known=known,
+        gpus=gpus,
+        gpu_of_leaf={leaf.uuid: gpu for gpu in known for leaf in gpu.leaves},
+        leaves={leaf.uuid: leaf for gpu in known for leaf in gpu.leaves},
+        parents={gpu.uuid: gpu for gpu in known if gpu.partitioned},
+    )
+
+
+def _identified(
+    answer: NvmlReading, wall: float, remembered: tuple[KnownGpu, ...], count: int
+) -> Iterator[tuple[KnownGpu | None, GpuReading]]:
+    """Identify the GPU of each reading; `None` if nothing identifies it.
+
+    GPUs without a fault come first, because they report their own uuid. The uuid of the others may be a remembered one,
+    and another GPU may have had that index then.
+    """
+    answered = {reading.uuid for reading in answer.gpus if reading.fault is None}
+    # If the number of GPUs changed, an index may mean another GPU.
+    is_same_order = len(answer.gpus) == count
+    by_index = {known.index: known for known in remembered if is_same_order and known.uuid not in answered}
+    by_uuid = {known.uuid: known for known in remembered}
+    for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
+        if reading.fault is None and reading.uuid is not None:
+            yield _known_gpu(reading, reading.uuid, wall), reading
+        else:
+            faulty = reading if reading.fault else reading._replace(fault=_NO_NAME)
+            yield _remembered_gpu(faulty, by_uuid, by_index), faulty
+
+
+def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]]:
+    """Return the processes of each leaf for which NVML lists them."""
+    found: dict[Uuid, tuple[GpuProcess, ...]] = {}
+    for gpu in inventory.gpus:
+        if gpu.reading is None:
+            continue
+        if gpu.partitioned:
+            found.update({one.uuid: one.processes for one in gpu.reading.instances if one.processes is not None})
+        elif gpu.reading.processes is not None:
+            found[gpu.uuid] = gpu.reading.processes
+    return found
+
+
+def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float) -> KnownGpu:
+    total = reading.memory.total_bytes if reading.memory else None
+    if reading.partitioned:
+        leaves = tuple(_leaf(instance, reading.max_mig_devices) for instance in reading.instances)
     else:
         leaves = (KnownLeaf(uuid, None, None, "", 1.0, total),)
     return KnownGpu(
-        uuid, said.index, said.minor, said.pci_bus_id, said.model, said.partitioned, total, leaves, last_success=wall
+        uuid,
+        reading.index,
+        reading.minor,
+        reading.pci_bus_id,
+        reading.model,
+        reading.partitioned,
+        total,
+        leaves,
+        last_success=wall,
     )
 
 
@@ -179,27 +236,29 @@ def _leaf(instance: MigInstance, slices_of_gpu: int | None) -> KnownLeaf:
     )
 
 
-def _recall(said: GpuReading, by_uuid: Mapping[Uuid, KnownGpu], by_index: Mapping[int, KnownGpu]) -> KnownGpu | None:
-    """Name a GPU that gives no measurement: by the uuid that it still tells, else by its place in NVML's order."""
-    if said.uuid is None:
-        return by_index.get(said.index)
-    known = by_uuid.get(said.uuid)
+def _remembered_gpu(
+    reading: GpuReading, by_uuid: Mapping[Uuid, KnownGpu], by_index: Mapping[int, KnownGpu]
+) -> KnownGpu | None:
+    """Identify a GPU without measurements: by the uuid if it reports one, else by its index in NVML's order."""
+    if reading.uuid is None:
+        return by_index.get(reading.index)
+    known = by_uuid.get(reading.uuid)
     if known is not None:
-        return replace(known, index=said.index)
-    return _learn(said, said.uuid, wall=0.0)
+        return replace(known, index=reading.index)
+    return _known_gpu(reading, reading.uuid, wall=0.0)
 
 
-def _gpu(known: KnownGpu, said: GpuReading) -> Gpu:
+def _gpu(known: KnownGpu, reading: GpuReading) -> Gpu:
     return Gpu(
         uuid=known.uuid,
-        index=said.index,
+        index=reading.index,
         minor=known.minor,
         pci_bus_id=known.pci_bus_id,
         model=known.model,
         partitioned=known.partitioned,
-        fault=said.fault,
-        stuck_seconds=said.stuck_seconds,
+        fault=reading.fault,
+        stuck_seconds=reading.stuck_seconds,
         last_success=known.last_success or None,
-        reading=said if said.fault is None else None,
-        recovery_action=said.recovery_action,
+        reading=reading if reading.fault is None else None,
+        recovery_action=reading.recovery_action,
     )

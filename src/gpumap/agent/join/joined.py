@@ -1,4 +1,4 @@
-"""Puts one collection in order: what was observed, what is remembered, and what follows of both for all that comes."""
+"""Join one collection: compute each part of the picture in the order in which the parts need each other."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpumap.agent.join.allocation import Allocation, allocate
-from gpumap.agent.join.attribution import Attribution, attribute
-from gpumap.agent.join.devices import processes_by_leaf
-from gpumap.agent.join.evidence import Evidence, settled
-from gpumap.agent.join.hidden import RESTART_AFTER_SECONDS
-from gpumap.agent.join.inventory import Inventory, take
+from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
+from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
+from gpumap.agent.join.listing import Listing, choose_listing
 from gpumap.agent.join.memory import Memory
-from gpumap.agent.join.offers import Offer
+from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
+from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
-from gpumap.agent.join.recent_processes import Seen, look_again
-from gpumap.agent.join.restart import Listing, take_list
-from gpumap.agent.join.usage import LeafUse, leaf_use
+from gpumap.agent.join.usage import LeafUse, RecentProcesses, measure_leaf, update_recent
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Node
@@ -26,95 +23,120 @@ NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the user decided: who the node is, which resources are GPUs, how old data may be served."""
+    """Decisions of the user: the node's name, which resources are GPUs, and for how long gpumap serves old data."""
 
     node: Node
     is_gpu_resource: Callable[[str], bool]
     stale_after_seconds: float
     restart_after_seconds: float = RESTART_AFTER_SECONDS
-    """How long what only a new container helps must last until that is said."""
+    """For how long a fault that only a new container solves must last before gpumap reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One collection, put in order: what every part of the snapshot is computed from."""
+    """One joined collection: all parts of the snapshot are computed from it."""
 
     observations: Observations
     memory: Memory
     inventory: Inventory
     listing: Listing
     identity: Observed[PodIdentity] | None
-    table: PodTable
+    pod_table: PodTable
     allocation: Allocation
     procs: ProcTable
     attribution: Attribution
-    seen: Mapping[Uuid, Seen]
+    recent_processes: Mapping[Uuid, RecentProcesses]
     leaf_uses: Mapping[Uuid, LeafUse]
     uids: Mapping[PodName, PodUid]
-    """Of pods whose UID is fixed, or whose processes are measured."""
+    """UIDs of pods that have exactly one possible UID, or have measured processes."""
+
+    @property
+    def can_report_unassigned(self) -> bool:
+        return _can_report_unassigned(self.listing, self.observations)
 
 
 def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Joined:
-    """Ask each part of the reducer in turn; the later ones need the earlier."""
+    """Join the observations with the memory."""
     nvml = observations.nvml.value if isinstance(observations.nvml, Observed) else None
     procs = observations.procfs.value if isinstance(observations.procfs, Observed) else NO_PROCESSES
-    identity = _identity(memory, observations, rules.stale_after_seconds)
-    found = identity.value if identity else None
-    inventory = take(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
-    listing = take_list(memory, observations, found, procs, rules.stale_after_seconds)
-    table = _table(listing, found, memory.table)
+    identity = _newest_identity(memory, observations, rules.stale_after_seconds)
+    files = identity.value if identity else None
+    inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
+    listing = choose_listing(memory, observations, files, procs, rules.stale_after_seconds)
+    pod_table = _pod_table(listing, files, memory.pod_table)
     allocation = allocate(
         listing.pods if listing.current else (),
-        table,
-        (found.dra.prepared or ()) if found else (),
-        Offer(listing.allocatable, table.checkpoint.registered if table.checkpoint else ()),
+        pod_table,
+        (files.dra.prepared or ()) if files else (),
+        Offer(listing.allocatable, pod_table.checkpoint.registered if pod_table.checkpoint else ()),
         inventory,
         rules.is_gpu_resource,
-        memory.indices,
+        memory.gpu_indices,
         memory.allocation,
     )
     evidence = Evidence(
-        table=table,
+        pod_table=pod_table,
         allocation=allocation,
         inventory=inventory,
         procs=procs,
         identity_current=identity is not None,
         identity_read_now=isinstance(observations.pod_identity, Observed),
         list_current=listing.current,
-        can_report_unassigned=can_report_unassigned(listing, observations),
+        can_report_unassigned=_can_report_unassigned(listing, observations),
         last_names=memory.names,
-        suspected=frozenset(memory.suspicions),
-        settled=settled(memory.suspicions, observations),
+        pending_before=frozenset(memory.pending_owners),
+        confirmed=confirmed_owners(memory.pending_owners, observations),
         missing_before=memory.missing,
     )
     attribution = attribute(processes_by_leaf(inventory), evidence, memory.attribution)
-    seen = look_again(memory.seen, attribution.by_leaf, inventory.leaves, observations.finished.monotonic)
-    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
-    leaf_uses = {
-        leaf: leaf_use(on_leaf, samples.get(leaf), seen[leaf].ended) for leaf, on_leaf in attribution.by_leaf.items()
-    }
-    uids = {**attribution.measured_uids, **table.uid_of}
+    recent = update_recent(
+        memory.recent_processes, attribution.by_leaf, inventory.leaves, observations.finished.monotonic
+    )
     return Joined(
-        observations, memory, inventory, listing, identity, table, allocation, procs, attribution, seen, leaf_uses, uids
+        observations=observations,
+        memory=memory,
+        inventory=inventory,
+        listing=listing,
+        identity=identity,
+        pod_table=pod_table,
+        allocation=allocation,
+        procs=procs,
+        attribution=attribution,
+        recent_processes=recent,
+        leaf_uses=_leaf_uses(inventory, attribution, recent),
+        uids={**attribution.measured_uids, **pod_table.uid_of},
     )
 
 
-def _identity(memory: Memory, observations: Observations, stale_after_seconds: float) -> Observed[PodIdentity] | None:
-    """The newest identity reading that may still be served."""
+def _newest_identity(
+    memory: Memory, observations: Observations, stale_after_seconds: float
+) -> Observed[PodIdentity] | None:
+    """Return the newest identity reading that is young enough to serve."""
     newest = observations.pod_identity
     if isinstance(newest, Failed):
         before = memory.pod_identity
-        young = before and observations.finished.monotonic - before.at.monotonic < stale_after_seconds
-        return before if young else None
+        is_young = before and observations.finished.monotonic - before.at.monotonic < stale_after_seconds
+        return before if is_young else None
     return newest
 
 
-def can_report_unassigned(listing: Listing, observations: Observations) -> bool:
+def _can_report_unassigned(listing: Listing, observations: Observations) -> bool:
+    """List and identity are both of this collection. Older ones lack a pod that has just started."""
     return listing.read_now and isinstance(observations.pod_identity, Observed)
 
 
-def _table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
-    """Join names and UIDs anew, unless nothing of what they are joined from has changed."""
-    if before and before.pods is listing.pods and before.is_of(identity):
+def _pod_table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
+    """Join names and UIDs, unless neither the List nor the files changed."""
+    if before and before.pods is listing.pods and before.is_made_from(identity):
         return before
     return tabulate(listing.pods, identity, before)
+
+
+def _leaf_uses(
+    inventory: Inventory, attribution: Attribution, recent: Mapping[Uuid, RecentProcesses]
+) -> dict[Uuid, LeafUse]:
+    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
+    return {
+        leaf: measure_leaf(processes, samples.get(leaf), recent[leaf].ended)
+        for leaf, processes in attribution.by_leaf.items()
+    }

@@ -1,17 +1,14 @@
-"""On which devices an id stands: by what its plugin answered the kubelet, else by the id, where that can be trusted.
-
-What processes do decides nothing here.
-"""
+"""On which devices an id is: by the plugin's answer to the kubelet, otherwise by the id itself if it can be trusted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.model.device_ids import ByIndex, ByUuid, DeviceRef, EveryGpu
-from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice
+from gpumap.model.observations import ClaimDevice, DeviceId, PreparedDevice, ResourceDevices
 from gpumap.model.plugins import Plugin, Trust, recognise, recognise_dra
 from gpumap.model.readings import Uuid
 
@@ -22,38 +19,40 @@ UNPARSED, UNTRUSTED, NOT_IN_NVML, NVML_DOWN, DEVICE_DOWN = (
     "nvml_down",
     "device_down",
 )
-"""Why slots are on no device (contract §9)."""
+"""Reasons for unmatched slots (contract §9)."""
 
 
 class Located(NamedTuple):
-    """The devices that something names; without any, the reason."""
+    """The devices of a reference; if there are none, the reason."""
 
     devices: tuple[Uuid, ...]
     reason: str = ""
 
 
 class _Target(NamedTuple):
-    """A device that a plugin's answer names, and which one in its order."""
+    """A device in a plugin's answer, and its position there."""
 
-    place: int
+    position: int
     located: Located
 
 
 class Placed(NamedTuple):
-    """An id and where it stands. `plugin` is `None` where no plugin makes such ids.
+    """An id and its devices. `plugin` is `None` if no known plugin makes such ids.
 
-    `place` is which of the devices in the plugin's answer it stands on: limits are told in that order.
+    `position` is that of its device in the plugin's answer: the answer lists limits in the same order.
     """
 
     device_id: DeviceId
     plugin: Plugin | None
     located: Located
-    place: int = 0
+    position: int = 0
 
 
 def locate(ref: DeviceRef | None, inventory: Inventory) -> Located:
-    """Find the devices of a reference; `None` is one that NVML does not drive. While NVML is down, a uuid stands for
-    itself."""
+    """Find the devices of a reference. `None` is a device that NVML does not drive.
+
+    While NVML is down, a reference by uuid is its own result.
+    """
     if ref is not None:
         found = inventory.resolve(ref)
         if found:
@@ -66,7 +65,7 @@ def locate(ref: DeviceRef | None, inventory: Inventory) -> Located:
         return Located((), NOT_IN_NVML)
     if inventory.nameless:
         return Located((), DEVICE_DOWN)
-    return Located((), UNTRUSTED if inventory.keeps_back(ref) else NOT_IN_NVML)
+    return Located((), UNTRUSTED if inventory.is_ambiguous(ref) else NOT_IN_NVML)
 
 
 NO_INDICES: Mapping[int, Uuid] = {}
@@ -75,13 +74,13 @@ NO_INDICES: Mapping[int, Uuid] = {}
 def place(
     resource: str,
     ids: Iterable[DeviceId],
-    named: Sequence[DeviceRef],
+    refs: Sequence[DeviceRef],
     inventory: Inventory,
     indices: Mapping[int, Uuid] = NO_INDICES,
 ) -> tuple[Placed, ...]:
-    """Lay the ids that a container has of a resource on devices.
+    """Place the ids that a container has of a resource.
 
-    `named` are the devices that its plugin's answer names, `indices` what NVML's indices in it meant when it was given.
+    `refs` are the devices in the plugin's answer. `indices` are the GPUs of NVML's indices at the time of the answer.
     """
     placed: list[Placed] = []
     by_plugin: dict[Plugin, list[tuple[DeviceId, DeviceRef | None]]] = {}
@@ -91,104 +90,113 @@ def place(
             placed.append(Placed(device_id, None, Located((), UNPARSED)))
         else:
             by_plugin.setdefault(recognised.plugin, []).append((device_id, recognised.device))
-    targets = _targets(named, inventory, indices)
-    # Ids that can be trusted first: the others get what these leave.
+    targets = _targets(refs, inventory, indices)
+    # First the ids that can be trusted. The others get the devices that remain.
     for plugin in sorted(by_plugin, key=lambda one: one.trust is Trust.ANSWER):
         if plugin.trust is Trust.ANSWER:
             covered = {one.located.devices for one in placed if one.located.devices}
-            free = [target for target in targets if target.located.devices not in covered] or targets
-            untold = _Target(0, Located((), UNTRUSTED if inventory.up else NVML_DOWN))
-            strays = [device_id for device_id, _ in by_plugin[plugin]]
-            dealt = _dealt(strays, free or [untold])
-            placed += [Placed(device_id, plugin, target.located, target.place) for device_id, target in dealt]
+            unknown = _Target(0, Located((), UNTRUSTED if inventory.up else NVML_DOWN))
+            ids_of_plugin = [device_id for device_id, _ in by_plugin[plugin]]
+            placed += _spread(plugin, ids_of_plugin, _uncovered(targets, covered) or [unknown])
         else:
-            placed += _by_id(plugin, by_plugin[plugin], named, targets, inventory)
+            is_exact = bool(targets) and all(isinstance(ref, ByUuid) for ref in refs)
+            placed += _place_by_id(plugin, by_plugin[plugin], targets, inventory, is_exact=is_exact)
     return tuple(placed)
 
 
-def _targets(named: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[int, Uuid]) -> list[_Target]:
-    """The devices that an answer names: one for each that it names, found or not, but no device twice."""
+def _targets(refs: Sequence[DeviceRef], inventory: Inventory, indices: Mapping[int, Uuid]) -> list[_Target]:
+    """Return a target for each reference, found or not, but no device twice."""
     targets: list[_Target] = []
-    for number, ref in enumerate(named):
+    for number, ref in enumerate(refs):
         known = indices.get(ref.nvml_index) if isinstance(ref, ByIndex) else None
         located = locate(ref if known is None else ByUuid(known), inventory)
         if isinstance(ref, EveryGpu) and len(located.devices) != 1:
-            continue  # "all" names none of several
+            continue  # "all" does not select one of several GPUs
         if not located.devices or located.devices not in {one.located.devices for one in targets}:
             targets.append(_Target(number, located))
     return targets
 
 
-def _by_id(
+def _uncovered(targets: Sequence[_Target], covered: Collection[tuple[Uuid, ...]]) -> Sequence[_Target]:
+    """Return the targets that no id is on yet; all of them if there is an id on each."""
+    return [target for target in targets if target.located.devices not in covered] or targets
+
+
+def _place_by_id(
     plugin: Plugin,
     ids: Sequence[tuple[DeviceId, DeviceRef | None]],
-    named: Sequence[DeviceRef],
     targets: Sequence[_Target],
     inventory: Inventory,
+    *,
+    is_exact: bool,
 ) -> Iterator[Placed]:
-    """Ids stand where they say, unless the answer names other devices by uuid: a place in an order says less."""
+    """Place ids on the devices that they name.
+
+    `is_exact`: the answer names devices by uuid. Then an id on none of them goes to one of them: the id may be only a
+    position in the plugin's order.
+    """
     by_devices = {target.located.devices: target for target in targets if target.located.devices}
-    is_told = bool(targets) and all(isinstance(ref, ByUuid) for ref in named)
-    strays: list[DeviceId] = []
+    others: list[DeviceId] = []
     covered = set()
     for device_id, ref in ids:
         own = locate(ref, inventory)
         target = by_devices.get(own.devices)
         if target is not None:
             covered.add(own.devices)
-        if not is_told or target is not None:
-            yield Placed(device_id, plugin, own, target.place if target else 0)
+        if not is_exact or target is not None:
+            yield Placed(device_id, plugin, own, target.position if target else 0)
         else:
-            strays.append(device_id)
-    free = [target for target in targets if target.located.devices not in covered] or list(targets)
-    for device_id, target in _dealt(strays, free):
-        yield Placed(device_id, plugin, target.located, target.place)
+            others.append(device_id)
+    yield from _spread(plugin, others, _uncovered(targets, covered))
 
 
-def _dealt(ids: Sequence[DeviceId], targets: Sequence[_Target]) -> Iterator[tuple[DeviceId, _Target]]:
-    """Each target gets as many ids in a row as the others, the first ones what is left over. Where there are more
-    targets than ids, an id stands on several: the container has them all."""
+def _spread(plugin: Plugin, ids: Sequence[DeviceId], targets: Sequence[_Target]) -> Iterator[Placed]:
+    """Place ids evenly: each target gets equally many consecutive ids, the first targets one more if needed.
+
+    If there are more targets than ids, an id is on several: the container has all of them.
+    """
     if not ids:
         return
     many, few = max(len(ids), len(targets)), min(len(ids), len(targets))
     each, more = divmod(many, few)
     runs = [number for number in range(few) for _ in range(each + (number < more))]
     for number, run in enumerate(runs):
-        yield (ids[number], targets[run]) if len(ids) == many else (ids[run], targets[number])
+        device_id, target = (ids[number], targets[run]) if len(ids) == many else (ids[run], targets[number])
+        yield Placed(device_id, plugin, target.located, target.position)
 
 
 class PlacedClaim(NamedTuple):
-    """A DRA device and where it stands; `prepared` is what its driver wrote down of this very claim's device."""
+    """A DRA device and its place. `prepared` is the driver's note about the device of this claim."""
 
     placed: Placed
     prepared: PreparedDevice | None
 
 
-def place_claim(device: ClaimDevice, named_so: Sequence[PreparedDevice], inventory: Inventory) -> PlacedClaim:
-    """Lay a DRA device on NVML's: by what its driver wrote down of this claim, else by its name.
+def place_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice], inventory: Inventory) -> PlacedClaim:
+    """Place a DRA device: by the driver's note about this claim; otherwise by the device's name.
 
-    What it wrote down of other claims' devices of the name (`named_so`) counts only for MIG devices whose place the
-    NVIDIA driver keeps back: an instance may be made where another was.
+    `same_name` are the driver's notes about all devices of this name. Those of other claims count only for MIG devices
+    without a known placement: a new instance may have the placement of an earlier one.
     """
     recognised = recognise_dra(device.driver, device.device)
     device_id = DeviceId(device.device)
     if recognised is None:
         return PlacedClaim(Placed(device_id, None, Located((), UNPARSED)), None)
-    own = _noted(device, named_so)
+    own = _note_of_claim(device, same_name)
     if own is not None:
         return PlacedClaim(Placed(device_id, recognised.plugin, locate(ByUuid(own.uuid), inventory)), own)
     located = locate(recognised.device, inventory)
     if located.reason == UNTRUSTED:
-        others = {found for one in named_so if (found := inventory.find(one.uuid))}
+        others = {found for one in same_name if (found := inventory.find(one.uuid))}
         located = Located(tuple(others)) if len(others) == 1 else located
     return PlacedClaim(Placed(device_id, recognised.plugin, located), None)
 
 
-def _noted(device: ClaimDevice, named_so: Sequence[PreparedDevice]) -> PreparedDevice | None:
-    """What is written down of a claim's device. Kubelets before 1.35 list all its shares as one, without their ids."""
+def _note_of_claim(device: ClaimDevice, same_name: Sequence[PreparedDevice]) -> PreparedDevice | None:
+    """Return the driver's note about a claim's device. Kubelets before 1.35 list its shares as one, without ids."""
     notes = [
         one
-        for one in named_so
+        for one in same_name
         if (one.claim_namespace, one.claim) == (device.claim_namespace, device.claim)
         and device.share_id in ("", one.share_id)
     ]
@@ -201,3 +209,68 @@ def _noted(device: ClaimDevice, named_so: Sequence[PreparedDevice]) -> PreparedD
         memory_bytes=None if None in amounts else known,
         admin_access=all(one.admin_access for one in notes),
     )
+
+
+# --- what the kubelet offers ------------------------------------------------------------------------------------------
+
+
+IdsByDevice = Mapping[tuple[Uuid, str], set[DeviceId]]
+"""By device and resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The devices that the kubelet offers, apart from the List. All of it is optional."""
+
+    allocatable: tuple[ResourceDevices, ...] | None
+    registered: tuple[ResourceDevices, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedOffer:
+    """An offer by device. It stays the same object while the offer and the devices are the same."""
+
+    basis: tuple[object, ...]
+    allocatable: IdsByDevice
+    registered: IdsByDevice
+    slots: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
+    """Allocatable slots by device and resource; `None` while the kubelet does not report them."""
+
+
+def place_offer(
+    offer: Offer, inventory: Inventory, is_gpu_resource: Callable[[str], bool], before: PlacedOffer | None
+) -> PlacedOffer:
+    """Place each id on the device that it names, to count the slots of each device.
+
+    This includes ids that are not trusted for containers. Returns `before` itself while nothing has changed.
+    """
+    basis = (offer, inventory.shape)
+    if before is not None and before.basis == basis:
+        return before
+    allocatable = _by_device(offer.allocatable or (), inventory, is_gpu_resource)
+    is_same = offer.registered == offer.allocatable
+    registered = allocatable if is_same else _by_device(offer.registered, inventory, is_gpu_resource)
+    return PlacedOffer(basis, allocatable, registered, None if offer.allocatable is None else _counts(allocatable))
+
+
+def _by_device(
+    resources: Iterable[ResourceDevices], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
+) -> IdsByDevice:
+    found: dict[tuple[Uuid, str], set[DeviceId]] = {}
+    for devices in resources:
+        is_gpu = is_gpu_resource(devices.resource)
+        for device_id in devices.ids:
+            recognised = recognise(devices.resource, device_id)
+            if recognised is None or recognised.device is None:
+                continue
+            if is_gpu or inventory.has_uuid_of(recognised.device):
+                for uuid in locate(recognised.device, inventory).devices:
+                    found.setdefault((uuid, devices.resource), set()).add(device_id)
+    return found
+
+
+def _counts(offered: IdsByDevice) -> dict[Uuid, tuple[tuple[str, int], ...]]:
+    counts: dict[Uuid, list[tuple[str, int]]] = {}
+    for (uuid, resource), ids in sorted(offered.items()):
+        counts.setdefault(uuid, []).append((resource, len(ids)))
+    return {uuid: tuple(rows) for uuid, rows in counts.items()}

@@ -1,7 +1,7 @@
-"""Which UID, which name and which containers a pod has: the List joined with what the kubelet writes down locally.
+"""Which UID, name and containers each pod has: the List, joined with the kubelet's local files.
 
-The List has names but no UIDs, a cgroup path has a UID but no name. The device checkpoint, DRA's state and the log
-directories tie them, or the kubelet's Pods API does, which knows; where a doubt is left, nothing is tied: a wrong name
+The List has names but no UIDs. A cgroup path has a UID but no name. The device checkpoint, the DRA state, the log
+directories and the kubelet's Pods API connect them. If more than one UID is possible, gpumap assigns none: a wrong name
 is worse than none.
 """
 
@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpumap.agent.join.rows import Rows
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
     ClaimPods,
     ContainerLink,
     ContainerName,
+    DeviceId,
     ListedPod,
     LogTree,
     PodIdentity,
@@ -26,173 +26,215 @@ from gpumap.model.observations import (
     PodName,
     PodUid,
     ReportedPod,
+    ResourceDevices,
 )
 
 _CONTAINER_ID_DIGITS = 64
 
 
 class PodUidState(enum.Enum):
-    """What can be said of a pod UID against a List."""
+    """Whether the pod of a UID still exists, as far as a List shows it."""
 
     LIVE = "live"
     GONE = "gone"
     UNKNOWN = "unknown"
 
 
+class CheckpointRows:
+    """The rows of the device checkpoint by container, resource and device id. They have UIDs, which the List lacks."""
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self._by_id: dict[tuple[str, str, DeviceId], list[CheckpointEntry]] = {}
+        for entry in checkpoint.entries if checkpoint else ():
+            for device_id in entry.ids:
+                self._by_id.setdefault((entry.container, entry.resource, device_id), []).append(entry)
+
+    def matching(self, container: str, devices: ResourceDevices) -> list[CheckpointEntry]:
+        """Return the rows that have all devices of a listed container. `devices` has at least one id.
+
+        A row may have more: kubelets 1.20 to 1.22 leave some devices out of the List (kubernetes/kubernetes#103289).
+        """
+        listed = frozenset(devices.ids)
+        with_first = self._by_id.get((container, devices.resource, devices.ids[0]), ())
+        return [row for row in with_first if listed <= row.ids]
+
+
 @dataclass(frozen=True, slots=True)
 class PodTable:
-    """The join of one List with one identity reading; the first five fields are what it was made of."""
+    """The join of one List with one identity reading. The first five fields are its inputs."""
 
     pods: tuple[ListedPod, ...]
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     claims: tuple[ClaimPods, ...] | None
     reported: tuple[ReportedPod, ...] | None
-    """Of the Pods API, while it is current."""
-    rows: Rows
-    """The checkpoint's."""
+    """Pods of the Pods API, if it is current."""
+    rows: CheckpointRows
     listed: frozenset[PodName]
     containers: frozenset[ContainerName]
-    """Those on the List."""
+    """Containers on the List."""
     claimants: frozenset[PodName]
-    """Pods that a claim is told of: init containers may have it too, which the List leaves out."""
+    """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
-    """Listed pods whose UID is fixed."""
+    """Listed pods with exactly one possible UID."""
     name_of: Mapping[PodUid, PodName]
-    """Its inverse."""
-    named: Mapping[PodUid, PodName]
-    """By which name a UID was ever fixed, as long as a row, claim or directory of it stands: it can have no other."""
+    """Inverse of `uid_of`."""
+    fixed_names: Mapping[PodUid, PodName]
+    """Every name that `name_of` ever had, while a row, claim or directory of the UID exists. A name never changes."""
     unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
-    """The checkpoint's rows of live pods' containers that the List leaves out: plain init containers."""
+    """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
-    """The Pods API's word on it."""
+    """Names that the Pods API reports."""
     cut_links: tuple[ContainerLink, ...]
-    """Links whose container id lost its tail to a long name."""
-    standing_uids: frozenset[PodUid]
-    """UIDs that a row of the checkpoint, a claim, a log directory or the Pods API still stands for."""
-    may_be_short: bool
-    """Whether the List may be a kubelet's that has not heard from its API server yet: only static pods are on it."""
-    logs_tell: bool
-    """Whether a missing log tree says that its pod is gone: not if the logs are kept elsewhere."""
+    """Links with a container id that is cut because the name is long."""
+    known_uids: frozenset[PodUid]
+    """UIDs in the checkpoint, the claims, the log directories or the Pods API."""
+    may_be_incomplete: bool
+    """The List has only static pods: the kubelet may not have its other pods from the API server yet."""
+    logs_are_complete: bool
+    """A pod without a log directory is gone. False if the logs are probably in another place."""
 
-    def is_of(self, identity: PodIdentity | None) -> bool:
-        """Whether it was made of this reading: sources give the very same object while nothing changed."""
+    def is_made_from(self, identity: PodIdentity | None) -> bool:
+        """Whether this reading made the table. A source returns the same object while nothing changed."""
+        files = identity or _NOTHING_READ
         return (
-            self.checkpoint is (identity.checkpoint if identity else None)
-            and self.logs is (identity.logs if identity else None)
-            and self.claims is (identity.dra.claims if identity else None)
-            and self.reported is (identity.pods if identity else None)
+            self.checkpoint is files.checkpoint
+            and self.logs is files.logs
+            and self.claims is files.dra.claims
+            and self.reported is files.pods
         )
 
     def name(self, uid: PodUid) -> PodName | None:
-        """Name a pod: as the List has it, else as the Pods API or its log directory has it."""
+        """Return the name of a pod by the List; otherwise by the Pods API or its log directory."""
         tree = self.trees.get(uid)
         name = self.name_of.get(uid) or self.reported_names.get(uid)
-        return name or (PodName(tree.namespace, tree.pod) if tree else None)
+        return name or (tree.pod_name if tree else None)
 
     def is_only(self, uid: PodUid) -> bool:
-        """Whether a UID is the only one that its name can mean: the fixed one, or the only one that the Pods API or
-        the log trees have for it."""
+        """Whether no other UID is possible for the name of this UID."""
         if uid in self.name_of:
             return True
         name = self.name(uid)
-        reported = {other for other, of in self.reported_names.items() if of == name}
-        trees = {other for other, tree in self.trees.items() if (tree.namespace, tree.pod) == name}
-        # Where both name UIDs and agree on none, one of them is late.
-        meant = reported & trees if reported and trees else reported | trees
-        return name not in self.uid_of and len(reported) <= 1 and meant == {uid}
+        reported = {other for other, reported_name in self.reported_names.items() if reported_name == name}
+        trees = {other for other, tree in self.trees.items() if tree.pod_name == name}
+        # If both have UIDs and none in common, one of them is out of date.
+        possible = reported & trees if reported and trees else reported | trees
+        return name not in self.uid_of and len(reported) <= 1 and possible == {uid}
 
     def container(self, uid: PodUid, container_id: str, *, read_now: bool) -> str:
-        """Name a container by its id; empty where nothing ties them. `read_now`: the trees are of this collection."""
+        """Return the name of a container; empty if unknown. `read_now`: the log directories are of this collection."""
         link = self.links.get(container_id)
         if link is None and container_id:
             link = next((cut for cut in self.cut_links if container_id.startswith(cut.container_id)), None)
         if link is not None and link.pod_uid == uid:
             return link.name.container
         tree = self.trees.get(uid)
-        # The directory is made before its container starts: where there is one, no other container has run.
+        # The kubelet makes the directory before the container starts. With one directory, no other container has run.
         is_sole = read_now and tree is not None and len(tree.containers) == 1 and container_id
         return tree.containers[0] if tree and is_sole else ""
 
-    def standing(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
-        """Say whether the pod of a running process is still the kubelet's (contract §9, "gone").
+    def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
+        """Return whether the kubelet still has the pod of a running process (contract §9, "gone").
 
-        `last_name` is the name it was last known by, for pods whose directories are gone.
+        `last_name` is the last known name, for pods without directories.
         """
-        if self.logs_tell and uid not in self.trees and uid not in self.reported_names:
-            return PodUidState.GONE  # the directory is made before the first process, and removed after the pod
+        if self.logs_are_complete and uid not in self.trees and uid not in self.reported_names:
+            return (
+                PodUidState.GONE
+            )  # the kubelet makes the directory before the first process and removes it after the pod
         if uid in self.name_of:
             return PodUidState.LIVE
         name = self.name(uid) or last_name
         if name is None:
             return PodUidState.UNKNOWN
         if name not in self.listed:
-            return PodUidState.UNKNOWN if self.may_be_short and uid in self.standing_uids else PodUidState.GONE
-        # Listed under this name with another UID; without a fixed UID there are two trees of that name, or none.
+            return PodUidState.UNKNOWN if self.may_be_incomplete and uid in self.known_uids else PodUidState.GONE
+        # The name is listed. Either it has another UID, or none is certain: it has two log directories, or none.
         return PodUidState.GONE if name in self.uid_of else PodUidState.UNKNOWN
 
 
+_NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
+
+
 def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: PodTable | None) -> PodTable:
-    """Join a List with what the identity files say. A UID that ever had another name is not of this one."""
-    checkpoint = identity.checkpoint if identity else None
-    logs = identity.logs if identity else None
-    claims = identity.dra.claims if identity else None
-    reported = identity.pods if identity else None
-    reported_names = {pod.pod_uid: PodName(pod.namespace, pod.pod) for pod in reported or ()}
-    trees = {tree.pod_uid: tree for tree in logs.trees} if logs else {}
-    listed = frozenset(pod.pod_name for pod in pods)
-    containers = frozenset(
-        ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
-    )
-    named = before.named if before else {}
-    rows = Rows(checkpoint)
-    uid_of = _fix_uids(pods, UidIndex(rows if checkpoint else None, claims, trees, reported_names, named))
+    """Join a List with the identity files. A UID that ever had another name does not get a listed name."""
+    files = identity or _NOTHING_READ
+    rows = CheckpointRows(files.checkpoint)
+    trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
+    reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
+    fixed_before = before.fixed_names if before else {}
+    index = UidIndex(rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before)
+    uid_of = _fix_uids(pods, index)
     name_of = {uid: name for name, uid in uid_of.items()}
-    standing = {entry.pod_uid for entry in checkpoint.entries} if checkpoint else set()
-    standing |= trees.keys() | reported_names.keys()
-    standing |= {uid for claim in claims or () for uid in claim.pod_uids}
-    listed_trees = {uid for uid, tree in trees.items() if PodName(tree.namespace, tree.pod) in listed}
-    tree_names = {PodName(tree.namespace, tree.pod) for tree in trees.values()}
-    links = (*(logs.links if logs else ()), *_reported_links(reported or ()))
+    known_uids = _known_uids(files)
+    listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
+    links = _links(files)
     return PodTable(
         pods=pods,
-        checkpoint=checkpoint,
-        logs=logs,
-        claims=claims,
-        reported=reported,
+        checkpoint=files.checkpoint,
+        logs=files.logs,
+        claims=files.dra.claims,
+        reported=files.pods,
         rows=rows,
         listed=listed,
         containers=containers,
-        claimants=_claimants(pods, claims or (), name_of),
+        claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
         name_of=name_of,
-        named={uid: name for uid, name in {**named, **name_of}.items() if uid in standing},
-        unlisted=_unlisted(containers, checkpoint, name_of),
+        fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
+        unlisted=_unlisted(containers, files.checkpoint, name_of),
         trees=trees,
         links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
         reported_names=reported_names,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
-        standing_uids=frozenset(standing),
-        may_be_short=not any(_is_of_api(uid) for uid in (*name_of, *listed_trees)),
-        logs_tell=logs is not None and (not listed or not listed.isdisjoint(tree_names)),
+        known_uids=known_uids,
+        may_be_incomplete=not _has_pod_of_api_server(name_of, trees, listed),
+        logs_are_complete=_logs_are_complete(files.logs, listed),
     )
 
 
-def _reported_links(pods: Iterable[ReportedPod]) -> Iterable[ContainerLink]:
-    """What container ids the Pods API ties to names, as links do."""
-    return (
+def _known_uids(files: PodIdentity) -> frozenset[PodUid]:
+    """Return the UIDs in the checkpoint, the claims, the log directories and the Pods API."""
+    return frozenset(
+        (
+            *(entry.pod_uid for entry in (files.checkpoint.entries if files.checkpoint else ())),
+            *(uid for claim in files.dra.claims or () for uid in claim.pod_uids),
+            *(tree.pod_uid for tree in (files.logs.trees if files.logs else ())),
+            *(pod.pod_uid for pod in files.pods or ()),
+        )
+    )
+
+
+def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
+    """Return the links of the log directory, and those that follow from the container ids of the Pods API."""
+    reported = (
         ContainerLink(container.container_id, pod.pod_uid, ContainerName(pod.namespace, pod.pod, container.name))
-        for pod in pods
+        for pod in files.pods or ()
         for container in pod.containers
         if len(container.container_id) == _CONTAINER_ID_DIGITS
     )
+    return (*(files.logs.links if files.logs else ()), *reported)
 
 
-def _is_of_api(uid: PodUid) -> bool:
-    """Static pods have a hash without dashes."""
-    return "-" in uid
+def _logs_are_complete(logs: PodLogs | None, listed: frozenset[PodName]) -> bool:
+    """Not if no listed pod has a log directory: then the logs are probably in another place."""
+    return logs is not None and (not listed or not listed.isdisjoint(tree.pod_name for tree in logs.trees))
+
+
+def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
+    return frozenset(
+        ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
+    )
+
+
+def _has_pod_of_api_server(
+    name_of: Iterable[PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
+) -> bool:
+    """Whether a listed pod is not static. The UID of a static pod is a hash without dashes."""
+    listed_uids = (*name_of, *(uid for uid, tree in trees.items() if tree.pod_name in listed))
+    return any("-" in uid for uid in listed_uids)
 
 
 def _claimants(
@@ -214,24 +256,24 @@ def _unlisted(
     return rows
 
 
-def _fix_uids(pods: tuple[ListedPod, ...], clues: UidIndex) -> dict[PodName, PodUid]:
-    """Tie each listed pod to its UID, where one and only one fits."""
-    # Kubelets before 1.34 may list an ended pod beside its successor of the same name.
+def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
+    """Assign a UID to each listed pod that has exactly one possible UID."""
+    # Kubelets before 1.34 may list an ended pod together with its successor of the same name.
     listed: dict[PodName, list[ListedPod]] = {}
     for pod in pods:
         listed.setdefault(pod.pod_name, []).append(pod)
-    candidates = {name: clues.candidates(name, namesakes) for name, namesakes in listed.items()}
+    candidates = {name: index.candidates(name, namesakes) for name, namesakes in listed.items()}
     found = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
     taken = Counter(found.values())
     return {name: uid for name, uid in found.items() if taken[uid] == 1}
 
 
 class UidIndex:
-    """What is written down of the pods' UIDs, laid out to be looked up in."""
+    """The UIDs in files and in the Pods API, by the names of pods."""
 
     def __init__(
         self,
-        rows: Rows | None,
+        rows: CheckpointRows | None,
         claims: tuple[ClaimPods, ...] | None,
         trees: Mapping[PodUid, LogTree],
         reported: Mapping[PodUid, PodName],
@@ -242,29 +284,31 @@ class UidIndex:
         self._trees = trees
         self._in_logs: dict[PodName, set[PodUid]] = {}
         for tree in trees.values():
-            self._in_logs.setdefault(PodName(tree.namespace, tree.pod), set()).add(tree.pod_uid)
+            self._in_logs.setdefault(tree.pod_name, set()).add(tree.pod_uid)
         self._reported: dict[PodName, set[PodUid]] = {}
         for uid, name in reported.items():
             self._reported.setdefault(name, set()).add(uid)
         self._known = {**known, **reported}
 
     def candidates(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid]:
-        """The UIDs that a listed name may have. The kubelet's own word counts, but it may be late, and then of a
-        predecessor: where files name UIDs, it only chooses among them."""
+        """Return the possible UIDs of a listed name.
+
+        The Pods API may be late and report a predecessor. If files have UIDs, it only chooses among them.
+        """
         reported, in_files = self._reported.get(name), self._in_files(name, namesakes)
         if reported is None or in_files is None:
             return in_files or reported or set()
         return in_files & reported
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
-        """Those that the files tell of; `None` where they are silent."""
+        """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = self._in_logs.get(name, set())
         written = [uids for uids in map(self._written, namesakes) if uids is not None]
         if not written:
             return in_logs or None
-        # What was given is written down: without a row, a directory of this name is a predecessor's. A row of an
-        # ended pod stays until the next write, and its card may have been handed on meanwhile; a claim that is shared
-        # is prepared for other pods too.
+        # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
+        # pod stays until the next write, and its device may have another owner by then. A shared claim is prepared
+        # for other pods too.
         fitting = {
             uid
             for uid in set[PodUid]().union(*written)
@@ -273,15 +317,15 @@ class UidIndex:
         return (fitting & in_logs) or fitting
 
     def _written(self, pod: ListedPod) -> set[PodUid] | None:
-        """The UIDs that all that this pod was given is written down for; `None` where none of it would be."""
-        clues = [clue for clue in (self._by_rows(pod), self._by_claims(pod)) if clue is not None]
-        return set.intersection(*clues) if clues else None
+        """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them."""
+        found = [uids for uids in (self._by_rows(pod), self._by_claims(pod)) if uids is not None]
+        return set.intersection(*found) if found else None
 
     def _by_rows(self, pod: ListedPod) -> set[PodUid] | None:
         return _uids_by_rows(pod, self._rows) if self._rows is not None and _has_devices(pod) else None
 
     def _by_claims(self, pod: ListedPod) -> set[PodUid] | None:
-        """A claim is written down before the pod's first container starts, and until its last has ended."""
+        """A claim is in the file from before the first container starts until the last one has ended."""
         claims = {(one.claim_namespace, one.claim) for container in pod.containers for one in container.claims}
         named = [claim for claim in claims if claim[1]]
         if self._claims is None or not named:
@@ -293,10 +337,10 @@ def _has_devices(pod: ListedPod) -> bool:
     return any(devices.ids for container in pod.containers for devices in container.devices)
 
 
-def _uids_by_rows(pod: ListedPod, rows: Rows) -> set[PodUid]:
-    """UIDs whose rows hold all that this pod is listed with."""
+def _uids_by_rows(pod: ListedPod, rows: CheckpointRows) -> set[PodUid]:
+    """Return the UIDs with rows that have all listed devices of this pod."""
     found = [
-        {row.pod_uid for row in rows.of(container.name, devices)}
+        {row.pod_uid for row in rows.matching(container.name, devices)}
         for container in pod.containers
         for devices in container.devices
         if devices.ids

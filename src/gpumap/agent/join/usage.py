@@ -1,30 +1,42 @@
-"""What each container uses of each leaf, and each owner of each leaf's memory.
+"""How much each container uses of each leaf, and how much of a leaf's memory each owner uses.
 
-Sums of measured values only. A holder that certainly has no process has 0; where that is not certain, nothing.
+All numbers are sums of measured values. A holder that certainly has no process uses 0. If that is uncertain, its use is
+absent.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.attribution import Attributed, OnLeaf
-from gpumap.agent.join.ledger import KEPT_SECONDS
-from gpumap.agent.join.memory import UseMemory
-from gpumap.agent.join.recent_processes import EndedProcess
+from gpumap.agent.join.accounting import KEPT_SECONDS
+from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
-from gpumap.model.readings import DeviceMemory, ProcessSample
+from gpumap.model.readings import DeviceMemory, ProcessSample, Uuid
 from gpumap.model.snapshot import ContainerUse, Owner, OwnerUse
 
-_ALWAYS = frozenset({Owner.HOST, Owner.UNKNOWN})
-_OF_THE_LIST = frozenset({Owner.ASSIGNED})
-_ACCUSED = frozenset({Owner.UNASSIGNED, Owner.GONE})
+SAMPLED_SECONDS = 90.0
+"""Longer than any sample is kept: a driver has the last 72, of at most a second each (open-gpu-kernel-modules,
+NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL; nvml.h, nvmlUtilization_t)."""
+
+
+class UseMemory(NamedTuple):
+    """History of a container on a leaf: its peak memory and its last activity."""
+
+    pod_uid: PodUid | None
+    profile: str
+    """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
+    peak_bytes: int | None
+    last_active: float
+    """Unix seconds. If it was never active: when gpumap first saw it."""
+    kept_until: float
+    """Monotonic time at which gpumap forgets it, if the container is not present again."""
 
 
 class Measured(NamedTuple):
-    """What one collection measured of a container on a leaf. `times` is `None` where they cannot be told."""
+    """Measurements of one container on one leaf in one collection. `times` is `None` if SM time is unknown."""
 
     memory_bytes: int | None
     processes: int
@@ -37,7 +49,7 @@ def _ratio(total: float) -> float:
 
 
 class _Times(NamedTuple):
-    """Ratios 0-1 of the interval. `sm_sum` is not cut off at 1, as the sum over a GPU's processes may exceed it."""
+    """Ratios 0-1 of the interval. `sm_sum` may exceed 1, as a sum over several processes."""
 
     sm: float
     memory_controller: float
@@ -49,14 +61,14 @@ class _Times(NamedTuple):
 _NO_TIME = ProcessSample(0, 0.0, 0.0, 0.0, 0.0)
 
 
-class _Left(NamedTuple):
-    """The pod that an ended process was in, and its time; `None` where another process may have part in it."""
+class _EndedTime(NamedTuple):
+    """The pod of an ended process, and its time; `None` if some of the time may be another process's."""
 
     pod_uid: PodUid | None
     time: ProcessSample | None
 
-    def of(self, uid: PodUid | None) -> ProcessSample | None:
-        """What of it is a pod's of the same name: all or nothing, or nobody knows."""
+    def for_pod(self, uid: PodUid | None) -> ProcessSample | None:
+        """Return the time that belongs to a pod of the same name: all or nothing; `None` if unknown."""
         if uid is None:
             return None
         return self.time if uid == self.pod_uid else _NO_TIME
@@ -64,42 +76,43 @@ class _Left(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeafUse:
-    """All that was measured on one leaf. `times`, by PID, is each process's time in this interval: `None` where nobody
-    can tell it."""
+    """All measurements on one leaf."""
 
-    on_leaf: OnLeaf
+    processes: LeafProcesses
     times: Mapping[int, ProcessSample | None]
-    left: Mapping[ContainerName, list[_Left]]
-    """Time of processes that have ended, by the container that they were in."""
-    times_told: bool
+    """Time of each process in this interval, by PID; `None` if unknown."""
+    ended_times: Mapping[ContainerName, list[_EndedTime]]
+    """Time of ended processes, by their container."""
+    has_samples: bool
+    """The driver reports the time of processes."""
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
     ) -> dict[ContainerName, Measured]:
-        """Sum up by container; `idle` are the holders whose zeros stand."""
+        """Return the sums of each container; 0 for the `idle` holders."""
         of_container: dict[ContainerName, tuple[Attributed, ...]] = dict.fromkeys(idle, ())
-        of_container.update(self.on_leaf.by_container)
+        of_container.update(self.processes.by_container)
         measured = {}
         for name, items in of_container.items():
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
-            measured[name] = self._measured(items, [one.of(uid) for one in self.left.get(name, ())])
+            measured[name] = self._measured(items, [one.for_pod(uid) for one in self.ended_times.get(name, ())])
         return measured
 
-    def _measured(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample | None]) -> Measured:
+    def _measured(self, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]) -> Measured:
         memories = [item.process.used_memory_bytes for item in items]
         known = [memory for memory in memories if memory is not None]
         return Measured(
             memory_bytes=sum(known) if len(known) == len(memories) else None,
             processes=len(items),
-            times=self._times(items, left),
+            times=self._times(items, ended),
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
         )
 
-    def _times(self, items: tuple[Attributed, ...], left: Iterable[ProcessSample | None]) -> _Times | None:
-        if not self.times_told:
+    def _times(self, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]) -> _Times | None:
+        if not self.has_samples:
             return None
         sm = memory_controller = encoder = decoder = 0.0
-        for sample in (*[self.times[item.process.pid] for item in items], *left):
+        for sample in (*[self.times[item.process.pid] for item in items], *ended):
             if sample is None:
                 return None
             sm += sample.sm_ratio
@@ -109,114 +122,127 @@ class LeafUse:
         return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder), max(sm, 0.0))
 
 
-def leaf_use(on_leaf: OnLeaf, samples: tuple[ProcessSample, ...] | None, ended: tuple[EndedProcess, ...]) -> LeafUse:
-    """Lay samples beside processes; `samples` is `None` where the GPU tells no process's time.
+def measure_leaf(
+    processes: LeafProcesses, samples: tuple[ProcessSample, ...] | None, ended: tuple[EndedProcess, ...]
+) -> LeafUse:
+    """Combine processes and samples. `samples` is `None` if the GPU does not report the time of processes.
 
-    A process has 0 where the driver saw none of its time, and nothing where it cannot tell. Samples may reach back to
+    A process without a sample has time 0, or no time if the driver cannot know it. Samples may contain the time of
     processes that have `ended`.
     """
     if samples is None:
-        return LeafUse(on_leaf, dict.fromkeys((item.process.pid for item in on_leaf.attributed), None), {}, False)
+        return LeafUse(processes, dict.fromkeys((item.process.pid for item in processes.attributed), None), {}, False)
     by_pid = {sample.pid: sample for sample in samples}
     times: dict[int, ProcessSample | None] = {}
-    for item in on_leaf.attributed:
+    for item in processes.attributed:
         process = item.process
         sample = by_pid.get(process.pid)
-        # The driver credits MPS clients' time to their server: no row is no zero.
+        # The driver counts MPS clients' time for their server: a client without a sample may have time.
         times[process.pid] = sample if sample is not None or "M" in process.types else _NO_TIME
-    left: dict[ContainerName, list[_Left]] = {}
-    of_several = _of_several(on_leaf, ended)
+    ended_times: dict[ContainerName, list[_EndedTime]] = {}
+    reused = _reused_pids(processes, ended)
     for one in ended:
         sample = by_pid.get(one.pid)
         if sample is None:
             continue
-        if one.pid in of_several:
-            sample = times[one.pid] = None  # a row has a PID, and does not say whose it was
+        if one.pid in reused:
+            sample = times[one.pid] = None  # a sample has only a PID, which several processes had
         if one.process.container is not None:
-            left.setdefault(one.process.container, []).append(_Left(one.process.pod_uid, sample))
-    return LeafUse(on_leaf, times, left, True)
+            ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
+    return LeafUse(processes, times, ended_times, True)
 
 
-def _of_several(on_leaf: OnLeaf, ended: tuple[EndedProcess, ...]) -> frozenset[int]:
-    """PIDs that more than one process may have had. One that NVML lists and /proc has not has just ended."""
+def _reused_pids(processes: LeafProcesses, ended: tuple[EndedProcess, ...]) -> frozenset[int]:
+    """Return the PIDs that more than one process may have had.
+
+    A process that NVML lists and /proc does not have, has just ended.
+    """
     if not ended:
         return frozenset()
-    had = Counter(one.pid for one in ended)
-    had.update(item.process.pid for item in on_leaf.attributed if item.start is not None or item.unresolved)
-    return frozenset(pid for pid, processes in had.items() if processes > 1)
+    counts = Counter(one.pid for one in ended)
+    counts.update(item.process.pid for item in processes.attributed if item.start is not None or item.unresolved)
+    return frozenset(pid for pid, count in counts.items() if count > 1)
 
 
 def certainly_idle(
     holders: Iterable[ContainerName], attributed: tuple[Attributed, ...], uid_of: Mapping[PodName, PodUid]
 ) -> Iterator[ContainerName]:
-    """Give the holders of a leaf that have no process on it, leaving out those of whom one may be."""
-    doubtful = set()
-    nameless = set()
+    """Return the holders of a leaf that certainly have no process on it."""
+    uncertain_pods = set()
+    uncertain_uids = set()
     for item in attributed:
         if item.name is None:
             if item.unresolved:
-                nameless.add(item.pod_uid)
-        elif item.unresolved or (item.measures and not item.name.container):
-            doubtful.add(item.name.pod_name)
+                uncertain_uids.add(item.pod_uid)
+        elif item.unresolved or (item.is_measured and not item.name.container):
+            uncertain_pods.add(item.name.pod_name)
     for holder in holders:
         pod = holder.pod_name
         uid = uid_of.get(pod)
-        if pod in doubtful or None in nameless or (nameless and (uid is None or uid in nameless)):
-            continue
-        yield holder
+        may_own_unnamed = uncertain_uids and (uid is None or uid in uncertain_uids or None in uncertain_uids)
+        if pod not in uncertain_pods and not may_own_unnamed:
+            yield holder
 
 
 class OwnerInputs(NamedTuple):
-    """What owners may be told by in this snapshot."""
+    """Which inputs of owners this snapshot has."""
 
     visible: bool
-    """Processes of other containers can be seen."""
+    """gpumap sees the processes of other containers."""
     list_served: bool
-    """There is a List young enough to be served."""
+    """There is a List that is young enough to serve."""
     pods_named: bool
-    """There is, and UIDs can be named by it."""
+    """There also is identity, so that UIDs have names."""
     can_report_unassigned: bool
-    """Both are of this collection."""
+    """List and identity are both of this collection."""
 
 
 def owner_uses(
     memory: DeviceMemory | None,
-    on_leaf: OnLeaf | None,
+    processes: LeafProcesses | None,
     siblings: tuple[Attributed, ...],
-    grounds: OwnerInputs,
+    inputs: OwnerInputs,
 ) -> tuple[OwnerUse, ...]:
-    """Split a leaf among owners; with `unaccounted` the bytes add up to what the leaf uses (L1).
+    """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf (L1).
 
-    `on_leaf` is `None` where the driver lists no processes: then all of it is unaccounted.
+    `processes` is `None` if the driver lists no processes: then all of it is unaccounted.
     """
-    standing: frozenset[Owner] = frozenset()
-    if on_leaf is not None:
-        standing = _ALWAYS if grounds.visible else frozenset({Owner.UNKNOWN})
-        standing |= _OF_THE_LIST if grounds.visible and grounds.pods_named else frozenset()
-        standing |= _ACCUSED if grounds.visible and grounds.can_report_unassigned else frozenset()
-    items: dict[Owner, tuple[Attributed, ...]] = dict.fromkeys(standing, ())
-    items.update(on_leaf.by_owner if on_leaf is not None else {})
+    items: dict[Owner, tuple[Attributed, ...]] = {}
+    if processes is not None:
+        items = {**dict.fromkeys(_known_owners(inputs), ()), **processes.by_owner}
     if siblings:
         items[Owner.SIBLING] = siblings
-    uses = [OwnerUse(owner, _told_bytes(of_owner), len(of_owner)) for owner, of_owner in items.items()]
+    uses = [OwnerUse(owner, _known_bytes(of_owner), len(of_owner)) for owner, of_owner in items.items()]
     if memory is not None:
-        told = sum(use.memory_bytes or 0 for use in uses)
-        uses.append(OwnerUse(Owner.UNACCOUNTED, memory.used_bytes - told, None))
+        accounted = sum(use.memory_bytes or 0 for use in uses)
+        uses.append(OwnerUse(Owner.UNACCOUNTED, memory.used_bytes - accounted, None))
     return tuple(sorted(uses, key=lambda use: use.owner))
 
 
-def _told_bytes(items: tuple[Attributed, ...]) -> int | None:
-    told = [item.process.used_memory_bytes for item in items if item.process.used_memory_bytes is not None]
-    return sum(told) if told or not items else None
+def _known_owners(inputs: OwnerInputs) -> Iterator[Owner]:
+    """Return the owners that are 0 if they have no process."""
+    yield Owner.UNKNOWN
+    if inputs.visible:
+        yield Owner.HOST
+        if inputs.pods_named:
+            yield Owner.ASSIGNED
+        if inputs.can_report_unassigned:
+            yield from (Owner.UNASSIGNED, Owner.GONE)
 
 
-def remember(
+def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
+    known = [item.process.used_memory_bytes for item in items if item.process.used_memory_bytes is not None]
+    return sum(known) if known or not items else None
+
+
+def with_history(
     measured: Measured, before: UseMemory | None, uid: PodUid | None, profile: str, at: Moment
 ) -> tuple[ContainerUse, UseMemory]:
-    """Add what time tells of a use: its peak, and when it was last active. Another pod of the name starts anew, and so
-    does another MIG device of the uuid.
+    """Add the peak and the last activity to a use, and return what to remember.
 
-    While a pod's UID is not known that its name had before, what is remembered may be another pod's: it waits.
+    Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
+    pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
+    it.
     """
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
         before = UseMemory(uid, profile, None, at.wall, at.monotonic)
@@ -251,3 +277,50 @@ def _use(measured: Measured, peak_bytes: int | None, last_active: float | None) 
         unassigned=measured.unassigned,
         last_active=last_active if times else None,
     )
+
+
+# --- processes that ended lately --------------------------------------------------------------------------------------
+
+
+class EndedProcess(NamedTuple):
+    """A process that ended. It used no SM time after `by` (monotonic clock)."""
+
+    pid: int
+    process: LastProcess
+    by: float
+
+
+class RecentProcesses(NamedTuple):
+    """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
+
+    last: Mapping[int, LastProcess]
+    ended: tuple[EndedProcess, ...] = ()
+
+
+def update_recent(
+    before: Mapping[Uuid, RecentProcesses], by_leaf: Mapping[Uuid, LeafProcesses], known: Container[Uuid], at: float
+) -> dict[Uuid, RecentProcesses]:
+    """Find the processes that ended since the last collection. A leaf that does not answer keeps its processes."""
+    recent = {leaf: one for leaf, one in before.items() if leaf in known}
+    recent.update((leaf, _update_leaf(recent.get(leaf), processes, at)) for leaf, processes in by_leaf.items())
+    return recent
+
+
+def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, at: float) -> RecentProcesses:
+    present = processes.last
+    if before is None:
+        return RecentProcesses(present)
+    if present is before.last and not before.ended:
+        return before
+    # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
+    unseen = {process.pid for process in processes.listed} - present.keys()
+    ended = [one._replace(by=at) if one.pid in unseen else one for one in before.ended]
+    ended += [EndedProcess(pid, process, at) for pid, process in before.last.items()]
+    return RecentProcesses(
+        present, tuple(one for one in ended if at - one.by < SAMPLED_SECONDS and not _is_present(one, present))
+    )
+
+
+def _is_present(one: EndedProcess, present: Mapping[int, LastProcess]) -> bool:
+    now = present.get(one.pid)
+    return now is not None and now.start == one.process.start

@@ -1,7 +1,7 @@
-"""XID errors: how many each GPU had, how long nobody listened for them, and which containers were on it at the time.
+"""XID errors: how many each GPU had, how long there was no listener, and which containers were on it at the time.
 
-Every second since a GPU was first seen is settled once: somebody listened, or it is blind time. A second that may
-still turn out to have been listened to stays open for a while; what is settled is not taken back.
+Every second since a GPU's first reading is settled once: either there was a listener, or it is blind time. A second
+stays open for a while if a listener may still report it. A settled second never changes.
 """
 
 from __future__ import annotations
@@ -11,67 +11,70 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Key
 from gpumap.agent.join.inventory import Inventory
-from gpumap.agent.join.ledger import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SECONDS, Key
-from gpumap.agent.join.xid_containers import ContainersOnDevices, Seen, credit, look, still_needed
+from gpumap.agent.join.xid_containers import (
+    ContainersOnDevices,
+    LastPresent,
+    events_by_container,
+    present_containers,
+    still_needed,
+)
 from gpumap.model.observations import Failed, NvmlReading, Observed
 from gpumap.model.readings import Uuid, XidError
 from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
 
 OPEN_SECONDS = 60.0
-"""How long a second may stay open beyond the time between two reads; longer than a worker that hangs is waited for
-(sources/nvml.py)."""
+"""How long a second may stay open in addition to the time between two reads. It is longer than gpumap waits for a
+worker that hangs (sources/nvml.py)."""
 JITTER_SECONDS = 0.001
-"""Of one moment that two readings tell, each by its own age: no time between."""
+"""Two readings report the same moment, each as an age: such a difference is not time between them."""
 _MAY_STILL_LISTEN = frozenset({"deadline_exceeded"})
-"""Reasons why a read of NVML failed, and the worker may hear events all the same."""
+"""Reasons for a failed read of NVML during which the worker may still receive events."""
 
 
 class GpuXidMemory(NamedTuple):
-    """Of a GPU, known by its uuid."""
+    """XID errors and blind time of one GPU."""
 
     errors: Mapping[int, int]
     """Events by XID code."""
     blind_seconds: float
     settled_until: float | None
-    """Monotonic: up to then every second was listened to, or is in `blind_seconds`; `None`: count from when it is seen
-    again, as for a GPU that is not on the node, or whose memory is of another boot."""
+    """Monotonic: until then every second had a listener or is in `blind_seconds`. `None`: counting starts at the next
+    reading, because the GPU is not on the node, or its memory is of another boot."""
     listened: bool
-    """Whether its events were ever listened to. What cannot be is not told."""
+    """Whether there was ever a listener for it. A GPU that does not support XID events is not shown."""
     last_code: int | None = None
-    """Of the last event."""
+    """XID code of the last event."""
     heard_at: Mapping[int, float] = MappingProxyType({})
-    """By code, when its last event came, in Unix seconds; not of events that a state file of before has counted."""
+    """Time of the last event of each code, in Unix seconds. State files of older versions do not have it."""
 
 
 class ContainerXidMemory(NamedTuple):
-    """Of a container and a device; those without errors are not remembered."""
+    """XID errors of one container on one device. There is none without errors."""
 
     errors: Mapping[int, int]
     """Events by XID code."""
     kept_until: float
-    """Monotonic: forgotten then, if not seen again."""
+    """Monotonic time at which gpumap forgets it, if the container is not present again."""
     seen_at: float
-    """Monotonic: when the container was last seen on the GPU."""
+    """Monotonic time at which the container was last present on the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class XidMemory:
-    """What is remembered of XID errors from one collection to the next: plain numbers by uuid and name.
-
-    A state file has need of `gpus` and `containers`; the rest is of this process alone.
-    """
+    """What gpumap remembers about XID errors. The state file has only `gpus` and `containers`."""
 
     gpus: Mapping[Uuid, GpuXidMemory] = field(default_factory=dict)
     containers: Mapping[Key, ContainerXidMemory] = field(default_factory=dict)
-    scenes: tuple[ContainersOnDevices, ...] = ()
-    """Oldest first; those that an event may still be of."""
-    seen: Seen = field(default_factory=dict)
-    """Who was on the devices in the collection before, or may still have been."""
+    history: tuple[ContainersOnDevices, ...] = ()
+    """Oldest first, as far back as a new event may be."""
+    present: LastPresent = field(default_factory=dict)
+    """Containers on the devices in the last collection, with those that may still have been."""
     read_at: float | None = None
-    """Monotonic: when NVML was read, or not, in the collection before."""
+    """Monotonic time of the last read of NVML, also if it failed."""
     apart_seconds: float = 0.0
-    """How far apart reads are: the last two, or if one fails the farthest since one did not."""
+    """Time between the last two reads; during failures, the longest one since the last success."""
 
 
 def count_xids(
@@ -83,44 +86,38 @@ def count_xids(
     list_current: bool,
     finished: float,
 ) -> tuple[XidMemory, tuple[GpuXids, ...], tuple[ContainerXids, ...]]:
-    """Reduce one collection, which was `finished` then (monotonic), and of which `containers` are the rows.
+    """Count the events of one collection. `containers` are its rows, and `finished` is its end (monotonic).
 
-    While the kubelet or NVML does not tell, nobody is known to have left.
+    During an outage of the kubelet or NVML, no container is known to be gone.
     """
     events = _by_uuid(nvml.value.xids) if isinstance(nvml, Observed) else {}
     apart = _apart(before, nvml)
     here = {gpu.uuid for gpu in inventory.known}
     gpus: dict[Uuid, GpuXidMemory] = {}
-    for uuid in _all(before, {*here, *events}):
-        remembered = before.gpus.get(uuid, _UNSEEN)
-        heard = events.get(uuid, [])
-        counted = remembered._replace(
-            errors=_add(remembered.errors, heard),
-            last_code=_last_code(heard, remembered.last_code),
-            heard_at=_heard_at(heard, remembered.heard_at, nvml.at.wall),
-        )
+    for uuid in _gpus_to_keep(before, {*here, *events}):
+        counted = _add_events(before.gpus.get(uuid, _UNSEEN), events.get(uuid, []), nvml.at.wall)
         if uuid in here:
             counted = _settle(counted, uuid, nvml, before.read_at, OPEN_SECONDS + apart)
         elif inventory.up and not inventory.nameless:
             counted = counted._replace(settled_until=None)  # it is not on the node
         gpus[uuid] = counted
     complete = list_current and inventory.up
-    seen = look(before.seen, containers, inventory, complete=complete, finished=finished)
-    scenes = (*before.scenes, ContainersOnDevices(finished, frozenset(seen)))
-    credited = credit(events, nvml.at.monotonic, scenes)
-    kept = _keep(before.containers, credited, seen, complete=complete, finished=finished)
-    # Lists also an event's GPU that was never listened to by what it now hears: nothing that was told is hidden.
-    told = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
-    needed = still_needed(scenes, nvml.at.monotonic if isinstance(nvml, Observed) else None)
-    memory = XidMemory(gpus, kept, needed, seen, nvml.at.monotonic, apart)
-    return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in told), tuple(_container_xids(kept))
+    present = present_containers(before.present, containers, inventory, complete=complete, finished=finished)
+    history = (*before.history, ContainersOnDevices(finished, frozenset(present)))
+    new_events = events_by_container(events, nvml.at.monotonic, history)
+    kept = _keep(before.containers, new_events, present, complete=complete, finished=finished)
+    # A GPU with an event is shown even if there was never a listener for it: no event is hidden.
+    shown = (uuid for uuid in sorted(here) if gpus[uuid].listened or gpus[uuid].errors)
+    needed = still_needed(history, nvml.at.monotonic if isinstance(nvml, Observed) else None)
+    memory = XidMemory(gpus, kept, needed, present, nvml.at.monotonic, apart)
+    return memory, tuple(_gpu_xids(uuid, gpus[uuid]) for uuid in shown), tuple(_container_xids(kept))
 
 
 _UNSEEN = GpuXidMemory({}, 0.0, None, listened=False)
 
 
-def _all(before: XidMemory, here: set[Uuid]) -> list[Uuid]:
-    """Before these the GPUs that are remembered and not here, who left first first; not too many."""
+def _gpus_to_keep(before: XidMemory, here: set[Uuid]) -> list[Uuid]:
+    """Return the remembered GPUs that are not present, the longest absent first, then those that are present."""
     away = [uuid for uuid in before.gpus if uuid not in here]
     return away[-GPUS_AWAY_MAX:] + sorted(here)
 
@@ -139,14 +136,16 @@ def _add(errors: Mapping[int, int], events: Iterable[XidError]) -> Mapping[int, 
     return sums
 
 
-def _last_code(heard: list[XidError], before: int | None) -> int | None:
-    """Of several at one moment, that which was told last."""
-    return min(reversed(heard), key=lambda event: event.age_seconds).code if heard else before
-
-
-def _heard_at(heard: list[XidError], before: Mapping[int, float], now: float) -> Mapping[int, float]:
-    oldest_first = sorted(heard, key=lambda event: -event.age_seconds)
-    return {**before, **{event.code: now - event.age_seconds for event in oldest_first}} if heard else before
+def _add_events(gpu: GpuXidMemory, events: list[XidError], now: float) -> GpuXidMemory:
+    """Add events. Of several at the same moment, the last one in the reading is the last event."""
+    if not events:
+        return gpu
+    oldest_first = sorted(events, key=lambda event: -event.age_seconds)
+    return gpu._replace(
+        errors=_add(gpu.errors, events),
+        last_code=oldest_first[-1].code,
+        heard_at={**gpu.heard_at, **{event.code: now - event.age_seconds for event in oldest_first}},
+    )
 
 
 # --- blind time -------------------------------------------------------------------------------------------------------
@@ -164,24 +163,24 @@ def _settle(
     before: float | None,
     open_seconds: float,
 ) -> GpuXidMemory:
-    """Settle what can be: up to where it was listened, or up to now where nobody does.
+    """Settle seconds: up to the end of the last listening period, or up to now if there is no listener.
 
-    While reads fail, only up to the one before: what was heard until then is told by the next that does not.
+    While reads fail, only up to the previous read: the next successful read reports the events since then.
     """
     at = nvml.at.monotonic
-    stretches = _listened(nvml, uuid)
-    for since, until in stretches:
+    periods = _listening_periods(nvml, uuid)
+    for since, until in periods:
         gpu = _blind_until(since, gpu)
         gpu = gpu._replace(listened=True, settled_until=max(until, gpu.settled_until or until))
     if gpu.settled_until is None or at - gpu.settled_until > open_seconds:
         return _blind_until(at, gpu)
     if isinstance(nvml, Observed):
-        return gpu if stretches else _blind_until(at, gpu)
+        return gpu if periods else _blind_until(at, gpu)
     return gpu if _may_still_listen(nvml) or before is None else _blind_until(before, gpu)
 
 
-def _listened(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list[tuple[float, float]]:
-    """Since and until when (monotonic) every event of a GPU was told, oldest first."""
+def _listening_periods(nvml: Observed[NvmlReading] | Failed, uuid: Uuid) -> list[tuple[float, float]]:
+    """Return start and end (monotonic) of the periods with a listener for a GPU, oldest first."""
     listening = nvml.value.listening if isinstance(nvml, Observed) else ()
     ages = [(one.since_seconds, one.until_seconds) for one in listening if one.uuid == uuid]
     return sorted((nvml.at.monotonic - max(since, 0.0), nvml.at.monotonic - max(until, 0.0)) for since, until in ages)
@@ -192,7 +191,7 @@ def _may_still_listen(nvml: Failed) -> bool:
 
 
 def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
-    """Settle as blind what is open before this moment."""
+    """Settle the open seconds before this moment as blind time."""
     if gpu.settled_until is None:
         return gpu._replace(settled_until=moment)
     more = moment - gpu.settled_until
@@ -206,22 +205,21 @@ def _blind_until(moment: float, gpu: GpuXidMemory) -> GpuXidMemory:
 
 def _keep(
     before: Mapping[Key, ContainerXidMemory],
-    credited: Mapping[Key, list[XidError]],
-    seen: Seen,
+    new_events: Mapping[Key, list[XidError]],
+    present: LastPresent,
     *,
     complete: bool,
     finished: float,
 ) -> dict[Key, ContainerXidMemory]:
-    """Those who are here, and those who are gone for a while: longer where nobody can tell that they are gone."""
+    """Keep present containers, and for a while those that are gone: longer if an outage hides whether they are gone."""
     kept: dict[Key, ContainerXidMemory] = {}
-    if not before and not credited:
+    if not before and not new_events:
         return kept
-    present = [one for one, at in seen.items() if at == finished]
-    here = {(one.name, uuid) for one in present for uuid in (one.uuid, one.gpu)}
-    for key in {*before, *credited}:
+    here = {(one.name, uuid) for one, at in present.items() if at == finished for uuid in (one.uuid, one.gpu)}
+    for key in {*before, *new_events}:
         one = before.get(key, _NO_ERRORS)
-        if key in here or key in credited:
-            one = ContainerXidMemory(_add(one.errors, credited.get(key, ())), finished + KEPT_SECONDS, finished)
+        if key in here or key in new_events:
+            one = ContainerXidMemory(_add(one.errors, new_events.get(key, ())), finished + KEPT_SECONDS, finished)
         elif not complete:
             one = one._replace(kept_until=min(finished + KEPT_SECONDS, one.seen_at + UNSEEN_SECONDS))
         if one.kept_until > finished:
@@ -232,7 +230,7 @@ def _keep(
 _NO_ERRORS = ContainerXidMemory({}, 0.0, 0.0)
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- rows of the snapshot ---------------------------------------------------------------------------------------------
 
 
 def _gpu_xids(uuid: Uuid, gpu: GpuXidMemory) -> GpuXids:

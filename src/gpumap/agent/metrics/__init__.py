@@ -1,6 +1,7 @@
-"""The native families, group by group: how each sample is read out of a snapshot (contract §3).
+"""The native families, group by group: how each sample is read from a snapshot (contract §3).
 
-Pure. An unknown value gives no sample, never a 0. No device's value is ever given to a container.
+A metric is one row of its group's table. An unknown value gives no sample, never a 0. A container never gets the value
+of a device.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from collections.abc import Iterable, Mapping
 from gpumap.agent.metrics import device, use
 from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.agent.metrics.allocation import ALLOCATION
-from gpumap.agent.metrics.device import DEVICE
-from gpumap.agent.metrics.gpm import GPM
+from gpumap.agent.metrics.device import DEVICE, GPM, LINKS
 from gpumap.agent.metrics.health import HEALTH
 from gpumap.agent.metrics.itself import self_families
-from gpumap.agent.metrics.links import LINKS
 from gpumap.agent.metrics.use import PROCESSES, USE
 from gpumap.model.families import Family
 
@@ -35,7 +34,7 @@ DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
 
 
 def native(groups: Iterable[str], process_metrics: bool) -> tuple[Family, ...]:
-    """The native families of the chosen groups, in the page's order."""
+    """Return the native families of the chosen groups, in the order of the page."""
     chosen = set(groups)
     families = [family for group, rows in GROUPS.items() if group in chosen for family in rows]
     return (*families, *(PROCESSES if process_metrics else ()))

@@ -1,4 +1,4 @@
-"""The group `accounting`: what containers are charged for, and what of a GPU nobody is."""
+"""The group `accounting`: what each container is charged for, and what of a GPU no container is charged for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumap.model.snapshot import ContainerAccount, Snapshot
 
 
 def _charged(name: str, help: str, value: Callable[[ContainerAccount], float | None]) -> Family:
-    """A counter of a container on a device. It stands for some minutes after the container is gone."""
+    """Return a counter of a container on a device. It exists for some minutes after the container is gone."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for account in snapshot.accounts:

@@ -1,4 +1,4 @@
-"""The group `allocation`: the kubelet's word on who holds what."""
+"""The group `allocation`: which container holds which device, by the kubelet's List."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def container_labels(row: ContainerOnDevice) -> tuple[str, str, str, str]:
 
 
 def _held(name: str, help: str, value: Callable[[ContainerOnDevice], float | None]) -> Family:
-    """A family on what a container holds."""
+    """Return a family on what a container holds."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for row in snapshot.containers:

@@ -1,13 +1,37 @@
-"""The groups `device` and `codec` of leaves and GPUs: what NVML measured of the hardware."""
+"""The groups `device`, `codec`, `links` and `gpm`: what NVML measures of leaves and GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from gpumap.agent.metrics.measured import measured, measured_by
-from gpumap.model.families import Family, Series
-from gpumap.model.readings import DeviceMemory, GpuReading
+from gpumap.model.families import Family, Kind, Series
+from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.snapshot import Gpu, Leaf, Snapshot
+
+
+def measured(name: str, help: str, value: Callable[[GpuReading], float | None], kind: Kind = "gauge") -> Family:
+    """Return a family with one value for each GPU."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for gpu in snapshot.gpus:
+            if gpu.reading is not None and (found := value(gpu.reading)) is not None:
+                yield Series((gpu.uuid,), found)
+
+    return Family(name, kind, help, ("uuid",), read)
+
+
+def measured_by(
+    label: str, name: str, help: str, values: Callable[[GpuReading], Iterable[tuple[str, float]]], kind: Kind = "gauge"
+) -> Family:
+    """Return a family with a value for each word of a label. If a word occurs twice, the last value counts (law L8)."""
+
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for gpu in snapshot.gpus:
+            if gpu.reading is not None:
+                for word, value in dict(values(gpu.reading)).items():
+                    yield Series((gpu.uuid, word), value)
+
+    return Family(name, kind, help, ("uuid", label), read)
 
 
 def _on_leaf_memory(name: str, help: str, value: Callable[[DeviceMemory], float | None]) -> Family:
@@ -55,7 +79,7 @@ def _last_success(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _without_device(snapshot: Snapshot) -> Iterator[Series]:
-    """GPUs that no gpumap_device_info is about, so that none is missed where a node's are counted."""
+    """GPUs without a gpumap_device_info. With them, a count of the node's GPUs is complete."""
     with_device = {leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu is not None}
     for gpu in snapshot.gpus:
         if gpu.uuid not in with_device:
@@ -183,5 +207,69 @@ CODEC = (
         "gpumap_gpu_decoder_utilization_ratio",
         "Time that the video decoders were busy, 0-1.",
         lambda r: r.decoder_ratio,
+    ),
+)
+
+# --- the group links --------------------------------------------------------------------------------------------------
+
+LINKS = (
+    measured(
+        "gpumap_gpu_pcie_transmit_bytes_total",
+        "Bytes that the GPU sent over PCIe.",
+        lambda reading: reading.pcie_transmit_bytes,
+        "counter",
+    ),
+    measured(
+        "gpumap_gpu_pcie_receive_bytes_total",
+        "Bytes that the GPU received over PCIe.",
+        lambda reading: reading.pcie_receive_bytes,
+        "counter",
+    ),
+    measured(
+        "gpumap_gpu_nvlink_transmit_bytes_total",
+        "Bytes that the GPU sent over all of its NVLinks.",
+        lambda reading: reading.nvlink_transmit_bytes,
+        "counter",
+    ),
+    measured(
+        "gpumap_gpu_nvlink_receive_bytes_total",
+        "Bytes that the GPU received over all of its NVLinks.",
+        lambda reading: reading.nvlink_receive_bytes,
+        "counter",
+    ),
+)
+
+# --- the group gpm ----------------------------------------------------------------------------------------------------
+
+
+def _active(name: str, help: str, value: Callable[[Activity], float | None]) -> Family:
+    def read(snapshot: Snapshot) -> Iterator[Series]:
+        for leaf in snapshot.leaves:
+            if (activity := leaf.activity) is not None and (found := value(activity)) is not None:
+                yield Series((leaf.uuid,), found)
+
+    return Family(name, "gauge", help, ("uuid",), read)
+
+
+GPM = (
+    _active(
+        "gpumap_device_sm_activity_ratio",
+        "Share of the device's SMs that were busy, 0-1, mean over the interval. Hopper and later.",
+        lambda activity: activity.sm_ratio,
+    ),
+    _active(
+        "gpumap_device_sm_occupancy_ratio",
+        "Warps on the device's SMs against the most that they can hold, 0-1, mean over the interval.",
+        lambda activity: activity.sm_occupancy_ratio,
+    ),
+    _active(
+        "gpumap_device_tensor_activity_ratio",
+        "Time that the device's tensor cores were busy, 0-1, mean over the interval.",
+        lambda activity: activity.tensor_ratio,
+    ),
+    _active(
+        "gpumap_device_dram_activity_ratio",
+        "Memory bandwidth of the device that was used, 0-1, mean over the interval.",
+        lambda activity: activity.dram_ratio,
     ),
 )

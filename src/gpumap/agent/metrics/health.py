@@ -1,11 +1,11 @@
-"""The group `health`: clocks and what lowers them, fans, memory errors, what the driver asks for, XID errors."""
+"""The group `health`: clocks, throttle reasons, fans, memory errors, recovery actions and XID errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
-from gpumap.agent.metrics.measured import measured, measured_by
+from gpumap.agent.metrics.device import measured, measured_by
 from gpumap.model.families import Family, Series, whether
 from gpumap.model.snapshot import Snapshot
 

@@ -27,7 +27,7 @@ def _sources_duration(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def self_families(version: str, python_version: str) -> tuple[Family, ...]:
-    """The families on gpumap itself; they stand whatever is collected, and whatever has failed."""
+    """Return the families on gpumap itself. They exist with any flags and after any failure."""
     return (
         Family(
             "gpumap_build_info",

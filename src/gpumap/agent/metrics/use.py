@@ -1,4 +1,4 @@
-"""The groups `use` and `codec` of containers, and the series by process: what was measured of each."""
+"""The groups `use` and `codec`: measurements of containers. Also the series of each process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumap.model.snapshot import ContainerUse, Snapshot
 
 
 def _used(name: str, help: str, value: Callable[[ContainerUse], float | None]) -> Family:
-    """A family on what a container was measured to use."""
+    """Return a family on the measured use of containers."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for row in snapshot.containers:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from gpumap import __version__
-from gpumap.agent.collect import Collector
+from gpumap.agent.collect import Collector, Sources
 from gpumap.agent.join import Rules
-from gpumap.agent.service import asked_groups, with_everything
-from gpumap.agent.settings import Settings
+from gpumap.agent.service import asked_groups
+from gpumap.agent.settings import Settings, with_everything
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.lab.capture import contents
 from gpumap.lab.capture.bounded import LIMITS
@@ -33,7 +33,8 @@ class Recorder:
 
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
-        self._nvml_source = NvmlSource(driver_command, asked_groups(with_everything(settings)))
+        everything = with_everything(settings)
+        self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
         self._nvml = RecordingNvml(self._nvml_source)
         self._procfs = TappedProcfs(settings.proc, settings.own)
         self._kubelet = TappedKubelet(settings.kubelet_socket)
@@ -48,13 +49,10 @@ class Recorder:
             is_gpu_resource,
         )
         self._loop = Collector(
-            self._nvml,
-            self._procfs,
-            self._identity.read,
-            self._kubelet,
+            Sources(self._nvml, self._procfs, self._identity.read, self._kubelet),
             Rules(Node(settings.node_name, settings.node_ip), is_gpu_resource, settings.stale_after_seconds),
-            max(settings.interval_seconds, UNHURRIED_SECONDS),
-            lambda snapshot: None,
+            interval_seconds=max(settings.interval_seconds, UNHURRIED_SECONDS),
+            publish=lambda snapshot: None,
         )
 
     async def frame(self) -> tuple[Files, Snapshot]:

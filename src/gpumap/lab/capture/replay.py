@@ -16,7 +16,7 @@ from gpumap.agent import metrics, service
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import native, self_families
-from gpumap.agent.settings import resolve
+from gpumap.agent.settings import resolve, with_everything
 from gpumap.lab.capture.format import Capture
 from gpumap.lab.capture.node import CapturedNode
 from gpumap.model.errors import FatalError
@@ -75,7 +75,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
     with temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         settings = node.settings(resolve(argparse.Namespace(), {}))
-        settings = service.with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
+        settings = with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
         try:
             await node.show(frames[0])
             async with service.collector(settings, node.driver_command, found.append, clock) as loop:

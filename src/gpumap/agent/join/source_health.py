@@ -1,4 +1,4 @@
-"""Each source's record: whether its last attempt succeeded, how often it was asked, how often it complained."""
+"""The record of each source: whether its last attempt succeeded, and how many attempts and complaints it had."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _REASONS = {
     Source.PROCFS: ("unreadable",),
     Source.POD_IDENTITY: ("checkpoint_corrupt", "checkpoint_unreadable", "pod_logs_unreadable"),
 }
-"""Reasons counted from 0, so that the first error of each is an increase too. Others are counted when they come."""
+"""Reasons that are counted from 0: increase() then shows their first error. Other reasons are added when they occur."""
 
 
 def untried() -> tuple[SourceHealth, ...]:
-    """The record of sources that have not been asked yet."""
+    """Return the record of sources before their first attempt."""
     return tuple(SourceHealth(source, errors=dict.fromkeys(_REASONS[source], 0)) for source in Source)
 
 
-def record(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
-    """Add one collection's answers and failures."""
+def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
+    """Add the answers and failures of one collection."""
     answers: dict[Source, Observed[object] | Failed] = {
         Source.KUBELET: observations.kubelet,
         Source.NVML: observations.nvml,

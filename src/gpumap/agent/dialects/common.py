@@ -1,0 +1,142 @@
+"""What several dialects need: the units of the originals, lookups in the snapshot, and values of a card's reading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from gpumap.model.readings import GpuReading, Uuid
+from gpumap.model.snapshot import ContainerOnDevice, Gpu, Leaf, Snapshot
+
+_Value = TypeVar("_Value")
+
+ON_SOME_CARD = frozenset({"untrusted_id", "unparsed"})
+"""Reasons of unmatched slots that may be on any card that NVML lists. The other slots are on none of them."""
+
+
+def mib(number_bytes: int) -> int:
+    """Return whole MiB, rounded down as in nvidia-smi and DCGM."""
+    return number_bytes >> 20
+
+
+def percent(ratio: float) -> float:
+    """Return a ratio as 0-100, without the noise of floats: 0.29 is 29.0."""
+    return round(ratio * 100, 9)
+
+
+def gpus_by_uuid(snapshot: Snapshot) -> dict[Uuid, Gpu]:
+    """Return the GPU of every device that NVML lists: of a MIG device its parent, of a GPU itself."""
+    found = {leaf.uuid: leaf.gpu for leaf in snapshot.leaves if leaf.gpu is not None}
+    return {**found, **{gpu.uuid: gpu for gpu in snapshot.gpus}}
+
+
+def leaves_by_uuid(snapshot: Snapshot) -> dict[Uuid, Leaf]:
+    return {leaf.uuid: leaf for leaf in snapshot.leaves}
+
+
+def device_node(gpu: Gpu) -> str:
+    """Return the GPU's device node below /dev; empty if unknown."""
+    return "" if gpu.minor is None else f"nvidia{gpu.minor}"
+
+
+def driver_version(snapshot: Snapshot) -> str:
+    return snapshot.driver.driver_version if snapshot.driver is not None else ""
+
+
+def all_known(values: Iterable[_Value | None]) -> list[_Value] | None:
+    """Return the values, or `None` if one of them is unknown: then their sum is unknown too."""
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def granted_bytes(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:
+    """Return the memory that `rows` grant in total; `None` if one of them is unknown.
+
+    Compute instances of one GPU instance share its memory: it counts once for all of them.
+    """
+    of_memory: dict[tuple[Uuid, int | None], list[ContainerOnDevice]] = {}
+    for row in rows:
+        leaf = leaves.get(row.uuid)
+        shared = leaf.instance.gpu_instance_id if leaf and leaf.instance else None
+        owner = leaf.gpu.uuid if leaf and leaf.gpu and shared is not None else row.uuid
+        of_memory.setdefault((owner, shared), []).append(row)
+    total = 0
+    for (_, instance), holding in of_memory.items():
+        granted = all_known(_granted(row, leaves.get(row.uuid)) for row in holding)
+        if granted is None:
+            return None
+        sizes = [size for row in holding if (size := _size(leaves.get(row.uuid))) is not None]
+        total += sum(granted) if instance is None else min(sum(granted), max(sizes or granted))
+    return total
+
+
+def granted_mib(rows: Iterable[ContainerOnDevice], leaves: Mapping[Uuid, Leaf]) -> int | None:
+    """Return `granted_bytes` in MiB."""
+    granted = granted_bytes(rows, leaves)
+    return mib(granted) if granted is not None else None
+
+
+def _granted(row: ContainerOnDevice, leaf: Leaf | None) -> int | None:
+    """Without an amount, the whole card grants its memory, and a claim with admin access (0 GPUs) grants none."""
+    if row.allocated_memory_bytes is not None or row.allocated_gpus is None:
+        return row.allocated_memory_bytes
+    return 0 if row.allocated_gpus == 0 else _size(leaf) if row.allocated_gpus >= 1 else None
+
+
+def _size(leaf: Leaf | None) -> int | None:
+    return leaf.memory.total_bytes if leaf is not None and leaf.memory is not None else None
+
+
+def owns(row: ContainerOnDevice) -> bool:
+    """Whether the kubelet assigned a device to a container. A claim with admin access only observes it."""
+    return row.holds and row.allocated_gpus != 0
+
+
+def sees_processes(snapshot: Snapshot) -> bool:
+    """Whether the PIDs of the snapshot are PIDs of this node."""
+    return dict(snapshot.capabilities).get("pid_visibility", False)
+
+
+# --- values of a card -------------------------------------------------------------------------------------------------
+
+
+Reading = Callable[[GpuReading], float | None]
+
+
+def clock(domain: str) -> Reading:
+    return lambda reading: dict(reading.clocks_hertz).get(domain)
+
+
+def max_clock(domain: str) -> Reading:
+    return lambda reading: dict(reading.max_clocks_hertz).get(domain)
+
+
+def temperature(sensor: str) -> Reading:
+    return lambda reading: dict(reading.temperatures_celsius).get(sensor)
+
+
+def power_limit(kind: str) -> Reading:
+    return lambda reading: dict(reading.power_limits_watts).get(kind)
+
+
+def event_seconds(reason: str) -> Reading:
+    """How long the driver lowered the clocks for this reason."""
+    return lambda reading: dict(reading.clock_event_seconds).get(reason)
+
+
+def remapped_rows(cause: str) -> Reading:
+    return lambda reading: dict(reading.remapped_rows).get(cause)
+
+
+def retired_pages(cause: str) -> Reading:
+    return lambda reading: dict(reading.retired_pages).get(cause)
+
+
+def ecc_errors(kind: str, location: str) -> Reading:
+    """Over the card's life."""
+    return lambda reading: {row[:2]: row[2] for row in reading.ecc_errors}.get((kind, location))
+
+
+def ecc_total(kind: str, since: str) -> Reading:
+    return lambda reading: {row[:2]: row[2] for row in reading.ecc_totals}.get((kind, since))

@@ -1,0 +1,105 @@
+"""Choose the List of the kubelet that counts: the newest one that gpumap may serve.
+
+A kubelet that restarts first lists only static pods, or none, until it has its pods from the API server. For a grace
+period, a missing pod keeps its devices if its log directory or one of its processes is still present.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpumap.agent.join.memory import Memory
+from gpumap.model.observations import (
+    Failed,
+    KubeletAnswer,
+    ListedPod,
+    Observations,
+    Observed,
+    PodIdentity,
+    ProcTable,
+    ResourceDevices,
+)
+
+GRACE_SECONDS = 60.0
+REASONS_OF_RESTART = frozenset({"socket_missing", "connection_refused", "unavailable"})
+"""The kubelet was not running if a call failed for one of these. A slow or busy kubelet fails for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """`read_now`: the List is of this collection. `current`: it is young enough to serve."""
+
+    pods: tuple[ListedPod, ...]
+    allocatable: tuple[ResourceDevices, ...] | None
+    read_now: bool
+    current: bool
+    answer: Observed[KubeletAnswer] | None
+    back_at: float | None
+    away: bool
+    awaited: tuple[ListedPod, ...]
+    """Pods from before a restart that the kubelet has not listed again."""
+
+
+def choose_listing(
+    memory: Memory,
+    observations: Observations,
+    identity: PodIdentity | None,
+    procs: ProcTable,
+    stale_after_seconds: float,
+) -> Listing:
+    """Choose between the new List and the remembered one, and apply the grace period after a restart."""
+    now = observations.finished.monotonic
+    answer = observations.kubelet
+    if isinstance(answer, Failed):
+        return _remembered_listing(memory, answer, now, stale_after_seconds)
+    back_at, awaited = _after_restart(memory, answer, now)
+    present = _still_present(memory, awaited, identity, procs) if awaited else []
+    pods = answer.value.pods
+    return Listing(
+        pods=tuple(sorted((*pods, *present))) if present else pods,
+        allocatable=answer.value.allocatable,
+        read_now=True,
+        current=True,
+        answer=answer,
+        back_at=back_at,
+        away=False,
+        awaited=awaited,
+    )
+
+
+def _remembered_listing(memory: Memory, failed: Failed, now: float, stale_after_seconds: float) -> Listing:
+    before = memory.kubelet
+    current = before is not None and now - before.at.monotonic < stale_after_seconds
+    return Listing(
+        pods=memory.pods,
+        allocatable=before.value.allocatable if before and current else None,
+        read_now=False,
+        current=current,
+        answer=before,
+        back_at=memory.kubelet_back_at,
+        awaited=memory.awaited,
+        away=memory.kubelet_away or failed.complaints[-1].reason in REASONS_OF_RESTART,
+    )
+
+
+def _after_restart(
+    memory: Memory, answer: Observed[KubeletAnswer], now: float
+) -> tuple[float | None, tuple[ListedPod, ...]]:
+    """Return when the kubelet came back, and the pods that it has not listed since. After the grace period none."""
+    back_at, awaited = memory.kubelet_back_at, memory.awaited
+    if memory.kubelet is not None and (memory.kubelet_away or memory.kubelet.value.socket != answer.value.socket):
+        back_at, awaited = answer.at.monotonic, memory.pods
+    if back_at is None or now - back_at >= GRACE_SECONDS:
+        return back_at, ()
+    listed = {pod.pod_name for pod in answer.value.pods}
+    return back_at, tuple(pod for pod in awaited if pod.pod_name not in listed)
+
+
+def _still_present(
+    memory: Memory, awaited: tuple[ListedPod, ...], identity: PodIdentity | None, procs: ProcTable
+) -> list[ListedPod]:
+    """Return the pods that still have a process or a log directory."""
+    present = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
+    if identity is not None and identity.logs is not None:
+        present |= {tree.pod_uid for tree in identity.logs.trees}
+    return [pod for pod in awaited if memory.pod_uids.get(pod.pod_name) in present]

@@ -1,0 +1,229 @@
+"""Make the rows of the snapshot out of one joined collection: leaves, containers, processes, pods, device health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from gpumap.agent.join.accounting import Key
+from gpumap.agent.join.allocation import Allocation
+from gpumap.agent.join.attribution import Attributed, Attribution
+from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
+from gpumap.agent.join.joined import Joined
+from gpumap.agent.join.usage import OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
+from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity
+from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
+from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, PodInfo, ProcessUse, ReportedDeviceHealth
+
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
+def ever_offered(
+    before: frozenset[tuple[Uuid, str]], allocation: Allocation, inventory: Inventory
+) -> frozenset[tuple[Uuid, str]]:
+    """Add what the kubelet offers or assigns now to what it ever offered, while the device is present."""
+    now = {(uuid, resource) for uuid, rows in (allocation.offer.slots or {}).items() for resource, _ in rows}
+    everything = before | now | allocation.named
+    if not inventory.up or everything == before:
+        return before if everything == before else frozenset(everything)
+    return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
+
+
+def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Leaf, ...]:
+    """Return every leaf of the node, and the devices that only the kubelet names."""
+    inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
+    inputs = OwnerInputs(
+        visible=joined.procs.pid_visibility,
+        list_served=joined.listing.current,
+        pods_named=joined.listing.current and joined.identity is not None,
+        can_report_unassigned=joined.can_report_unassigned,
+    )
+    rows: dict[Uuid, Leaf] = {}
+    known_by_uuid = {known.uuid: known for known in inventory.known}
+    for gpu in inventory.gpus:
+        known = known_by_uuid[gpu.uuid]
+        for leaf in known.leaves:
+            if inventory.gpu_of_leaf[leaf.uuid] is not known or leaf.uuid in rows:
+                continue  # the driver gives two devices one uuid: only one series can have it
+            instance, memory = _leaf_parts(gpu, leaf)
+            processes = attribution.by_leaf.get(leaf.uuid)
+            siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
+            rows[leaf.uuid] = Leaf(
+                uuid=leaf.uuid,
+                gpu=gpu,
+                instance=instance,
+                memory=memory,
+                holders=_holders(leaf.uuid, allocation, inputs),
+                allocatable=_allocatable(leaf, inventory, allocation, offered),
+                owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
+            )
+    offered_now = allocation.offer.slots or {}
+    for uuid in {*allocation.holders, *offered_now} - rows.keys():
+        holders = _holders(uuid, allocation, inputs)
+        rows[uuid] = Leaf(uuid, None, holders=holders, allocatable=offered_now.get(uuid, ()))
+    return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
+
+
+def _holders(uuid: Uuid, allocation: Allocation, inputs: OwnerInputs) -> int | None:
+    return len(allocation.holders.get(uuid, ())) if inputs.list_served else None
+
+
+def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:
+    """Return the leaf's MIG instance and its memory. An instance of a lost GPU keeps only its identity."""
+    if not gpu.partitioned:
+        return None, gpu.reading.memory if gpu.reading else None
+    for instance in gpu.reading.instances if gpu.reading else ():
+        if instance.uuid == leaf.uuid:
+            return instance, instance.memory
+    identity = MigInstance(
+        leaf.uuid, leaf.gpu_instance_id or 0, leaf.compute_instance_id or 0, leaf.profile, None, None, None
+    )
+    return identity, None
+
+
+def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple[Attributed, ...]:
+    """Processes of the other compute instances in the same GPU instance: they share its memory."""
+    if leaf.gpu_instance_id is None:
+        return ()
+    return tuple(
+        item
+        for other in gpu.leaves
+        if other.gpu_instance_id == leaf.gpu_instance_id and other.uuid != leaf.uuid
+        if (processes := attribution.by_leaf.get(other.uuid))
+        for item in processes.attributed
+    )
+
+
+def _allocatable(
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: frozenset[tuple[Uuid, str]]
+) -> tuple[tuple[str, int], ...]:
+    """Return slots by resource. A resource counts 0 if this leaf offered it before, or if all other leaves of its kind
+    offer it, and it is missing now: its plugin reports the device as unhealthy."""
+    slots = allocation.offer.slots
+    if slots is None:
+        return ()
+    rows = dict(slots.get(leaf.uuid, ()))
+    resources = {resource for uuid, resource in offered if uuid == leaf.uuid}
+    if not resources and not rows:
+        resources = set(_resources_of_all_others(leaf, inventory, allocation, slots))
+    still = {resource for found in slots.values() for resource, _ in found}
+    return tuple(sorted({**dict.fromkeys(resources & still, 0), **rows}.items()))
+
+
+def _resources_of_all_others(
+    leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, slots: Mapping[Uuid, tuple[tuple[str, int], ...]]
+) -> frozenset[str]:
+    """Return the resources that all leaves of this kind are offered as, if they agree.
+
+    Nothing is returned if this node also assigns devices in another way: the leaf may then belong to another plugin, or
+    to DRA, which does not offer devices here.
+    """
+    alike = {one.uuid for one in inventory.leaves.values() if one.profile == leaf.profile}
+    kinds = {frozenset(resource for resource, _ in found) for uuid, found in slots.items() if uuid in alike}
+    offered = {resource for found in slots.values() for resource, _ in found}
+    otherwise = {resource for grant in allocation.grants.values() for resource, _ in grant.slots} - offered
+    return next(iter(kinds)) if len(kinds) == 1 and not otherwise else frozenset()
+
+
+# --- containers, processes, pods --------------------------------------------------------------------------------------
+
+
+def container_rows(
+    joined: Joined,
+) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float]]:
+    """Combine grants and uses to one row per (container, device).
+
+    Also returns the use of each container to remember, and its SM ratio for accounting, which may exceed 1.
+    """
+    at = joined.observations.finished
+    sm_ratios: dict[Key, float] = {}
+    uses: dict[Key, ContainerUse] = {}
+    kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
+    for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
+        profile = joined.inventory.leaves[leaf].profile
+        for name, measured in use.by_container(_idle(joined, leaf), joined.pod_table.uid_of).items():
+            uid = joined.uids.get(name.pod_name)
+            uses[name, leaf], kept[name, leaf] = with_history(measured, kept.get((name, leaf)), uid, profile, at)
+            if measured.times is not None:
+                sm_ratios[name, leaf] = measured.times.sm_sum
+    rows = []
+    for key in sorted({*uses, *joined.allocation.grants}):
+        grant = joined.allocation.grants.get(key)
+        rows.append(
+            ContainerOnDevice(
+                name=key[0],
+                uuid=key[1],
+                slots=grant.slots if grant else (),
+                allocated_gpus=grant.gpus if grant else None,
+                allocated_memory_bytes=grant.memory_bytes if grant else None,
+                use=uses.get(key),
+            )
+        )
+    return tuple(rows), kept, sm_ratios
+
+
+def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
+    """Return the holders of a leaf, or of its partitioned GPU, that certainly have no process."""
+    holders = joined.allocation.holders.get(leaf, ())
+    parent = joined.inventory.gpu_of_leaf[leaf].uuid
+    if parent != leaf:
+        holders = (*holders, *joined.allocation.holders.get(parent, ()))
+    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, joined.pod_table.uid_of)
+
+
+def process_rows(joined: Joined) -> Iterator[ProcessUse]:
+    for leaf, use in sorted(joined.leaf_uses.items()):
+        for item in use.processes.attributed:
+            process = item.process
+            sample = use.times[process.pid] if item.start is not None else None
+            yield ProcessUse(
+                process.pid,
+                leaf,
+                process.types,
+                item.comm,
+                item.owner,
+                item.name,
+                item.pod_uid,
+                process.used_memory_bytes,
+                sample.sm_ratio if sample is not None else None,
+                sample.memory_controller_ratio if sample is not None else None,
+                sample.encoder_ratio if sample is not None else None,
+                sample.decoder_ratio if sample is not None else None,
+            )
+
+
+def pod_rows(joined: Joined, containers: tuple[ContainerOnDevice, ...]) -> tuple[PodInfo, ...]:
+    """Return every pod that holds or uses a device, with its UID if it is known."""
+    pods = {row.name.pod_name for row in containers}
+    pods |= {row.name.pod_name for row in joined.allocation.unmatched}
+    pods |= joined.attribution.measured_uids.keys()
+    return tuple(PodInfo(name.namespace, name.pod, joined.uids.get(name, "")) for name in sorted(pods))
+
+
+# --- device health ----------------------------------------------------------------------------------------------------
+
+
+def reported_health_rows(
+    identity: Observed[PodIdentity] | Failed, is_gpu_resource: Callable[[str], bool]
+) -> tuple[ReportedDeviceHealth, ...] | None:
+    """Return what device plugins report of the GPUs that they gave to containers, as the Pods API passes it on.
+
+    `None` if the Pods API did not answer in this collection.
+    """
+    pods = identity.value.pods if isinstance(identity, Observed) else None
+    if pods is None:
+        return None
+    found = {
+        ReportedDeviceHealth(ContainerName(pod.namespace, pod.pod, container.name), health)
+        for pod in pods
+        for container in pod.containers
+        for health in container.health
+        if is_gpu_resource(health.resource) or _is_gpu_claim(health)
+    }
+    return tuple(sorted(found))
+
+
+def _is_gpu_claim(health: DeviceHealth) -> bool:
+    """A claim's device has the name `<driver>/<pool>/<device>`, or that of CDI, which has the driver's in it
+    (kubernetes/kubernetes, pkg/kubelet/cm/dra/manager.go, UpdateAllocatedResourcesStatus)."""
+    return health.resource.startswith("claim:") and DRA_DRIVER in health.device_id
