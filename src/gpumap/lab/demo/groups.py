@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import get_type_hints
 
-from gpumap.model.readings import CARD, Card, GpuReading, Health, Links, MigInstance
+from gpumap.model.readings import CARD, GpuReading, MigInstance
 
 LISTENS = "health"
 """The group for which XID events are listened to."""
+_HINTS = get_type_hints(GpuReading, include_extras=True)
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "health": Health._fields,
-    "links": Links._fields,
-    "gpm": ("activity",),
-    "codec": ("encoder_ratio", "decoder_ratio"),
-    CARD: Card._fields,
+    group: tuple(name for name, hint in _HINTS.items() if group in getattr(hint, "__metadata__", ()))
+    for group in ("health", "links", "gpm", "codec", CARD)
 }
 _BLANK = GpuReading(index=-1)
 
