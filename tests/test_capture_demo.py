@@ -327,9 +327,13 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("resource", _about(resource="("), "resource is not a regular expression"),
     ("no NVML", lambda copy: (copy / "nvml.json").unlink(), "no nvml.json"),
     ("NVML", _replace("nvml.json", '{"gpus": 3}'), "nvml.json: gpus is not a list of GPUs"),
-    ("a GPU", _replace("nvml.json", '{"gpus": [{"index": "x"}]}'), "nvml.json: not an integer"),
+    (
+        "a GPU",
+        _replace("nvml.json", '{"gpus": [{"index": "x"}]}'),
+        "nvml.json: Expected `int`, got `str` - at `$.index`",
+    ),
     ("GPUs", _replace("nvml.json", '{"gpus": [{"index": 4}]}'), "nvml.json: the GPUs' indices are not 0, 1"),
-    ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), "nvml.json: not a row of 0"),
+    ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), "nvml.json: Expected `array`, got `int`"),
     ("an XID", _replace("nvml.json", '{"gpus": [], "xids": [["GPU-x", -1, null, null, 1]]}'), "an XID that is none"),
     (
         "many XIDs",
@@ -337,7 +341,11 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
         "xids has more than 10000 rows",
     ),
     ("a listener", _replace("nvml.json", '{"gpus": [], "listening": [["GPU-x", 1, 2]]}'), "ends before it begins"),
-    ("NVML's error", _replace("nvml.json", '{"error": 3}'), "nvml.json: not an object"),
+    (
+        "NVML's error",
+        _replace("nvml.json", '{"error": 3}'),
+        "nvml.json: Expected `object | null`, got `int` - at `$.error`",
+    ),
     ("no List", lambda copy: (copy / "kubelet/list.json").unlink(), "no kubelet/list.pb or kubelet/list.json"),
     ("List", _replace("kubelet/list.json", '{"pods": 3}'), "kubelet/list.json: "),
     ("allocatable", _replace("kubelet/allocatable.json", "{"), "kubelet/allocatable.json: "),

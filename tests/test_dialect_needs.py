@@ -13,7 +13,7 @@ from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
 from gpumap.agent.nvml_worker.card import CARD_FIELDS
-from gpumap.agent.nvml_worker.health import fields_of
+from gpumap.agent.nvml_worker.reading import fields_of
 from gpumap.agent.settings import Settings, resolve, with_everything
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.record import record

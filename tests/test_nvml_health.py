@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import health
-from gpumap.model.readings import Card, Health, Links
+from gpumap.lab.demo.groups import FIELDS as FIELDS_OF_GROUPS
 from tests import standin
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
 from tests.worker import Start, Worker
@@ -167,7 +167,7 @@ def test_health_of_a_partitioned_gpu_is_the_cards(start: Start) -> None:
     gpu.instances, gpu.mig_mode = [MigInstance(MIG_A)], True
     card = worker.read_one(Driver(gpus=[gpu]))
     assert card.partitioned
-    names = (*Health._fields, *Links._fields, *Card._fields)
+    names = [name for group in worker.groups for name in FIELDS_OF_GROUPS[group]]
     assert [getattr(card, name) for name in names] == [getattr(whole, name) for name in names]
 
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pynvml
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpumap.agent.nvml_worker import codes, gpu_json, library, wire
+from gpumap.agent.nvml_worker import codes, library, wire
 from gpumap.agent.sources.crash_isolation import LONGEST_PAUSE_READS, CrashSuspects
 from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from tests import standin
@@ -491,26 +491,13 @@ readings = st.builds(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is none of its subject
 @given(readings)
 def test_a_reading_survives_the_wire(reading: GpuReading) -> None:
     """What is decoded equals what was encoded, on one line."""
     line = wire.encode_gpu(7, reading)
     assert line.count(b"\n") == 1
     assert wire.decode(line) == wire.GpuMessage(7, reading)
-
-
-@given(st.lists(readings, min_size=2, max_size=4))
-def test_readings_of_one_gpu_survive_the_wire_one_after_the_other(said: list[GpuReading]) -> None:
-    """What both ends remember of the line before never shows in the next one; a list that stays is the same tuple."""
-    encode, decoder = wire.GpuEncoder(), wire.Decoder()
-    for number, reading in enumerate(said):
-        one = reading._replace(index=3)
-        first = decoder.decode(encode(number, one))
-        again = decoder.decode(encode(number, one))
-        assert first == again == wire.GpuMessage(number, one)
-        assert isinstance(first, wire.GpuMessage)
-        assert isinstance(again, wire.GpuMessage)
-        assert first.gpu.processes is again.gpu.processes
 
 
 @pytest.mark.parametrize(
@@ -541,9 +528,9 @@ def test_an_instance_of_an_older_capture_has_no_place() -> None:
     """Lines from before a MIG device had a place are read, and one that has none is written as it was then."""
     older = {"uuid": MIG_A, "gpu_instance_id": 7, "compute_instance_id": 0, "profile": "1g.10gb"}
     older |= {"compute_slices": 1, "memory": None, "processes": None}
-    reading = gpu_json.gpu_from_object({"index": 0, "partitioned": True, "instances": [older]})
+    reading = wire.gpu_from_object({"index": 0, "partitioned": True, "instances": [older]})
     assert reading.instances == (MigInstance(Uuid(MIG_A), 7, 0, "1g.10gb", 1, None, None),)
-    assert gpu_json.gpu_object(reading)["instances"] == [older]
+    assert wire.gpu_object(reading)["instances"] == [older]
 
 
 def test_unknown_keys_are_ignored() -> None:

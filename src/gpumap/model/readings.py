@@ -6,7 +6,7 @@ Alone in a module, and no dataclasses, for the NVML worker's sake: `dataclasses`
 
 from __future__ import annotations
 
-from typing import NamedTuple, NewType
+from typing import Annotated, NamedTuple, NewType, TypeVar
 
 Uuid = NewType("Uuid", str)
 """NVML's string for a GPU or a MIG device."""
@@ -60,6 +60,13 @@ ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memor
 
 CARD = "card"
 """Asked of NVML for dialects alone: no family of a group of `--collect` shows it."""
+T = TypeVar("T")
+OfHealth = Annotated[T, "health"]
+"""A field for which the worker asks NVML only if the group is on, as with the following."""
+OfLinks = Annotated[T, "links"]
+OfGpm = Annotated[T, "gpm"]
+OfCodec = Annotated[T, "codec"]
+OfCard = Annotated[T, CARD]
 
 
 class DeviceMemory(NamedTuple):
@@ -121,7 +128,8 @@ class MigInstance(NamedTuple):
 class GpuReading(NamedTuple):
     """What NVML said of one GPU in one read. With a `fault` only its identity, if known, and the recovery action.
 
-    `samples` is `None` where the GPU keeps no per-process time (MIG, vGPU guests, WSL).
+    `samples` is `None` where the GPU keeps no per-process time (MIG, vGPU guests, WSL). Its rows and those of
+    `processes` come last, so that a person who opens a capture sees the GPU first.
     """
 
     index: int  # type: ignore[assignment] # hides tuple's method of that name, which nobody wants here
@@ -135,99 +143,61 @@ class GpuReading(NamedTuple):
     partitioned: bool = False
     max_mig_devices: int | None = None
     instances: tuple[MigInstance, ...] = ()
-    processes: tuple[GpuProcess, ...] | None = None
-    samples: tuple[ProcessSample, ...] | None = None
     sampled_seconds: float | None = None
     """How much time `samples` cover that those of no reading before did; `None`: all since the one before. 0 in a
     reading before its time: they overlap with those before, and are told once more by the next."""
     utilization_ratio: float | None = None
     memory_controller_ratio: float | None = None
-    encoder_ratio: float | None = None
-    decoder_ratio: float | None = None
+    encoder_ratio: OfCodec[float | None] = None
+    decoder_ratio: OfCodec[float | None] = None
     temperatures_celsius: tuple[tuple[str, float], ...] = ()
     power_watts: float | None = None
     power_limit_watts: float | None = None
     energy_joules: float | None = None
-    clocks_hertz: tuple[tuple[str, float], ...] = ()
+    clocks_hertz: OfHealth[tuple[tuple[str, float], ...]] = ()
     """By domain: graphics, sm, memory, video."""
-    clock_events: tuple[tuple[str, bool], ...] = ()
+    clock_events: OfHealth[tuple[tuple[str, bool], ...]] = ()
     """Why the clocks may be lowered, and whether they are for that; the reasons that the GPU knows."""
-    clock_event_seconds: tuple[tuple[str, float], ...] = ()
+    clock_event_seconds: OfHealth[tuple[tuple[str, float], ...]] = ()
     """How long clocks were lowered, by reason, since the driver began to count."""
-    performance_state: int | None = None
+    performance_state: OfHealth[int | None] = None
     """0 (fastest) to 15."""
-    fan_ratios: tuple[tuple[str, float], ...] = ()
+    fan_ratios: OfHealth[tuple[tuple[str, float], ...]] = ()
     """By fan's number; of its intended speed, which may be exceeded."""
-    ecc_errors: tuple[tuple[str, str, int], ...] = ()
+    ecc_errors: OfHealth[tuple[tuple[str, str, int], ...]] = ()
     """(corrected or uncorrected, location, count over the GPU's life)."""
-    remapped_rows: tuple[tuple[str, int], ...] = ()
+    remapped_rows: OfHealth[tuple[tuple[str, int], ...]] = ()
     """By what they were remapped for: correctable or uncorrectable errors."""
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    retired_pages: tuple[tuple[str, int], ...] = ()
+    row_remap_pending: OfHealth[bool | None] = None
+    row_remap_failure: OfHealth[bool | None] = None
+    retired_pages: OfHealth[tuple[tuple[str, int], ...]] = ()
     """By what they were retired for: single_bit_ecc or double_bit_ecc."""
-    recovery_action: str | None = None
+    recovery_action: OfHealth[str | None] = None
     """What the driver asks for, in nvml.h's words (NVML_GPU_RECOVERY_ACTION_*)."""
-    ecc_totals: tuple[tuple[str, str, int], ...] = ()
+    ecc_totals: OfCard[tuple[tuple[str, str, int], ...]] = ()
     """(corrected or uncorrected, volatile or aggregate, count): since the driver's load, and over the GPU's life."""
-    retired_pages_pending: bool | None = None
+    retired_pages_pending: OfCard[bool | None] = None
     """Whether pages wait for the GPU's next reset to be retired."""
-    compute_mode: str | None = None
+    compute_mode: OfCard[str | None] = None
     """Who may compute on it, in nvml.h's words (NVML_COMPUTEMODE_*)."""
-    power_limits_watts: tuple[tuple[str, float], ...] = ()
+    power_limits_watts: OfCard[tuple[tuple[str, float], ...]] = ()
     """requested, default, min, max; the one that is enforced is `power_limit_watts`."""
-    max_clocks_hertz: tuple[tuple[str, float], ...] = ()
+    max_clocks_hertz: OfCard[tuple[tuple[str, float], ...]] = ()
     """By domain, as `clocks_hertz`."""
-    vbios_version: str = ""
-    compute_capability: str = ""
+    vbios_version: OfCard[str] = ""
+    compute_capability: OfCard[str] = ""
     """CUDA's, "9.0"."""
-    pcie_transmit_bytes: int | None = None
-    pcie_receive_bytes: int | None = None
-    nvlink_transmit_bytes: int | None = None
-    nvlink_receive_bytes: int | None = None
-    pcie_replays: int | None = None
+    pcie_transmit_bytes: OfLinks[int | None] = None
+    pcie_receive_bytes: OfLinks[int | None] = None
+    nvlink_transmit_bytes: OfLinks[int | None] = None
+    nvlink_receive_bytes: OfLinks[int | None] = None
+    pcie_replays: OfCard[int | None] = None
     """Packets that were sent once more over PCIe, as the GPU counts."""
-    activity: Activity | None = None
+    activity: OfGpm[Activity | None] = None
     refusals: tuple[tuple[str, int], ...] = ()
     """Calls that failed other than by "not supported", with NVML's return code."""
-
-
-class Health(NamedTuple):
-    """The fields of a `GpuReading` of these names: what is asked for the group `health`."""
-
-    clocks_hertz: tuple[tuple[str, float], ...] = ()
-    clock_events: tuple[tuple[str, bool], ...] = ()
-    clock_event_seconds: tuple[tuple[str, float], ...] = ()
-    performance_state: int | None = None
-    fan_ratios: tuple[tuple[str, float], ...] = ()
-    ecc_errors: tuple[tuple[str, str, int], ...] = ()
-    remapped_rows: tuple[tuple[str, int], ...] = ()
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    retired_pages: tuple[tuple[str, int], ...] = ()
-    recovery_action: str | None = None
-
-
-class Links(NamedTuple):
-    """The fields of a `GpuReading` of these names: what is asked for the group `links`."""
-
-    pcie_transmit_bytes: int | None = None
-    pcie_receive_bytes: int | None = None
-    nvlink_transmit_bytes: int | None = None
-    nvlink_receive_bytes: int | None = None
-
-
-class Card(NamedTuple):
-    """The fields of a `GpuReading` of these names: what is asked for the group `card`."""
-
-    ecc_totals: tuple[tuple[str, str, int], ...] = ()
-    retired_pages_pending: bool | None = None
-    compute_mode: str | None = None
-    power_limits_watts: tuple[tuple[str, float], ...] = ()
-    max_clocks_hertz: tuple[tuple[str, float], ...] = ()
-    vbios_version: str = ""
-    compute_capability: str = ""
-    pcie_replays: int | None = None
+    samples: tuple[ProcessSample, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
 
 
 class XidError(NamedTuple):

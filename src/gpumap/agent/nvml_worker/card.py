@@ -12,7 +12,7 @@ import pynvml
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
-from gpumap.model.readings import COMPUTE_MODES, Card
+from gpumap.model.readings import COMPUTE_MODES, GpuReading
 
 CLOCKS = (
     ("graphics", pynvml.NVML_CLOCK_GRAPHICS),
@@ -32,7 +32,6 @@ CARD_FIELDS = (
     pynvml.NVML_FI_DEV_RETIRED_PENDING,
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
 )
-NO_CARD = Card()
 
 
 def word_of(words: tuple[str, ...], number: int) -> str:
@@ -58,13 +57,16 @@ class CardOfGpu:
         self._made: _Made | None = None
         self._forgotten = asking.forgotten
 
-    def read(self, said: Values) -> Card:
-        """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
+    def add_to(self, reading: GpuReading, said: Values) -> GpuReading:
+        """The reading with the group `card`, of which `said` are the field values.
+
+        Raises `RefusedError` where the GPU is gone.
+        """
         made = self._read_made()
         mode = self._asking.ask(self._compute_mode)
         requested = self._asking.ask(self._requested_power_limit)
         set_to = () if requested is None else (("requested", requested),)
-        return Card(
+        return reading._replace(
             ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
             retired_pages_pending=flag(said.get(pynvml.NVML_FI_DEV_RETIRED_PENDING)),
             compute_mode=None if mode is None else word_of(COMPUTE_MODES, mode),

@@ -8,18 +8,16 @@ from ctypes import byref, c_uint, c_ulonglong
 import pynvml
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
-from gpumap.agent.nvml_worker.card import CARD_FIELDS, CLOCKS, word_of
+from gpumap.agent.nvml_worker.card import CLOCKS, word_of
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
 from gpumap.model.readings import (
-    CARD,
     CLOCK_EVENT_TIMES,
     CLOCK_EVENTS,
     ECC_LOCATIONS,
     ECC_TYPES,
     RECOVERY_ACTIONS,
-    Health,
-    Links,
+    GpuReading,
 )
 
 _EVENT_BITS = tuple([(word, 1 << bit) for bit, word in enumerate(CLOCK_EVENTS)])
@@ -41,21 +39,18 @@ CLOCK_EVENT_FIELDS = tuple(zip(CLOCK_EVENT_TIMES, _CLOCK_EVENT_TIME_FIELDS, stri
 """Reasons and the field values of their times, in nanoseconds."""
 _REMAPPED = (("correctable", pynvml.NVML_FI_DEV_REMAPPED_COR), ("uncorrectable", pynvml.NVML_FI_DEV_REMAPPED_UNC))
 _RETIRED = (("single_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_SBE), ("double_bit_ecc", pynvml.NVML_FI_DEV_RETIRED_DBE))
-_FIELDS: dict[str, tuple[int, ...]] = {
-    "health": (
-        *(field for _, field in (*CLOCK_EVENT_FIELDS, *_REMAPPED, *_RETIRED)),
-        pynvml.NVML_FI_DEV_REMAPPED_PENDING,
-        pynvml.NVML_FI_DEV_REMAPPED_FAILURE,
-        pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
-    ),
-    "links": (
-        pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
-        pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
-        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
-        pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
-    ),
-    CARD: CARD_FIELDS,
-}
+HEALTH_FIELDS = (
+    *(field for _, field in (*CLOCK_EVENT_FIELDS, *_REMAPPED, *_RETIRED)),
+    pynvml.NVML_FI_DEV_REMAPPED_PENDING,
+    pynvml.NVML_FI_DEV_REMAPPED_FAILURE,
+    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
+)
+LINK_FIELDS = (
+    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
+    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+    pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+)
 _ECC = tuple(
     (kind, location, type_, place, f"ecc {kind} {location}")
     for type_, kind in enumerate(ECC_TYPES)
@@ -63,28 +58,19 @@ _ECC = tuple(
 )
 _CLOCKS_ON = tuple((domain, number, f"clock {domain}") for domain, number in CLOCKS)
 
-NO_HEALTH, NO_LINKS = Health(), Links()
-
-
-def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
-    """The field values that these groups take, and the memory's temperature, which is always told."""
-    return pynvml.NVML_FI_DEV_MEMORY_TEMP, *(field for group in groups for field in _FIELDS.get(group, ()))
-
 
 def recovery_word(action: float) -> str:
     return word_of(RECOVERY_ACTIONS, int(action))
 
 
-def read_links(said: Values) -> Links:
-    transmit, receive = (
-        said.get(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
-        said.get(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
-    )
-    return Links(
-        whole(said.get(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES)),
-        whole(said.get(pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES)),
-        None if transmit is None else int(transmit) << 10,
-        None if receive is None else int(receive) << 10,
+def with_links(reading: GpuReading, values: Values) -> GpuReading:
+    """The reading with the group `links`, from its field values."""
+    transmit, receive = (values.get(field) for field in LINK_FIELDS[2:])
+    return reading._replace(
+        pcie_transmit_bytes=whole(values.get(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES)),
+        pcie_receive_bytes=whole(values.get(pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES)),
+        nvlink_transmit_bytes=None if transmit is None else int(transmit) << 10,
+        nvlink_receive_bytes=None if receive is None else int(receive) << 10,
     )
 
 
@@ -101,10 +87,13 @@ class HealthOfGpu:
         self._ecc = _ECC
         self._forgotten = asking.forgotten
 
-    def read(self, said: Values) -> Health:
-        """`said` are the field values of the group. Raises `RefusedError` where the GPU is gone."""
+    def add_to(self, reading: GpuReading, said: Values) -> GpuReading:
+        """The reading with the group `health`, of which `said` are the field values.
+
+        Raises `RefusedError` where the GPU is gone.
+        """
         action = said.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-        return Health(
+        return reading._replace(
             clocks_hertz=self._read_clocks(),
             clock_events=self._read_clock_events(),
             clock_event_seconds=tuple(

@@ -43,7 +43,6 @@ class _Gpu:
         self.index = index
         self.busy = False
         self.reader = GpuReader(library, index)
-        self.encode = wire.GpuEncoder()
 
 
 class _Sweep:
@@ -82,7 +81,7 @@ class _Sweeper:
                     reading = self._listener.attend(reading, gpu.reader.handle)
                 elif "health" in sweep.request.groups:
                     self._listener.leave(reading, gpu.reader.handle)
-                line = gpu.encode(sweep.request.read, reading)
+                line = wire.encode_gpu(sweep.request.read, reading)
                 gpu.busy = False  # before the answer: who reads it may count on this GPU
                 self._output.add(line)
             self._output.flush()

@@ -3,21 +3,28 @@
 One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pynvml
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
-from gpumap.agent.nvml_worker.card import NO_CARD, CardOfGpu
+from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu
 from gpumap.agent.nvml_worker.codes import fault
 from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
 from gpumap.agent.nvml_worker.gpm import WHOLE_GPU, Activities
-from gpumap.agent.nvml_worker.health import NO_HEALTH, NO_LINKS, HealthOfGpu, fields_of, read_links, recovery_word
+from gpumap.agent.nvml_worker.health import HEALTH_FIELDS, LINK_FIELDS, HealthOfGpu, recovery_word, with_links
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.lists import Lists
 from gpumap.agent.nvml_worker.mig import MigDevices
 from gpumap.agent.nvml_worker.processes import ProcessesOfGpu, Sampler
 from gpumap.model.readings import CARD, DeviceMemory, GpuReading, Uuid
+
+_FIELDS = {"health": HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
+
+
+def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
+    """The field values that these groups take, and the memory's temperature, which every reading has."""
+    return pynvml.NVML_FI_DEV_MEMORY_TEMP, *(field for group in groups for field in _FIELDS.get(group, ()))
 
 
 class HandleGeneration(NamedTuple):
@@ -25,13 +32,6 @@ class HandleGeneration(NamedTuple):
 
     initialised: int
     gpus: int
-
-
-class Identity(NamedTuple):
-    uuid: Uuid
-    minor: int | None
-    pci_bus_id: str
-    model: str
 
 
 class _Device:
@@ -46,7 +46,7 @@ class _Device:
         self.health = HealthOfGpu(library, asking, handle)
         self.card = CardOfGpu(library, asking, handle)
         self.activities = Activities(library, asking, handle)
-        self.identity: Identity | None = None
+        self.identity: GpuReading | None = None
 
 
 class GpuReader:
@@ -61,7 +61,7 @@ class GpuReader:
         self._sampler = Sampler()
         self._epoch = HandleGeneration(0, 0)
         self._device: _Device | None = None
-        self._known: Identity | None = None
+        self._identity = GpuReading(index)
         self._partitioned = False
         self._groups: tuple[str, ...] = ()
         self._fields = fields_of(())
@@ -78,7 +78,7 @@ class GpuReader:
         if epoch != self._epoch:
             self._drop_device()
             if epoch.gpus != self._epoch.gpus:
-                self._known = None
+                self._identity = GpuReading(self._index)
             self._epoch = epoch
         try:
             reading = self._ask_all(interval_seconds)
@@ -101,13 +101,10 @@ class GpuReader:
         self._asking.forget()
 
     def _faulted(self, refused: RefusedError) -> GpuReading:
-        known = {} if self._known is None else self._known._asdict()
-        return GpuReading(
-            self._index,
+        return self._identity._replace(
             fault=fault(refused.code),
             refusals=((refused.call, refused.code),),
             recovery_action=self._recovery_action() if refused.code == pynvml.NVML_ERROR_RESET_REQUIRED else None,
-            **known,
         )
 
     def _recovery_action(self) -> str | None:
@@ -131,6 +128,7 @@ class GpuReader:
             reading = self._partitioned_gpu(device, identity, memory)
         else:
             reading = self._whole_gpu(device, identity, memory, interval_seconds)
+        reading = self._with_card(device, reading)
         device.activities.free_unused()
         if not self._asking.answered and self._asking.refusals:
             raise RefusedError(*self._asking.refusals[0])  # a stale handle, or a driver that has lost its GPUs
@@ -142,16 +140,17 @@ class GpuReader:
         handle = self._library.handle(self._index)
         return _Device(self._library, self._asking, handle, self._library.uuid(handle))
 
-    def _identify(self, device: _Device) -> Identity:
-        """Kept with the handle once every part has been told, or is not supported."""
-        identity = Identity(
-            Uuid(device.uuid),
-            self._asking.ask(self._library.minor, device.handle),
-            self._asking.ask(self._library.pci_bus_id, device.handle) or "",
-            self._asking.ask(self._library.model, device.handle) or "",
+    def _identify(self, device: _Device) -> GpuReading:
+        """A reading with nothing but the identity. Kept with the handle once NVML has answered for every part of it."""
+        identity = GpuReading(
+            self._index,
+            uuid=Uuid(device.uuid),
+            minor=self._asking.ask(self._library.minor, device.handle),
+            pci_bus_id=self._asking.ask(self._library.pci_bus_id, device.handle) or "",
+            model=self._asking.ask(self._library.model, device.handle) or "",
         )
         device.identity = None if self._asking.refusals else identity
-        self._known = identity
+        self._identity = identity
         return identity
 
     def _is_partitioned(self, device: _Device) -> bool:
@@ -164,32 +163,22 @@ class GpuReader:
         self._partitioned = enabled
         return enabled
 
-    def _partitioned_gpu(self, device: _Device, identity: Identity, memory: DeviceMemory | None) -> GpuReading:
-        """NVML tells no utilisation of it and no samples, and its processes are its MIG devices'."""
+    def _partitioned_gpu(self, device: _Device, identity: GpuReading, memory: DeviceMemory | None) -> GpuReading:
+        """NVML reports no utilisation and no samples for it. Its processes are those of its MIG devices."""
         slots = self._asking.ask(self._library.max_mig_devices, device.handle, on="mig")
-        instances = device.mig_devices.read(slots or 0, memory, device.activities if "gpm" in self._groups else None)
-        return GpuReading(
-            self._index,
-            **identity._asdict(),
-            partitioned=True,
-            max_mig_devices=slots,
-            instances=instances,
-            memory=memory,
-            **self._ask_card(device),
-            refusals=self._asking.refusals,
-        )
+        activities = device.activities if "gpm" in self._groups else None
+        instances = device.mig_devices.read(slots or 0, memory, activities)
+        return identity._replace(memory=memory, partitioned=True, max_mig_devices=slots, instances=instances)
 
     def _whole_gpu(
-        self, device: _Device, identity: Identity, memory: DeviceMemory | None, interval_seconds: float
+        self, device: _Device, identity: GpuReading, memory: DeviceMemory | None, interval_seconds: float
     ) -> GpuReading:
         ask, library, handle = self._asking.ask, self._library, device.handle
         processes = self._processes.read(self._asking, device.lists, handle)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
         sampled = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
         codec = "codec" in self._groups
-        return GpuReading(
-            self._index,
-            **identity._asdict(),
+        return identity._replace(
             memory=memory,
             processes=processes,
             samples=sampled.samples,
@@ -199,27 +188,26 @@ class GpuReader:
             encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,
             decoder_ratio=ask(library.decoder_ratio, handle) if codec else None,
             activity=device.activities.read(WHOLE_GPU) if "gpm" in self._groups else None,
-            **self._ask_card(device),
-            refusals=self._asking.refusals,
         )
 
-    def _ask_card(self, device: _Device) -> dict[str, Any]:
-        """The fields of a reading that are the card's, be it partitioned or not."""
+    def _with_card(self, device: _Device, reading: GpuReading) -> GpuReading:
+        """The reading with what is the card's, be it partitioned or not."""
         ask, library, handle = self._asking.ask, self._library, device.handle
-        said = device.field_values.read(self._fields)
-        gpu = self._asking.ask_newest((library.temperature, library.temperature_v1), handle)
-        health = device.health.read(said) if "health" in self._groups else NO_HEALTH
-        links = read_links(said) if "links" in self._groups else NO_LINKS
-        card = device.card.read(said) if CARD in self._groups else NO_CARD
-        return {
-            "temperatures_celsius": _temperatures(gpu, said.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
-            "power_watts": ask(library.power_watts, handle),
-            "power_limit_watts": ask(library.power_limit_watts, handle),
-            "energy_joules": ask(library.energy_joules, handle),
-            **health._asdict(),
-            **links._asdict(),
-            **card._asdict(),
-        }
+        values = device.field_values.read(self._fields)
+        celsius = self._asking.ask_newest((library.temperature, library.temperature_v1), handle)
+        if "health" in self._groups:
+            reading = device.health.add_to(reading, values)
+        if "links" in self._groups:
+            reading = with_links(reading, values)
+        if CARD in self._groups:
+            reading = device.card.add_to(reading, values)
+        return reading._replace(
+            temperatures_celsius=_temperatures(celsius, values.get(pynvml.NVML_FI_DEV_MEMORY_TEMP)),
+            power_watts=ask(library.power_watts, handle),
+            power_limit_watts=ask(library.power_limit_watts, handle),
+            energy_joules=ask(library.energy_joules, handle),
+            refusals=self._asking.refusals,  # all calls have been made
+        )
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:

@@ -16,14 +16,17 @@ time told before; so it does when listening to a GPU begins or ends. Both are of
 monotonic clock, which all processes of a machine share.
 """
 
-import json
-from collections.abc import Mapping
-from typing import NamedTuple
+from __future__ import annotations
 
-from gpumap.agent.nvml_worker import fields
-from gpumap.agent.nvml_worker.fields import Fields
-from gpumap.agent.nvml_worker.gpu_json import GpuText, KnownRows, gpu_object, read_gpu
-from gpumap.model.readings import GpuReading, Uuid
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+
+from gpumap.model.readings import GpuReading, MigInstance, Uuid
+
+if TYPE_CHECKING:
+    import msgspec
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_GPUS = 1024
@@ -94,49 +97,61 @@ Answer = DriverMessage | GpuMessage | ErrorMessage | XidMessage | ListeningMessa
 # --- out --------------------------------------------------------------------------------------------------------------
 
 
-def encode_request(asked: Request) -> bytes:
-    said = {"read": asked.read, "interval": asked.interval_seconds, "last": asked.last, "skip": asked.skip}
-    return _line({**said, "groups": asked.groups, "release": asked.release})
+def encode_request(request: Request) -> bytes:
+    return _line(_object(request))
 
 
-def encode_driver(said: DriverMessage) -> bytes:
-    driver = {
-        "driver_version": said.driver_version,
-        "cuda_version": said.cuda_version,
-        "nvml_version": said.nvml_version,
-        "count": said.gpus,
-        "busy": said.busy,
-    }
-    return _line({"read": said.read, "driver": driver})
+def encode_driver(message: DriverMessage) -> bytes:
+    driver = _object(message)
+    return _line({"read": driver.pop("read"), "driver": driver})
 
 
 def encode_gpu(read: int, gpu: GpuReading) -> bytes:
     return _line({"read": read, "gpu": gpu_object(gpu)})
 
 
-class GpuEncoder:
-    """`encode_gpu` for the readings of one GPU."""
-
-    def __init__(self) -> None:
-        self._text = GpuText()
-
-    def __call__(self, read: int, gpu: GpuReading) -> bytes:
-        return f'{{"read":{read},"gpu":{self._text(gpu)}}}\n'.encode()
+def encode_error(message: ErrorMessage) -> bytes:
+    error = _object(message)
+    return _line({"read": error.pop("read"), "error": error})
 
 
-def encode_xid(said: XidMessage) -> bytes:
-    return _line({"xid": said})
+def encode_xid(message: XidMessage) -> bytes:
+    return _line({"xid": message})
 
 
-def encode_listening(said: ListeningMessage) -> bytes:
-    return _line({"listening": said.heard})
+def encode_listening(message: ListeningMessage) -> bytes:
+    return _line({"listening": message.heard})
 
 
-def encode_error(said: ErrorMessage) -> bytes:
-    return _line({"read": said.read, "error": {"code": said.code, "reason": said.reason, "detail": said.detail}})
+def gpu_object(gpu: GpuReading) -> dict[str, object]:
+    """A reading as a JSON object without what has its default. Any other tuple in it is a row, named or not."""
+    plain = _but_defaults(gpu)
+    if gpu.instances:
+        plain["instances"] = [_but_defaults(instance) for instance in gpu.instances]
+    return plain
 
 
-def _line(value: Mapping[str, object]) -> bytes:
+def _but_defaults(reading: GpuReading | MigInstance) -> dict[str, object]:
+    defaults = _DEFAULTS[type(reading)]
+    return {name: value for (name, default), value in zip(defaults, reading, strict=True) if value != default}
+
+
+_NO_DEFAULT = object()
+_DEFAULTS: dict[type, list[tuple[str, object]]] = {
+    declared: [(name, declared._field_defaults.get(name, _NO_DEFAULT)) for name in declared._fields]
+    for declared in (GpuReading, MigInstance)
+}
+
+
+_NAMES = {"interval_seconds": "interval", "gpus": "count"}
+"""Fields of messages that have another name on the pipe."""
+
+
+def _object(message: Request | DriverMessage | ErrorMessage) -> dict[str, object]:
+    return {_NAMES.get(name, name): value for name, value in message._asdict().items()}
+
+
+def _line(value: dict[str, object]) -> bytes:
     return _JSON.encode(value).encode() + b"\n"
 
 
@@ -147,79 +162,75 @@ _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def decode_request(line: bytes) -> Request:
-    """Raises `ValueError` where the line is not a request."""
-    said = Fields(_parsed(line))
-    return Request(
-        said.integer("read"),
-        said.number("interval"),
-        said.integers("last"),
-        said.integers("skip"),
-        said.optional("groups", fields.each(fields.text)) or (),
-        said.optional("release", fields.flag) or False,
-    )
+    """Raises `ValueError` where the line is not a request. Trusts its values: they are the service's own."""
+    request = json.loads(line)
+    if not isinstance(request, dict) or not {"read", "interval"} <= request.keys():
+        raise ValueError(f"not a request: {line[:80]!r}")
+    last, skip, groups = (tuple(request.get(name, ())) for name in ("last", "skip", "groups"))
+    return Request(request["read"], request["interval"], last, skip, groups, bool(request.get("release")))
 
 
 def decode(line: bytes) -> Answer:
     """A worker's line. Raises `ValueError` where it is none."""
-    return Decoder().decode(line)
-
-
-class Decoder:
-    """`decode` for one line after the other: rows that were in a GPU's line before give the very same tuple."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, KnownRows] = {}
-
-    def decode(self, line: bytes) -> Answer:
-        """A worker's line. Raises `ValueError` where it is none."""
-        said = Fields(_parsed(line))
-        if said.has("xid"):
-            return _xid(said.value("xid"))
-        if said.has("listening"):
-            return ListeningMessage(fields.each(_heard)(said.value("listening")))
-        read = said.integer("read")
-        if said.has("gpu"):
-            gpu = Fields(said.value("gpu"))
-            return GpuMessage(read, read_gpu(gpu, self._known.setdefault(gpu.integer("index"), KnownRows())))
-        if said.has("driver"):
-            return _driver(read, Fields(said.value("driver")))
-        error = Fields(said.value("error"))
-        return ErrorMessage(read, error.integer("code"), error.text("reason"), error.text("detail"))
-
-
-def _parsed(line: bytes) -> object:
     try:
-        value: object = json.loads(line)
+        said = _decoders().line.decode(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return value
+    if said.xid is not None:
+        xid: XidMessage = said.xid
+        if xid.times < 1:
+            raise ValueError(f"an event that came {xid.times} times")
+        return xid
+    if said.listening is not None:
+        return ListeningMessage(said.listening)
+    if said.read is None:
+        raise ValueError("no read")
+    if said.gpu is not None:
+        return GpuMessage(said.read, _reading(said.gpu))
+    if said.driver is not None:
+        return DriverMessage(said.read, *_decoders().values(said.driver))
+    if said.error is not None:
+        return ErrorMessage(said.read, *_decoders().values(said.error))
+    raise ValueError("neither a driver nor a gpu nor an error")
 
 
-def _xid(value: object) -> XidMessage:
-    uuid, code, gpu_instance, compute_instance, at, times = fields.row(value, 6)[:6]
-    instances = fields.optional_integer(gpu_instance), fields.optional_integer(compute_instance)
-    said = XidMessage(
-        Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(at), fields.integer(times)
-    )
-    if said.times < 1:
-        raise ValueError(f"an event that came {said.times} times")
-    return said
+def gpu_from_object(value: object) -> GpuReading:
+    """The inverse of `gpu_object`. Raises `ValueError`."""
+    text = _JSON.encode(value)  # which refuses numbers that are not finite
+    return _reading(_decoders().gpu.decode(text))
 
 
-def _heard(value: object) -> Heard:
-    uuid, since, until = fields.row(value, 3)[:3]
-    return Heard(Uuid(fields.text(uuid)), fields.number(since), fields.number(until))
+def _reading(gpu: Any) -> GpuReading:
+    values = _decoders().values
+    gpu.instances = tuple([MigInstance(*values(instance)) for instance in gpu.instances])
+    return GpuReading(*values(gpu))
 
 
-def _driver(read: int, driver: Fields) -> DriverMessage:
-    count = driver.integer("count")
-    if not 0 <= count <= MAX_GPUS:
-        raise ValueError(f"{count} GPUs")
-    return DriverMessage(
-        read,
-        driver.text("driver_version"),
-        driver.text("cuda_version"),
-        driver.text("nvml_version"),
-        gpus=count,
-        busy=driver.integers("busy"),
-    )
+class _Decoders(NamedTuple):
+    line: msgspec.json.Decoder[Any]
+    gpu: msgspec.json.Decoder[Any]
+    values: Callable[[Any], tuple[Any, ...]]
+    """Of an object that was decoded, in the order of its declaration."""
+
+
+@cache
+def _decoders() -> _Decoders:
+    """Made of the declarations. Not made in the worker, which would pay 2.3 MiB for msgspec."""
+    import msgspec
+
+    def object_of(declared: Any, **other_types: Any) -> Any:
+        """A type for a JSON object with the fields of a `NamedTuple`, which msgspec takes for an array."""
+        defaults = declared._field_defaults
+        types = {name: kind for name, kind in get_type_hints(declared).items() if name != "read"} | other_types
+        fields = [(name, kind, defaults[name]) if name in defaults else (name, kind) for name, kind in types.items()]
+        return msgspec.defstruct(declared.__name__, fields, rename=_NAMES)
+
+    gpu = object_of(GpuReading, instances=tuple[object_of(MigInstance), ...])  # type: ignore[misc] # made at run time
+    of_read = {
+        "gpu": gpu,
+        "driver": object_of(DriverMessage, gpus=Annotated[int, msgspec.Meta(ge=0, le=MAX_GPUS)]),
+        "error": object_of(ErrorMessage),
+    }
+    kinds = {"read": int, **of_read, "xid": XidMessage, "listening": tuple[Heard, ...]}
+    line = msgspec.defstruct("Line", [(name, kind | None, None) for name, kind in kinds.items()])
+    return _Decoders(msgspec.json.Decoder(line), msgspec.json.Decoder(gpu), msgspec.structs.astuple)

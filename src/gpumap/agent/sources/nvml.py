@@ -1,8 +1,7 @@
 """Asks the NVML worker for one reading of every GPU. Never later than the deadline, whatever the driver does.
 
 A GPU that hangs or crashes the worker costs itself: the others' answers stand. A worker that is dead, talks nonsense
-or has hung for long is replaced. Remembers only what keeps the worker going; of what the GPUs said, that a list of
-processes which has not changed is the very same tuple again.
+or has hung for long is replaced. Remembers only what keeps the worker going.
 """
 
 import asyncio
@@ -87,7 +86,6 @@ class NvmlSource:
         self._reads = 0
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = CrashSuspects()
-        self._decoder = wire.Decoder()
         self._xid_news = XidEvents()
 
     async def start(self) -> None:
@@ -178,7 +176,7 @@ class NvmlSource:
         try:
             for line in await worker.last_lines():
                 with contextlib.suppress(ValueError):  # it may be why the worker was ended
-                    said = self._decoder.decode(line)
+                    said = wire.decode(line)
                     if isinstance(said, wire.XidMessage | wire.ListeningMessage):
                         self._xid_news.hear(said)
         finally:
@@ -191,7 +189,7 @@ class NvmlSource:
         while not (heard and read.complete):
             try:
                 line = await worker.line()
-                answer = None if line is None else self._decoder.decode(line)
+                answer = None if line is None else wire.decode(line)
             except ValueError as error:
                 self._end_worker()
                 raise SourceError("protocol", f"the worker's line is not an answer: {error}") from error

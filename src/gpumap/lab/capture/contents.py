@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from gpumap.agent.nvml_worker import codes, fields, gpu_json, wire
+import msgspec
+
+from gpumap.agent.nvml_worker import codes, wire
 from gpumap.lab.capture import answers
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
+from gpumap.model.readings import GpuReading, Listening, XidError
 
 T = TypeVar("T")
 
@@ -119,11 +121,10 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
         gpus = said.get("gpus")
         if not isinstance(gpus, list) or len(gpus) > wire.MAX_GPUS:
             raise ValueError("gpus is not a list of GPUs")
-        readings = tuple(map(gpu_json.gpu_from_object, gpus))
+        readings = tuple(map(wire.gpu_from_object, gpus))
         if [gpu.index for gpu in readings] != list(range(len(gpus))):
             raise ValueError("the GPUs' indices are not 0, 1, …")
-        xids = _rows(said, "xids", MAX_XIDS, _xid)
-        listening = _rows(said, "listening", wire.MAX_GPUS, _listening)
+        xids, listening = _xids(said), _listening(said)
     except ValueError as mistake:
         raise ValueError(f"{NVML}: {mistake}") from mistake
     versions = [said.get(name) for name in ("driver_version", "cuda_version", "nvml_version")]
@@ -131,29 +132,27 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
     return NvmlReading(driver, cuda, nvml, readings, xids, listening)
 
 
-def _rows(said: Mapping[str, object], name: str, most: int, parse: Callable[[object], T]) -> tuple[T, ...]:
-    rows = fields.row(said.get(name, []), 0)
-    if len(rows) > most:
+def _rows(said: Mapping[str, object], name: str, most: int, kind: type[T]) -> tuple[T, ...]:
+    """Rows as JSON has them: their numbers are finite."""
+    rows = said.get(name, [])
+    if isinstance(rows, list) and len(rows) > most:
         raise ValueError(f"{name} has more than {most} rows")
-    return tuple(map(parse, rows))
+    text = json.dumps(rows, allow_nan=False)
+    return tuple(msgspec.json.decode(text, type=list[kind]))  # type: ignore[valid-type] # a type that is a variable
 
 
-def _xid(value: object) -> XidError:
-    row = fields.row(value, 5)
-    uuid, code, gpu_instance, compute_instance, age = row[:5]
-    instances = fields.optional_integer(gpu_instance), fields.optional_integer(compute_instance)
-    times = fields.integer(row[5]) if len(row) > 5 else 1
-    if not 0 <= fields.integer(code) <= _XID_MAX or times < 1:
+def _xids(said: Mapping[str, object]) -> tuple[XidError, ...]:
+    xids = _rows(said, "xids", MAX_XIDS, XidError)
+    if not all(0 <= xid.code <= _XID_MAX and xid.times >= 1 for xid in xids):
         raise ValueError("an XID that is none")
-    return XidError(Uuid(fields.text(uuid)), fields.integer(code), *instances, fields.number(age), times)
+    return xids
 
 
-def _listening(value: object) -> Listening:
-    uuid, since, until = fields.row(value, 3)[:3]
-    heard = Listening(Uuid(fields.text(uuid)), fields.number(since), fields.number(until))
-    if heard.since_seconds < heard.until_seconds:
+def _listening(said: Mapping[str, object]) -> tuple[Listening, ...]:
+    listening = _rows(said, "listening", wire.MAX_GPUS, Listening)
+    if any(heard.since_seconds < heard.until_seconds for heard in listening):
         raise ValueError("listening ends before it begins")
-    return heard
+    return listening
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
@@ -246,7 +245,7 @@ def reading_text(said: NvmlReading | Down) -> bytes:
         return json.dumps({"error": {"code": 0, "reason": said.reason, "detail": said.detail}}).encode() + b"\n"
     versions = {name: getattr(said, name) for name in ("driver_version", "cuda_version", "nvml_version")}
     head = json.dumps(versions).removesuffix("}")
-    parts = [_rows_text("gpus", map(gpu_json.gpu_object, map(_plain, said.gpus)))]
+    parts = [_rows_text("gpus", map(wire.gpu_object, map(_plain, said.gpus)))]
     if said.xids:
         xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in said.xids)
         parts.append(_rows_text("xids", xids))

@@ -9,10 +9,10 @@ import os
 import select
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, get_type_hints
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.model.readings import CARD, Card, GpuReading, Health, Links, MigInstance
+from gpumap.model.readings import CARD, GpuReading, MigInstance
 
 
 class Driver(Protocol):
@@ -47,12 +47,10 @@ def _write(lines: Iterable[bytes]) -> None:
 
 LISTENING_GROUP = "health"
 """The group for which the worker listens to XID events."""
+_HINTS = get_type_hints(GpuReading, include_extras=True)
 GROUP_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "health": Health._fields,
-    "links": Links._fields,
-    "gpm": ("activity",),
-    "codec": ("encoder_ratio", "decoder_ratio"),
-    CARD: Card._fields,
+    group: tuple(name for name, hint in _HINTS.items() if group in getattr(hint, "__metadata__", ()))
+    for group in ("health", "links", "gpm", "codec", CARD)
 }
 _BLANK = GpuReading(index=-1)
 
