@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from gpumap.lab.capture import answers, checkpoint, claims, contents
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
@@ -38,7 +40,7 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 out[name.replace(".json", ".pb") if name.startswith("kubelet/") else name] = found
         return replace(one, files=_with_undecoded(one.files, out))
 
-    about = replace(
+    about = msgspec.structs.replace(
         capture.about,
         node=names.node(capture.about.node),
         origin=f"{_origin(capture.about)}, anonymized",

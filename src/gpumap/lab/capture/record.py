@@ -13,9 +13,9 @@ from gpumap.agent.service import asked_groups, with_everything
 from gpumap.agent.settings import Settings
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.lab.capture import contents
-from gpumap.lab.capture.bounded import LIMITS
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.capture.limits import LIMITS
 from gpumap.lab.capture.recorders import Files, Heard, RecordingNvml, TappedIdentity, TappedKubelet, TappedProcfs
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Node, Snapshot
