@@ -23,9 +23,8 @@ from gpumap.lab.capture import contents, limits, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.driver import Player
-from gpumap.lab.capture.files import CapturedFiles
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits
-from gpumap.lab.capture.node import CapturedNode
+from gpumap.lab.capture.node import CapturedFiles, CapturedNode
 from gpumap.lab.capture.run import load_capture
 from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import FatalError, UsageError

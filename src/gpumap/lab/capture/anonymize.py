@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from gpumap.lab.capture import answers, checkpoint, claims, contents
+from gpumap.lab.capture import answers, checkpoints, contents
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.observations import NvmlReading
@@ -69,11 +69,13 @@ def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuRe
             raw = answers.answer({name: said}, contents.ALLOCATABLE) or b""
             return answers.renamed_allocatable(raw, names, is_gpu_resource)
         if name == contents.CHECKPOINT:
-            return checkpoint.cut(said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device)
+            return checkpoints.cut_checkpoint(
+                said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device
+            )
         if name == contents.DRA_STATE:
-            return claims.renamed_state(said, names)
+            return checkpoints.renamed_dra_state(said, names)
         if name == contents.DRA_CHECKPOINT:
-            return claims.renamed_checkpoint(said, names)
+            return checkpoints.renamed_dra_checkpoint(said, names)
     except ValueError:
         return None
     if name == contents.LOG_TREE:

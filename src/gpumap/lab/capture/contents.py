@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,7 +34,8 @@ DOWN = "down.json"
 OWN_CGROUP = "own/cgroup"
 OWN_PID_IN_TREE = "own/pid_in_tree"
 """gpumap ran on the bare host: its own PID stands in the process tree."""
-Source = Literal["kubelet", "checkpoint", "pod_logs", "procfs"]
+_SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
+Source = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(_SOURCES)})\Z", description=f"one of {', '.join(_SOURCES)}")]
 """The sources that can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
 
 NAME_BYTES_MAX = 255
@@ -173,8 +174,7 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
     """Which sources were down, and why."""
-    reasons: dict[Source, Down] = from_json(files[DOWN], dict[Source, Down], DOWN) if DOWN in files else {}
-    return {**reasons}
+    return from_json(files[DOWN], dict[Source, Down], DOWN) if DOWN in files else {}
 
 
 def starts(files: Mapping[str, bytes]) -> int:
