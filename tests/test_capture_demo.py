@@ -18,13 +18,12 @@ import pytest
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.settings import resolve
-from gpumap.lab.capture import contents, replay, resource
+from gpumap.lab.capture import contents, limits, replay
 from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture.bounded import LIMITS, BoundedReader, Limits
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.driver import Player
-from gpumap.lab.capture.files import CapturedFiles
-from gpumap.lab.capture.node import CapturedNode
+from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits
+from gpumap.lab.capture.node import CapturedFiles, CapturedNode
 from gpumap.lab.capture.run import load_capture
 from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import FatalError, UsageError
@@ -326,32 +325,40 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("half a pod", _replace("kubelet/list.json", '{"podResources": [{"name": "\\ud800"}]}'), "kubelet/list.json: "),
     ("resource", _about(resource="("), "resource is not a regular expression"),
     ("no NVML", lambda copy: (copy / "nvml.json").unlink(), "no nvml.json"),
-    ("NVML", _replace("nvml.json", '{"gpus": 3}'), "nvml.json: gpus is not a list of GPUs"),
+    ("NVML", _replace("nvml.json", '{"gpus": 3}'), 'nvml.json: gpus: expected a list, found "3"'),
     (
         "a GPU",
         _replace("nvml.json", '{"gpus": [{"index": "x"}]}'),
         "nvml.json: Expected `int`, got `str` - at `$.index`",
     ),
+        "a GPU",
+        _replace("nvml.json", '{"gpus": [{"index": "x"}]}'),
+        "nvml.json: Expected `int`, got `str` - at `$.index`",
+    ),
     ("GPUs", _replace("nvml.json", '{"gpus": [{"index": 4}]}'), "nvml.json: the GPUs' indices are not 0, 1"),
-    ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), "nvml.json: Expected `array`, got `int`"),
-    ("an XID", _replace("nvml.json", '{"gpus": [], "xids": [["GPU-x", -1, null, null, 1]]}'), "an XID that is none"),
+    ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), 'nvml.json: xids: expected a list, found "3"'),
+    (
+        "an XID",
+        _replace("nvml.json", '{"gpus": [], "xids": [["GPU-x", -1, null, null, 1]]}'),
+        'nvml.json: xids[0][1]: expected a whole number from 0 to 4294967295, found "-1"',
+    ),
     (
         "many XIDs",
         _replace("nvml.json", json.dumps({"gpus": [], "xids": [0] * 10_001})),
-        "xids has more than 10000 rows",
+        "nvml.json: xids: has more than 10000 entries",
     ),
     ("a listener", _replace("nvml.json", '{"gpus": [], "listening": [["GPU-x", 1, 2]]}'), "ends before it begins"),
-    (
-        "NVML's error",
-        _replace("nvml.json", '{"error": 3}'),
-        "nvml.json: Expected `object | null`, got `int` - at `$.error`",
-    ),
+    ("NVML's error", _replace("nvml.json", '{"error": 3}'), 'nvml.json: error: expected a mapping, found "3"'),
     ("no List", lambda copy: (copy / "kubelet/list.json").unlink(), "no kubelet/list.pb or kubelet/list.json"),
     ("List", _replace("kubelet/list.json", '{"pods": 3}'), "kubelet/list.json: "),
     ("allocatable", _replace("kubelet/allocatable.json", "{"), "kubelet/allocatable.json: "),
     ("socket", _replace("kubelet/socket", "many"), "kubelet/socket: is not a number"),
     ("no cgroup", lambda copy: (copy / "own/cgroup").unlink(), "no own/cgroup"),
-    ("down", _replace("down.json", '{"nvml": {"reason": "x"}}'), "down.json: 'nvml' is not a source"),
+    (
+        "down",
+        _replace("down.json", '{"nvml": {"reason": "x"}}'),
+        "down.json: each key must be one of kubelet, checkpoint, pod_logs, procfs",
+    ),
     ("up", _add_log("d 755 ../../evil 0 -> "), "is no name below var/log/"),
     ("up within", _add_log("d 755 var/log/pods/../../../../evil 0 -> "), "is no name below var/log/"),
     ("absolute", _add_log("f 644 /tmp/evil 0 -> "), "is no name below var/log/"),
@@ -378,9 +385,13 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("frames elsewhere", _linked_frames, "/frames: is a link"),
     ("no frame", _later_frame("first/frame.json", "{}"), "frames/first: is not a frame"),
     ("frame's JSON", _later_frame("0001/frame.json", "{"), "frames/0001/frame.json: is not JSON"),
-    ("no offset", _later_frame("0001/frame.json", "{}"), "offset_seconds is not a number from 0 on"),
+    ("no offset", _later_frame("0001/frame.json", "{}"), 'frames/0001/frame.json: "offset_seconds" is missing'),
     ("backwards", _later_frame("0001/frame.json", '{"offset_seconds": -1}'), "offset_seconds is not a number"),
-    ("gone", _later_frame("0001/frame.json", '{"offset_seconds": 1, "gone": 3}'), "gone is not a list of paths"),
+    (
+        "gone",
+        _later_frame("0001/frame.json", '{"offset_seconds": 1, "gone": 3}'),
+        'frames/0001/frame.json: gone: expected a list, found "3"',
+    ),
     (
         "nothing left",
         _later_frame("0001/frame.json", '{"offset_seconds": 1, "gone": ["nvml.json"]}'),
@@ -437,7 +448,7 @@ def _wordy(copy: Path) -> None:
 LIMITED: list[tuple[str, Callable[[Path], None], Limits, str]] = [
     ("the first frame", _big("proc/999/cgroup"), Limits(total_bytes=1 << 20), "is larger than 1 MiB"),
     ("a later frame", _big("frames/0001/proc/999/cgroup"), Limits(total_bytes=1 << 20), "is larger than 1 MiB"),
-    ("a frame's own words", _wordy, Limits(said_bytes=1 << 20), "frame.json: is larger than 1 MiB"),
+    ("a frame's own words", _wordy, Limits(description_bytes=1 << 20), "frame.json: is larger than 1 MiB"),
     ("files of a frame", _processes(50), Limits(frame_files=50), "more than 50 files"),
     ("files of all frames", _frames(20), Limits(files=100), "more than 100 files, each counted once a frame"),
     ("frames", _frames(20), Limits(frames=10), "more than 10 frames"),
@@ -495,7 +506,7 @@ def test_a_frame_in_which_nothing_changed_takes_no_room(copy: Path) -> None:
 )
 def test_an_expression_that_may_take_for_ever_is_refused(pattern: str, allowed: bool) -> None:
     """What people write for their resources may stand in a capture; what only costs time may not."""
-    assert (resource.refused(pattern) is None) == allowed
+    assert (limits.refused(pattern) is None) == allowed
 
 
 async def test_a_node_that_cannot_be_shown_leaves_nothing_running(directory: Path) -> None:

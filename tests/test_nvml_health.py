@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import health
-from gpumap.lab.demo.groups import FIELDS as FIELDS_OF_GROUPS
+from gpumap.lab.demo.fake_worker import GROUP_FIELDS as FIELDS_OF_GROUPS
 from tests import standin
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
 from tests.worker import Start, Worker
@@ -17,7 +17,7 @@ from tests.worker import Start, Worker
 A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_A = "MIG-00000000-0000-0000-0000-00000000001a"
 ALL_LINKS = 0xFFFFFFFF
-FIELDS = "nvmlDeviceGetFieldValues"
+GROUP_FIELDS = "nvmlDeviceGetFieldValues"
 EVENTS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons")
 THROTTLING = ("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetSupportedClocksThrottleReasons")
 CALLS_OF_HEALTH = {
@@ -141,7 +141,7 @@ def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Pat
         worker.read(driver)
         counted = count_calls(worker, driver, calls)
         assert optional & counted.keys() == expected
-        assert counted[FIELDS] == 1
+        assert counted[GROUP_FIELDS] == 1
         assert not any(call.startswith("nvmlGpm") or "PcieThroughput" in call for call in counted)
 
 
@@ -224,7 +224,7 @@ def test_a_refused_field_costs_itself(start: Start) -> None:
     for _ in range(2):
         reading = worker.read_one(Driver(gpus=[gpu]))
         assert (reading.row_remap_pending, reading.row_remap_failure) == (None, False)
-        assert reading.refusals == ((f"{FIELDS}(144)", Code.UNKNOWN),)
+        assert reading.refusals == ((f"{GROUP_FIELDS}(144)", Code.UNKNOWN),)
     gpu.fields[144] = ("uint", 1)
     assert worker.read_one(Driver(gpus=[gpu])).row_remap_pending is True
 
@@ -250,12 +250,12 @@ def test_a_gpu_without_any_field_is_asked_once(start: Start, tmp_path: Path) -> 
     driver = Driver(gpus=[Gpu(A, memory_temperature_celsius=None), healthy_gpu(B)])
     for _ in range(3):
         worker.read(driver)
-    assert count_calls(worker, driver, calls)[FIELDS] == 1 + 3
+    assert count_calls(worker, driver, calls)[GROUP_FIELDS] == 1 + 3
 
 
 def test_a_driver_without_field_values_tells_the_rest(start: Start) -> None:
     """Its library lacks the function: what only fields tell is absent, without complaint."""
-    worker = start((FIELDS,), groups=("health", "links"))
+    worker = start((GROUP_FIELDS,), groups=("health", "links"))
     for _ in range(2):
         reading = worker.read_one(Driver(gpus=[healthy_gpu()]))
         assert reading.temperatures_celsius == (("gpu", 40.0),)
@@ -315,7 +315,7 @@ def test_each_field_stands_for_itself(
             230 in told,
         )
         refused = {f for f, v in said.items() if v and v[0] == "error" and v[1] in (4, 999)}
-        assert {call for call, _ in reading.refusals} == {f"{FIELDS}({field})" for field in refused}
+        assert {call for call, _ in reading.refusals} == {f"{GROUP_FIELDS}({field})" for field in refused}
 
 
 @pytest.fixture(name="hypothetical")
@@ -434,7 +434,7 @@ def test_a_lost_gpu_is_not_asked_what_helps(start: Start, tmp_path: Path) -> Non
     for _ in range(2):
         reading = worker.read_one(driver)
         assert (reading.fault, reading.recovery_action) == ("lost", None)
-    assert count_calls(worker, driver, calls)[FIELDS] == 0
+    assert count_calls(worker, driver, calls)[GROUP_FIELDS] == 0
 
 
 def test_a_call_of_health_that_hangs_costs_its_gpu_alone(start: Start) -> None:

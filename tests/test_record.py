@@ -30,12 +30,12 @@ from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.checkpoint import parse as parse_checkpoint
 from gpumap.agent.sources.dra import DraSource, parse_prepared, parse_state
 from gpumap.agent.sources.nvml import worker_command
-from gpumap.lab.capture import allocated, checkpoint, claims, contents, replay
+from gpumap.lab.capture import checkpoints, contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.node import CapturedNode
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import Recorder, record
-from gpumap.lab.capture.recorders import TappedIdentity
+from gpumap.lab.capture.recorders import RecordingIdentity
 from gpumap.lab.capture.run import record_node
 from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.node import DemoNode
@@ -602,15 +602,15 @@ _NAMES = st.text("abc-./:09", min_size=1, max_size=6)
 def test_what_was_read_of_dra_is_read_again(found: set[ClaimPods], devices: set[PreparedDevice]) -> None:
     """What a capture keeps of DRA's files is all that gpumap makes of them."""
     by_name = {(one.namespace, one.claim): one for one in found}
-    assert parse_state(claims.state_text(by_name.values())) == (tuple(sorted(by_name.values())), 0)
-    again, skipped = parse_prepared(claims.checkpoint_text(devices))
+    assert parse_state(checkpoints.dra_state_text(by_name.values())) == (tuple(sorted(by_name.values())), 0)
+    again, skipped = parse_prepared(checkpoints.dra_checkpoint_text(devices))
     assert (set(again), len(again), skipped) == (devices, len(devices), 0)
 
 
 def test_what_is_left_of_a_plugins_answer_is_a_message() -> None:
     """Cutting again changes nothing; every part of it is one that was allowed."""
-    once = allocated.cut(plugin_answer())
-    assert allocated.cut(once) == once
+    once = checkpoints.cut_answer(plugin_answer())
+    assert checkpoints.cut_answer(once) == once
     assert len(once) == sum(
         len(_field(number, said))
         for number, said in (
@@ -627,23 +627,23 @@ def test_devices_that_a_plugin_mounts_stay_devices() -> None:
     names = Pseudonyms(b"of this test")
     mounts = [f"/var/run/nvidia-container-devices/{gpu_uuid(1)}", f"/mnt/{SECRET}"]
     answer = b"".join(_field(2, _pair(path, "/dev/null")) for path in mounts)
-    assert plugin_answers.parse(allocated.cut(answer)).mount_paths == (mounts[0],)
-    renamed = plugin_answers.parse(allocated.cut(answer, names.device))
+    assert plugin_answers.parse(checkpoints.cut_answer(answer)).mount_paths == (mounts[0],)
+    renamed = plugin_answers.parse(checkpoints.cut_answer(answer, names.device))
     assert renamed.mount_paths == (f"/var/run/nvidia-container-devices/{names.device(gpu_uuid(1))}",)
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=20).map(lambda said: plugin_answer() + said))
 def test_any_bytes_for_a_plugins_answer(message: bytes) -> None:
     """Whatever a plugin answered, cutting ends and leaves nothing that was not allowed."""
-    assert SECRET.encode() not in allocated.cut(message)
+    assert SECRET.encode() not in checkpoints.cut_answer(message)
 
 
 @pytest.mark.parametrize("name", ["ALIYUN_COM_GPU_MEM_IDX", "CUDA_DEVICE_MEMORY_LIMIT_0", "VOLCANO_GPU_FACTOR"])
 def test_what_plugins_say_of_gpus_stays(name: str) -> None:
     """The environment that tells a GPU, a share or an amount is what a capture is for."""
-    assert allocated.cut(_field(1, _pair(name, "3000m"))) == _field(1, _pair(name, "3000m"))
-    assert allocated.cut(_field(1, _pair(f"MY_{name}", "3000m"))) == b""
-    assert allocated.cut(_field(1, _pair(name, "$(curl x)"))) == b""
+    assert checkpoints.cut_answer(_field(1, _pair(name, "3000m"))) == _field(1, _pair(name, "3000m"))
+    assert checkpoints.cut_answer(_field(1, _pair(f"MY_{name}", "3000m"))) == b""
+    assert checkpoints.cut_answer(_field(1, _pair(name, "$(curl x)"))) == b""
 
 
 READ_NAMES = (
@@ -680,14 +680,14 @@ def test_nothing_is_kept_that_nobody_reads() -> None:
         assert name.removesuffix("_0") in source
     for name in UNREAD_NAMES:
         said = _pair(name, "0")
-        assert allocated.cut(_field(1, said) + _field(4, said)) == b""
+        assert checkpoints.cut_answer(_field(1, said) + _field(4, said)) == b""
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"Data": 3}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_checkpoint_is_not_kept(text: bytes) -> None:
     """It may hold anything."""
     with pytest.raises(ValueError, match=r".+"):
-        checkpoint.cut(text, lambda name: True)
+        checkpoints.cut_checkpoint(text, lambda name: True)
 
 
 def nested(depth: int) -> object:
@@ -713,7 +713,7 @@ def test_a_cut_checkpoint_reads_as_the_whole(ids: object) -> None:
     row = {"PodUID": "u", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "DeviceIDs": ids}
     data = {"PodDeviceEntries": [row], "RegisteredDevices": {"nvidia.com/gpu": ids, "\ud800": ["a"]}}
     text = json.dumps({"Data": data}).encode()
-    assert parse_checkpoint(checkpoint.cut(text, lambda name: True)) == parse_checkpoint(text)
+    assert parse_checkpoint(checkpoints.cut_checkpoint(text, lambda name: True)) == parse_checkpoint(text)
 
 
 def test_the_first_checkpoint_format_stays_what_it_is() -> None:
@@ -725,7 +725,7 @@ def test_the_first_checkpoint_format_stays_what_it_is() -> None:
         "row",
     ]
     text = json.dumps({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": {"nvidia.com/gpu": ["b", "a"]}}})
-    data = json.loads(checkpoint.cut(text.encode(), lambda name: True))["Data"]
+    data = json.loads(checkpoints.cut_checkpoint(text.encode(), lambda name: True))["Data"]
     assert [row["DeviceIDs"] for row in data["PodDeviceEntries"]] == [["a", "b"]]
     assert data["RegisteredDevices"] == {"nvidia.com/gpu": ["a", "b"]}
 
@@ -741,9 +741,9 @@ def test_names_that_no_kubelet_gives_are_left_out(directory: Path, node: Node) -
     (log / "containers" / "short.log").symlink_to("/etc/passwd")
     (log / "containers" / "other.log").symlink_to("/data/logs/x_y_z/c/0.log")
     nowhere = directory / "none"
-    tapped = TappedIdentity((nowhere,), log, (nowhere, nowhere), lambda name: True)
+    tapped = RecordingIdentity((nowhere,), log, (nowhere, nowhere), lambda name: True)
     tapped.read()
-    files = tapped.heard[1]
+    files = tapped.recorded[1]
     assert isinstance(files, dict)
     entries = contents.log_entries(files) or ()
     assert {entry.target for entry in entries if entry.path.endswith("/other.log")} == {"/var/log/pods/x_y_z/c/0.log"}

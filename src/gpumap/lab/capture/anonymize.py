@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpumap.lab.capture import answers, checkpoint, claims, contents
+import msgspec
+
+from gpumap.lab.capture import answers, checkpoints, contents
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.observations import NvmlReading
@@ -38,7 +40,7 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 out[name.replace(".json", ".pb") if name.startswith("kubelet/") else name] = found
         return replace(one, files=_with_undecoded(one.files, out))
 
-    about = replace(
+    about = msgspec.structs.replace(
         capture.about,
         node=names.node(capture.about.node),
         origin=f"{_origin(capture.about)}, anonymized",
@@ -67,11 +69,13 @@ def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuRe
             raw = answers.answer({name: said}, contents.ALLOCATABLE) or b""
             return answers.renamed_allocatable(raw, names, is_gpu_resource)
         if name == contents.CHECKPOINT:
-            return checkpoint.cut(said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device)
+            return checkpoints.cut_checkpoint(
+                said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device
+            )
         if name == contents.DRA_STATE:
-            return claims.renamed_state(said, names)
+            return checkpoints.renamed_dra_state(said, names)
         if name == contents.DRA_CHECKPOINT:
-            return claims.renamed_checkpoint(said, names)
+            return checkpoints.renamed_dra_checkpoint(said, names)
     except ValueError:
         return None
     if name == contents.LOG_TREE:

@@ -6,12 +6,13 @@ Only here does a capture know the kubelet's messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import DeviceId
 
@@ -24,17 +25,6 @@ _MESSAGES = {
 M = TypeVar("M", v1_pb2.ListPodResourcesResponse, v1_pb2.AllocatableResourcesResponse)
 
 P = TypeVar("P", bound=Message)
-
-
-class Names(Protocol):
-    """Other names for what an answer names; `pseudonyms.Pseudonyms` gives them."""
-
-    def namespace(self, name: str) -> str: ...
-    def pod(self, name: str) -> str: ...
-    def container(self, name: str) -> str: ...
-    def node(self, name: str) -> str: ...
-    def claim(self, name: str) -> str: ...
-    def device(self, id_: str) -> str: ...
 
 
 def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
@@ -55,7 +45,7 @@ def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
     return raw
 
 
-def renamed_list(raw: bytes, names: Names, is_gpu_resource: Callable[[str], bool]) -> bytes:
+def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
     """A List in the new names' order, with GPUs and claims alone: no CPUs, memory, other devices, nor unknown fields.
 
     Raises ValueError where it cannot be decoded.
@@ -78,7 +68,7 @@ def renamed_list(raw: bytes, names: Names, is_gpu_resource: Callable[[str], bool
     return v1_pb2.ListPodResourcesResponse(pod_resources=_in_order(pods)).SerializeToString(deterministic=True)
 
 
-def renamed_allocatable(raw: bytes, names: Names, is_gpu_resource: Callable[[str], bool]) -> bytes:
+def renamed_allocatable(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
     """What the plugins offer, under other ids; raises ValueError where it cannot be decoded."""
     devices = _devices(_decoded(v1_pb2.AllocatableResourcesResponse(), raw).devices, names, is_gpu_resource)
     return v1_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString(deterministic=True)
@@ -99,7 +89,7 @@ def _decoded(message: M, raw: bytes) -> M:
 
 
 def _devices(
-    entries: Iterable[v1_pb2.ContainerDevices], names: Names, is_gpu_resource: Callable[[str], bool]
+    entries: Iterable[v1_pb2.ContainerDevices], names: Pseudonyms, is_gpu_resource: Callable[[str], bool]
 ) -> list[v1_pb2.ContainerDevices]:
     found = [
         v1_pb2.ContainerDevices(
@@ -116,7 +106,7 @@ def _devices(
 
 
 def _claims(
-    entries: Iterable[v1_pb2.DynamicResource], names: Names, is_gpu_resource: Callable[[str], bool]
+    entries: Iterable[v1_pb2.DynamicResource], names: Pseudonyms, is_gpu_resource: Callable[[str], bool]
 ) -> list[v1_pb2.DynamicResource]:
     """Without the names that a container runtime knows the devices by: they hold the claims' UIDs.
 

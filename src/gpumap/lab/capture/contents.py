@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta, Struct
 
 from gpumap.agent.nvml_worker import codes, wire
 from gpumap.lab.capture import answers
+from gpumap.lab.decoding import from_json
 from gpumap.model import remedies
 from gpumap.model.observations import NvmlReading
-from gpumap.model.readings import GpuReading, Listening, XidError
-
-T = TypeVar("T")
+from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
 SOCKET = "kubelet/socket"
@@ -33,15 +33,15 @@ DOWN = "down.json"
 OWN_CGROUP = "own/cgroup"
 OWN_PID_IN_TREE = "own/pid_in_tree"
 """gpumap ran on the bare host: its own PID stands in the process tree."""
-SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
-"""Who can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
+_SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
+Source = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(_SOURCES)})\Z", description=f"one of {', '.join(_SOURCES)}")]
+"""The sources that can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
 
 NAME_BYTES_MAX = 255
 """Linux's limit (NAME_MAX)."""
 
 MAX_XIDS = 10_000
 """Of one reading."""
-_XID_MAX = 2**32 - 1
 
 _LOG_ROOT = "var/log/"
 _LINKS = "var/log/containers/"
@@ -60,11 +60,11 @@ REASONS = frozenset(
 """gpumap's own words for why a source, or a GPU, is down: a gRPC status and NVML's codes among them."""
 
 
-class Down(NamedTuple):
-    """Why a source is down: one of `REASONS`, and what the source itself said of it."""
+class Down(Struct, frozen=True):
+    """Why a source is down: one of `REASONS`, and the source's own message."""
 
     reason: str
-    detail: str
+    detail: str = ""
 
 
 class LogEntry(NamedTuple):
@@ -105,66 +105,75 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None)
         raise ValueError(f"no {OWN_CGROUP}, and {DOWN} does not say that procfs is down")
 
 
+class _XidRow(Struct, frozen=True, array_like=True):
+    """As `XidError`, in its order."""
+
+    uuid: str
+    code: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    age_seconds: float
+    times: Annotated[int, Meta(ge=1)] = 1
+
+    def error(self) -> XidError:
+        return XidError(
+            Uuid(self.uuid), self.code, self.gpu_instance_id, self.compute_instance_id, self.age_seconds, self.times
+        )
+
+
+class _ListeningRow(Struct, frozen=True, array_like=True):
+    """As `Listening`, in its order."""
+
+    uuid: str
+    since_seconds: float
+    until_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.since_seconds < self.until_seconds:
+            raise ValueError("listening ends before it begins")
+
+
+class _NvmlError(Struct, frozen=True):
+    code: int
+    reason: str
+    detail: str
+
+
+class _NvmlFile(Struct, frozen=True):
+    """`nvml.json`: a reading, or the error in its place."""
+
+    driver_version: str = ""
+    cuda_version: str = ""
+    nvml_version: str = ""
+    gpus: Annotated[tuple[object, ...], Meta(max_length=wire.MAX_GPUS)] | None = None
+    xids: Annotated[tuple[_XidRow, ...], Meta(max_length=MAX_XIDS)] = ()
+    listening: Annotated[tuple[_ListeningRow, ...], Meta(max_length=wire.MAX_GPUS)] = ()
+    error: _NvmlError | None = None
+
+
 def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
     """NVML's reading, or the error in its place."""
     if NVML not in files:
         raise ValueError(f"no {NVML}")
-    said = parsed(files[NVML], NVML)
-    error = said.get("error")
+    file = from_json(files[NVML], _NvmlFile, NVML)
+    if file.error is not None:
+        return Down(file.error.reason, file.error.detail)
+    if file.gpus is None:
+        raise ValueError(f'{NVML}: "gpus" is missing')
     try:
-        if error is not None:
-            text = json.dumps({"read": 0, "error": error}).encode()
-            answer = wire.decode(text)
-            if not isinstance(answer, wire.ErrorMessage):
-                raise ValueError("not an error")
-            return Down(answer.reason, answer.detail)
-        gpus = said.get("gpus")
-        if not isinstance(gpus, list) or len(gpus) > wire.MAX_GPUS:
-            raise ValueError("gpus is not a list of GPUs")
-        readings = tuple(map(wire.gpu_from_object, gpus))
-        if [gpu.index for gpu in readings] != list(range(len(gpus))):
-            raise ValueError("the GPUs' indices are not 0, 1, …")
-        xids, listening = _xids(said), _listening(said)
+        gpus = tuple(map(wire.gpu_from_object, file.gpus))
     except ValueError as mistake:
         raise ValueError(f"{NVML}: {mistake}") from mistake
-    versions = [said.get(name) for name in ("driver_version", "cuda_version", "nvml_version")]
-    driver, cuda, nvml = (version if isinstance(version, str) else "" for version in versions)
-    return NvmlReading(driver, cuda, nvml, readings, xids, listening)
-
-
-def _rows(said: Mapping[str, object], name: str, most: int, kind: type[T]) -> tuple[T, ...]:
-    """Rows as JSON has them: their numbers are finite."""
-    rows = said.get(name, [])
-    if isinstance(rows, list) and len(rows) > most:
-        raise ValueError(f"{name} has more than {most} rows")
-    text = json.dumps(rows, allow_nan=False)
-    return tuple(msgspec.json.decode(text, type=list[kind]))  # type: ignore[valid-type] # a type that is a variable
-
-
-def _xids(said: Mapping[str, object]) -> tuple[XidError, ...]:
-    xids = _rows(said, "xids", MAX_XIDS, XidError)
-    if not all(0 <= xid.code <= _XID_MAX and xid.times >= 1 for xid in xids):
-        raise ValueError("an XID that is none")
-    return xids
-
-
-def _listening(said: Mapping[str, object]) -> tuple[Listening, ...]:
-    listening = _rows(said, "listening", wire.MAX_GPUS, Listening)
-    if any(heard.since_seconds < heard.until_seconds for heard in listening):
-        raise ValueError("listening ends before it begins")
-    return listening
+    if [gpu.index for gpu in gpus] != list(range(len(gpus))):
+        raise ValueError(f"{NVML}: the GPUs' indices are not 0, 1, …")
+    xids = tuple(row.error() for row in file.xids)
+    listening = tuple(Listening(Uuid(row.uuid), row.since_seconds, row.until_seconds) for row in file.listening)
+    return NvmlReading(file.driver_version, file.cuda_version, file.nvml_version, gpus, xids, listening)
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
     """Which sources were down, and why."""
-    said = parsed(files[DOWN], DOWN) if DOWN in files else {}
-    found: dict[str, Down] = {}
-    for name, why in said.items():
-        reason, detail = (why.get("reason"), why.get("detail", "")) if isinstance(why, dict) else (None, "")
-        if name not in SOURCES or not isinstance(reason, str) or not isinstance(detail, str):
-            raise ValueError(f"{DOWN}: {name!r:.40} is not a source with its reason")
-        found[name] = Down(reason, detail)
-    return found
+    return from_json(files[DOWN], dict[Source, Down], DOWN) if DOWN in files else {}
 
 
 def starts(files: Mapping[str, bytes]) -> int:
@@ -178,34 +187,42 @@ def starts(files: Mapping[str, bytes]) -> int:
 def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
     """The names below the log root, a folder before what is in it; `None` without a `log.tree`.
 
-    A line is kind, mode, path, size, "->" and a link's target. Whatever a line says, it stays below the log root: links
-    stand in `containers` alone, where nothing is below them.
+    Whatever a line says, its name stays below the log root: links are only in `containers`, and nothing is below them.
     """
     if LOG_TREE not in files:
         return None
     entries = []
     for number, line in enumerate(files[LOG_TREE].decode(errors="replace").splitlines(), 1):
-        words = line.split(" ")
-        kind, path, target = words[0], words[2] if len(words) > 2 else "", words[5] if len(words) > 5 else ""
-        steps = path.removeprefix(_LOG_ROOT).split("/")
-        in_root = path.startswith(_LOG_ROOT) and len(steps) <= 4
-        mode = words[1] if len(words) > 1 else ""
-        is_plain = kind in ("d", "f", "l") and re.fullmatch("[0-7]{3,4}", mode) is not None and "\0" not in line
-        if not is_plain or not in_root or any(step in ("", ".", "..") for step in steps):
-            raise ValueError(f"{LOG_TREE}:{number}: is no name below {_LOG_ROOT}")
-        if not is_short(path) or not is_short(target):
-            raise ValueError(f"{LOG_TREE}:{number}: a name is longer than {NAME_BYTES_MAX} bytes")
-        if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
-            raise ValueError(f"{LOG_TREE}:{number}: is no link of {_LINKS} to a log below /var/log/pods")
-        if kind != "l" and path.startswith(_LINKS):
-            raise ValueError(f"{LOG_TREE}:{number}: {_LINKS} has links alone")
-        entries.append(LogEntry(kind, mode, path, target))
+        try:
+            entries.append(_log_entry(line))
+        except ValueError as error:
+            raise ValueError(f"{LOG_TREE}:{number}: {error}") from error
     if len({entry.path for entry in entries}) < len(entries):
         raise ValueError(f"{LOG_TREE}: a name stands twice")
     plain_files = {entry.path for entry in entries if entry.kind == "f"}
     if any(parent in plain_files for entry in entries for parent in _parents(entry.path)):
         raise ValueError(f"{LOG_TREE}: a name stands below a file")
     return tuple(sorted(entries, key=lambda entry: entry.path.split("/")))
+
+
+def _log_entry(line: str) -> LogEntry:
+    """A line is kind, mode, path, size, "->" and a link's target."""
+    kind, mode, path, _, _, target, *_ = [*line.split(" "), "", "", "", "", ""]
+    if kind not in ("d", "f", "l") or re.fullmatch("[0-7]{3,4}", mode) is None or not _is_log_path(path, line):
+        raise ValueError(f"is no name below {_LOG_ROOT}")
+    if not is_short(path) or not is_short(target):
+        raise ValueError(f"a name is longer than {NAME_BYTES_MAX} bytes")
+    if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
+        raise ValueError(f"is no link of {_LINKS} to a log below /var/log/pods")
+    if kind != "l" and path.startswith(_LINKS):
+        raise ValueError(f"{_LINKS} has links alone")
+    return LogEntry(kind, mode, path, target)
+
+
+def _is_log_path(path: str, line: str) -> bool:
+    steps = path.removeprefix(_LOG_ROOT).split("/")
+    is_plain = "\0" not in line and not any(step in ("", ".", "..") for step in steps)
+    return path.startswith(_LOG_ROOT) and len(steps) <= 4 and is_plain
 
 
 def is_short(path: str) -> bool:
@@ -222,18 +239,6 @@ def _parents(path: str) -> Iterator[str]:
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
-
-
-def parsed(text: bytes, name: str) -> dict[str, object]:
-    """A JSON object whose texts can be written out again: JSON can name half a character, which no page can hold."""
-    try:
-        said: object = json.loads(text)
-        json.dumps(said, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: is not JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise ValueError(f"{name}: is not a JSON object")
-    return said
 
 
 # --- out --------------------------------------------------------------------------------------------------------------
@@ -266,8 +271,9 @@ def _rows_text(name: str, rows: Iterable[object]) -> str:
     return f' "{name}": [\n{lines}\n]'
 
 
-def down_text(said: Mapping[str, Down]) -> bytes:
-    return json.dumps({name: why._asdict() for name, why in sorted(said.items())}, indent=1).encode() + b"\n"
+def down_text(reasons: Mapping[str, Down]) -> bytes:
+    plain = {name: msgspec.structs.asdict(why) for name, why in sorted(reasons.items())}
+    return json.dumps(plain, indent=1).encode() + b"\n"
 
 
 def log_text(entries: Iterable[LogEntry]) -> bytes:

@@ -14,12 +14,17 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
 
 from gpumap.lab.capture import contents
-from gpumap.lab.capture import resource as expressions
-from gpumap.lab.capture.bounded import LIMITS, BoundedReader, Limits
+from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
+from gpumap.lab.decoding import from_json
 from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import FatalError, UsageError
+
+T = TypeVar("T")
 
 VERSION = 1
 EXPECTED = "expected.prom"
@@ -32,9 +37,8 @@ _FILE = re.compile(
 """A frame's files. What else stands in the folder (notes, expected.prom) is nobody's business here."""
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What is said once of a capture. `podresources` is the API's version, `resource` the flag --resource."""
+class About(Struct, frozen=True):
+    """What a capture says once. `podresources` is the API's version, `resource` the flag --resource."""
 
     node: str
     podresources: str = "v1"
@@ -71,13 +75,12 @@ def load(folder: Path, limits: Limits = LIMITS) -> Capture:
     """Read and check a capture. Raises UsageError with one line that names the file."""
     reader = BoundedReader(folder, limits)
     try:
-        about = _about(folder / "capture.json", _object(reader, folder, "capture.json"))
+        about = _about(reader, folder)
         frames = [Frame(0.0, reader.files(folder, _FILE))]
         reader.hold(len(frames[0].files))
         _check(folder, frames[0].files, None)
         for path in reader.frame_folders():
-            told = _object(reader, path, "frame.json")
-            frame = _frame(path, frames[-1], told, reader.files(path, _FILE))
+            frame = _frame(reader, path, frames[-1])
             if frame.files is not frames[-1].files:
                 reader.hold(len(frame.files))
                 _check(path, frame.files, frames[-1].files)
@@ -94,51 +97,52 @@ def _check(folder: Path, files: Mapping[str, bytes], before: Mapping[str, bytes]
         raise UsageError(f"{folder}: {error}") from error
 
 
-def _about(path: Path, said: Mapping[str, object]) -> About:
-    def text(key: str, default: str = "") -> str:
-        value = said.get(key, default)
-        if not isinstance(value, str):
-            raise UsageError(f"{path}: {key} is not a text")
-        return value
+class _Versioned(Struct, frozen=True):
+    version: object = None
 
-    version = said.get("version")
+
+class _FrameFile(Struct, frozen=True):
+    """frame.json. `gone` are the paths of files of the frame before that this one has not."""
+
+    offset_seconds: float
+    gone: tuple[str, ...] = ()
+
+
+def _about(reader: BoundedReader, folder: Path) -> About:
+    path = folder / "capture.json"
+    text = reader.read_description(path)
+    version = _decoded(text, path, _Versioned).version
     if type(version) is not int or version != VERSION:
         raise UsageError(f"{path}: version {version!r:.40} is not understood; this gpumap reads {VERSION}")
-    about = About(
-        text("node"),
-        text("podresources", "v1"),
-        text("origin"),
-        text("description"),
-        text("resource", DEFAULT_RESOURCE_PATTERN),
-    )
+    about = _decoded(text, path, About)
     if not about.node:
         raise UsageError(f"{path}: no node")
     if about.podresources not in ("v1", "v1alpha1"):
         raise UsageError(f'{path}: podresources "{about.podresources:.40}" is neither v1 nor v1alpha1')
-    why = expressions.refused(about.resource)
+    why = refused(about.resource)
     if why is not None:
         raise UsageError(f"{path}: resource {why}")
     return about
 
 
-def _frame(path: Path, before: Frame, told: Mapping[str, object], changed: Mapping[str, bytes]) -> Frame:
-    offset, gone = told.get("offset_seconds"), told.get("gone", [])
-    if not isinstance(offset, int | float) or isinstance(offset, bool) or not before.offset_seconds <= offset < 1e9:
-        raise UsageError(f"{path}/frame.json: offset_seconds is not a number from {before.offset_seconds:g} on")
-    if not isinstance(gone, list) or not all(isinstance(name, str) for name in gone):
-        raise UsageError(f"{path}/frame.json: gone is not a list of paths")
-    if not changed and not gone:
-        return Frame(float(offset), before.files)
-    left = set(gone)
-    kept = {name: said for name, said in before.files.items() if name not in left}
-    return Frame(float(offset), {**kept, **changed})
+def _frame(reader: BoundedReader, folder: Path, before: Frame) -> Frame:
+    path = folder / "frame.json"
+    file = _decoded(reader.read_description(path), path, _FrameFile)
+    if not before.offset_seconds <= file.offset_seconds < 1e9:
+        raise UsageError(f"{path}: offset_seconds is not a number from {before.offset_seconds:g} on")
+    changed = reader.files(folder, _FILE)
+    if not changed and not file.gone:
+        return Frame(file.offset_seconds, before.files)
+    gone = set(file.gone)
+    kept = {name: content for name, content in before.files.items() if name not in gone}
+    return Frame(file.offset_seconds, {**kept, **changed})
 
 
-def _object(reader: BoundedReader, folder: Path, name: str) -> Mapping[str, object]:
+def _decoded(text: bytes, path: Path, kind: type[T]) -> T:
     try:
-        return contents.parsed(reader.said(folder / name), name)
+        return from_json(text, kind, str(path))
     except ValueError as error:
-        raise UsageError(f"{folder}/{error}") from error
+        raise UsageError(str(error)) from error
 
 
 # --- out --------------------------------------------------------------------------------------------------------------

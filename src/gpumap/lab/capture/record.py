@@ -1,4 +1,4 @@
-"""Records a node: the service's own loop over tapped sources, each collection a frame. Nothing touches the disk."""
+"""Records a node: the service's own loop over recorded sources, each collection a frame. Nothing touches the disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from gpumap.agent.service import asked_groups
 from gpumap.agent.settings import Settings, with_everything
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.lab.capture import contents
-from gpumap.lab.capture.bounded import LIMITS
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.format import About, Capture, Frame
-from gpumap.lab.capture.recorders import Files, Heard, RecordingNvml, TappedIdentity, TappedKubelet, TappedProcfs
+from gpumap.lab.capture.limits import LIMITS
+from gpumap.lab.capture.recorders import (
+    Files,
+    Recorded,
+    RecordingIdentity,
+    RecordingKubelet,
+    RecordingNvml,
+    RecordingProcfs,
+)
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Node, Snapshot
 
@@ -36,13 +43,13 @@ class Recorder:
         everything = with_everything(settings)
         self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
         self._nvml = RecordingNvml(self._nvml_source)
-        self._procfs = TappedProcfs(settings.proc, settings.own)
-        self._kubelet = TappedKubelet(settings.kubelet_socket)
+        self._procfs = RecordingProcfs(settings.proc, settings.own)
+        self._kubelet = RecordingKubelet(settings.kubelet_socket)
 
         def is_gpu_resource(name: str) -> bool:
             return settings.resource.fullmatch(name) is not None
 
-        self._identity = TappedIdentity(
+        self._identity = RecordingIdentity(
             settings.checkpoint_candidates,
             settings.pod_log_root,
             (settings.dra_state, settings.dra_driver_checkpoint),
@@ -57,20 +64,20 @@ class Recorder:
 
     async def frame(self) -> tuple[Files, Snapshot]:
         """Collect once: what was said, and what the service makes of it."""
-        self._nvml.heard = self._procfs.heard = self._kubelet.heard = None
-        self._identity.heard = None, None, None
+        self._nvml.recorded = self._procfs.recorded = self._kubelet.recorded = None
+        self._identity.recorded = None, None, None
         snapshot = await self._loop.collect()
-        checkpoint, logs, dra = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.heard)
-        files: Files = {**(self._nvml.heard or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
+        checkpoint, logs, dra = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.recorded)
+        files: Files = {**(self._nvml.recorded or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
         files |= dra if isinstance(dra, dict) else {}  # steps of the ladder that need not be taken
-        heard = {
-            "kubelet": self._kubelet.heard,
+        recorded = {
+            "kubelet": self._kubelet.recorded,
             "checkpoint": checkpoint,
             "pod_logs": logs,
-            "procfs": _in_time(self._procfs.heard, snapshot, Source.PROCFS),
+            "procfs": _in_time(self._procfs.recorded, snapshot, Source.PROCFS),
         }
         down: dict[str, Down] = {}
-        for source, said in heard.items():
+        for source, said in recorded.items():
             if isinstance(said, dict):
                 files |= said
             else:
@@ -93,12 +100,12 @@ class Recorder:
         await asyncio.gather(self._nvml_source.close(), self._kubelet.close())
 
 
-def _in_time(said: Heard, snapshot: Snapshot, source: Source) -> Heard:
+def _in_time(recorded: Recorded, snapshot: Snapshot, source: Source) -> Recorded:
     """What a source said in this collection. A read of files that was given up ends in a thread of its own, now or in a
     later collection: what it says then is of none.
     """
     given_up = any(one.source is source and not one.up and one.reason == _GIVEN_UP for one in snapshot.sources)
-    return None if given_up else said
+    return None if given_up else recorded
 
 
 async def record(

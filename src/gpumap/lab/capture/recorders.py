@@ -1,6 +1,6 @@
-"""The real sources, each with a tap that keeps what was said in the form of a capture's files.
+"""The real sources, each in a recorder that keeps the source's answers in the form of a capture's files.
 
-A tap tells the loop exactly what its source tells it. What must not be in a capture is dropped here, before anything
+A recorder gives the loop exactly what its source gives. What must not be in a capture is dropped here, before anything
 is kept: of the checkpoint all that is not about GPUs, of `stat` all but a process's name, state and start.
 """
 
@@ -18,7 +18,7 @@ from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
-from gpumap.lab.capture import checkpoint, claims, contents
+from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.contents import Down, LogEntry
 from gpumap.model.observations import (
     Complaint,
@@ -33,41 +33,41 @@ from gpumap.model.observations import (
 )
 
 Files = dict[str, bytes]
-Heard = Files | Down | None
-"""What a source said in this collection, why it is down, or `None`: it has not answered."""
+Recorded = Files | Down | None
+"""A source's answer in this collection, why it is down, or `None`: it has not answered."""
 
 
-class TappedKubelet:
+class RecordingKubelet:
     """Keeps the answers' own bytes; those of an unchanged List stay, though kubelets shuffle each answer."""
 
     def __init__(self, socket_path: Path) -> None:
-        self._source = KubeletSource(socket_path, heard=self._hear)
-        self.heard: Heard = None
+        self._source = KubeletSource(socket_path, heard=self._keep_raw)
+        self.recorded: Recorded = None
         self.version = "v1"
         self._raw: Files = {}
-        self._said: KubeletAnswer | None = None
+        self._last_answer: KubeletAnswer | None = None
         self._kept: Files = {}
         self._starts: list[str] = []
 
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
         self._raw = {}
         try:
-            told = await self._source.read(timeout_seconds)
+            answer = await self._source.read(timeout_seconds)
         except SourceError as error:
             why = error.complaints[-1]
             undecoded = why.reason == "decode" and f"{contents.LIST}.pb" in self._raw
-            self.heard = self._with_starts(self._raw) if undecoded else Down(*why)
+            self.recorded = self._with_starts(self._raw) if undecoded else Down(*why)
             raise
-        before, self._said = self._said, told.value
+        before, self._last_answer = self._last_answer, answer.value
         unchanged = {
-            f"{contents.LIST}.pb": before is not None and before.pods == told.value.pods,
-            f"{contents.ALLOCATABLE}.pb": before is not None and before.allocatable == told.value.allocatable,
+            f"{contents.LIST}.pb": before is not None and before.pods == answer.value.pods,
+            f"{contents.ALLOCATABLE}.pb": before is not None and before.allocatable == answer.value.allocatable,
         }
         self._kept = {name: self._kept.get(name, raw) if unchanged[name] else raw for name, raw in self._raw.items()}
-        if not self._starts or self._starts[-1] != told.value.socket:
-            self._starts.append(told.value.socket)
-        self.heard = self._with_starts(self._kept)
-        return told
+        if not self._starts or self._starts[-1] != answer.value.socket:
+            self._starts.append(answer.value.socket)
+        self.recorded = self._with_starts(self._kept)
+        return answer
 
     async def wait_until_back(self) -> None:
         await self._source.wait_until_back()
@@ -78,7 +78,7 @@ class TappedKubelet:
     def _with_starts(self, files: Files) -> Files:
         return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
 
-    def _hear(self, method: str, answer: bytes) -> None:
+    def _keep_raw(self, method: str, answer: bytes) -> None:
         listing = method.endswith("/List")
         if listing:
             self.version = method.removeprefix("/").partition(".")[0]
@@ -90,41 +90,41 @@ class RecordingNvml:
 
     def __init__(self, source: NvmlSource) -> None:
         self._source = source
-        self.heard: Files | None = None
+        self.recorded: Files | None = None
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
         try:
-            told = await self._source.read(interval_seconds, timeout_seconds)
+            answer = await self._source.read(interval_seconds, timeout_seconds)
         except SourceError as error:
-            self.heard = {contents.NVML: contents.reading_text(Down(*error.complaints[-1]))}
+            self.recorded = {contents.NVML: contents.reading_text(Down(*error.complaints[-1]))}
             raise
-        self.heard = {contents.NVML: contents.reading_text(told.value)}
-        return told
+        self.recorded = {contents.NVML: contents.reading_text(answer.value)}
+        return answer
 
     async def close(self) -> bool:
         return await self._source.close()
 
 
-class TappedProcfs:
+class RecordingProcfs:
     """Keeps `cgroup` and a bare `stat` of the processes asked for, of one that shows PID visibility, and gpumap's."""
 
     def __init__(self, root: Path, own: Path) -> None:
         self._source = ProcfsSource(root, own)
-        self.heard: Heard = None
+        self.recorded: Recorded = None
         self._root = root
         self._own = own
         self._kept: dict[ProcEntry, Files] = {}
 
     def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         try:
-            told = self._source.read(pids, not_after)
-            self.heard = self._files(told.value)
+            answer = self._source.read(pids, not_after)
+            self.recorded = self._files(answer.value)
         except SourceError as error:
-            self.heard = Down(*error.complaints[-1])
+            self.recorded = Down(*error.complaints[-1])
             raise
         except OSError as error:
-            self.heard = Down("unreadable", f"{error.filename}: {error.strerror}")
-        return told
+            self.recorded = Down("unreadable", f"{error.filename}: {error.strerror}")
+        return answer
 
     @property
     def is_real(self) -> bool:
@@ -170,7 +170,7 @@ def _bare_stat(text: bytes) -> bytes:
     return b" ".join((name + b")", fields[0], *[b"0"] * 18, fields[19])) + b"\n"
 
 
-class TappedIdentity:
+class RecordingIdentity:
     """Keeps the checkpoint, cut down to GPUs, the names below the log root, and what was read of DRA's state."""
 
     def __init__(
@@ -186,47 +186,47 @@ class TappedIdentity:
         self._checkpoints = checkpoints
         self._log_root = log_root
         self._is_gpu_resource = is_gpu_resource
-        self.heard: tuple[Heard, Heard, Heard] = (None, None, None)
+        self.recorded: tuple[Recorded, Recorded, Recorded] = (None, None, None)
         """Of the checkpoint, of the log directories, and of DRA's files."""
-        self._last: tuple[PodIdentity, tuple[Heard, Heard, Heard]] = PodIdentity(None, None), self.heard
+        self._last: tuple[PodIdentity, tuple[Recorded, Recorded, Recorded]] = PodIdentity(None, None), self.recorded
 
     def read(self) -> SourceAnswer[PodIdentity]:
         """Checkpoint and names are read once more where they changed: what was made of them has lost their form."""
         try:
-            told = self._source.read()
+            answer = self._source.read()
         except SourceError as error:
-            self.heard = _why("checkpoint", error.complaints), _why("pod_logs", error.complaints), None
+            self.recorded = _why("checkpoint", error.complaints), _why("pod_logs", error.complaints), None
             raise
-        now, (before, (checkpoint_files, log_files, dra_files)) = told.value, self._last
+        now, (before, (checkpoint_files, log_files, dra_files)) = answer.value, self._last
         if now.checkpoint is None:
-            checkpoint_files = _why("checkpoint", told.complaints)
+            checkpoint_files = _why("checkpoint", answer.complaints)
         elif now.checkpoint is not before.checkpoint:
             checkpoint_files = {contents.CHECKPOINT: self._cut()}
         if now.logs is None:
-            log_files = _why("pod_logs", told.complaints)
+            log_files = _why("pod_logs", answer.complaints)
         elif now.logs is not before.logs:
             log_files = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
         if now.dra is not before.dra or dra_files is None:
             dra_files = _dra_files(now.dra)
-        self.heard = checkpoint_files, log_files, dra_files
-        self._last = now, self.heard
-        return told
+        self.recorded = checkpoint_files, log_files, dra_files
+        self._last = now, self.recorded
+        return answer
 
     def _cut(self) -> bytes:
         for path in self._checkpoints:
             try:
-                return checkpoint.cut(path.read_bytes(), self._is_gpu_resource)
+                return checkpoints.cut_checkpoint(path.read_bytes(), self._is_gpu_resource)
             except FileNotFoundError:
                 continue
             except (OSError, ValueError):
                 break  # it was readable a moment ago
-        return checkpoint.cut(b'{"Data": {}}', self._is_gpu_resource)
+        return checkpoints.cut_checkpoint(b'{"Data": {}}', self._is_gpu_resource)
 
 
 def _dra_files(dra: DraState) -> Files:
-    files = {} if dra.claims is None else {contents.DRA_STATE: claims.state_text(dra.claims)}
+    files = {} if dra.claims is None else {contents.DRA_STATE: checkpoints.dra_state_text(dra.claims)}
     if dra.prepared is not None:
-        files[contents.DRA_CHECKPOINT] = claims.checkpoint_text(dra.prepared)
+        files[contents.DRA_CHECKPOINT] = checkpoints.dra_checkpoint_text(dra.prepared)
     return files
 
 

@@ -16,8 +16,8 @@ from gpumap.agent.settings import Settings
 from gpumap.agent.signals import stop_by_signal
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
-from gpumap.lab.capture import resource as expressions
 from gpumap.lab.capture.anonymize import anonymize
+from gpumap.lab.capture.limits import refused
 from gpumap.lab.capture.node import CapturedNode
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import record
@@ -33,7 +33,7 @@ async def record_node(
 ) -> int:
     """Record a node into `folder`, with the page that it gives. 0 also where sources are down: they are recorded so."""
     on_disk.refuse_unless_new(folder)
-    why = expressions.refused(settings.resource.pattern)
+    why = refused(settings.resource.pattern)
     if why is not None:
         raise UsageError(f"--resource {why}: a capture cannot bring it")
     replay.temporary_folder().cleanup()  # said before the recording, not after it, where there can be none

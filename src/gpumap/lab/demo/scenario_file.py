@@ -1,6 +1,6 @@
 """What a scenario's YAML file may hold. Each noun is declared once; docs/scenario.md explains the format.
 
-`yaml_reading` finds mistakes in the form. What a name or a number refers to (a GPU, a MIG device, the length of the
+`decoding` finds mistakes in the form. What a name or a number refers to (a GPU, a MIG device, the length of the
 play) is checked in `scenario` and `scenario_pods`.
 """
 
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from gpumap.lab.demo.yaml_reading import decode, read_yaml
+from gpumap.lab import decoding
+from gpumap.lab.demo.yaml_reading import ScenarioError, read_yaml
 from gpumap.model.units import parse_duration
+
+T = TypeVar("T")
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -382,12 +385,19 @@ def _check_order(start: float, end: float) -> None:
 
 def read_scenario_file(text: str) -> ScenarioFile:
     """The types that a YAML text describes. Raises `ScenarioError`."""
-    return decode(read_yaml(text), ScenarioFile, "", _read_unit)
+    return _decode(read_yaml(text), ScenarioFile, "")
 
 
 def read_answer(value: object, place: str) -> AnswerEntry:
     """One answer, of `ContainerEntry.answer`, that is at `place`. Raises `ScenarioError`."""
-    return decode(value, AnswerEntry, place, _read_unit)
+    return _decode(value, AnswerEntry, place)
+
+
+def _decode(value: object, kind: type[T], place: str) -> T:
+    try:
+        return decoding.convert(value, kind, place, "scenario", _read_unit)
+    except ValueError as error:
+        raise ScenarioError(str(error)) from error
 
 
 def _read_unit(kind: type, value: object) -> object:

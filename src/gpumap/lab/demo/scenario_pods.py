@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gpumap.lab.decoding import unknown_key
 from gpumap.lab.demo import scenario_file as yaml
 from gpumap.lab.demo.scenario_file import Duration, Ramp, Ratio, Size, Wave
 from gpumap.lab.demo.scenario_model import (
@@ -25,7 +26,7 @@ from gpumap.lab.demo.scenario_model import (
     ProcessSpec,
     leaf_ids,
 )
-from gpumap.lab.demo.yaml_reading import ScenarioError, unknown_key
+from gpumap.lab.demo.yaml_reading import ScenarioError
 from gpumap.model.observations import ClaimDevice, DeviceId, PluginAnswer, PreparedDevice, ResourceDevices
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid

@@ -1,6 +1,8 @@
-"""Reads a folder that a stranger sent within limits: so many bytes, so many files, and nothing but regular ones.
+"""Protects against a capture that a stranger sent: bytes, files and regular expressions have limits.
 
-Each limit is held before what would pass it is read. Raises UsageError, one line with the path.
+`BoundedReader` reads so many bytes of so many files, and only regular ones; it checks each limit before it reads, and
+raises UsageError, one line with the path. `refused` judges the capture's `--resource`: Python's `re` can take for ever
+over a short expression.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import UsageError
 
 _FOLDER = re.compile(r"kubelet|own|proc|proc/[1-9]\d{0,9}", re.ASCII)
@@ -24,7 +27,7 @@ class Limits:
 
     file_bytes: int = 64 << 20
     """As much as the kubelet's source takes of an answer."""
-    said_bytes: int = 4 << 20
+    description_bytes: int = 4 << 20
     """Of capture.json and frame.json."""
     total_bytes: int = 256 << 20
     frames: int = 10_000
@@ -54,9 +57,9 @@ class BoundedReader:
                 raise UsageError(f"{folder}: more than {self._limits.frame_files} files")
         return {name: self.read(path) for name, path in sorted(paths.items())}
 
-    def said(self, path: Path) -> bytes:
-        """What a file says of a capture or of a frame."""
-        return self.read(path, self._limits.said_bytes)
+    def read_description(self, path: Path) -> bytes:
+        """capture.json or frame.json."""
+        return self.read(path, self._limits.description_bytes)
 
     def read(self, path: Path, most_bytes: int | None = None) -> bytes:
         """A regular file, of its size or of less than that."""
@@ -109,3 +112,34 @@ def _known(folder: Path, prefix: str, known: re.Pattern[str]) -> Iterator[tuple[
                 yield name, Path(entry.path)
             elif _FOLDER.fullmatch(name) and entry.is_dir(follow_symlinks=False):
                 yield from _known(Path(entry.path), f"{name}/", known)
+
+
+# --- regular expressions ----------------------------------------------------------------------------------------------
+
+PATTERN_CHARACTERS_MAX = 1024
+PATTERN_CHOICES_MAX = 3
+"""Groups and repetitions: each may make a name take as much longer as the name or the group is long."""
+
+_LITERAL = re.compile(r"\\[^0-9A-Za-z]|\\[dDwWsSbB]|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:[aimsux-]*:|<?[=!])", re.DOTALL)
+_DEFAULT = re.compile(rf"(?:(?<=\|)|^){re.escape(DEFAULT_RESOURCE_PATTERN)}(?=\||$)")
+_REPEATED_GROUP = re.compile(r"\)[*+?{]")
+_CHOICE = re.compile(r"\(|[*+?{]\??")
+
+
+def refused(pattern: str) -> str | None:
+    """Why a capture may not bring this expression; `None` where it may. The default's own alternatives are no risk."""
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        return f"is longer than {PATTERN_CHARACTERS_MAX} characters"
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"is not a regular expression: {error}"
+    # What stands for one character becomes one, and a group's head a mere parenthesis.
+    bare = _LITERAL.sub(lambda match: "(" if match[0].startswith("(") else "x", _DEFAULT.sub("x", pattern, count=1))
+    if _REPEATED_GROUP.search(bare):
+        return "repeats a group, which may take for ever"
+    if "\\" in bare or "(?" in bare:
+        return "refers to a group, or names a character in a way that a capture may not"
+    if len(_CHOICE.findall(bare)) > PATTERN_CHOICES_MAX:
+        return f"has more than {PATTERN_CHOICES_MAX} groups and repetitions, which may take for ever"
+    return None
