@@ -237,14 +237,14 @@ async def _open(settings: Settings, pages: Pages, listener: socket.socket, watch
     else:
         watch.guard.watch_over(app)
         served = open_port(app, listener, tls=watch.guard.context, shutdown_seconds=SHUTDOWN_SECONDS)
-    async with served as let_go:
+    async with served as close_others:
         host, port = listener.getsockname()[:2]
         log.info("serving address=%s node=%s version=%s", _address(host, port), settings.node_name, __version__)
         if watch is None:
             await asyncio.Event().wait()
         else:
             log.info("web config file=%s %s", settings.web_config, watch.words())
-            await watch.follow(let_go)
+            await watch.follow(close_others)
 
 
 async def _until(stop: asyncio.Event, *works: Coroutine[None, None, None]) -> None:

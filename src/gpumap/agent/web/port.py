@@ -33,7 +33,7 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 
 Tls = Callable[[], ssl.SSLContext | None]
 """What a new connection is taken with; None for plain HTTP."""
-LetGo = Callable[[Collection[asyncio.BaseTransport | None]], None]
+CloseOthers = Callable[[Collection[asyncio.BaseTransport | None]], None]
 """Ends all connections but these."""
 
 log = logging.getLogger("gpumap.agent.web.port")
@@ -52,7 +52,7 @@ async def open_port(
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     shutdown_seconds: float = 1.0,
-) -> AsyncIterator[LetGo]:
+) -> AsyncIterator[CloseOthers]:
     """Serve an application on a bound socket until the block ends; then no connection is left."""
     runner = web.AppRunner(
         application,
@@ -71,7 +71,7 @@ async def open_port(
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Client(door, http, tls, patience_seconds), sock=listener)
         try:
-            yield door.let_go
+            yield door.close_others
         finally:
             server.close()
     finally:
@@ -126,7 +126,7 @@ class ConnectionLimiter:
             self._told_until[told] = now + _QUIET_SECONDS
             log.info("tls handshake failed client=%s reason=%s (told once a minute)", *told)
 
-    def let_go(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
+    def close_others(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
         """End every connection, but for those that are being answered and those that shake hands."""
         for client in tuple(self._inside):
             if client.served_by is not None and client.served_by not in busy:
