@@ -140,8 +140,8 @@ async def secured(
             patience_seconds=patience_seconds,
             max_connections=max_connections,
         )
-        async with served as let_go:
-            following = asyncio.create_task(watch.follow(let_go))
+        async with served as close_others:
+            following = asyncio.create_task(watch.follow(close_others))
             try:
                 yield Secured(folder, listener.getsockname()[1], watch)
             finally:

@@ -331,10 +331,6 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
         _replace("nvml.json", '{"gpus": [{"index": "x"}]}'),
         "nvml.json: Expected `int`, got `str` - at `$.index`",
     ),
-        "a GPU",
-        _replace("nvml.json", '{"gpus": [{"index": "x"}]}'),
-        "nvml.json: Expected `int`, got `str` - at `$.index`",
-    ),
     ("GPUs", _replace("nvml.json", '{"gpus": [{"index": 4}]}'), "nvml.json: the GPUs' indices are not 0, 1"),
     ("XIDs", _replace("nvml.json", '{"gpus": [], "xids": 3}'), 'nvml.json: xids: expected a list, found "3"'),
     (

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpumap.agent.web.config.fair_queue import Turns, network_of
+from gpumap.agent.web.config.passwords import Passwords, host_of
 from tests.agent import until
 from tests.secured import ALICE, CLIENTS, SHOWN, make_certificates, secured, users
 
@@ -127,52 +130,117 @@ async def test_a_password_in_other_bytes(folder: Path) -> None:
         assert (await site.curl("/metrics", "-H", f"Authorization: Basic {word}", scheme="http")).status == 200
 
 
-async def _waiting(turns: Turns, *networks: str) -> tuple[list[str], list[asyncio.Task[None]]]:
-    """Let these come one after the other. Gives what becomes of them, in order: a name, or one with `-` before it."""
-    told: list[str] = []
+class Gate:
+    """A check in the place of bcrypt's: while the gate is shut, none ends."""
 
-    async def come(name: str) -> None:
-        told.append(name if await turns.take(name[0]) else f"-{name}")
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
 
+    def check(self, password: bytes, hashed: bytes) -> bool:
+        assert self._open.wait(60)
+        return password == hashed
+
+    @contextlib.contextmanager
+    def shut(self) -> Iterator[None]:
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+
+@pytest.fixture(name="gate")
+def make_gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture(name="passwords")
+async def make_passwords(gate: Gate) -> AsyncIterator[Passwords]:
+    """Alice's password is `right`; three checks may be there at once."""
+    passwords = Passwords(places=3, check=gate.check)
+    passwords.users = {"alice": "right"}
+    yield passwords
+    passwords.close()
+
+
+async def asking(passwords: Passwords, *asked: tuple[str, str]) -> list[asyncio.Task[bool | None]]:
+    """Ask with these passwords from these addresses, one after the other."""
     tasks = []
-    for network in networks:
-        tasks.append(asyncio.create_task(come(network)))
+    for address, password in asked:
+        tasks.append(asyncio.create_task(passwords.are_right("alice", password, address)))
         await asyncio.sleep(0)
-    return told, tasks
+    return tasks
 
 
-async def test_turns() -> None:
-    """Each network in its turn; when no place is left the newest of the one that has most goes, or who comes."""
-    turns = Turns(places=4)
-    told, tasks = await _waiting(turns, "x", "a1", "a2", "a3", "a4", "b1", "c1", "d1", "e1", "a5")
+async def answer_at_once(passwords: Passwords, password: str) -> bool | None:
+    """What is answered without any check."""
+    (task,) = await asking(passwords, ("10.0.0.99", password))
     await asyncio.sleep(0)
-    assert told == ["x", "-a4", "-a3", "-a2", "-e1", "-a5"]
-    tasks[5].cancel()
-    for _ in range(4):
-        turns.pass_on()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert told[6:] == ["a1", "c1", "d1"]
-    told, _ = await _waiting(turns, "a1", "a2", "a3", "b1")
-    for _ in range(4):
-        turns.pass_on()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    assert told == ["a1", "a2", "b1", "a3"]
+    assert task.done()
+    return task.result()
 
 
-async def test_a_turn_given_to_one_who_has_gone() -> None:
-    """It is the next one's."""
-    turns = Turns()
-    told, tasks = await _waiting(turns, "a", "b", "c")
-    turns.pass_on()
-    tasks[1].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert told == ["a", "c"]
+async def test_who_is_next_and_who_makes_room(passwords: Passwords, gate: Gate) -> None:
+    """One check for each address; who has guessed most is refused first, and who has guessed least is next."""
+    for address, guesses in (("10.0.0.1", 2), ("10.0.0.2", 1)):
+        for number in range(guesses):
+            assert await passwords.are_right("alice", f"{address}-{number}", address) is False
+    ended: list[str] = []
+    asked = [("10.0.0.3", "x"), ("10.0.0.1", "a"), ("10.0.0.1", "b"), ("10.0.0.2", "c"), ("10.0.0.4", "right")]
+    with gate.shut():
+        tasks = await asking(passwords, *asked)
+        for (_, password), task in zip(asked, tasks, strict=True):
+            task.set_name(password)
+            task.add_done_callback(lambda task: ended.append(task.get_name()))
+    assert [await task for task in tasks] == [False, None, None, False, True]
+    assert ended[2:] == ["x", "right", "c"], "the newcomer comes before who has guessed"
+    with gate.shut():  # all that wait have guessed less: who comes has to go
+        tasks = await asking(passwords, ("10.0.0.4", "d"), ("10.0.0.5", "e"), ("10.0.0.6", "f"), ("10.0.0.1", "g"))
+    assert [await task for task in tasks] == [False, False, False, None]
+
+
+async def test_results_are_remembered(passwords: Passwords, gate: Gate) -> None:
+    """Right or wrong, the same question needs no second check, from wherever it comes."""
+    assert await passwords.are_right("alice", "right", "a") is True
+    assert await passwords.are_right("alice", "wrong", "b") is False
+    with gate.shut():
+        (other,) = await asking(passwords, ("c", "another"))
+        assert await answer_at_once(passwords, "right") is True
+        assert await answer_at_once(passwords, "wrong") is False
+        assert not other.done()
+    assert await other is False
+
+
+async def test_a_name_that_becomes_known(passwords: Passwords) -> None:
+    """What was wrong because nobody had this name is checked again, whatever its hash."""
+    assert await passwords.are_right("bob", "right", "a") is False
+    passwords.users = {**passwords.users, "bob": passwords.users["alice"]}
+    assert await passwords.are_right("bob", "right", "a") is True
+
+
+async def test_guesses_do_not_push_out_who_is_right(passwords: Passwords, gate: Gate) -> None:
+    """However many wrong passwords were checked, or wait, the right one is answered at once."""
+    assert await passwords.are_right("alice", "right", "a") is True
+    for number in range(120):
+        assert await passwords.are_right("alice", f"guess-{number}", f"10.0.0.{number}") is False
+    with gate.shut():
+        guesses = await asking(passwords, *((f"10.0.1.{number}", f"x{number}") for number in range(40)))
+        assert await answer_at_once(passwords, "right") is True
+    assert [await one for one in guesses] == [False] * 3 + [None] * 37
+
+
+async def test_one_who_has_gone_holds_nobody_up(passwords: Passwords, gate: Gate) -> None:
+    """A check whose asker does not wait any more ends, and the next is made."""
+    with gate.shut():
+        first, second, third = await asking(passwords, ("a", "x"), ("b", "y"), ("c", "right"))
+        first.cancel()
+        second.cancel()
+    assert await third is True
 
 
 @pytest.mark.parametrize(
-    ("address", "network"),
+    ("address", "host"),
     [
         ("10.0.0.1", "10.0.0.1"),
         ("::ffff:10.0.0.1", "10.0.0.1"),
@@ -181,6 +249,6 @@ async def test_a_turn_given_to_one_who_has_gone() -> None:
         ("", ""),
     ],
 )
-def test_networks(address: str, network: str) -> None:
+def test_hosts(address: str, host: str) -> None:
     """A host may have any address of an IPv6 network, and one of IPv4."""
-    assert network_of(address) == network
+    assert host_of(address) == host

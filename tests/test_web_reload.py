@@ -70,7 +70,7 @@ async def test_a_change_cuts_no_answer_off(own: Path) -> None:
         serial = await _serial(site)
         site.swap("server", by="server2")
         await until(lambda: _serial(site), lambda found: found != serial, "the change is not taken")
-        body = await asyncio.wait_for(reader.readexactly(length), 30)
+        body = await asyncio.wait_for(reader.readexactly(length), 120)
         assert body.endswith(b"\n")
         assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
@@ -143,8 +143,8 @@ async def test_tls_that_is_switched_on(own: Path, caplog: pytest.LogCaptureFixtu
     [
         ("", "it is empty, as one that is cut off is"),
         ("tls_server_config:\n", "it is empty, as one that is cut off is"),
-        ("x: 1", "line 1: x: is not known"),
-        ('tls_server_config: {cert_file: "\\ud800", key_file: a}', "tls_server_config.cert_file: has a character that"),
+        ("x: 1", "the file: Object contains unknown field `x`"),
+        ('tls_server_config: {cert_file: "\\ud800", key_file: a}', "line 1: has a character that is none"),
         ('basic_auth_users: {a: "\\Uffffffff"}', "is not YAML: "),
         (None, "No such file or directory"),
     ],

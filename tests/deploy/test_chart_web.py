@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpumap.agent.web.config.parse import parse
-from gpumap.agent.web.config.values import REQUIRED, WebConfig
+from gpumap.agent.web.config.schema import REQUIRED, WebConfig, parse
 from tests.deploy.chart import Manifest, container_of, pod_of, render, render_all
 from tests.deploy.chart_variations import EVERYTHING, PASSWORD_SENT, of
 
@@ -52,8 +51,8 @@ def test_gpumap_understands_what_it_is_told(more: tuple[str, ...]) -> None:
     assert f"--web-config={FILE}" in container_of(manifests)["args"]
     assert f"{files[manifests['Secret']['metadata']['name'] + '/']}web-config.yml" == FILE
     assert (tls.client_auth == REQUIRED) is (more == CLIENTS)
-    assert (tls.client_ca.file if tls.client_ca else None) == (files["clients/ca.crt"] if more == CLIENTS else None)
-    assert tls.min_version == ("TLS13" if "tls.minVersion=TLS13" in more else "TLS12")
+    assert (tls.authorities.file if tls.authorities else None) == (files["clients/ca.crt"] if more == CLIENTS else None)
+    assert tls.least == ("TLS13" if "tls.minVersion=TLS13" in more else "TLS12")
     assert dict(web_config(manifests).users) == (dict.fromkeys(("prometheus", "mr.1e3"), HASH) if more == USERS else {})
 
 

@@ -1,8 +1,8 @@
-"""The listening port: how many clients there may be, and how long one may keep its connection without using it.
+"""The listening port: how many clients may be connected, and how long one may keep its connection without using it.
 
-Clients that connect and say nothing, that stop within a TLS handshake or a header, or that ask for a page and do not
-take it are let go; when all places are taken the one that has been idle for longest makes room, so that accepting never
-stops.
+gpumap closes the connection of a client that sends nothing, that stops within a TLS handshake or a header, or that asks
+for a page and does not take it. When all places are taken, the client that has been idle for longest makes room:
+accepting never stops.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ import logging
 import socket
 import ssl
 import struct
-from asyncio import sslproto
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, cast
 
 from aiohttp import http_exceptions, web
 
 MAX_CONNECTIONS = 256
+MAX_TLS_CONNECTIONS = 128
+"""asyncio reads each TLS connection into 256 KiB of its own: twice as many would take more than all else."""
 PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
 _HANDSHAKE_SECONDS = 10.0
 _QUIET_SECONDS = 60.0
-_TLS_BUFFER_BYTES = 1 << 15
-"""What each TLS connection is read into: two records. asyncio's own 256 KiB, 256 times, are more than all else here."""
-_TOLD_MAX = 64
-"""Clients whose handshake failed and the reasons, of which the log tells in a minute."""
+_LOGGED_MAX = 64
+"""Pairs of client and reason for which the log shows a failed handshake in a minute."""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel drops what was not sent, and resets the connection."""
 
 Tls = Callable[[], ssl.SSLContext | None]
-"""What a new connection is taken with; None for plain HTTP."""
-LetGo = Callable[[Collection[asyncio.BaseTransport | None]], None]
-"""Ends all connections but these."""
+"""Returns the context for a new connection; None for plain HTTP."""
+CloseOthers = Callable[[Collection[asyncio.BaseTransport | None]], None]
+"""Closes all connections but these."""
 
 log = logging.getLogger("gpumap.agent.web.port")
 
@@ -52,8 +51,8 @@ async def open_port(
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     shutdown_seconds: float = 1.0,
-) -> AsyncIterator[LetGo]:
-    """Serve an application on a bound socket until the block ends; then no connection is left."""
+) -> AsyncIterator[CloseOthers]:
+    """Serve an application on a bound socket until the block ends. Then no connection is left."""
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -64,90 +63,90 @@ async def open_port(
         shutdown_timeout=shutdown_seconds,
     )
     await runner.setup()
-    sslproto.SSLProtocol.max_size = _TLS_BUFFER_BYTES
-    door = ConnectionLimiter(max_connections)
+    limiter = ConnectionLimiter(max_connections)
     try:
         http = cast(web.Server, runner.server)  # it is there after setup
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Client(door, http, tls, patience_seconds), sock=listener)
+        server = await loop.create_server(lambda: _Client(limiter, http, tls, patience_seconds), sock=listener)
         try:
-            yield door.let_go
+            yield limiter.close_others
         finally:
             server.close()
     finally:
         await runner.cleanup()
-        door.clear()
+        limiter.clear()
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """What the HTTP library logs, but for what clients send that is no HTTP: that is not worth it."""
+    """Passes on what the HTTP library logs, except that a client sent something else than HTTP."""
 
     def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
         error = more.get("exc_info")
         if isinstance(error, http_exceptions.HttpProcessingError):
-            # aiohttp's frame holds this error, and what was sent, and by its callers' frames TLS: a ring as below.
+            # aiohttp's frame holds this error, and what was sent, and by its callers' frames TLS: a cycle as below.
             error.__traceback__ = error.__cause__ = error.__context__ = None
         else:
             super().log(level, msg, *args, **more)
 
 
 class ConnectionLimiter:
-    """Knows who is in, and who has asked nothing for the longest."""
+    """Knows the connected clients, and which of them has sent nothing for the longest time."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        self._inside: set[_Client] = set()
+        self._clients: set[_Client] = set()
         self._quiet_until = 0.0
-        self._told_until: dict[tuple[str, str], float] = {}
+        self._quiet_about: dict[tuple[str, str], float] = {}
 
-    def admit(self, client: _Client, now: float) -> None:
-        """Let a client in; where all places are taken, the one idle for longest goes. That is said at times."""
-        if len(self._inside) >= self._max_connections:
+    def admit(self, client: _Client, now: float, *, over_tls: bool) -> None:
+        """Count a client. If all places are taken, abort the one idle for longest; the log shows that at times."""
+        most = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
+        if len(self._clients) >= most:
             if now >= self._quiet_until:
                 self._quiet_until = now + _QUIET_SECONDS
-                log.warning("too many connections, closing the idlest max=%d", self._max_connections)
-            idlest = min(self._inside, key=lambda one: one.last_heard)
+                log.warning("too many connections, closing the idlest max=%d", most)
+            idlest = min(self._clients, key=lambda one: one.last_heard)
             idlest.abort()
-            self._inside.discard(idlest)
-        self._inside.add(client)
+            self._clients.discard(idlest)
+        self._clients.add(client)
 
     def leave(self, client: _Client) -> None:
-        self._inside.discard(client)
+        self._clients.discard(client)
 
-    def tell_refused(self, transport: asyncio.Transport, error: ssl.SSLError, now: float) -> None:
-        """Say at times that a handshake failed: asyncio lets the client have no alert that would tell it why."""
+    def log_failed_handshake(self, transport: asyncio.Transport, error: ssl.SSLError, now: float) -> None:
+        """Log it, each pair of client and reason once a minute: asyncio sends the client no alert with the reason."""
         peer = transport.get_extra_info("peername") or ("",)
-        told = peer[0], (error.reason or "unknown").lower()
-        if now < self._told_until.get(told, now):
+        failure = peer[0], (error.reason or "unknown").lower()
+        if now < self._quiet_about.get(failure, now):
             return
-        if len(self._told_until) >= _TOLD_MAX:
-            self._told_until = {one: until for one, until in self._told_until.items() if now < until}
-        if len(self._told_until) < _TOLD_MAX:
-            self._told_until[told] = now + _QUIET_SECONDS
-            log.info("tls handshake failed client=%s reason=%s (told once a minute)", *told)
+        if len(self._quiet_about) >= _LOGGED_MAX:
+            self._quiet_about = {one: until for one, until in self._quiet_about.items() if now < until}
+        if len(self._quiet_about) < _LOGGED_MAX:
+            self._quiet_about[failure] = now + _QUIET_SECONDS
+            log.info("tls handshake failed client=%s reason=%s (told once a minute)", *failure)
 
-    def let_go(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
-        """End every connection, but for those that are being answered and those that shake hands."""
-        for client in tuple(self._inside):
+    def close_others(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
+        """Close every connection, except those that are being answered and those within a handshake."""
+        for client in tuple(self._clients):
             if client.served_by is not None and client.served_by not in busy:
                 client.served_by.close()
 
     def clear(self) -> None:
-        for client in tuple(self._inside):
+        for client in tuple(self._clients):
             client.abort()
 
 
 class _Client(asyncio.Protocol):
-    """A connection: passes everything on to the HTTP protocol, and ends it when what was sent is not taken.
+    """A connection: passes everything on to the HTTP protocol, and ends it if the peer does not take what was sent.
 
-    It is a client from the moment that it connected: its TLS handshake takes place inside the door.
+    It counts as a client from the moment that it connected, also within its TLS handshake.
     """
 
     __slots__ = (
-        "_door",
         "_early",
         "_handshake",
         "_http",
+        "_limiter",
         "_loop",
         "_make_http",
         "_patience_seconds",
@@ -159,28 +158,28 @@ class _Client(asyncio.Protocol):
     )
 
     def __init__(
-        self, door: ConnectionLimiter, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
+        self, limiter: ConnectionLimiter, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
     ) -> None:
-        self._door = door
+        self._limiter = limiter
         self._make_http = make_http
         self._tls = tls
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
         self.last_heard = self._loop.time()
         self.served_by: asyncio.Transport | None = None
-        """What its pages are sent by, once it may ask for some: over TLS not the transport that it connected with."""
+        """The transport that sends its pages, after the handshake: over TLS not the one that it connected with."""
         self._http: asyncio.Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None
         self._early = b""
-        """What came with the end of the handshake, before its task knew."""
+        """Data that came with the end of the handshake, before its task went on."""
         self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        self._door.admit(self, self._loop.time())
+        context = self._tls()
+        self._limiter.admit(self, self._loop.time(), over_tls=context is not None)
         # "Paused" is then whenever the peer has not taken all: also after the connection was closed on our side.
         transport.set_write_buffer_limits(high=0)
-        context = self._tls()
         if context is None:
             self._begin(transport)
         else:
@@ -200,20 +199,20 @@ class _Client(asyncio.Protocol):
                 ssl_shutdown_timeout=seconds,
             )
         except (OSError, asyncio.CancelledError) as error:
-            # start_tls's frame holds the future that holds this error, and all of TLS with its buffer: a ring, which
-            # only Python's collector would break, and that looks seldom.
+            # start_tls's frame holds the future that holds this error, and all of TLS with its buffer: a cycle, which
+            # only Python's collector would free, and it runs rarely.
             error.__traceback__ = None
             if isinstance(error, ssl.SSLError):
-                self._door.tell_refused(transport, error, self._loop.time())
+                self._limiter.log_failed_handshake(transport, error, self._loop.time())
             elif isinstance(error, asyncio.CancelledError):
                 raise
         finally:
             self._handshake = None
             if secured is None:
-                self._door.leave(self)
+                self._limiter.leave(self)
         if secured is None or secured.is_closing():
             return
-        if self._tls() is not context:  # there is another since it began: the next connection is taken with that
+        if self._tls() is not context:  # it changed since the handshake began
             secured.close()
         else:
             secured.set_write_buffer_limits(high=1)  # with 0 asyncio's TLS would pause while there is nothing to send
@@ -249,7 +248,7 @@ class _Client(asyncio.Protocol):
             self._http.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._door.leave(self)
+        self._limiter.leave(self)
         if self._handshake is not None:
             self._handshake.cancel()
         if self._untaken is not None:
@@ -259,6 +258,6 @@ class _Client(asyncio.Protocol):
             self._http = None
 
     def abort(self) -> None:
-        """End the connection at once, whatever the peer has not taken; the kernel keeps none of it either."""
+        """End the connection at once. The kernel drops what the peer has not taken."""
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()

@@ -1,6 +1,6 @@
-"""Who may have a page: asks each request for a certificate and a password, as the web configuration of now says.
+"""Which request gets a page: checks its certificate and password by the rules of the current web configuration.
 
-`/healthz` and `/readyz` are for anybody: they name no pod, and a kubelet's probe has neither.
+`/healthz` and `/readyz` are open to every client: they name no pod, and a kubelet's probe has neither.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gpumap.agent.web.config.passwords import Passwords
+from gpumap.agent.web.config.schema import REQUIRED, RateLimit, WebConfig
 from gpumap.agent.web.config.tls import has_allowed_name, make_context
-from gpumap.agent.web.config.values import REQUIRED, RateLimit, WebConfig
 
 OPEN_PATHS = ("/healthz", "/readyz")
 _NO_STORE = {"Cache-Control": "no-store"}
-_WHO = {**_NO_STORE, "WWW-Authenticate": 'Basic realm="gpumap", charset="UTF-8"'}
+_ASK = {**_NO_STORE, "WWW-Authenticate": 'Basic realm="gpumap", charset="UTF-8"'}
 _LATER = {**_NO_STORE, "Retry-After": "1"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,7 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a configuration asks for, ready for use. The default asks for nothing."""
+    """What a configuration asks for, ready to use. The default asks for nothing."""
 
     context: ssl.SSLContext | None = None
     certificate_required: bool = False
@@ -44,7 +44,7 @@ def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
     return Rules(
         context=make_context(tls, pems) if tls else None,
         certificate_required=tls is not None and tls.client_auth == REQUIRED,
-        allowed_sans=frozenset(tls.client_allowed_sans) if tls else frozenset(),
+        allowed_sans=frozenset(tls.client_allowed_sans or ()) if tls else frozenset(),
         users=dict(config.users),
         headers=config.headers,
         rate_limit=config.rate_limit,
@@ -52,7 +52,7 @@ def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
 
 
 class Guard:
-    """The rules of now, and what must outlive a change of them."""
+    """The current rules, and what must outlive a change of them."""
 
     def __init__(self, rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,17 +62,17 @@ class Guard:
         self.take(rules)
 
     def take(self, rules: Rules) -> None:
-        """From now on these rules hold."""
+        """Put these rules into force."""
         self.rules = rules
         self._passwords.users = rules.users
         self._tokens, self._counted_at = float(rules.rate_limit.burst) if rules.rate_limit else 0.0, self._clock()
 
     def context(self) -> ssl.SSLContext | None:
-        """What a new connection is taken with."""
+        """The context for a new connection; None for plain HTTP."""
         return self.rules.context
 
     def watch_over(self, application: web.Application) -> None:
-        """Have every request to an application asked."""
+        """Check every request to an application."""
         application.middlewares.append(self._ask)
         application.on_response_prepare.append(self._add_headers)
 
@@ -88,7 +88,7 @@ class Guard:
         finally:
             self.busy.discard(transport)
         if request.get_extra_info("sslcontext") is not self.rules.context:
-            response.force_close()  # it was taken by rules of before
+            response.force_close()  # the connection was accepted by older rules
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -106,7 +106,7 @@ class Guard:
         if refusal is None and rules is not self.rules:
             text = "the rules have changed while the password was checked\n"
             refusal = web.Response(status=503, text=text, headers=_LATER)
-        return refusal or self._limited()  # last, so that who is not let in takes nothing of what others may ask
+        return refusal or self._limited()  # last: a refused request must not use up the limit
 
     async def _add_headers(self, _: web.Request, response: web.StreamResponse) -> None:
         for name, value in self.rules.headers:
@@ -124,7 +124,7 @@ class Guard:
         return web.Response(status=429, text="more requests than rate_limit lets\n", headers=_LATER)
 
     def _without_certificate(self, request: web.Request) -> web.Response | None:
-        """The refusal of who has shown no certificate where one is required, or one of somebody else."""
+        """Refuse a client that has shown no certificate though one is required, or one with another name."""
         rules = self.rules
         shown = request.get_extra_info("ssl_object") if rules.context is not None else None
         certificate = shown.getpeercert() if shown is not None else None
@@ -142,23 +142,23 @@ class Guard:
     async def _without_password(self, request: web.Request) -> web.Response | None:
         if not self.rules.users:
             return None
-        said = _basic(request.headers.get("Authorization", ""))
-        are_right = said is not None and await self._passwords.are_right(*said, request.remote or "")
+        given = _credentials(request.headers.get("Authorization", ""))
+        are_right = given is not None and await self._passwords.are_right(*given, request.remote or "")
         if are_right:
             return None
         if are_right is None:
             return web.Response(status=429, text="too many passwords are being checked\n", headers=_LATER)
-        return web.Response(status=401, text="this page takes a user and a password\n", headers=_WHO)
+        return web.Response(status=401, text="this page takes a user and a password\n", headers=_ASK)
 
 
-def _basic(authorization: str) -> tuple[str, str] | None:
-    """User and password; None where none were sent that could be anybody's (RFC 7617)."""
+def _credentials(authorization: str) -> tuple[str, str] | None:
+    """User and password; None if the header holds none (RFC 7617)."""
     scheme, _, word = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
-        said = base64.b64decode(word.strip(), validate=True)
+        text = base64.b64decode(word.strip(), validate=True)
     except ValueError:
         return None
-    user, colon, password = said.decode(errors="surrogateescape").partition(":")  # a password may be any bytes
+    user, colon, password = text.decode(errors="surrogateescape").partition(":")  # a password may be any bytes
     return (user, password) if colon else None

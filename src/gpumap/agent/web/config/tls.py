@@ -1,6 +1,6 @@
-"""Makes the TLS side of a web configuration: the context that new connections are taken with; whose a certificate is.
+"""The TLS side of a web configuration: the context for new connections, and the names in a client's certificate.
 
-A new one for each change: what a context has trusted it would trust for ever.
+Each change makes a new context: a context never stops trusting what it has trusted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import re
 import ssl
 from collections.abc import Collection, Iterator, Mapping
 
-from gpumap.agent.web.config.parse import TLS12_SUITES
-from gpumap.agent.web.config.values import NONE, Pem, Tls, WebConfigError
+from gpumap.agent.web.config.schema import NONE, TLS12_SUITES, Pem, TlsConfig, WebConfigError
 
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
@@ -21,18 +20,18 @@ _SAN_KINDS = ("DNS", "IP Address", "email", "URI")
 """As ssl.SSLSocket.getpeercert calls the four kinds of name that the toolkit compares."""
 
 
-def make_context(tls: Tls, pems: Mapping[str, bytes]) -> ssl.SSLContext:
+def make_context(tls: TlsConfig, pems: Mapping[str, bytes]) -> ssl.SSLContext:
     """Raises WebConfigError. `pems` has the bytes of what is read from files, by key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _speak(context, tls)
     _load_certificate(context, tls, pems)
-    if tls.client_ca is not None and tls.client_auth != NONE:
+    if tls.authorities is not None and tls.client_auth != NONE:
         # Optional also where one is required: a probe has none, and is asked for none. Who shows none to another page
         # is refused there; one that does not hold ends the handshake either way.
         context.verify_mode = ssl.CERT_OPTIONAL
         # As in Go, whatever stands in the file is trusted by itself, an intermediate authority too.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        _load_authorities(context, tls.client_ca, pems)
+        _load_authorities(context, tls.authorities, pems)
         # A session that is taken up again verifies nothing: an authority may have expired since.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
@@ -56,39 +55,40 @@ def _plain(kind: str, name: str) -> str:
         return name
 
 
-def _speak(context: ssl.SSLContext, tls: Tls) -> None:
-    context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
+def _speak(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    context.minimum_version, context.maximum_version = _VERSIONS[tls.least], _VERSIONS[tls.most]
     context.set_alpn_protocols(["http/1.1"])
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    suites = [TLS12_SUITES[name] for name in tls.cipher_suites if name in TLS12_SUITES]
+    named = tls.cipher_suites or ()
+    suites = [TLS12_SUITES[name] for name in named if name in TLS12_SUITES]
     try:
         if suites:
             context.set_ciphers(":".join(suites))
-        elif tls.cipher_suites:
+        elif named:
             context.minimum_version = ssl.TLSVersion.TLSv1_3  # none is left for TLS 1.2
-        if tls.curve:
-            context.set_ecdh_curve(_CURVES[tls.curve])
+        for curve in tls.curve_preferences or ():
+            context.set_ecdh_curve(_CURVES[curve])
     except (ssl.SSLError, ValueError) as error:
         raise WebConfigError("tls_server_config: this machine's OpenSSL knows none of the suites or curves") from error
 
 
-def _load_certificate(context: ssl.SSLContext, tls: Tls, pems: Mapping[str, bytes]) -> None:
+def _load_certificate(context: ssl.SSLContext, tls: TlsConfig, pems: Mapping[str, bytes]) -> None:
     certificate, key = _bytes(tls.certificate, pems), _bytes(tls.private_key, pems)
     if not re.search(rb"-----BEGIN CERTIFICATE-----", certificate):
-        raise WebConfigError(f"{_place(tls.certificate)}: holds no certificate in PEM form")
+        raise WebConfigError(f"{tls.certificate.place}: holds no certificate in PEM form")
     if not re.search(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----", key):
-        raise WebConfigError(f"{_place(tls.private_key)}: holds no private key in PEM form")
+        raise WebConfigError(f"{tls.private_key.place}: holds no private key in PEM form")
 
     def refuse() -> str:
-        raise WebConfigError(f"{_place(tls.private_key)}: is encrypted, and nobody is here to give its password")
+        raise WebConfigError(f"{tls.private_key.place}: is encrypted, and nobody is here to give its password")
 
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
             context.load_cert_chain(certificate_file, key_file, password=refuse)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise WebConfigError(f"{_place(tls.private_key)}: is not the key of {_place(tls.certificate)}") from error
-        both = f"{_place(tls.certificate)} and {_place(tls.private_key)}"
+            raise WebConfigError(f"{tls.private_key.place}: is not the key of {tls.certificate.place}") from error
+        both = f"{tls.certificate.place} and {tls.private_key.place}"
         raise WebConfigError(f"{both}: cannot be used: {_reason(error)}") from error
 
 
@@ -97,7 +97,7 @@ def _load_authorities(context: ssl.SSLContext, authorities: Pem, pems: Mapping[s
         with _as_file(_bytes(authorities, pems)) as file:
             context.load_verify_locations(cafile=file)
     except ssl.SSLError as error:
-        raise WebConfigError(f"{_place(authorities)}: holds no certificates in PEM form") from error
+        raise WebConfigError(f"{authorities.place}: holds no certificates in PEM form") from error
 
 
 @contextlib.contextmanager
@@ -117,10 +117,6 @@ def _as_file(data: bytes) -> Iterator[str]:
 
 def _bytes(pem: Pem, pems: Mapping[str, bytes]) -> bytes:
     return pems[pem.key] if pem.file else pem.text.encode()
-
-
-def _place(pem: Pem) -> str:
-    return f"{pem.key} {pem.file}" if pem.file else pem.key
 
 
 def _reason(error: ssl.SSLError) -> str:

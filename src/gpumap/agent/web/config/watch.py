@@ -1,94 +1,189 @@
-"""Looks again and again at a web configuration and its files, and has what changed taken.
+"""Reads a web configuration and the files that it names again and again, and puts changes into force.
 
-A change is taken when two looks in a row found the same: it is not read while it is being written. One that cannot be
-taken is said once, and what was in force stays; its certificates are renewed all the same.
+A change is taken when two reads in a row found the same: it is not taken while it is being written. One that cannot be
+taken is logged once, and what was in force stays; its certificates are renewed all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import stat
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.web.config.files import Look, reader
 from gpumap.agent.web.config.guard import Guard, rules_of
-from gpumap.agent.web.config.values import IF_GIVEN, NONE, REQUIRED, WebConfigError
-from gpumap.agent.web.port import LetGo
+from gpumap.agent.web.config.schema import IF_GIVEN, NONE, REQUIRED, WebConfig, WebConfigError, parse
+from gpumap.agent.web.port import CloseOthers
 from gpumap.model.errors import UsageError
+from gpumap.model.text import cut_off, printable
 
 LOOK_SECONDS = 2.0
 _DEADLINE_SECONDS = 5.0
 _WORDS = {REQUIRED: "required", IF_GIVEN: "if_given", NONE: "no"}
+_TEXT_BYTES = 1 << 16
+"""So much YAML takes a second of CPU time."""
+_PEM_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 200
 
 log = logging.getLogger("gpumap.agent.web.config")
 
 
+class Loaded(NamedTuple):
+    """A configuration, and the bytes of the files that its `tls` names, by key."""
+
+    config: WebConfig
+    pems: dict[str, bytes]
+
+
+class FileState(NamedTuple):
+    """What one read of the files found."""
+
+    wanted: Loaded | None
+    """What the file says; None if it cannot be taken, for the reason in `error`."""
+    renewed: Loaded | None
+    """The configuration in force with its files of now, if that is not `wanted`: certificates are renewed also beside a
+    mistake."""
+    error: str
+
+
+class Reader:
+    """Reads the files as they are at one moment. It parses the same text only once.
+
+    It reads everything each time, and not only time stamps: a Secret's volume swaps a link above the files, and times
+    may be any.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._data: bytes | None = None
+        self._parsed: WebConfig | WebConfigError = WebConfig()
+
+    def read(self, in_force: WebConfig | None) -> FileState:
+        wanted, renewed, wrong = None, None, ""
+        try:
+            config = self._config()
+            if in_force is not None and in_force.asks and config.says_nothing:
+                raise WebConfigError("it is empty, as one that is cut off is; `basic_auth_users: {}` opens the pages")
+            wanted = Loaded(config, self._pems(config))
+        except WebConfigError as error:
+            wrong = str(error)
+        if in_force is not None and (wanted is None or wanted.config != in_force):
+            try:
+                renewed = Loaded(in_force, self._pems(in_force))
+            except WebConfigError:
+                pass  # what was read of them before goes on
+        return FileState(wanted, renewed, wrong)
+
+    def _config(self) -> WebConfig:
+        data = _read(self._path, _TEXT_BYTES)
+        if data != self._data:
+            try:
+                self._parsed = parse(data.decode())
+            except UnicodeDecodeError:
+                self._parsed = WebConfigError("is not text in UTF-8")
+            except WebConfigError as error:
+                self._parsed = error
+            self._data = data
+        if isinstance(self._parsed, WebConfigError):
+            raise self._parsed
+        return self._parsed
+
+    def _pems(self, config: WebConfig) -> dict[str, bytes]:
+        pems = {}
+        for pem in config.tls.files if config.tls is not None else ():
+            try:
+                pems[pem.key] = _read(self._path.parent / pem.file, _PEM_BYTES)
+            except WebConfigError as error:
+                raise WebConfigError(f"{pem.key} {cut_off(printable(pem.file), _SHOWN_CHARACTERS)}: {error}") from error
+        return pems
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Read a regular file. Raises WebConfigError. Never waits, as it would for a pipe that no process writes into."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise WebConfigError("is not a file")
+            data = file.read(most + 1)
+    except IsADirectoryError as error:
+        raise WebConfigError("is a directory") from error
+    except OSError as error:
+        raise WebConfigError(error.strerror or type(error).__name__) from error
+    if len(data) > most:
+        raise WebConfigError(f"is larger than {most >> 10} KiB")
+    return data
+
+
 class Watch:
-    """A configuration's file, and the guard that heeds it. Raises UsageError where the file cannot be taken at once."""
+    """A configuration's file, and the guard that follows it. Raises UsageError if the file cannot be taken at once."""
 
     def __init__(self, path: Path, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._path = path
         self._look_seconds = look_seconds
-        self._read = reader(path)
-        self._lane = SerialExecutor("gpumap-web-config")
-        self._judged = self._read(None)
+        self._reader = Reader(path)
+        self._thread = SerialExecutor("gpumap-web-config")
+        self._handled = self._reader.read(None)
         try:
-            if self._judged.asked is None:
-                raise WebConfigError(self._judged.wrong)
-            self.guard = Guard(rules_of(*self._judged.asked))
+            if self._handled.wanted is None:
+                raise WebConfigError(self._handled.error)
+            self.guard = Guard(rules_of(*self._handled.wanted))
         except WebConfigError as error:
             raise UsageError(f"--web-config {path}: {error}") from error
-        self._found = self._judged.asked
+        self._in_force = self._handled.wanted
 
     def words(self) -> str:
         """What is asked for, for the log."""
-        config = self._found.config
+        config = self._in_force.config
         certificates = _WORDS[config.tls.client_auth if config.tls else NONE]
         return f"tls={'yes' if config.tls else 'no'} client_certificates={certificates} users={len(config.users)}"
 
-    async def follow(self, let_go: LetGo) -> None:
-        """Take changes for ever, after each of which no idle connection of before goes on."""
+    async def follow(self, close_others: CloseOthers) -> None:
+        """Take changes for ever. After each, no idle connection of before goes on."""
         self._warn()
-        before = self._judged
+        before = self._handled
         while True:
             await asyncio.sleep(self._look_seconds)
             try:
-                look = await self._lane.run(partial(self._read, self._found.config), _DEADLINE_SECONDS)
+                read = partial(self._reader.read, self._in_force.config)
+                state = await self._thread.run(read, _DEADLINE_SECONDS)
             except TimeoutError:
                 continue  # a file system hangs: what is in force stays
             except Exception as error:  # no file may end the service, whatever it makes a library do
-                look = Look(None, None, f"cannot be read: {type(error).__name__}")
-            settled, before = look == before, look
-            if settled and look != self._judged:
-                self._judged = look
-                await self._take(look, let_go)
+                state = FileState(None, None, f"cannot be read: {type(error).__name__}")
+            settled, before = state == before, state
+            if settled and state != self._handled:
+                self._handled = state
+                await self._take(state, close_others)
 
     def close(self) -> None:
         self.guard.close()
-        self._lane.close()
+        self._thread.close()
 
-    async def _take(self, look: Look, let_go: LetGo) -> None:
-        """What is asked for; where that cannot be, what is in force with its new certificates."""
-        wrong = look.wrong
-        for found in (look.asked, look.kept):
-            if found is None:
+    async def _take(self, state: FileState, close_others: CloseOthers) -> None:
+        """Put into force what is wanted, or else the configuration of before with its renewed certificates."""
+        wrong = state.error
+        for loaded in (state.wanted, state.renewed):
+            if loaded is None:
                 continue
-            if found == self._found:
+            if loaded == self._in_force:
                 break
             try:
-                rules = await self._lane.run(partial(rules_of, *found))
+                rules = await self._thread.run(partial(rules_of, *loaded))
             except WebConfigError as error:
                 wrong = wrong or str(error)
                 continue
             except Exception as error:  # as above
                 wrong = wrong or f"cannot be used: {type(error).__name__}"
                 continue
-            given_up = [one for one in self._found.config.asks if one not in found.config.asks]
-            self._found = found
+            given_up = [one for one in self._in_force.config.asks if one not in loaded.config.asks]
+            self._in_force = loaded
             self.guard.take(rules)
-            let_go(self.guard.busy)
+            close_others(self.guard.busy)
             log.info("web config is taken anew: file=%s %s", self._path, self.words())
             if given_up:
                 log.warning("web config no longer asks for: %s (file=%s)", ", ".join(given_up), self._path)
@@ -98,7 +193,7 @@ class Watch:
             log.warning("web config is not taken, and what was in force stays: file=%s error=%s", self._path, wrong)
 
     def _warn(self) -> None:
-        config = self._found.config
+        config = self._in_force.config
         if not config.asks:
             log.warning("web config asks for nothing: the pages are plain HTTP for whoever reaches the port")
         elif config.users and config.tls is None:

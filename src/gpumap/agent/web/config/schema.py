@@ -1,0 +1,380 @@
+"""What a web configuration may hold, and how its text becomes values. Files that it names are read elsewhere. Pure.
+
+Keys and defaults are exporter-toolkit's (web/tls_config.go, type Config and getConfig, July 2026). What OpenSSL by way
+of Python cannot do as Go does is refused; nothing is taken in a weaker sense than it was written. A mistake is one line
+that names the key. It repeats no value, which may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import yaml
+
+from gpumap.model.text import cut_off, printable
+from gpumap.model.units import parse_duration
+
+REQUIRED = "RequireAndVerifyClientCert"
+IF_GIVEN = "VerifyClientCertIfGiven"
+NONE = "NoClientCert"
+_UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
+_VERSIONS = ("TLS12", "TLS13")
+_CURVES = ("CurveP256", "CurveP384", "CurveP521", "X25519")
+TLS12_SUITES = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+}
+"""Go's crypto/tls.CipherSuites for TLS 1.2, with OpenSSL's names."""
+TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+"""In Go, and so in the toolkit, these may be named and are always spoken."""
+_BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}", re.ASCII)
+_COSTS = range(4, 19)
+"""bcrypt's least; and 18 takes some 15 s of CPU time, which is asked for each time gpumap starts."""
+_BOOLEANS = ("true", "false", "yes", "no", "on", "off")
+_NULLS = ("", "~", "null", "Null", "NULL")
+_QUOTED = re.compile(r"""(?<!\S)(['"])[^'"<]{2,}\1(?!\S)""")
+_SHOWN_CHARACTERS = 200
+
+
+class WebConfigError(ValueError):
+    """What is wrong with the configuration, in one line that holds no secret."""
+
+
+class Pem(NamedTuple):
+    """Certificates or a key: in a file, whose path is as it was written, or else in the configuration itself."""
+
+    key: str
+    """The configuration's name for it, such as `tls_server_config.cert_file`."""
+    file: str = ""
+    text: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.key} {self.file}" if self.file else self.key
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the file. YAML's null is `None`, every other scalar is a text, as it is written."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"  # it may hold a key
+
+
+class TlsConfig(_Section, frozen=True):
+    cert: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    client_ca_file: str | None = None
+    client_auth_type: str | None = None
+    client_allowed_sans: tuple[str, ...] | None = None
+    min_version: str | None = None
+    max_version: str | None = None
+    cipher_suites: tuple[str, ...] | None = None
+    """By IANA's names; empty: those of this machine's OpenSSL."""
+    prefer_server_cipher_suites: str | None = None
+    curve_preferences: tuple[str, ...] | None = None
+    """One, by Go's name; empty: OpenSSL's choice."""
+
+    def __post_init__(self) -> None:
+        """Check what the keys mean together. Whoever sets one of them wants TLS: the toolkit would serve without."""
+        _check_boolean("prefer_server_cipher_suites", self.prefer_server_cipher_suites)  # as in Go since 1.17 unused
+        if _pem("cert", self.cert, self.cert_file) is None:
+            raise WebConfigError("cert_file: is missing, as is cert: with neither there is no TLS")
+        if _pem("key", self.key, self.key_file) is None:
+            raise WebConfigError("key_file: is missing, as is key: with neither there is no TLS")
+        self._check_clients()
+        _check_version("min_version", self.least)
+        _check_version("max_version", self.most)
+        if self.least > self.most:
+            raise WebConfigError("min_version: is above max_version")
+        suites = self.cipher_suites or ()
+        if any(name not in TLS12_SUITES and name not in TLS13_SUITES for name in suites):
+            known = ", ".join((*TLS12_SUITES, *TLS13_SUITES))
+            raise WebConfigError(f"cipher_suites: has one that is not known; known are {known}")
+        if suites and self.most == "TLS12" and not any(name in TLS12_SUITES for name in suites):
+            raise WebConfigError("cipher_suites: has none of TLS12, which max_version asks for")
+        curves = self.curve_preferences or ()
+        if any(curve not in _CURVES for curve in curves):
+            raise WebConfigError(f"curve_preferences: has one that is not known; known are {', '.join(_CURVES)}")
+        if len(curves) > 1:
+            raise WebConfigError(
+                "curve_preferences: can be one curve here, or be left out: Python's OpenSSL takes no list with an order"
+            )
+
+    def _check_clients(self) -> None:
+        policy, authority = self.client_auth, _pem("client_ca", self.client_ca, self.client_ca_file)
+        if policy in _UNVERIFIED:
+            raise WebConfigError(
+                f"client_auth_type: {policy} takes certificates without verifying them, which gpumap does not: "
+                f"{REQUIRED}?"
+            )
+        if policy not in (NONE, IF_GIVEN, REQUIRED):
+            raise WebConfigError(f"client_auth_type: is not {NONE}, {IF_GIVEN} or {REQUIRED}")
+        if authority is None and policy != NONE:
+            raise WebConfigError(f"client_ca_file: is missing: {policy} needs an authority to ask")
+        if authority is not None and policy == NONE:
+            raise WebConfigError(f"client_auth_type: is missing: with client_ca_file it is to be {REQUIRED}")
+        names = self.client_allowed_sans
+        if names is not None and not all(names or ("",)):
+            raise WebConfigError("client_allowed_sans: has no name, or an empty one: leave it out to let in any client")
+        if names and policy == NONE:
+            raise WebConfigError(f"client_allowed_sans: is of use with client_auth_type {REQUIRED}")
+
+    @property
+    def certificate(self) -> Pem:
+        return _pem("cert", self.cert, self.cert_file) or Pem("")
+
+    @property
+    def private_key(self) -> Pem:
+        return _pem("key", self.key, self.key_file) or Pem("")
+
+    @property
+    def authorities(self) -> Pem | None:
+        return _pem("client_ca", self.client_ca, self.client_ca_file)
+
+    @property
+    def files(self) -> tuple[Pem, ...]:
+        """Those that are read from files."""
+        return tuple(one for one in (self.certificate, self.private_key, self.authorities) if one and one.file)
+
+    @property
+    def client_auth(self) -> str:
+        return self.client_auth_type or NONE
+
+    @property
+    def least(self) -> str:
+        return self.min_version or "TLS12"
+
+    @property
+    def most(self) -> str:
+        return self.max_version or "TLS13"
+
+
+class _Headers(_Section, frozen=True):
+    """Those that may be set (web/handler.go, extraHTTPHeaders)."""
+
+    content_security_policy: str | None = msgspec.field(name="Content-Security-Policy", default=None)
+    strict_transport_security: str | None = msgspec.field(name="Strict-Transport-Security", default=None)
+    x_content_type_options: str | None = msgspec.field(name="X-Content-Type-Options", default=None)
+    x_frame_options: str | None = msgspec.field(name="X-Frame-Options", default=None)
+    x_xss_protection: str | None = msgspec.field(name="X-XSS-Protection", default=None)
+
+    def __post_init__(self) -> None:
+        if self.x_content_type_options not in (None, "", "nosniff"):
+            raise WebConfigError("X-Content-Type-Options: is not nosniff")
+        if self.x_frame_options not in (None, "", "deny", "sameorigin"):
+            raise WebConfigError("X-Frame-Options: is not deny or sameorigin")
+        for name, value in self.given():
+            if not value.isascii() or not value.isprintable():
+                raise WebConfigError(f"{name}: is not in printable ASCII characters")
+
+    def given(self) -> tuple[tuple[str, str], ...]:
+        """Names and values. An empty value sets no header."""
+        values = {one.encode_name: getattr(self, one.name) for one in msgspec.structs.fields(self)}
+        return tuple((name, value) for name, value in values.items() if value)
+
+
+class _Http(_Section, frozen=True):
+    http2: str | None = None
+    headers: _Headers | None = None
+
+    def __post_init__(self) -> None:
+        _check_boolean("http2", self.http2)  # gpumap speaks HTTP/1.1 alone, which every client of HTTP/2 does too
+
+
+class RateLimit(NamedTuple):
+    interval_seconds: float
+    burst: int
+
+
+class _RateLimit(_Section, frozen=True):
+    interval: str | None = None
+    burst: str | None = None
+
+    def __post_init__(self) -> None:
+        self.limit()
+
+    def limit(self) -> RateLimit | None:
+        """`None` if the interval is 0: every request is taken."""
+        interval, burst = self.interval or "0", self.burst or "0"
+        if not re.fullmatch(r"\d{1,9}", burst, re.ASCII):
+            raise WebConfigError("burst: is no whole number from 0 on")
+        if re.fullmatch(r"0+(ns|us|ms|s|m|h)?", interval, re.ASCII):
+            return None
+        try:
+            seconds = parse_duration(interval)
+        except ValueError as error:
+            raise WebConfigError("interval: is no duration such as 100ms or 1s") from error
+        if int(burst) == 0:
+            raise WebConfigError("burst: is 0: every request would be refused")
+        return RateLimit(seconds, int(burst))
+
+
+class _File(_Section, frozen=True):
+    tls_server_config: TlsConfig | None = None
+    http_server_config: _Http | None = None
+    basic_auth_users: dict[str, object] | None = None
+    rate_limit: _RateLimit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """`tls` is None for plain HTTP; without `users` nobody is asked for a password."""
+
+    tls: TlsConfig | None = None
+    users: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Names and bcrypt hashes."""
+    headers: tuple[tuple[str, str], ...] = ()
+    rate_limit: RateLimit | None = None
+    says_nothing: bool = False
+    """No section has anything in it, not even `{}`: an empty file, and one of which only the beginning was written."""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What clients are asked for, or sent, in words for the log."""
+        tls = self.tls
+        asked = {
+            "TLS": tls is not None,
+            "TLS 1.3": tls is not None and tls.least == "TLS13",
+            "cipher_suites": tls is not None and bool(tls.cipher_suites),
+            "certificates of clients": tls is not None and tls.client_auth != NONE,
+            "a certificate of each client": tls is not None and tls.client_auth == REQUIRED,
+            "client_allowed_sans": tls is not None and bool(tls.client_allowed_sans),
+            "basic_auth_users": bool(self.users),
+            "rate_limit": self.rate_limit is not None,
+        }
+        return (*(name for name, is_asked in asked.items() if is_asked), *(name for name, _ in self.headers))
+
+
+def parse(text: str) -> WebConfig:
+    """Raises WebConfigError."""
+    document = _load(text)
+    sections = document if isinstance(document, dict) else {}
+    is_mapping = document is None or isinstance(document, dict)
+    says_nothing = is_mapping and all(section is None for section in sections.values())
+    if sections.get("tls_server_config") == {}:
+        sections["tls_server_config"] = None  # it sets nothing
+    try:
+        file = msgspec.convert({} if document is None else document, _File)
+    except msgspec.ValidationError as error:
+        raise _mistake(error) from error
+    headers = file.http_server_config.headers if file.http_server_config else None
+    return WebConfig(
+        tls=file.tls_server_config,
+        users=_users(file.basic_auth_users or {}),
+        headers=headers.given() if headers else (),
+        rate_limit=file.rate_limit.limit() if file.rate_limit else None,
+        says_nothing=says_nothing,
+    )
+
+
+def _mistake(error: msgspec.ValidationError) -> WebConfigError:
+    """One line of msgspec's words, or of our own, after the key that they are about."""
+    why, _, path = str(error).partition(" - at `")
+    path = re.sub(r"[`$]\.?", "", path)
+    if isinstance(error.__cause__, WebConfigError):
+        line = f"{path}.{error.__cause__}"
+    else:
+        line = f"{path or 'the file'}: {why}"
+    return WebConfigError(cut_off(printable(line), 4 * _SHOWN_CHARACTERS))
+
+
+def _pem(name: str, text: str | None, file: str | None) -> Pem | None:
+    """What may be in the configuration, or in a file that it names: in one of both."""
+    if text and file:
+        raise WebConfigError(f"{name}: cannot stand together with {name}_file")
+    if text:
+        return Pem(f"tls_server_config.{name}", text=text)
+    if not file:
+        return None
+    if file.lstrip().startswith("-----BEGIN"):
+        raise WebConfigError(f"{name}_file: is no path, but what belongs to {name}")
+    if not file.isprintable():
+        raise WebConfigError(f"{name}_file: is no path")
+    return Pem(f"tls_server_config.{name}_file", file=file)
+
+
+def _check_version(key: str, version: str) -> None:
+    if version in ("TLS10", "TLS11"):
+        raise WebConfigError(f"{key}: {version} is not spoken: the oldest is TLS12")
+    if version not in _VERSIONS:
+        raise WebConfigError(f"{key}: is not {' or '.join(_VERSIONS)}")
+
+
+def _check_boolean(key: str, value: str | None) -> None:
+    if value is not None and value.lower() not in _BOOLEANS:
+        raise WebConfigError(f"{key}: is not true or false")
+
+
+def _users(users: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    found = []
+    for name, hashed in users.items():
+        place = f"basic_auth_users.{cut_off(printable(name), _SHOWN_CHARACTERS)}"
+        match = _BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
+        if match is None:
+            raise WebConfigError(f"{place}: is no bcrypt hash (`htpasswd -nBC 10 NAME` makes one)")
+        if int(match[1]) not in _COSTS:
+            raise WebConfigError(f"{place}: has a cost of {int(match[1])}: from {_COSTS[0]} to {_COSTS[-1]} is taken")
+        if not name or ":" in name or not name.isprintable():
+            raise WebConfigError(f"{place}: is no name for basic auth: that is not empty and has no colon or control")
+        found.append((name, match[0]))
+    return tuple(found)
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Scalars stay the text that is written, whatever their tag: a number may be a name. Only null is nothing."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        if any("\ud800" <= character <= "\udfff" for character in node.value):  # YAML's escapes can make halves of one
+            raise WebConfigError(f"line {node.start_mark.line + 1}: has a character that is none")
+        return None if not node.style and node.value in _NULLS else str(node.value)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        keys: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    name = cut_off(printable(key.value), _SHOWN_CHARACTERS)
+                    raise WebConfigError(f"line {key.start_mark.line + 1}: {name}: stands twice")
+                keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+
+
+def _load(text: str) -> object:
+    """The one document of a text; None if it is empty. Raises WebConfigError."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 # it is a SafeLoader
+    except WebConfigError:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}: " if mark else ""
+        # The problem quotes characters, kinds of tokens and names, which may be passwords: a * begins an alias.
+        problem = _QUOTED.sub("(not shown)", printable(error.problem or "it breaks off"))
+        raise WebConfigError(f"{place}is not YAML: {problem}") from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        is_deep = isinstance(error, RecursionError)
+        why = "it is nested too deeply" if is_deep else printable(str(error).partition("\n")[0])
+        raise WebConfigError(f"is not YAML: {why}") from error
