@@ -3,7 +3,7 @@
 import pytest
 
 from gpumap.agent.metrics import GROUPS, native, self_families
-from gpumap.cli.bill.counting import OF_CONTAINERS, OF_GPUS
+from gpumap.cli.bill.query import COUNTERS
 from gpumap.cli.fleet.families import FAMILIES, NODE_INFO, SNAPSHOT
 from gpumap.model.families import Family
 
@@ -12,7 +12,6 @@ WRITTEN = {
     for one in (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7"))
     if isinstance(one, Family)
 }
-COUNTERS = (*OF_CONTAINERS, *OF_GPUS)
 ASKED = {one.name: one.by for one in (*FAMILIES, NODE_INFO)} | {one.name: one.keys for one in COUNTERS}
 
 

@@ -7,48 +7,49 @@ import json
 import os
 import re
 import signal
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 from aiohttp import web
 
-from gpumap.agent.join.accounting import KEPT_SECONDS
+from gpumap.agent.join.accounting import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
-from gpumap.cli.bill.counter_increase import Gain, InconsistentAnswerError, Told, gains
-from gpumap.cli.bill.counting import (
-    ABSENT_SECONDS,
+from gpumap.cli.bill.counting import Bill, Request, bill_of
+from gpumap.cli.bill.pod_labels import Labelling, Pod, metric_label
+from gpumap.cli.bill.query import (
+    BEFORE_SECONDS,
+    COUNTERS,
     ENERGY,
-    GAP,
     HELD,
     MEMORY,
-    OF_CONTAINERS,
-    OF_GPUS,
-    UNATTRIBUTED,
+    NOT_MEASURED,
+    POD_KEYS,
     USED,
-    Asked,
     Counter,
-    Event,
+    Increases,
     Key,
-    Kind,
-    changes,
+    Scope,
+    gaps_between,
+    growth,
+    sum_of_steps,
+    uncharged,
 )
-from gpumap.cli.bill.lines import Amounts, Bill, Line, lines_of, total_of
-from gpumap.cli.bill.pod_labels import metric_label
-from gpumap.cli.bill.scrape_gaps import holes, joined
-from gpumap.cli.bill.window import parse_time, window_of
+from gpumap.cli.bill.window import Window, parse_time, window_of
 from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.errors import UsageError
-from tests.command import gpumap, gpumap_in_loop, one_line
+from tests.agent import PATIENCE_SECONDS
+from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import GPUMAP, environment
 from tests.played_prometheus import Answer, Rows, answering, api, refusal, serving, sleeping
+from tests.promtool import accepted
 
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC).timestamp()
 TRAINER: Key = ("ml", "trainer", "main", "GPU-1")
-TRAINER_LABELS = ("namespace", "pod", "container", "uuid")
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -101,34 +102,118 @@ def test_a_window_has_whole_steps() -> None:
             window_of("1d", "now", resolution, NOW)
 
 
-# --- the questions ----------------------------------------------------------------------------------------------------
+# --- what a server adds up ------------------------------------------------------------------------------------------
 
 
-def test_the_question() -> None:
-    """Plain PromQL: range functions, offsets, `unless`, comparisons, label_replace; no extrapolation, no subquery."""
-    found = changes(USED, Asked('cluster="a"', 60))
-    series = 'last_over_time(gpumap_container_sm_seconds_total{cluster="a"}[60s])'
-    assert f"max by (namespace, pod, container, uuid) ({series})" in found
-    assert found.count(" offset 60s") == 5
-    assert found.count("label_replace") == 5
+class Case(NamedTuple):
+    """Samples each 15 seconds, in promtool's notation: of a container's GPU-seconds, and of its gpumap's GPU."""
+
+    held: Mapping[str, str]
+    gpus: Mapping[str, str]
+    grown: float
+    left_out: float | None = None
+
+
+OLD, NEW = 'job="gpumap",instance="a"', 'job="gpumap",instance="b"'
+OTHER_SCRAPER = 'job="other",instance="a"'
+ALWAYS = {OLD: "0x80"}
+CASES = {
+    "goes on": Case({OLD: "1000+15x80"}, ALWAYS, 300),
+    "is born": Case({OLD: "_x24 7+15x60"}, ALWAYS, 7 + 16 * 15),
+    "is born and ends": Case({OLD: "_x24 0+15x4 60x20 _x40"}, ALWAYS, 60),
+    "is born beside a new address": Case({NEW: "_x28 7+15x60"}, {OLD: "0x20", NEW: "_x24 0x60"}, 7 + 12 * 15),
+    "ended before": Case({OLD: "0+15x10 150x20"}, ALWAYS, 0),
+    "a quarter of a GPU, first seen after a day": Case(
+        {OLD: "_x30 21600+3.75x60"}, {OLD: "_x30 0x60"}, 8 * 3.75, 21600 + 2 * 3.75
+    ),
+    "a seventh of a GPU, first seen after 36 minutes": Case(
+        {OLD: "_x30 308.8+2.125x60"}, {OLD: "_x30 0x60"}, 8 * 2.125, 308.8 + 2 * 2.125
+    ),
+    "first seen at another address": Case({OLD: "_x30 9000+15x60"}, {NEW: "0x80", OLD: "_x30 0x60"}, 120, 9030),
+    "restarts between two steps": Case({OLD: "1000+15x24 3+15x60"}, ALWAYS, 4 * 15 + 3 + 15 * 15),
+    "restarts in a step": Case({OLD: "1000+15x26 3+15x60"}, ALWAYS, 4 * 15 + 3 + 13 * 15),
+    "restarts at a new address": Case(
+        {OLD: "1000+15x23 _x60", NEW: "_x25 3+15x60"}, {OLD: "0x23", NEW: "_x25 0x60"}, 3 * 15 + 3 + 15 * 15
+    ),
+    "goes on at a new address": Case({OLD: "1000+15x24 _x60", NEW: "_x30 1450+15x60"}, ALWAYS, 300),
+    "is not seen for a while": Case({OLD: "1000+15x24 _x12 1555+15x60"}, ALWAYS, 300),
+    "is not seen around the beginning": Case({OLD: "1000+15x15 _x12 1420+15x60"}, ALWAYS, 1600 - 1225),
+    "restarts while it is not seen": Case({OLD: "1000+15x24 _x8 45+15x60"}, ALWAYS, 4 * 15 + 45 + 7 * 15),
+    "two scrapers": Case({OLD: "1000+15x80", OTHER_SCRAPER: "1000+15x80"}, ALWAYS, 300),
+    "two scrapers, one of which begins late": Case(
+        {OLD: "1000+15x80", OTHER_SCRAPER: "_x25 1375+15x60"}, {OLD: "0x80", OTHER_SCRAPER: "_x25 0x60"}, 300
+    ),
+    "two scrapers, one of which ends": Case({OLD: "1000+15x80", OTHER_SCRAPER: "1007+15x25 _x60"}, ALWAYS, 293),
+    "an agent beside its successor": Case(
+        {OLD: "1000+15x31 _x60", NEW: "_x21 0+15x60"}, {OLD: "0x80", NEW: "_x21 0x60"}, 11 * 15 + 8 * 15
+    ),
+    "a successor passes what its predecessor had counted": Case(
+        {OLD: "370+15x2 _x80", NEW: "_x4 0+15x80"}, {OLD: "0x2", NEW: "_x4 0x80"}, 300 - 40
+    ),
+    "has the name of another cluster's": Case(
+        {f'{OLD},cluster="b"': "_x30 9000+15x60"},
+        {f'{OLD},cluster="a"': "0x80", f'{OLD},cluster="b"': "_x30 0x60"},
+        120,
+        9030,
+    ),
+}
+"""The window is the fifth to the tenth minute: after sample 20 (the first is 0), to 40. `a+bxn` is n + 1 samples."""
+
+
+def evaluation(case: Case) -> dict[str, object]:
+    """A test of promtool's."""
+    scope = Scope('cluster!="z",namespace="ml"', 60)
+    keys = ",".join(f'{name}="{value}"' for name, value in zip(POD_KEYS, TRAINER, strict=True))
+
+    def expected(expression: str, value: float | None) -> dict[str, object]:
+        samples = [] if value is None else [{"labels": f"{{{keys}}}", "value": value}]
+        return {"expr": sum_of_steps(expression, 300, 60), "eval_time": "10m", "exp_samples": samples}
+
+    series = [(f"{HELD.name}{{{keys},{target}}}", values) for target, values in case.held.items()]
+    series += [(f'{NOT_MEASURED.name}{{uuid="GPU-1",{target}}}', values) for target, values in case.gpus.items()]
+    return {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [
+            expected(growth(HELD, scope), case.grown),
+            expected(uncharged(HELD, scope), case.left_out),
+        ],
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_how_far_a_counter_went(tmp_path: Path, name: str) -> None:
+    """Births, ends, restarts and moves, times without a scrape, two scrapers: each increase counts once."""
+    file = tmp_path / "test.json"
+    file.write_text(json.dumps({"tests": [evaluation(CASES[name])]}))  # JSON is YAML
+    accepted("test", "rules", file)
+
+
+def test_the_question_is_plain_promql() -> None:
+    """No extrapolation, and nothing that only one of the servers knows."""
+    found = sum_of_steps(growth(USED, Scope('cluster="a"', 60)), 3600, 60)
     functions = set(re.findall(r"([a-z_]+)\(", found))
-    assert functions == {"label_replace", "last_over_time", "max_over_time", "min_over_time"}
-    assert not re.search(r"\[[^]]*:|@", found)
-    renamed = changes(USED, Asked("", 60, exported=True))
-    assert renamed.count('"pod", "$1", "exported_pod", "(.+)"') == renamed.count("_over_time")
+    assert functions == {"last_over_time", "sum_over_time"}
+    assert "@" not in found
+    renamed = growth(USED, Scope("", 60, exported=True))
+    assert renamed.count('"pod", "$1", "exported_pod", "(.+)"') == renamed.count(f"({USED.name}")
+
+
+def test_who_was_scraped_is_asked_without_labels_of_pods() -> None:
+    """A GPU's own series has none: `--match` of a namespace would find no gpumap."""
+    match = 'cluster="a",namespace="ml", exported_pod =~ "a,\\"b.*",zone!=\'x\''
+    assert f"{NOT_MEASURED.name}{{cluster=\"a\",zone!='x'}}" in growth(HELD, Scope(match, 60))
 
 
 def test_the_names_are_those_that_gpumap_gives() -> None:
     """Each counter is a family of the group accounting, with the labels by which it is asked for."""
-    families = {family.name: family.labels for family in ACCOUNTING}
-    assert {one.name: set(one.keys) for one in (*OF_CONTAINERS, *OF_GPUS)} == {
-        name: set(labels) & {*TRAINER_LABELS} for name, labels in families.items()
-    }
+    families = {family.name: set(family.labels) & {*POD_KEYS} for family in ACCOUNTING}
+    assert {one.name: set(one.keys) for one in COUNTERS} == families
 
 
-def test_counters_stand_for_as_long_as_is_believed() -> None:
-    """What gpumap keeps is what a bill takes for the time in which a counter can have gone unseen."""
-    assert ABSENT_SECONDS == KEPT_SECONDS
+def test_counters_end_before_they_are_forgotten() -> None:
+    """A counter that comes back after the day that a bill looks back began at 0."""
+    assert BEFORE_SECONDS > UNSEEN_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -145,145 +230,43 @@ def test_labels_have_the_names_that_kube_state_metrics_gives_them(label: str, se
     assert metric_label(label) == series
 
 
-# --- the reckoning ----------------------------------------------------------------------------------------------------
+def test_gaps() -> None:
+    """Steps without a sample, at the ends and between; a time that is no longer than between two scrapes is none."""
+    window = Window(6000, 12000, 60)
 
+    def gaps(*steps: range) -> list[tuple[int, int]]:
+        return list(gaps_between([moment for one in steps for moment in one], window))
 
-def event(step: int, kind: Kind, value: float) -> Event:
-    return Event(step, kind, Fraction(value))
-
-
-def gain(counter: Counter, told: Told, **others: Told) -> Gain:
-    """What one counter of the trainer went, in steps of a minute; others stand by their names."""
-    named = {"HELD": HELD, "GAP": GAP}
-    all_told = {one: Told() for one in (*OF_CONTAINERS, *OF_GPUS)} | {named[name]: one for name, one in others.items()}
-    return gains(all_told | {counter: told}, 60)[counter][TRAINER]
-
-
-def told(*events: Event, first: float | None = None, last: float | None = None, before: Event | None = None) -> Told:
-    return Told(
-        {} if first is None else {TRAINER: Fraction(first)},
-        {} if last is None else {TRAINER: Fraction(last)},
-        {} if before is None else {TRAINER: before},
-        {TRAINER: events} if events else {},
-    )
-
-
-@pytest.mark.parametrize(
-    ("said", "amount", "doubted"),
-    [
-        (told(first=100, last=700), 600, 0),
-        (told(event(5, Kind.CAME, 42), last=342), 342, 0),
-        (told(event(5, Kind.WENT, 400), first=100), 300, 0),
-        (told(event(5, Kind.CAME, 42), event(9, Kind.WENT, 250)), 250, 0),
-        (told(event(5, Kind.CAME, 361), last=400), 39, 361),
-        (told(event(5, Kind.FELL, 400), first=100, last=50), 350, 0),
-        (told(event(5, Kind.PEAK, 400), first=100, last=50), 350, 0),
-        (told(event(5, Kind.PEAK, 30), event(5, Kind.CAME, 20), last=80), 110, 0),
-        (told(event(5, Kind.WENT, 400), event(25, Kind.CAME, 1500), first=100, last=1600), 1500, 0),
-        (told(event(5, Kind.WENT, 400), event(25, Kind.CAME, 30), first=100, last=60), 360, 0),
-        (told(event(5, Kind.WENT, 400), event(6, Kind.CAME, 9000), first=100, last=9100), 400, 8600),
-        (
-            told(event(5, Kind.WENT, 400), event(25, Kind.LEAST, 390), event(25, Kind.CAME, 450), first=100, last=500),
-            800,
-            0,
-        ),
-        (told(event(2, Kind.CAME, 900), last=1000, before=event(-20, Kind.WENT, 300)), 700, 0),
-        (told(first=100, last=90), 0, 0),
-    ],
-)
-def test_how_far_a_counter_went(said: Told, amount: int, doubted: int) -> None:
-    """Births, ends, restarts at and in a step, gaps; more than time has passed is not believed; never below zero."""
-    assert gain(HELD, said)[:2] == (Fraction(amount), Fraction(doubted))
-
-
-def test_other_counters_are_believed_as_the_clocks_beside_them() -> None:
-    """Energy has no clock of its own: what came with GPU-seconds that cannot be of this time is not of it either."""
-    late = told(event(5, Kind.CAME, 9000), last=9060)
-    assert gain(ENERGY, told(event(5, Kind.CAME, 5000), last=8000), HELD=late)[:2] == (Fraction(3000), Fraction(5000))
-    born = told(event(5, Kind.CAME, 30), last=9060)
-    assert gain(ENERGY, told(event(5, Kind.CAME, 5000), last=8000), HELD=born)[:2] == (Fraction(8000), Fraction(0))
-    steady = told(first=100, last=700)
-    assert gain(ENERGY, told(event(5, Kind.FELL, 5000), first=4000, last=4900), HELD=steady).amount == 900
-    anew = told(event(5, Kind.FELL, 400), first=100, last=50)
-    both = told(event(4, Kind.PEAK, 5000), event(5, Kind.PEAK, 5000), first=4000, last=900)
-    assert gain(ENERGY, both, HELD=anew).amount == 1900, "it began anew once, as the clock did"
-    assert gain(ENERGY, told(event(6, Kind.FELL, 5000), first=4000, last=900), HELD=anew).amount == 1900
-
-
-def test_what_is_born_while_nobody_scrapes_is_believed() -> None:
-    """The GPU was seen before without it: the counter cannot be older than that. So with every GPU of the server."""
-    late = told(event(40, Kind.CAME, 2000), last=2000)
-    gone, back = event(5, Kind.WENT, 0), event(40, Kind.CAME, 0)
-    zero = Fraction(0)
-    assert gain(HELD, late).amount == 0
-    same = Told({("GPU-1",): zero}, {("GPU-1",): zero}, {}, {("GPU-1",): (gone, back)})
-    assert gain(HELD, late, GAP=same).amount == 2000
-    all_others = Told({("GPU-9",): zero}, {("GPU-9",): zero}, {}, {("GPU-9",): (gone, back)})
-    assert gain(HELD, late, GAP=all_others).amount == 2000
-    some_seen = Told(
-        {("GPU-9",): zero, ("GPU-8",): zero}, {("GPU-9",): zero, ("GPU-8",): zero}, {}, {("GPU-9",): (gone, back)}
-    )
-    assert gain(HELD, late, GAP=some_seen).amount == 0
-
-
-def test_holes() -> None:
-    """When no GPU is seen; holes of windows that touch are one, and one that is no longer than a scrape is none."""
-
-    def gaps(*of_gpus: tuple[bool, list[Event]]) -> Told:
-        names: list[Key] = [(f"GPU-{number}",) for number in range(len(of_gpus))]
-        first = {name: Fraction(0) for name, (seen, _) in zip(names, of_gpus, strict=True) if seen}
-        return Told(first, {}, {}, {name: tuple(found) for name, (_, found) in zip(names, of_gpus, strict=True)})
-
-    went, came = event(5, Kind.WENT, 0), event(30, Kind.CAME, 0)
-    assert holes(gaps(), 100) == [(0, 100)]
-    assert holes(gaps((False, [came])), 100) == [(0, 29)]
-    assert holes(gaps((True, [went])), 100) == [(4, 100)]
-    assert holes(gaps((True, [went, came])), 100) == [(4, 29)]
-    assert holes(gaps((True, [went, came]), (True, [])), 100) == []
-    assert holes(gaps((True, [went]), (False, [event(20, Kind.CAME, 0)])), 100) == [(4, 19)]
-    long = (Event(120, Kind.WENT, Fraction(0), 60), Event(240, Kind.CAME, Fraction(0), 60))
-    assert holes(gaps((True, [*long])), 300) == [(60, 180)]
-    assert joined([(0, 60), (300, 700), (700, 1200), (2000, 2600)]) == ((300, 1200), (2000, 2600))
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        told(first=100),
-        told(last=100),
-        told(event(5, Kind.CAME, 1), first=100, last=200),
-        told(event(5, Kind.WENT, 100)),
-        told(event(5, Kind.FELL, 100)),
-    ],
-)
-def test_answers_that_do_not_fit_together(said: Told) -> None:
-    """Something came in between two questions: no number is made of that."""
-    with pytest.raises(InconsistentAnswerError):
-        gain(HELD, said)
+    assert gaps() == [(6000, 12000)]
+    assert gaps(range(6060, 12001, 60)) == []
+    assert gaps(range(7200, 12001, 60)) == [(6000, 7140)]
+    assert gaps(range(6060, 8000, 60)) == [(7980, 12000)]
+    assert gaps(range(6060, 8000, 60), range(8580, 12001, 60)) == []
+    assert gaps(range(6060, 8000, 60), range(8640, 12001, 60)) == [(7980, 8580)]
 
 
 # --- the forms --------------------------------------------------------------------------------------------------------
 
 
-def a_bill() -> Bill:
-    """Of two namespaces; one has a MIG device, which tells no use."""
+MIG: Key = ("web", "mig", "main", "MIG-1")
+OCTOBER = Window(1790812800, 1793491200, 60)
+REQUEST = Request("namespace", "", None, 3, OCTOBER)
+BY_TEAM = REQUEST._replace(by="label", labelling=Labelling("team", ""))
+GROWN = {
+    HELD: {TRAINER: 7200.0, MIG: 3600.0},
+    USED: {TRAINER: 1800.0},
+    ENERGY: {TRAINER: 3_600_000.0},
+    MEMORY: {TRAINER: 0.0, MIG: float(3600 << 30)},
+}
 
-    def went(amount: int) -> Gain:
-        return gain(HELD, told(first=0, last=amount))
 
-    mig: Key = ("web", "mig", "main", "MIG-1")
-    found = {
-        HELD: {TRAINER: went(7200), mig: went(3600)},
-        USED: {TRAINER: went(1800)},
-        ENERGY: {TRAINER: went(3_600_000)},
-        MEMORY: {TRAINER: went(0), mig: went(3600 << 30)},
-        UNATTRIBUTED: {},
-        GAP: {},
-    }
-    lines = lines_of(found, lambda key: key[:1])
-    total = total_of(line.amounts for line in lines)
-    window = ("2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z")
-    return Bill("http://prom", *window, 60, "namespace", None, Fraction(3), lines, total, None, None, Fraction(0))
+def a_bill(
+    grown: Mapping[Counter, Mapping[Key, float]] = GROWN,
+    request: Request = REQUEST,
+    label_of: Mapping[Pod, str] = MappingProxyType({}),
+) -> Bill:
+    """Of two namespaces; one has a MIG device, which reports no use."""
+    return bill_of("http://prom", request, Increases({one: {} for one in COUNTERS} | dict(grown), 0, ()), label_of)
 
 
 def test_a_table_of_it() -> None:
@@ -294,42 +277,49 @@ def test_a_table_of_it() -> None:
         ["web", "1.00", "-", "-", "-", "3.00"],
         ["TOTAL", "3.00", "0.50", "75%", "1.00", "9.00"],
     ]
-    empty = replace(a_bill(), lines=(), total=Amounts())
-    assert bill_table(empty, Shape()).startswith("No container held or used a GPU.\n\nFrom 2026-10-01")
-    little = Line(("a",), Amounts(held=Fraction(1)))
-    assert "<0.01" in bill_table(replace(a_bill(), lines=(little,)), Shape())
+    assert bill_table(a_bill({}), Shape()).startswith("No container held or used a GPU.\n\nFrom 2026-10-01")
+    assert "<0.01" in bill_table(a_bill({HELD: {TRAINER: 1}}), Shape())
+
+
+def test_counters_that_do_not_grow_are_not_on_the_bill() -> None:
+    """gpumap exposes the counters of a container for a while after it ended."""
+    assert a_bill({HELD: {TRAINER: 0}, USED: {TRAINER: 0}}).lines == ()
 
 
 def test_who_takes_more_than_its_share_makes_no_other_one_less_idle() -> None:
     """Of two with a quarter of a card each, one that computes on all of it and one that computes not: half is idle."""
     idler: Key = ("ml", "idler", "main", "GPU-1")
-    held, used = gain(HELD, told(first=0, last=900)), gain(HELD, told(first=0, last=3600))
-    found = {HELD: {TRAINER: held, idler: held}, USED: {TRAINER: used, idler: gain(HELD, told(first=0, last=0))}}
-    (line,) = lines_of({ENERGY: {}, MEMORY: {}, **found}, lambda key: key[:1])
-    assert line.amounts.idle() == Fraction(1, 2)
+    (line,) = a_bill({HELD: {TRAINER: 900, idler: 900}, USED: {TRAINER: 3600, idler: 0}}).lines
+    assert line.amounts.idle() == 0.5
     assert line.amounts.used == 3600
 
 
 def test_csv_of_it() -> None:
     """RFC 4180; what is not known is empty; a name that a spreadsheet would take for a formula stays a name."""
-    text = bill_csv(a_bill())
-    assert text == (
+    assert bill_csv(a_bill()) == (
         "from,to,namespace,held_gpu_hours,used_gpu_hours,idle_ratio,held_use_unknown_gpu_hours,energy_kwh,energy_joules,"
         "memory_gib_hours,price_per_gpu_hour,cost\r\n"
         "2026-10-01T00:00:00Z,2026-11-01T00:00:00Z,ml,2.0,0.5,0.75,0.0,1.0,3600000.0,0.0,3.0,6.0\r\n"
         "2026-10-01T00:00:00Z,2026-11-01T00:00:00Z,web,1.0,,,1.0,,,1.0,3.0,3.0\r\n"
     )
-    odd = tuple(Line((name,), Amounts(held=Fraction(0))) for name in ('=HYPERLINK("x")', "a,b", "x\ny", None))
-    cells = bill_csv(replace(a_bill(), by="label", label="team", lines=odd), headers=False).split("\r\n")
-    assert [line.partition("Z,2026-11-01T00:00:00Z,")[2].partition(",0.0")[0] for line in cells[:4]] == [
-        '"\'=HYPERLINK(""x"")"',
-        '"a,b"',
-        "x?y",
-        "(none)",
-    ]
-    odd = tuple(Line((name,), Amounts(held=Fraction(0))) for name in ("(none)", None))
-    shown = bill_table(replace(a_bill(), by="label", label="team", lines=odd), Shape()).splitlines()
-    assert [line.split()[0] for line in shown[1:3]] == ['"(none)"', "(none)"]
+
+
+@pytest.mark.parametrize(
+    ("team", "cell", "shown"),
+    [
+        ('=HYPERLINK("x")', '"\'=HYPERLINK(""x"")"', '=HYPERLINK("x")'),
+        ("a,b", '"a,b"', "a,b"),
+        ("x\ny", "x?y", "x?y"),
+        ("(none)", '"""(none)"""', '"(none)"'),
+        (None, "(none)", "(none)"),
+    ],
+)
+def test_odd_names(team: str | None, cell: str, shown: str) -> None:
+    """Each stays one cell, and is no formula; a label `(none)` is not a pod without the label."""
+    bill = a_bill({HELD: {TRAINER: 3600}}, BY_TEAM, {} if team is None else {TRAINER[:2]: team})
+    line, _, _ = bill_csv(bill, headers=False).partition("\r\n")
+    assert line.partition("Z,2026-11-01T00:00:00Z,")[2].partition(",1.0,")[0] == cell
+    assert bill_table(bill, Shape()).splitlines()[1].split()[0] == shown
 
 
 def test_values_of_it() -> None:
@@ -375,9 +365,9 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
     """Exit code 2, before anything is asked; what may be a secret is not repeated."""
-    told = one_line(gpumap("bill", *arguments), 2)
-    assert told.startswith(says)
-    assert "secret" not in told
+    line = one_line(run_command("bill", *arguments), 2)
+    assert line.startswith(says)
+    assert "secret" not in line
 
 
 # --- servers that fail ------------------------------------------------------------------------------------------------
@@ -385,7 +375,9 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
 
 async def bill(url: str, *arguments: str, code: int = 1) -> str:
     """What the command says of its failure, the address left out."""
-    done = await gpumap_in_loop("bill", "--prometheus", url, "--from", "2024-01-01", "--to", "2024-01-02", *arguments)
+    done = await run_command_in_loop(
+        "bill", "--prometheus", url, "--from", "2024-01-01", "--to", "2024-01-02", *arguments
+    )
     return one_line(done, code).removeprefix(f"{url} ")
 
 
@@ -441,8 +433,8 @@ def vector(value: object, **labels: str) -> Rows:
     return [{"metric": {"namespace": "ml", "pod": "p", "container": "c", "uuid": "GPU-1", **labels}, "value": value}]
 
 
-def matrix(values: object, **labels: str) -> Rows:
-    return [{"metric": {"uuid": "GPU-1", **labels}, "values": values}]
+def matrix(values: object) -> Rows:
+    return [{"metric": {}, "values": values}]
 
 
 START = 1704067200
@@ -461,10 +453,8 @@ START = 1704067200
         (api(vector([START, 1])), "answered a row that is none of a vector: is it"),
         (api(vector("1")), "answered a row that is none of a vector: is it"),
         (api([{"value": [START, "1"]}]), "answered a row that is none of a vector: is it"),
-        (api(matrix=matrix([[START + 60, "1"]])), "answered with series that were not asked for"),
-        (api(matrix=matrix([[START + 61, "1"]], event="CAME")), "answered for other moments than it was asked for"),
-        (api(matrix=matrix([[None, "1"]], event="CAME")), "answered a row that is none of a matrix: is it"),
-        (api(matrix=matrix([[START + 60, "1"]], event="CAME")), "gave answers that do not fit together: samples were"),
+        (api(vector([START, "0"]), matrix([[START + 61, "1"]])), "answered for other moments than it was asked for"),
+        (api(vector([START, "0"]), matrix([[None, "1"]])), "answered a row that is none of a matrix: is it"),
     ],
 )
 async def test_answers_that_are_not_what_was_asked(served: Answer, says: str) -> None:
@@ -475,17 +465,7 @@ async def test_answers_that_are_not_what_was_asked(served: Answer, says: str) ->
 
 async def test_more_than_time_has_passed_is_no_bill() -> None:
     """A container holds a device for no longer than the window is, whatever made its counters say so."""
-    served = api(vector([START, "0"]))
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        time = (await request.post()).get("time")
-        if time is None:
-            return await served(request)
-        seconds = 3 * (int(str(time)) - START)
-        data = {"resultType": "vector", "result": vector([int(str(time)), str(seconds)])}
-        return web.json_response({"status": "success", "data": data})
-
-    async with serving(answer) as url:
+    async with serving(api(vector([START, str(3 * 86400)]))) as url:
         assert await bill(url) == (
             "has it that container c of pod ml/p held GPU-1 for longer than this time: do two agents serve one "
             "node, or do the clocks of those who scrape it differ?"
@@ -506,7 +486,7 @@ async def test_who_waits_is_told_what_for() -> None:
         )
         os.close(terminal)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 said = await asyncio.to_thread(os.read, reader, 1000)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -521,7 +501,7 @@ async def test_what_is_sent() -> None:
     async with serving(api(vector([START, "7"]), asked=asked)) as url:
         named = url.replace("//", "//me:secret@") + "/select/0/prometheus/"
         where = ("--prometheus", named, "--from", "2024-01-01", "--to", "2024-01-02")
-        done = await gpumap_in_loop("bill", *where, "--header", "X-Scope-OrgID: ml", "-o", "json")
+        done = await run_command_in_loop("bill", *where, "--header", "X-Scope-OrgID: ml", "-o", "json")
         assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["server"] == f"{url}/select/0/prometheus"
     assert {request.method for request in asked} == {"POST"}
@@ -562,7 +542,7 @@ async def test_a_bill_that_is_interrupted_is_a_failure() -> None:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await reached.wait()
             process.send_signal(signal.SIGTERM)
             out, errors = await process.communicate()

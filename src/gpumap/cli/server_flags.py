@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from gpumap.cli.prometheus import Server
 
-_MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
-_MATCH = re.compile(rf"\s*{_MATCHER}(\s*,\s*{_MATCHER})*\s*,?\s*", re.ASCII)
+MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
+_MATCH = re.compile(rf"\s*{MATCHER}(\s*,\s*{MATCHER})*\s*,?\s*", re.ASCII)
 _TIMEOUT = "1m"
 NO_URL = "is not a URL (in a password, / is written %2F, and @ %40)"
 _DETAILS = ("match", "timeout")

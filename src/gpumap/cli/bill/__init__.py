@@ -1,1 +1,5 @@
-"""`gpumap bill`: what of the GPUs was held and used in a window, as a Prometheus-compatible server has it."""
+"""`gpumap bill`: the GPU time that containers held and used in a window, from the samples of a Prometheus.
+
+`command.py` reads the flags. `query.py` asks for the increases of gpumap's counters, and `pod_labels.py` for a label of
+the pods. `counting.py` makes the lines, and cli/tables/bill.py prints them.
+"""

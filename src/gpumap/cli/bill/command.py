@@ -1,4 +1,4 @@
-"""`gpumap bill`: its flags, and how a bill is made of what a server answers. Nothing is printed before it is whole."""
+"""`gpumap bill`: its flags, and the way from a Prometheus to a printed bill. It prints only a complete bill."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import asyncio
 import re
 import sys
 import time
-from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, one_of
 from gpumap.cli.output_flags import add_form, add_no_headers
@@ -16,14 +15,11 @@ from gpumap.cli.server_flags import add_server_flags, matchers_of, server_of
 from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from gpumap.cli.bill.increases import Accounts
-    from gpumap.cli.bill.lines import Bill
-    from gpumap.cli.bill.pod_labels import Labelling, Pod
-    from gpumap.cli.bill.scrape_gaps import Hole
-    from gpumap.cli.bill.window import Window
-    from gpumap.cli.prometheus import Prometheus
+    from gpumap.cli.bill.counting import Bill, Request
+    from gpumap.cli.bill.pod_labels import Pod
+    from gpumap.cli.prometheus import Server
 
     Commands = argparse._SubParsersAction[Parser]
 
@@ -38,18 +34,7 @@ that left, and times in which nobody scraped are reckoned, not estimated (docs/b
 TIME is a date (midnight, UTC), a time with its zone (2026-11-01T08:00:00Z, …T09:00:00+01:00),
 Unix seconds, a duration ago (30d), or now, which is a minute ago."""
 _PATIENCE_SECONDS = 3
-"""Who waits for longer is told what for."""
-_HOLES_SHOWN = 5
-
-
-class Request(NamedTuple):
-    """What is asked of a server."""
-
-    by: str
-    match: str
-    labelling: Labelling | None
-    price: Fraction | None
-    window: Window
+"""After this time, a line on a terminal says why it takes longer."""
 
 
 def add_bill(commands: Commands) -> None:
@@ -107,20 +92,17 @@ def _bill(given: argparse.Namespace) -> int:
     from gpumap.cli import show
     from gpumap.cli.signals import until_stopped
 
-    request = _request(given)
-    asked = server_of(given)
+    request = read_request(given)
+    server = server_of(given)
     show.take_any_text()
     made: list[Bill] = []
 
     async def make() -> int:
-        from gpumap.cli.prometheus import connect
-
-        async with connect(asked) as server:
-            waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
-            try:
-                made.append(await _made(server, request))
-            finally:
-                waiting.cancel()
+        waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
+        try:
+            made.append(await make_bill(server, request))
+        finally:
+            waiting.cancel()
         return 0
 
     asyncio.run(until_stopped(make()))
@@ -133,12 +115,9 @@ def _bill(given: argparse.Namespace) -> int:
     return 0
 
 
-def _ask_for_patience(url: str) -> None:
-    if sys.stderr.isatty():
-        print(f"gpumap: asking {url}: a day of many GPUs takes seconds, a month minutes", file=sys.stderr, flush=True)
-
-
-def _request(given: argparse.Namespace) -> Request:
+def read_request(given: argparse.Namespace) -> Request:
+    """Read what the flags ask for. Raises UsageError."""
+    from gpumap.cli.bill.counting import Request
     from gpumap.cli.bill.pod_labels import Labelling, read_label
     from gpumap.cli.bill.window import window_of
 
@@ -157,70 +136,29 @@ def _request(given: argparse.Namespace) -> Request:
         by=given.by,
         match=match,
         labelling=Labelling(read_label(given.label), label_match) if given.label is not None else None,
-        price=None if price is None else Fraction(price),
+        price=None if price is None else float(price),
         window=window_of(given.start, given.end, given.resolution, time.time()),
     )
 
 
-async def _made(server: Prometheus, request: Request) -> Bill:
-    from gpumap.cli.bill.increases import account
-    from gpumap.cli.bill.lines import pods_of
+async def make_bill(server: Server, request: Request) -> Bill:
+    """Ask the server, and make the bill. Raises FatalError if an answer is missing or incomplete."""
+    from gpumap.cli.bill.counting import bill_of, pods_of
     from gpumap.cli.bill.pod_labels import label_values
+    from gpumap.cli.bill.query import increases
+    from gpumap.cli.prometheus import connect
 
-    found = await account(server, request.match, request.window)
-    values: Mapping[Pod, str] = {}
-    if request.labelling is not None:
-        values = await label_values(server, request.labelling, pods_of(found.gains), request.window)
-    return bill_of(server.url, request, found, values)
-
-
-def bill_of(server: str, request: Request, found: Accounts, values: Mapping[Pod, str]) -> Bill:
-    """The bill that a server's answers make."""
-    from gpumap.cli.bill import lines as bills
-    from gpumap.cli.bill.window import written
-
-    def group(key: tuple[str, ...]) -> tuple[str | None, ...]:
-        match request.by:
-            case "pod":
-                return key[:2]
-            case "label":
-                return (values.get((key[0], key[1])),)
-        return key[:1]
-
-    gains = found.gains
-    lines = bills.lines_of(gains, group)
-    return bills.Bill(
-        server=server,
-        start=written(request.window.start),
-        end=written(request.window.end),
-        step_seconds=request.window.step_seconds,
-        by=request.by,
-        label=request.labelling.label if request.labelling else None,
-        price=request.price,
-        lines=lines,
-        total=bills.total_of(line.amounts for line in lines),
-        unattributed_energy=bills.energy_of_nobody(gains),
-        gap_seconds=bills.gap_seconds(gains),
-        doubted_seconds=bills.doubted_seconds(gains),
-        match=request.match,
-        warnings=tuple(_warnings(request, found.holes)),
-    )
+    async with connect(server) as connected:
+        found = await increases(connected, request.match, request.window)
+        label_of: Mapping[Pod, str] = {}
+        if request.labelling is not None:
+            label_of = await label_values(connected, request.labelling, pods_of(found.growth), request.window)
+        return bill_of(connected.url, request, found, label_of)
 
 
-def _warnings(request: Request, holes: Sequence[Hole] | None) -> Iterator[str]:
-    """What of the window the server does not hold."""
-    from gpumap.cli.bill.window import written
-
-    if holes is None:
-        matching = f" that match {request.match}" if request.match else ""
-        yield f"There are no counters of GPUs{matching}: whether the server holds all of this time is not known."
-    for first, last in (holes or ())[:_HOLES_SHOWN]:
-        yield (
-            f"Nothing of gpumap's was seen from {written(first)} to {written(last)}: what began and ended in it is not "
-            "charged."
-        )
-    if (more := len(holes or ()) - _HOLES_SHOWN) > 0:
-        yield f"There are {more} more such times."
+def _ask_for_patience(url: str) -> None:
+    if sys.stderr.isatty():
+        print(f"gpumap: asking {url}: a day of many GPUs takes seconds, a month minutes", file=sys.stderr, flush=True)
 
 
 def _text(bill: Bill, given: argparse.Namespace) -> str:

@@ -1,141 +1,174 @@
-"""What a server is asked for a bill: counters at the ends of a window, and where they did not just go on. Pure.
+"""From the increases of counters to the lines of a bill, and what the bill leaves out. Pure.
 
-A counter that goes on without a break needs two values, at its ends. So a server is asked on a grid of steps for the
-ends, and for the steps in which a series came, went, or began anew: however long the window is, no value between is
-estimated, and none is lost with the last sample of a pod that left. docs/bill.md has the reasons.
+A value that is not known is `None`, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import IntEnum
-from fractions import Fraction
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
-ABSENT_SECONDS = 300
-"""A counter that is first seen is believed to have been born so long before its step at most; see reckoning.py. As long
-as gpumap keeps the counters of what is gone, and as an agent and its successor are believed to have counted at once."""
-POD_KEYS = ("namespace", "pod", "container", "uuid")
-Key = tuple[str, ...]
+from gpumap.cli.bill.pod_labels import Labelling, Pod
+from gpumap.cli.bill.query import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Gap, Growth, Increases, Key
+from gpumap.cli.bill.window import Window, rfc3339
+
+Group = tuple[str | None, ...]
+"""The cells that name a line. `None`: pods without the label."""
+NAMESPACE, POD, LABEL = "namespace", "pod", "label"
+_GAPS_SHOWN = 5
 
 
-class Counter(NamedTuple):
-    """A counter of gpumap's. More than `most_per_second` is no truth. A clock counts seconds that have passed."""
+class Request(NamedTuple):
+    """The bill that a user wants. `match` is matchers as in PromQL; `price` is for a GPU-hour held."""
 
-    name: str
-    keys: tuple[str, ...]
-    most_per_second: int
-    clock: bool = False
-
-
-HELD = Counter("gpumap_container_allocated_gpu_seconds_total", POD_KEYS, 1, clock=True)
-USED = Counter("gpumap_container_sm_seconds_total", POD_KEYS, 1, clock=True)
-ENERGY = Counter("gpumap_container_energy_joules_total", POD_KEYS, 3000)  # watts: no GPU of today draws half of it
-MEMORY = Counter("gpumap_container_gpu_memory_byte_seconds_total", POD_KEYS, 1 << 40)
-UNATTRIBUTED = Counter("gpumap_gpu_energy_unattributed_joules_total", ("uuid",), 3000)
-GAP = Counter("gpumap_accounting_gap_seconds_total", ("uuid",), 1)
-OF_CONTAINERS = (HELD, USED, ENERGY, MEMORY)
-OF_GPUS = (UNATTRIBUTED, GAP)
-
-
-class Kind(IntEnum):
-    """What changed in a step, in the order in which it is reckoned.
-
-    WENT: not seen in it, but in the one before; the value is its last. PEAK: it began anew in it, after this value.
-    CAME: seen in it, but not in the one before. FELL: it began anew between the last sample of the step before, with
-    this value, and the first one of this step; in a long step: it fell below that value somewhere in it. LEAST: its
-    smallest value in a step in which it came. UNSURE: more may have happened in a long step.
-    """
-
-    WENT = 0
-    PEAK = 1
-    LEAST = 2
-    CAME = 3
-    FELL = 4
-    UNSURE = 5
-
-
-class Event(NamedTuple):
-    """`step`: its number; the window's first is 1, and 0 is the one that ends where the window begins. A long one has
-    the number of its last step, and is `steps` long."""
-
-    step: int
-    kind: Kind
-    value: Fraction
-    steps: int = 1
-
-
-class Asked(NamedTuple):
-    """How to ask. `match` is matchers as in PromQL. `exported`: gpumap's labels are `exported_pod` and so on, because
-    it was scraped without honorLabels."""
-
+    by: str
     match: str
-    step_seconds: int
-    exported: bool = False
+    labelling: Labelling | None
+    price: float | None
+    window: Window
 
 
-def selector(name: str, *matchers: str) -> str:
-    """A metric's series that fit all matchers; empty ones fit all series."""
-    return f"{name}{{{','.join(one for one in matchers if one)}}}"
+class Amounts(NamedTuple):
+    """GPU-seconds, joules and byte-seconds.
 
-
-def level(
-    counter: Counter, asked: Asked, *, function: str = "last_over_time", steps_ago: int = 0, of_all: str = "max"
-) -> str:
-    """The counter in a step, by key. A UUID is one device's alone: series that differ in what the scrape adds are one.
-
-    All samples of the step count, whatever the server's lookback is, and also those of a target that was then lost.
+    `held_measured` is the part of `held` on devices that report SM time, and `used_of_it` the used part of that, each
+    container on each device for itself: a container that uses more than its share makes no other one less idle.
+    `used_without_share` is the use of containers that hold no share, or an unknown one.
     """
-    ago = f" offset {steps_ago * asked.step_seconds}s" if steps_ago else ""
-    series = f"{function}({selector(counter.name, asked.match)}[{asked.step_seconds}s]{ago})"
-    if asked.exported:
-        for key in (key for key in counter.keys if key != "uuid"):
-            series = f'label_replace({series}, "{key}", "$1", "exported_{key}", "(.+)")'
-    return f"{of_all} by ({', '.join(counter.keys)}) ({series})"
+
+    held: float | None = None
+    used: float | None = None
+    energy: float | None = None
+    memory: float | None = None
+    held_measured: float | None = None
+    used_of_it: float | None = None
+    used_without_share: float | None = None
+
+    def idle(self) -> float | None:
+        """The part of what was held that was not used, of devices that report both."""
+        if not self.held_measured or self.used_of_it is None:
+            return None
+        return 1 - self.used_of_it / self.held_measured
+
+    def held_use_unknown(self) -> float | None:
+        """What was held of devices that do not report SM time."""
+        return None if self.held is None else self.held - (self.held_measured or 0.0)
 
 
-def went(counter: Counter, asked: Asked) -> str:
-    """The last value of what is seen in the step before and not in this."""
-    return f"{level(counter, asked, steps_ago=1)} unless {level(counter, asked)}"
+class Line(NamedTuple):
+    group: Group
+    amounts: Amounts
 
 
-def changes(counter: Counter, asked: Asked) -> str:
-    """All events of a step. A counter that began anew in a step cannot have gone further than the step is long; it can
-    where its predecessor was still seen, and then it fell by more than a state file that is old can explain."""
-    last, before = level(counter, asked), level(counter, asked, steps_ago=1)
-    most = level(counter, asked, function="max_over_time")
-    least = level(counter, asked, function="min_over_time", of_all="min")
-    bound = counter.most_per_second * (asked.step_seconds + 1)
-    young = 2 * bound + counter.most_per_second * ABSENT_SECONDS
-    return _named(
-        {
-            Kind.WENT: went(counter, asked),
-            Kind.PEAK: f"({most} > ({last} <= {bound})) or ({most} > ({last} <= {young}) + {bound})",
-            Kind.LEAST: f"{least} unless {before}",
-            Kind.CAME: f"{last} unless {before}",
-            Kind.FELL: f"({before} > ({most} <= {2 * bound})) or ({before} > ({most} <= {young}) + {bound})",
-        }
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A window's bill. `uncharged_seconds` are GPU-seconds; `warnings` say what may be missing."""
+
+    server: str
+    request: Request
+    lines: tuple[Line, ...]
+    total: Amounts
+    unattributed_energy: float | None
+    not_measured_seconds: float | None
+    uncharged_seconds: float
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def start(self) -> str:
+        return rfc3339(self.request.window.start)
+
+    @property
+    def end(self) -> str:
+        return rfc3339(self.request.window.end)
+
+    @property
+    def label(self) -> str | None:
+        return self.request.labelling.label if self.request.labelling else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of a group's cells."""
+        match self.request.by:
+            case "pod":
+                return NAMESPACE, POD
+            case "label":
+                return (self.label or "",)
+        return (NAMESPACE,)
+
+    def cost(self, amounts: Amounts) -> float | None:
+        price = self.request.price
+        return None if price is None or amounts.held is None else price * amounts.held / 3600
+
+
+def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[Pod, str]) -> Bill:
+    """Make the bill. `label_of` has the pods' label for `--by label`."""
+
+    def group(key: Key) -> Group:
+        match request.by:
+            case "pod":
+                return key[:2]
+            case "label":
+                return (label_of.get((key[0], key[1])),)
+        return key[:1]
+
+    charged = dict(_containers(found.growth))
+    return Bill(
+        server=server,
+        request=request,
+        lines=_lines(charged, group),
+        total=_total(charged.values()),
+        unattributed_energy=_sum(found.growth[UNATTRIBUTED].values()),
+        not_measured_seconds=_sum(found.growth[NOT_MEASURED].values()),
+        uncharged_seconds=found.uncharged_seconds,
+        warnings=tuple(_warnings(request.match, found.gaps)),
     )
 
 
-def screen(counter: Counter, asked: Asked, short_seconds: int) -> str:
-    """The events of a long step, and whether its short ones must be looked at: where a counter did not just go on."""
-    last, before = level(counter, asked), level(counter, asked, steps_ago=1)
-    least = level(counter, asked, function="min_over_time", of_all="min")
-    resets, sources = level(counter, asked, function="resets"), level(counter, asked, of_all="count")
-    earlier = level(counter, asked, of_all="count", steps_ago=1)
-    late = counter.most_per_second * (short_seconds + ABSENT_SECONDS)
-    return _named(
-        {
-            Kind.WENT: went(counter, asked),
-            Kind.CAME: f"{last} unless {before}",
-            Kind.FELL: f"{before} > {least}",
-            Kind.UNSURE: f"({resets} > 0) or ({sources} > {earlier}) or "
-            f"((({sources} > 1) or ({least} > {late})) unless {before})",
-        }
-    )
+def pods_of(growth: Growth) -> set[Pod]:
+    """The pods that the bill charges."""
+    return {(key[0], key[1]) for key, _ in _containers(growth)}
 
 
-def _named(parts: Mapping[Kind, str]) -> str:
-    named = (f'label_replace({part}, "event", "{kind.name}", "uuid", ".*")' for kind, part in parts.items())
-    return " or ".join(named)
+def _containers(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
+    """What each container on a device is charged. One that ended before the window has counters that do not grow."""
+    counters = [growth[counter] for counter in (HELD, USED, ENERGY, MEMORY)]
+    for key in dict.fromkeys(key for counter in counters for key in counter):
+        held, used, energy, memory = (counter.get(key) for counter in counters)
+        if any((held, used, energy, memory)):
+            measured, of_it = (held, min(held, used)) if held is not None and used is not None else (None, None)
+            yield key, Amounts(held, used, energy, memory, measured, of_it, used if held is None else None)
+
+
+def _lines(charged: Mapping[Key, Amounts], group: Callable[[Key], Group]) -> tuple[Line, ...]:
+    """The groups in their order; pods without the label are last."""
+    found: dict[Group, list[Amounts]] = {}
+    for key, amounts in charged.items():
+        found.setdefault(group(key), []).append(amounts)
+    order = sorted(found, key=lambda one: tuple((part is None, part or "") for part in one))
+    return tuple(Line(one, _total(found[one])) for one in order)
+
+
+def _total(parts: Iterable[Amounts]) -> Amounts:
+    """The sum of each amount, over the parts that know it."""
+    return Amounts(*(_sum(column) for column in zip(*parts, strict=True)))
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known else None
+
+
+def _warnings(match: str, gaps: tuple[Gap, ...] | None) -> Iterator[str]:
+    """The parts of the window that the server does not have."""
+    if gaps is None:
+        matching = f" that match {match}" if match else ""
+        yield f"There are no counters of GPUs{matching}: whether the server holds all of this time is not known."
+    for start, end in (gaps or ())[:_GAPS_SHOWN]:
+        yield (
+            f"Nothing of gpumap's was seen from {rfc3339(start)} to {rfc3339(end)}: what began and ended in it is not "
+            "charged."
+        )
+    if (more := len(gaps or ()) - _GAPS_SHOWN) > 0:
+        yield f"There are {more} more such times."

@@ -1,4 +1,4 @@
-"""The window that a bill is for: times as people write them, on the grid that a server is asked on."""
+"""The window of a bill: times as people write them, rounded down to the steps of a Prometheus query."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 
 SETTLED_SECONDS = 60
-"""What was measured later may still be on its way: `now`, and so long ago, mean this."""
+"""Later samples may not have arrived yet: `now` means this long ago, and a duration counts from there."""
 STEP_SECONDS_MIN = 60
-"""In shorter steps, clocks of two scrapers that differ by a scrape look like counters that go back."""
+"""In shorter steps, two scrapers whose clocks differ by a scrape look like counters that go back."""
 STEP_SECONDS_MAX = 600
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _WITHOUT_OFFSET = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?", re.ASCII)
 _UNIX = re.compile(r"\d{9,10}(\.\d+)?", re.ASCII)
 _LATEST = 253_402_300_800
-"""The year 10000, which no calendar here can write."""
+"""The year 10000. datetime cannot write it."""
 
 
 class Window(NamedTuple):
-    """From the moment `start` to the moment `end`, in Unix seconds; both are whole steps."""
+    """From `start` (exclusive) to `end` (inclusive), in Unix seconds. Both are multiples of the step."""
 
     start: int
     end: int
@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
 
 def window_of(start: str, end: str, resolution: str, now: float) -> Window:
-    """Read --from, --to and --resolution; moments between two steps are rounded down. Raises UsageError."""
+    """Read --from, --to and --resolution. Raises UsageError."""
     step = _step(resolution)
     first, last = (_floor("--from", start, step, now), _floor("--to", end, step, now))
     if first >= last:
@@ -40,29 +40,8 @@ def window_of(start: str, end: str, resolution: str, now: float) -> Window:
     return Window(first, last, step)
 
 
-def _step(resolution: str) -> int:
-    try:
-        seconds = parse_duration(resolution)
-    except ValueError as error:
-        raise UsageError(f"--resolution {resolution}: {error}") from error
-    if seconds != int(seconds) or not STEP_SECONDS_MIN <= seconds <= STEP_SECONDS_MAX:
-        least, most = STEP_SECONDS_MIN // 60, STEP_SECONDS_MAX // 60
-        raise UsageError(f"--resolution {resolution}: must be whole seconds, from {least}m to {most}m")
-    return int(seconds)
-
-
-def _floor(flag: str, text: str, step: int, now: float) -> int:
-    try:
-        moment = parse_time(text, now)
-    except ValueError as error:
-        raise UsageError(f"{flag} {text}: {error}") from error
-    if moment > now:
-        raise UsageError(f"{flag} {text}: is in the future")
-    return int(moment // step) * step
-
-
 def parse_time(text: str, now: float) -> float:
-    """Give a moment in Unix seconds: RFC 3339, a date (midnight, UTC), Unix seconds, `now`, a duration ago.
+    """Return Unix seconds for RFC 3339, a date (midnight, UTC), Unix seconds, `now`, or a duration before now.
 
     Raises ValueError.
     """
@@ -84,6 +63,27 @@ def parse_time(text: str, now: float) -> float:
         raise ValueError("is no time such as 2026-11-01, 2026-11-01T08:00:00Z, 30d (ago) or now") from None
 
 
-def written(moment: int) -> str:
-    """A moment as RFC 3339 has it, in UTC."""
+def rfc3339(moment: int) -> str:
+    """Write Unix seconds as RFC 3339, in UTC."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _step(resolution: str) -> int:
+    try:
+        seconds = parse_duration(resolution)
+    except ValueError as error:
+        raise UsageError(f"--resolution {resolution}: {error}") from error
+    if seconds != int(seconds) or not STEP_SECONDS_MIN <= seconds <= STEP_SECONDS_MAX:
+        least, most = STEP_SECONDS_MIN // 60, STEP_SECONDS_MAX // 60
+        raise UsageError(f"--resolution {resolution}: must be whole seconds, from {least}m to {most}m")
+    return int(seconds)
+
+
+def _floor(flag: str, text: str, step: int, now: float) -> int:
+    try:
+        moment = parse_time(text, now)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error
+    if moment > now:
+        raise UsageError(f"{flag} {text}: is in the future")
+    return int(moment // step) * step

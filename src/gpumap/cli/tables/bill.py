@@ -1,11 +1,11 @@
-"""`gpumap bill` as a table for people, as CSV for spreadsheets, and as values for scripts."""
+"""`gpumap bill` as a table for people, as CSV for spreadsheets, and as JSON for scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from fractions import Fraction
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from gpumap.cli.bill.lines import LABEL, Amounts, Bill, Line
+from gpumap.cli.bill.counting import LABEL, Amounts, Bill
 from gpumap.cli.tables.amounts import UNKNOWN, percent
 from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
 from gpumap.model.document import Document
@@ -13,80 +13,115 @@ from gpumap.model.text import printable
 
 VERSION = 1
 NO_LABEL = "(none)"
-"""Kubernetes lets no label have such a value; one that has it all the same is in quotes."""
+"""Kubernetes allows no label with this value. If one has it all the same, it is in quotes."""
 TOTAL = "TOTAL"
 _HOUR, _KWH, _GIB = 3600, 3_600_000, 1 << 30
-_AMOUNTS = (
-    *("held_gpu_hours", "used_gpu_hours", "idle_ratio", "held_use_unknown_gpu_hours"),
-    *("energy_kwh", "energy_joules", "memory_gib_hours"),
-)
 _FORMULA = ("=", "+", "-", "@")
 
 
+def _number(value: float | None) -> str:
+    """Two decimals, rounded half to even. A value that would round to 0 is `<0.01`."""
+    if value is None:
+        return UNKNOWN
+    hundredths = round(value * 100)
+    return "<0.01" if value and not hundredths else f"{hundredths // 100}.{hundredths % 100:02}"
+
+
+def _in(unit: int, value: float | None) -> float | None:
+    return None if value is None else value / unit
+
+
+class _Amount(NamedTuple):
+    """A value of a line: its name in CSV and JSON; its title, if the table has a column for it."""
+
+    name: str
+    read: Callable[[Amounts], float | None]
+    title: str = ""
+    show: Callable[[float | None], str] = _number
+
+
+_AMOUNTS = (
+    _Amount("held_gpu_hours", lambda of: _in(_HOUR, of.held), "GPU-HOURS HELD"),
+    _Amount("used_gpu_hours", lambda of: _in(_HOUR, of.used), "GPU-HOURS USED"),
+    _Amount("idle_ratio", Amounts.idle, "IDLE", percent),
+    _Amount("held_use_unknown_gpu_hours", lambda of: _in(_HOUR, of.held_use_unknown())),
+    _Amount("energy_kwh", lambda of: _in(_KWH, of.energy), "KWH"),
+    _Amount("energy_joules", lambda of: of.energy),
+    _Amount("memory_gib_hours", lambda of: _in(_HOUR * _GIB, of.memory)),
+)
+_SHOWN = tuple(one for one in _AMOUNTS if one.title)
+
+
 def bill_table(bill: Bill, shape: Shape) -> str:
-    """Lines, their total, and below it what the lines do not hold."""
-    titles = [name.upper() for name in bill.columns]
-    columns = [
-        *(Column(title, name=True) for title in titles),
-        *(Column("GPU-HOURS HELD"), Column("GPU-HOURS USED"), Column("IDLE"), Column("KWH")),
-        *([Column("COST")] if bill.price is not None else []),
-    ]
-    rows = [Row([*_names(line), *_cells(bill, line.amounts)]) for line in bill.lines]
-    padding = [""] * (len(titles) - 1)
-    rows.append(Row([TOTAL, *padding, *_cells(bill, bill.total)], "bold"))
+    """The lines and their total. Below: what the lines do not contain."""
+    names = [name.upper() for name in bill.columns]
+    titles = [*(one.title for one in _SHOWN), *(["COST"] if bill.request.price is not None else [])]
+    columns = [*(Column(name, name=True) for name in names), *map(Column, titles)]
+    rows = [Row([*(_name(part) for part in line.group), *_cells(bill, line.amounts)]) for line in bill.lines]
+    rows.append(Row([TOTAL, *([""] * (len(names) - 1)), *_cells(bill, bill.total)], "bold"))
     table = aligned(columns, rows, shape) if bill.lines else "No container held or used a GPU."
     return joined([table, notes(_foot(bill), shape.screen)])
 
 
 def bill_csv(bill: Bill, *, headers: bool = True) -> str:
-    """RFC 4180: a header, then a line each, numbers as they are; what is not known is empty. No line of totals."""
-    priced = bill.price is not None
-    head = ["from", "to", *_parts(bill), *_AMOUNTS, *(("price_per_gpu_hour", "cost") if priced else ())]
-    lines = [head] if headers else []
+    """RFC 4180: a header and one row for each line, with all digits. An unknown value is empty. There is no total."""
+    price = bill.request.price
+    head = ["from", "to", *_parts(bill), *(one.name for one in _AMOUNTS)]
+    rows = [[*head, *(("price_per_gpu_hour", "cost") if price is not None else ())]] if headers else []
     for line in bill.lines:
-        values: list[Fraction | None] = [*_values(line.amounts)]
-        values += [bill.price, bill.cost(line.amounts)] if priced else []
-        names = map(_name, line.group)
-        lines.append([bill.start, bill.end, *names, *("" if one is None else repr(float(one)) for one in values)])
-    return "".join(",".join(map(_quoted, cells)) + "\r\n" for cells in lines)
+        values = [one.read(line.amounts) for one in _AMOUNTS]
+        values += [price, bill.cost(line.amounts)] if price is not None else []
+        cells = ("" if value is None else repr(float(value)) for value in values)
+        rows.append([bill.start, bill.end, *map(_name, line.group), *cells])
+    return "".join(",".join(map(_quoted, cells)) + "\r\n" for cells in rows)
 
 
 def bill_values(bill: Bill) -> Document:
-    """The same for scripts. What is not known is `null`."""
-    rows = [dict(zip(_parts(bill), line.group, strict=True)) | _amounts(bill, line.amounts) for line in bill.lines]
+    """The JSON document. An unknown value is `null`."""
     return {
         "version": VERSION,
         "server": bill.server,
         "from": bill.start,
         "to": bill.end,
-        "resolution_seconds": bill.step_seconds,
-        "match": bill.match,
-        "by": bill.by,
+        "resolution_seconds": bill.request.window.step_seconds,
+        "match": bill.request.match,
+        "by": bill.request.by,
         "label": bill.label,
-        "price_per_gpu_hour": _float(bill.price),
-        "rows": rows,
+        "price_per_gpu_hour": bill.request.price,
+        "rows": [
+            dict(zip(_parts(bill), line.group, strict=True)) | _amounts(bill, line.amounts) for line in bill.lines
+        ],
         "totals": _amounts(bill, bill.total),
         "unattributed": {
-            "energy_kwh": _float(_in(bill.unattributed_energy, _KWH)),
-            "energy_joules": _float(bill.unattributed_energy),
+            "energy_kwh": _in(_KWH, bill.unattributed_energy),
+            "energy_joules": bill.unattributed_energy,
         },
-        "gap_gpu_hours": _float(_in(bill.gap_seconds, _HOUR)),
-        "not_charged_gpu_hours": _float(_in(bill.doubted_seconds, _HOUR)),
-        "used_without_share_gpu_hours": _float(_in(bill.total.used_without_share, _HOUR)),
+        "gap_gpu_hours": _in(_HOUR, bill.not_measured_seconds),
+        "not_charged_gpu_hours": _in(_HOUR, bill.uncharged_seconds),
+        "used_without_share_gpu_hours": _in(_HOUR, bill.total.used_without_share),
         "warnings": list(bill.warnings),
     }
 
 
 def _parts(bill: Bill) -> tuple[str, ...]:
-    """What a line is for, in words that no label can change."""
-    return ("label_value",) if bill.by == LABEL else bill.columns
+    """The names of a group's cells for programs: a label's name must not change them."""
+    return ("label_value",) if bill.request.by == LABEL else bill.columns
+
+
+def _amounts(bill: Bill, amounts: Amounts) -> Document:
+    return {one.name: one.read(amounts) for one in _AMOUNTS} | {"cost": bill.cost(amounts)}
+
+
+def _cells(bill: Bill, amounts: Amounts) -> list[str]:
+    cells = [one.show(one.read(amounts)) for one in _SHOWN]
+    return cells if bill.request.price is None else [*cells, _number(bill.cost(amounts))]
 
 
 def _foot(bill: Bill) -> Iterator[str]:
-    matching = f", of series with {bill.match}" if bill.match else ""
+    matching = f", of series with {bill.request.match}" if bill.request.match else ""
     yield f"From {bill.start} to {bill.end}, by {bill.server}{matching}. Energy is an estimate."
     total = bill.total
-    if blind := total.held_blindly():
+    if blind := total.held_use_unknown():
         yield (
             f"Of the GPU-hours held, {_hours(blind)} are on devices whose use is not known (MIG has no SM time): "
             "GPU-HOURS USED and IDLE are without them."
@@ -97,19 +132,15 @@ def _foot(bill: Bill) -> Iterator[str]:
             "that is not known: they are in GPU-HOURS USED, not in HELD and IDLE."
         )
     if bill.unattributed_energy is not None:
-        yield f"{_number(_in(bill.unattributed_energy, _KWH))} kWh were charged to nobody."
-    if bill.gap_seconds:
-        yield f"{_hours(bill.gap_seconds)} hours of GPUs could not be measured, and were charged to nobody."
-    if bill.doubted_seconds:
+        yield f"{_number(_in(_KWH, bill.unattributed_energy))} kWh were charged to nobody."
+    if bill.not_measured_seconds:
+        yield f"{_hours(bill.not_measured_seconds)} hours of GPUs could not be measured, and were charged to nobody."
+    if bill.uncharged_seconds:
         yield (
-            f"{_hours(bill.doubted_seconds)} GPU-hours had been counted before this server saw their counters first; "
+            f"{_hours(bill.uncharged_seconds)} GPU-hours had been counted before this server saw their counters first; "
             "when, nobody knows: they are not charged."
         )
     yield from bill.warnings
-
-
-def _names(line: Line) -> list[str]:
-    return [_name(part) or UNKNOWN for part in line.group]
 
 
 def _name(part: str | None) -> str:
@@ -118,56 +149,12 @@ def _name(part: str | None) -> str:
     return f'"{part}"' if part == NO_LABEL else part
 
 
-def _cells(bill: Bill, amounts: Amounts) -> list[str]:
-    found = [
-        _number(_in(amounts.held, _HOUR)),
-        _number(_in(amounts.used, _HOUR)),
-        percent(_float(amounts.idle())),
-        _number(_in(amounts.energy, _KWH)),
-    ]
-    return found if bill.price is None else [*found, _number(bill.cost(amounts))]
-
-
-def _values(amounts: Amounts) -> tuple[Fraction | None, ...]:
-    """As in _AMOUNTS."""
-    return (
-        _in(amounts.held, _HOUR),
-        _in(amounts.used, _HOUR),
-        amounts.idle(),
-        None if amounts.held is None else amounts.held_blindly() / _HOUR,
-        _in(amounts.energy, _KWH),
-        amounts.energy,
-        _in(amounts.memory, _HOUR * _GIB),
-    )
-
-
-def _amounts(bill: Bill, amounts: Amounts) -> Document:
-    found = dict(zip(_AMOUNTS, map(_float, _values(amounts)), strict=True))
-    return found | {"cost": _float(bill.cost(amounts))}
-
-
-def _in(value: Fraction | None, unit: int) -> Fraction | None:
-    return None if value is None else value / unit
-
-
-def _float(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def _hours(seconds: Fraction) -> str:
+def _hours(seconds: float) -> str:
     return _number(seconds / _HOUR)
 
 
-def _number(value: Fraction | None) -> str:
-    """Two decimals, rounded half to even; what would look like nothing and is not is said so."""
-    if value is None:
-        return UNKNOWN
-    hundredths = round(value * 100)
-    return "<0.01" if value and not hundredths else f"{hundredths // 100}.{hundredths % 100:02}"
-
-
 def _quoted(text: str) -> str:
-    """A cell. A spreadsheet takes a name that begins like a formula for one: a ' keeps it a name."""
+    """A cell. A spreadsheet would evaluate a name that begins like a formula; a ' before it prevents that."""
     text = printable(text)
     text = f"'{text}" if text.startswith(_FORMULA) else text
     return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text
