@@ -17,11 +17,13 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from aiohttp import web
 
 from gpumap import __version__
+from gpumap.agent.node_map import node_map
 from gpumap.agent.settings import FLAGS
 from gpumap.cli.command_line import parse, subcommands
 from gpumap.dispatch import command_parser
@@ -31,6 +33,7 @@ from tests.command import gpumap, gpumap_in_loop, one_line, run_command, run_com
 from tests.demo_process import GPUMAP, environment
 from tests.node import GIB, Node, gpu_uuid, short_directory
 from tests.processes import PlainProcesses
+from tests.snapshots import empty_node
 
 WHOLE = gpu_uuid(1)
 
@@ -400,7 +403,8 @@ def test_what_is_no_url_is_a_mistake(url: str) -> None:
 
 async def test_map_of_something_else() -> None:
     """404, another error, no JSON, JSON of something else, a cut answer: exit code 1, and one line saying which."""
-    whole = {"version": 1, "devices": [], "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
+    whole = msgspec.to_builtins(node_map(empty_node()))
+    parts = {"version": 1, "devices": [], "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
     answers: dict[str, tuple[int, str | bytes, str | None]] = {
         "down": (503, "the first collection is not finished\n", "answered 503"),
         "page": (200, "<html>", "did not answer with JSON"),
@@ -408,6 +412,7 @@ async def test_map_of_something_else() -> None:
         "list": (200, "[]", "is no gpumap of this version"),
         "other": (200, '{"version": 2}', "is no gpumap of this version"),
         "part": (200, '{"version": 1}', "is no gpumap of this version"),
+        "parts": (200, json.dumps(parts), "is no map of gpumap's"),
         "empty": (200, "", "did not answer with JSON"),
         "surrogate": (200, json.dumps(whole | {"node": {"name": "\ud800", "internal_ip": None}}), None),
     }

@@ -1,27 +1,35 @@
-"""The documents that are made of series are those of the agents that served them, as far as series tell."""
+"""The maps that are made of series are those of the agents that served them, as far as series have them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
 from gpumap.agent.metrics import GROUPS, native, self_families
+from gpumap.agent.node_map import node_map
 from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import Family, Selection, chosen, needed, question
-from gpumap.cli.fleet.gaps import nowhere, untold
-from gpumap.cli.fleet.node_results import Answers, are_mixed, duplicate_devices, found_in
-from gpumap.cli.fleet.target_matching import differ_in_own
-from gpumap.cli.fleet.targets import Node, Target, down_nodes, names_of, scraped_by_key, selection_of, targets_by_key
-from gpumap.cli.fleet.values import Told, read
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.fleet.families import Family, Selection, families_for, matchers_of_targets, question
+from gpumap.cli.fleet.results import Answers, are_mixed, duplicate_devices, gaps, gaps_of_nodes, node_results
+from gpumap.cli.fleet.targets import (
+    Node,
+    Target,
+    differ_in_own_labels,
+    down_nodes,
+    labels_by_key,
+    names_of,
+    selection_of,
+    targets_by_key,
+)
+from gpumap.cli.fleet.values import FamilyValues, read
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.namespace_filter import of_namespace
-from gpumap.model.document import Document, document
+from gpumap.model.map import DeviceEntry, NodeMap, encode
 from gpumap.model.snapshot import Node as SnapshotNode
 from gpumap.model.snapshot import Snapshot
 from tests.generated import nodes as made_nodes
@@ -52,33 +60,33 @@ def cluster_of(
     honour: bool = True,
     parts: frozenset[str] = families.ALL,
     dropped: frozenset[str] = frozenset(),
-) -> tuple[Seen, list[Node]]:
-    """What a look would see, asked of a server that knows these series; `missing` is what nodes do not tell."""
+) -> tuple[NodeMaps, list[Node]]:
+    """What a command gets from a server that has these series; `missing` is what nodes do not report."""
     stored = [one for one in series(scrapes, honour=honour) if one[0] not in dropped]
     told = [(labels, value) for name, labels, value in stored if name == families.SNAPSHOT]
     selection = selection_of([{**labels, "__name__": families.SNAPSHOT} for labels, _ in told], "")
     targets = targets_by_key(told, {}, selection)
 
-    def ask(family: Family, selection: Selection) -> Told:
+    def ask(family: Family, selection: Selection) -> FamilyValues:
         return read(family, answer(stored, family, selection), selection)
 
-    names = names_of(targets, ask(families.NODE_INFO, selection))
+    names = names_of(targets, ask(families.NODE_INFO, selection).values)
     labels = [one.labels for one in targets.values()]
-    selection = selection._replace(by_target=differ_in_own(labels), targets=scraped_by_key(targets, names))
-    asked = needed(parts)
+    selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
+    asked = families_for(parts)
     answers = Answers(targets, names, asked, {one.name: ask(one, selection) for one in asked}, selection.by_target)
     if are_mixed(answers):
         apart = selection._replace(by_target=True)
-        answers = answers._replace(told={one.name: ask(one, apart) for one in asked}, by_target=True)
-    found = found_in(answers)
+        answers = answers._replace(values={one.name: ask(one, apart) for one in asked}, by_target=True)
+    results = node_results(answers)
     missing = [
-        *(f"{one.node.shown}: {why}" for one in found for why in untold(one, parts, "")),
-        *sorted(duplicate_devices(found)),
-        *nowhere(found),
-        *(row for one in answers.told.values() for row in one.odd),
+        *(f"{one.node.shown}: {why}" for one in results for why in gaps(one, parts, "")),
+        *sorted(duplicate_devices(results)),
+        *gaps_of_nodes(results),
+        *(row for one in answers.values.values() for row in one.odd),
     ]
-    seen = Seen(tuple(one.document for one in found), tuple(missing), fleet=True)
-    return seen, [one.node for one in found]
+    found = NodeMaps(tuple(one.node_map for one in results), tuple(missing), fleet=True)
+    return found, [one.node for one in results]
 
 
 def answer(
@@ -120,30 +128,28 @@ def named(snapshot: Snapshot, name: str, address: str = "") -> Snapshot:
     return replace(snapshot, node=SnapshotNode(name, address))
 
 
-def shown(device: Document) -> Document:
-    """What series tell of a device."""
-    told = {key: device[key] for key in ("uuid", "mig_profile", "memory", "holders")}
-    told |= {key: device[key] for key in ("gpu_uuid", "index", "model") if device["memory"]}
-    users = [{k: v for k, v in user.items() if "controller" not in k and k != "owner"} for user in device["users"]]
-    owners = {one["owner"]: one["memory_bytes"] for one in device["owners"] if one["memory_bytes"]}
-    return {**told, "users": users, "owners": owners if device["memory"] else {}}
+def shown(device: DeviceEntry) -> dict[str, Any]:
+    """What series have of a device."""
+    same = {name: getattr(device, name) for name in ("uuid", "mig_profile", "memory", "holders")}
+    same |= {name: getattr(device, name) for name in ("gpu_uuid", "index", "model") if device.memory}
+    users = [msgspec.structs.replace(one, memory_controller_busy_ratio=None, owner="") for one in device.users]
+    owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
+    return {**same, "users": users, "owners": owners if device.memory else {}}
 
 
-def same(found: Document, agents: Document) -> None:
-    """Both say the same of devices, slots on none, and sources."""
-    VALIDATOR.validate(json.loads(json.dumps(found)))
-    expected = {one["uuid"]: shown(one) for one in agents["devices"]}
-    assert {one["uuid"]: shown(one) for one in found["devices"]} == {
-        uuid: one for uuid, one in expected.items() if uuid in {one["uuid"] for one in found["devices"]}
+def same(found: NodeMap, agents: NodeMap) -> None:
+    """Both have the same devices, unmatched slots and sources."""
+    VALIDATOR.validate(msgspec.json.decode(encode(found)))
+    expected = {one.uuid: shown(one) for one in agents.devices}
+    assert {one.uuid: shown(one) for one in found.devices} == {
+        uuid: one for uuid, one in expected.items() if uuid in {one.uuid for one in found.devices}
     }
-    lost = [one for one in agents["devices"] if one["uuid"] not in {one["uuid"] for one in found["devices"]}]
-    assert not [one for one in lost if one["holders"] or one["users"] or one["memory"]]
-    assert {tuple(one.items()) for one in found["unmatched"]} == {tuple(one.items()) for one in agents["unmatched"]}
-    assert [(one["source"], one["up"]) for one in found["sources"]] == [
-        (one["source"], one["up"]) for one in agents["sources"]
-    ]
-    assert found["capabilities"] == agents["capabilities"]
-    assert (found["timestamp"], found["node"]) == (agents["timestamp"], agents["node"])
+    lost = [one for one in agents.devices if one.uuid not in {one.uuid for one in found.devices}]
+    assert not [one for one in lost if one.holders or one.users or one.memory]
+    assert {*found.unmatched} == {*agents.unmatched}
+    assert [(one.source, one.up) for one in found.sources] == [(one.source, one.up) for one in agents.sources]
+    assert found.capabilities == agents.capabilities
+    assert (found.timestamp, found.node) == (agents.timestamp, agents.node)
 
 
 @pytest.mark.parametrize("honour", [True, False])
@@ -152,18 +158,18 @@ def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
     """Whether labels are honoured or not, and whether targets have those of the operator or none."""
     snapshot = named(busy_node(), "node-1", "10.0.0.1")
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
-    same(seen.documents[0], document(snapshot))
+    same(seen.maps[0], node_map(snapshot))
 
 
 @given(made_nodes())
 @settings(max_examples=40)
 def test_any_node(node: TestNode) -> None:
-    """Whatever a node is like, its series make its document again."""
+    """Whatever a node is like, its series make its map again."""
     node.collect()
     snapshot = node.collect()
     seen, _ = cluster_of((snapshot, target("a:1", node="node-a")), honour=False)
-    (found,) = seen.documents
-    same(found, document(snapshot))
+    (found,) = seen.maps
+    same(found, node_map(snapshot))
     for table in (map_table, top_table, waste_table):
         assert table(seen, Shape(wide=True))
 
@@ -178,6 +184,12 @@ def node_of(name: str, first: int, namespace: str = "ml") -> Snapshot:
     return named(node.collect(), name)
 
 
+def sums(answer: NodeMaps) -> dict[str, Any]:
+    """The sums of `waste`."""
+    found: dict[str, Any] = msgspec.to_builtins(waste_values(answer, Shape()))["sums"]
+    return found
+
+
 def test_nodes_of_a_cluster_in_one_table() -> None:
     """Rows of all nodes stand together, and say which they are of; sums are of all."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
@@ -185,15 +197,18 @@ def test_nodes_of_a_cluster_in_one_table() -> None:
     table = top_table(seen, Shape(order="node"))
     assert [line.split()[0] for line in table.splitlines() if "GiB" in line] == ["gpu-1"] * 2 + ["gpu-2"] * 2
     assert table.startswith("NODE ")
-    rows = top_values(seen, Shape(order="sm"))
+    rows = msgspec.to_builtins(top_values(seen, Shape(order="sm")))
     assert [row["node"] for row in rows["rows"]][:2] == ["gpu-1", "gpu-2"]
     assert [node["name"] for node in rows["nodes"]] == ["gpu-1", "gpu-2"]
-    each = [waste_values(Seen((one,)), Shape())["sums"] for one in seen.documents]
-    assert waste_values(seen, Shape())["sums"] == {key: each[0][key] + each[1][key] for key in each[0]}
+    each = [sums(NodeMaps((one,))) for one in seen.maps]
+    assert sums(seen) == {key: each[0][key] + each[1][key] for key in each[0]}
     waste = waste_table(seen, Shape())
     assert waste.count("uses what it was not assigned: 1 process\n") == 2
     assert "PID" not in waste
-    assert [one["node"]["name"] for one in map_values(seen, Shape())["nodes"]] == ["gpu-1", "gpu-2"]
+    assert [one["node"]["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
+        "gpu-1",
+        "gpu-2",
+    ]
 
 
 def test_one_namespace() -> None:
@@ -206,7 +221,7 @@ def test_one_namespace() -> None:
     assert "shell" not in table
     assert map_names(seen, Shape()) == [("web", "gpu-2-train")]
     assert map_names(both, Shape())[:2] == [("ml", "gpu-1-train"), ("dev", "gpu-1-shell")]
-    assert waste_values(seen, Shape())["sums"]["squatter_bytes"] == 0
+    assert sums(seen)["squatter_bytes"] == 0
     nothing = of_namespace(both, "no")
     assert map_table(nothing, Shape(namespace="no")).startswith("Nothing in namespace no holds or uses a GPU.")
 
@@ -220,7 +235,7 @@ def test_two_servers_that_scrape_the_same() -> None:
     for scrapes in (replicas, jobs):
         seen, nodes = cluster_of(*scrapes)
         assert [node.shown for node in nodes] == ["gpu-1"]
-        assert seen.documents[0]["devices"] == alone.documents[0]["devices"]
+        assert seen.maps[0].devices == alone.maps[0].devices
 
 
 def test_nodes_of_one_name_in_two_clusters() -> None:
@@ -231,7 +246,7 @@ def test_nodes_of_one_name_in_two_clusters() -> None:
         (node_of("gpu-2", 2), target("b:1", cluster="west")),
     )
     assert [node.shown for node in nodes] == ["east/gpu-1", "gpu-2", "west/gpu-1"]
-    assert [len(one["devices"]) for one in seen.documents] == [1, 1, 1]
+    assert [len(one.devices) for one in seen.maps] == [1, 1, 1]
 
 
 def test_a_gpu_of_two_nodes_is_doubted() -> None:
@@ -246,13 +261,13 @@ def test_an_agent_that_was_replaced() -> None:
     new = replace(new, at=new.at._replace(wall=new.at.wall + 5))
     seen, nodes = cluster_of((old, target("a:1", pod="gpumap-a")), (new, target("b:1", pod="gpumap-b")))
     assert len(nodes) == 1
-    assert seen.documents[0]["timestamp"] == new.at.wall
+    assert seen.maps[0].timestamp == new.at.wall
 
 
 def test_who_does_not_answer() -> None:
     """Targets that are down are called by their nodes; not those whose node answers by another one."""
     seen, nodes = cluster_of((node_of("gpu-1", 0), target("a:1", node="gpu-1")))
-    assert seen.documents
+    assert seen.maps
     rows = [target("z:1", node="gpu-1"), target("c:1", node="gpu-3"), {"job": "gpumap", "instance": "d:1"}]
     there = {nodes[0].keys[0]: Target(target("a:1", node="gpu-1"), 0.0)}
     assert [down.shown for down in down_nodes(rows, there, nodes)] == ["d:1", "gpu-3"]
@@ -261,8 +276,8 @@ def test_who_does_not_answer() -> None:
 def test_many_broken_nodes_do_not_fill_the_screen() -> None:
     """What many have in common is one line, and of what is left there are twenty."""
     seen, _ = cluster_of(*((node_of(f"gpu-{number}", number), target(f"{number}:1")) for number in range(3)))
-    broken = tuple({**one, "capabilities": {}} for one in seen.documents)
-    table = map_table(Seen(broken, tuple(f"node {number}: is away" for number in range(300)), fleet=True), Shape())
+    broken = tuple(msgspec.structs.replace(one, capabilities={}) for one in seen.maps)
+    table = map_table(NodeMaps(broken, tuple(f"node {number}: is away" for number in range(300)), fleet=True), Shape())
     assert "\n3 nodes, gpu-0, gpu-1, gpu-2: Processes of other containers are not visible" in table
     assert table.count(": is away") == 20
     assert table.endswith("and 280 more of the kind\n")
@@ -271,9 +286,9 @@ def test_many_broken_nodes_do_not_fill_the_screen() -> None:
 @pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300"])
 def test_values_that_are_none(text: str) -> None:
     """Bytes are whole and not negative; what is not so is not known, and said."""
-    told = read(families.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
-    assert told.values == {}
-    assert told.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text}",)
+    found = read(families.USED, [({"uuid": "GPU-1", "pod": "p"}, (0.0, text))], Selection("", (), frozenset()))
+    assert found.values == {}
+    assert found.odd == (f"gpumap_container_gpu_memory_used_bytes{{pod=p, uuid=GPU-1}} is {text}",)
 
 
 def test_questions() -> None:
@@ -292,4 +307,4 @@ def test_questions() -> None:
     )
     assert question(families.GPU_DOWN, selection) == 'max by (uuid, instance) (gpumap_gpu_up{cluster="a"}) == 0'
     odd: list[Any] = [{"instance": 'a.b:1"|\\'}]
-    assert list(chosen(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']
+    assert list(matchers_of_targets(odd, ("instance",))) == ['instance=~"a\\\\.b:1\\"\\\\|\\\\\\\\"']

@@ -1,4 +1,4 @@
-"""Many targets of many clusters: whatever their labels, each node's document is what its own agent says."""
+"""Many targets of many clusters: whatever their labels, each node's map is what its own agent says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.cli.fleet.families import chosen
+from gpumap.agent.node_map import node_map
+from gpumap.cli.fleet.families import matchers_of_targets
 from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
-from gpumap.model.document import document
 from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.test_fleet import Scrape, cluster_of, named, node_of, target
@@ -21,7 +21,7 @@ from tests.test_fleet_truth import shown_of, told_of
 @settings(max_examples=40)
 def test_any_cluster(data: st.DataObject) -> None:
     """Nodes of one to three clusters, whose targets have the labels that theirs have, each scraped by one or two
-    servers: every node's document is what its agent says."""
+    servers: every node's map is what its agent says."""
     honour = data.draw(st.booleans())
     scrapes: list[Scrape] = []
     expected = {}
@@ -34,11 +34,11 @@ def test_any_cluster(data: st.DataObject) -> None:
         of_target = {**kind, "instance": f"{number}:1", "cluster": cluster}
         replicas = data.draw(st.sampled_from([[""], ["a"], ["a", "b"]]))
         scrapes += [(snapshot, {**of_target, "prometheus_replica": one} if one else of_target) for one in replicas]
-        expected[gpu_uuid(number)] = told_of(document(snapshot))
+        expected[gpu_uuid(number)] = told_of(node_map(snapshot))
     seen, nodes = cluster_of(*scrapes, honour=honour)
     assert seen.missing == ()
-    found = {one["devices"][0]["uuid"]: told_of(one) for one in seen.documents}
-    assert all(one.pop("node")["name"].endswith(expected[uuid].pop("node")["name"]) for uuid, one in found.items())
+    found = {one.devices[0].uuid: told_of(one) for one in seen.maps}
+    assert all(one.pop("node").name.endswith(expected[uuid].pop("node").name) for uuid, one in found.items())
     assert found == expected
     assert len({node.shown for node in nodes}) == len(expected)
 
@@ -57,7 +57,7 @@ def test_targets_whose_labels_differ(honour: bool) -> None:
     """One has a `pod`, the other has not: a label that was not moved is a series' own, where its target has none."""
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 1, "web")
     seen, _ = cluster_of((one, target("a:1")), (two, {"job": "g", "instance": "b:1", "namespace": "x"}), honour=honour)
-    assert [told_of(found) for found in seen.documents] == [told_of(document(one)), told_of(document(two))]
+    assert [told_of(found) for found in seen.maps] == [told_of(node_map(one)), told_of(node_map(two))]
     assert seen.missing == ()
 
 
@@ -68,10 +68,10 @@ def test_targets_that_differ_in_their_pod_alone(honour: bool) -> None:
         (node_of(f"gpu-{number}", number), target("10.0.0.1:9401", pod=f"gpumap-{number}")) for number in range(2)
     ]
     seen, _ = cluster_of(*scrapes, honour=honour)
-    assert [told_of(found)["devices"] for found in seen.documents] == [
-        told_of(document(snapshot))["devices"] for snapshot, _ in scrapes
+    assert [told_of(found)["devices"] for found in seen.maps] == [
+        told_of(node_map(snapshot))["devices"] for snapshot, _ in scrapes
     ]
-    assert list(chosen([scrapes[0][1]], ("instance",))) == ['instance=~"10\\\\.0\\\\.0\\\\.1:9401"']
+    assert list(matchers_of_targets([scrapes[0][1]], ("instance",))) == ['instance=~"10\\\\.0\\\\.0\\\\.1:9401"']
 
 
 def seeing(*, visible: bool, later: float = 0.0) -> Snapshot:
@@ -91,8 +91,8 @@ def test_two_agents_that_see_differently(sees: bool, honour: bool) -> None:
     old, new = seeing(visible=not sees), seeing(visible=sees, later=5.0)
     seen, nodes = cluster_of((old, target("a:1", service="a")), (new, target("b:1", service="b")), honour=honour)
     assert len(nodes) == 1
-    assert told_of(seen.documents[0]) == told_of(document(new))
-    assert shown_of(seen.documents[0]) == shown_of(document(new))
+    assert told_of(seen.maps[0]) == told_of(node_map(new))
+    assert shown_of(seen.maps[0]) == shown_of(node_map(new))
 
 
 def test_two_agents_that_serve_differently() -> None:
@@ -100,7 +100,7 @@ def test_two_agents_that_serve_differently() -> None:
     one, two = seeing(visible=True), seeing(visible=True, later=5.0)
     alone, _ = cluster_of((two, target("b:1", service="b")))
     both, _ = cluster_of((one, target("a:1", service="a")), (two, target("b:1", service="b")))
-    assert both.documents == alone.documents
+    assert both.maps == alone.maps
 
 
 def test_clusters_that_differ_in_their_job_alone() -> None:
@@ -108,7 +108,7 @@ def test_clusters_that_differ_in_their_job_alone() -> None:
     one, two = node_of("gpu-1", 0), renamed(node_of("gpu-1", 0, "web"))
     seen, nodes = cluster_of((one, target("a:1", job="east")), (two, target("b:1", job="west")))
     assert [node.shown for node in nodes] == ["east/gpu-1", "west/gpu-1"]
-    assert [len(found["devices"]) for found in seen.documents] == [1, 1]
+    assert [len(found.devices) for found in seen.maps] == [1, 1]
 
 
 def renamed(snapshot: Snapshot) -> Snapshot:
@@ -125,7 +125,7 @@ def test_a_gpu_that_two_nodes_have() -> None:
     one, two = node_of("gpu-1", 0), node_of("gpu-2", 0)
     seen, _ = cluster_of((one, target("a:1")), (two, target("b:1")))
     assert seen.missing == (gpu_uuid(0),)
-    assert [told_of(found) for found in seen.documents] == [told_of(document(one)), told_of(document(two))]
+    assert [told_of(found) for found in seen.maps] == [told_of(node_map(one)), told_of(node_map(two))]
 
 
 def test_nodes_stay_one_where_they_are_told_before_their_gpus() -> None:

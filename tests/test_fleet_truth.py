@@ -7,18 +7,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.metrics import GROUPS
+from gpumap.agent.node_map import node_map
 from gpumap.cli.inspect.grants import grants
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.inspect import inspect_table, inspect_values
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
-from gpumap.model.document import Document, document
+from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.generated import nodes as made_nodes
 from tests.golden import captures
@@ -33,49 +35,50 @@ KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BA
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def told_of(found: Document) -> dict[str, Any]:
-    """What series tell of a node."""
+def told_of(found: NodeMap) -> dict[str, Any]:
+    """What series have of a node."""
+    names = ("nameless_gpus", "driver", "capabilities", "remedies", "node", "timestamp")
     return {
-        "devices": {one["uuid"]: _device(one) for one in found["devices"] if _has_series(one)},
-        "gpus": {one["uuid"]: _gpu(one) for one in found["gpus"]},
-        "pods": sorted(one["pod"] for one in found["pods"]),
-        "unmatched": Counter(str(sorted(one.items())) for one in found["unmatched"]),
-        "sources": [(one["source"], one["up"], one["last_success"]) for one in found["sources"]],
-        **{name: found[name] for name in ("nameless_gpus", "driver", "capabilities", "remedies", "node", "timestamp")},
+        "devices": {one.uuid: _device(one) for one in found.devices if _has_series(one)},
+        "gpus": {one.uuid: _gpu(one) for one in found.gpus},
+        "pods": sorted(one.pod for one in found.pods),
+        "unmatched": Counter(map(repr, found.unmatched)),
+        "sources": [(one.source, one.up, one.last_success) for one in found.sources],
+        **{name: getattr(found, name) for name in names},
     }
 
 
-def _has_series(device: Document) -> bool:
-    return device["gpu_uuid"] is not None or device["holders_known"] or bool(device["owners"] or device["allocatable"])
+def _has_series(device: DeviceEntry) -> bool:
+    return device.gpu_uuid is not None or device.holders_known or bool(device.owners or device.allocatable)
 
 
-def _device(device: Document) -> Document:
-    names = (*("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id"),)
-    found: Document = {name: device[name] for name in (*names, "allocatable", "holders", "holders_known")}
+def _device(device: DeviceEntry) -> dict[str, Any]:
+    names = ("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id")
+    found = {name: getattr(device, name) for name in (*names, "allocatable", "holders", "holders_known")}
     found["memory"] = _memory(device)
-    found["users"] = [{k: v for k, v in one.items() if "controller" not in k} for one in device["users"]]
-    owners = {one["owner"]: (one["memory_bytes"] or 0, one["processes"] or 0) for one in device["owners"]}
+    found["users"] = [msgspec.structs.replace(one, memory_controller_busy_ratio=None) for one in device.users]
+    owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
-    return found | {"use_known": bool(device["owners"])}
+    return found | {"use_known": bool(device.owners)}
 
 
-def _memory(one: Document) -> tuple[int, int] | None:
-    return (one["memory"]["total_bytes"], one["memory"]["used_bytes"]) if one["memory"] else None
+def _memory(one: DeviceEntry | GpuEntry) -> tuple[int, int | None] | None:
+    return (one.memory.total_bytes, one.memory.used_bytes) if one.memory else None
 
 
-def _gpu(gpu: Document) -> Document:
+def _gpu(gpu: GpuEntry) -> dict[str, Any]:
     names = ("index", "minor", "pci_bus_id", "model", "partitioned", "up", "fault", "remedy", "utilization_ratio")
-    return {name: gpu[name] for name in names} | {"memory": _memory(gpu)}
+    return {name: getattr(gpu, name) for name in names} | {"memory": _memory(gpu)}
 
 
-def shown_of(found: Document) -> dict[str, Any]:
+def shown_of(found: NodeMap) -> dict[str, Any]:
     """What tables show of a node, without the names of leftovers' pods, which no series tells."""
-    seen = Seen((found,))
+    seen = NodeMaps((found,))
     top: Counter[tuple[str, str, str]] = Counter()
-    for row in top_values(seen, Shape())["rows"]:
+    for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
         top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
         top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
-    waste = waste_values(seen, Shape())
+    waste = msgspec.to_builtins(waste_values(seen, Shape()))
     findings: Counter[str] = Counter()
     for row in waste["findings"]:
         of_pod = () if row["finding"] == "leftover" else ("pod", "granted_bytes", "gpus", "waste_bytes")
@@ -85,7 +88,7 @@ def shown_of(found: Document) -> dict[str, Any]:
         "top": {key: value for key, value in top.items() if value},
         "findings": dict(findings),
         "sums": waste["sums"],
-        "inspect": inspect_values(grants(seen), ()),
+        "inspect": msgspec.to_builtins(inspect_values(grants(seen), ())),
         "inspect table": inspect_table(grants(seen), details=True, used=True),
     }
 
@@ -93,8 +96,8 @@ def shown_of(found: Document) -> dict[str, Any]:
 def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     """The series of one node make its own document again, and all tables show the same of both."""
     seen, _ = cluster_of((snapshot, of_target), honour=honour)
-    (found,) = seen.documents
-    own = document(snapshot)
+    (found,) = seen.maps
+    own = node_map(snapshot)
     assert told_of(found) == told_of(own)
     assert shown_of(found) == shown_of(own)
     assert seen.missing == ()
@@ -127,8 +130,8 @@ def test_a_gpu_without_a_device() -> None:
     snapshot = node.collect()
     agree(snapshot, target("a:1"), honour=True)
     seen, _ = cluster_of((snapshot, target("a:1")))
-    assert [gpu["index"] for gpu in seen.documents[0]["gpus"]] == [0, 1]
-    assert [gpu["index"] for gpu in seen.documents[0]["nameless_gpus"]] == [2]
+    assert [gpu.index for gpu in seen.maps[0].gpus] == [0, 1]
+    assert [gpu.index for gpu in seen.maps[0].nameless_gpus] == [2]
     assert ">=" in inspect_table(grants(seen))
 
 
@@ -141,7 +144,7 @@ def test_a_kubelet_that_is_away_for_long() -> None:
     snapshot = node.collect()
     agree(snapshot, target("a:1"), honour=True)
     seen, _ = cluster_of((snapshot, target("a:1")))
-    assert not seen.documents[0]["devices"][0]["holders_known"]
+    assert not seen.maps[0].devices[0].holders_known
 
 
 def test_an_init_container_beside_what_nobody_can_name() -> None:
@@ -189,10 +192,10 @@ def test_what_is_not_served_is_said(dropped: frozenset[str], says: list[str]) ->
     seen, _ = cluster_of((node_of("n", 0), target("a:1", node="n")), dropped=dropped)
     assert len(seen.missing) == len(says), seen.missing
     assert all(one.startswith(start) for one, start in zip(seen.missing, says, strict=True)), seen.missing
-    (found,) = seen.documents
-    for device in found["devices"]:
-        assert device["holders_known"] is ("gpumap_device_holders" not in dropped)
-        assert bool(device["owners"]) is ("gpumap_device_processes" not in dropped)
+    (found,) = seen.maps
+    for device in found.devices:
+        assert device.holders_known is ("gpumap_device_holders" not in dropped)
+        assert bool(device.owners) is ("gpumap_device_processes" not in dropped)
 
 
 def test_a_device_of_which_no_node_tells() -> None:
@@ -208,7 +211,7 @@ def test_no_table_shows_a_zero_for_what_is_not_served() -> None:
     scrape = (node_of("n", 0), target("a:1", node="n"))
     for group in ("allocation", "use"):
         seen, _ = cluster_of(scrape, dropped=names(group))
-        assert None in waste_values(seen, Shape())["sums"].values(), group
+        assert None in msgspec.to_builtins(waste_values(seen, Shape()))["sums"].values(), group
     seen, _ = cluster_of(scrape, dropped=names("allocation"))
     assert "0/80" not in inspect_table(grants(seen))
     assert "No waste was found" not in waste_table(seen, Shape())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from gpumap.cli.fleet import families
 from gpumap.cli.inspect.report import inspect_report
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS, Report
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.cli.tables import Shape
@@ -40,7 +40,7 @@ def shapes(command: str) -> Iterator[tuple[str, Shape]]:
             yield form, Shape(wide=form == "wide", order=order)
 
 
-def shown(report: Report, form: str, shape: Shape, seen: Seen) -> object:
+def shown(report: Report, form: str, shape: Shape, seen: NodeMaps) -> object:
     """What is printed, and what is told beside it."""
     beside = report.notes(seen) if report.notes else None
     match form:
@@ -57,9 +57,9 @@ class Look:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._scrape = (snapshot, target("a:1", node="node-1"))
-        self._seen: dict[frozenset[str], Seen] = {}
+        self._seen: dict[frozenset[str], NodeMaps] = {}
 
-    def of(self, parts: frozenset[str]) -> Seen:
+    def of(self, parts: frozenset[str]) -> NodeMaps:
         if parts not in self._seen:
             self._seen[parts] = cluster_of(self._scrape, parts=parts)[0]
         return self._seen[parts]

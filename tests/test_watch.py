@@ -16,12 +16,14 @@ import termios
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
+from gpumap.agent.node_map import node_map
 from gpumap.cli.terminal import cells
-from gpumap.model.document import Document, document
 from tests.agent import PATIENCE_SECONDS, Agent, run_agent
 from tests.command import run_command_in_loop
 from tests.demo_process import GPUMAP, environment
@@ -117,7 +119,7 @@ class FakeAgent:
     """An agent whose answer the test chooses; `None` is an agent that is being rolled out."""
 
     def __init__(self) -> None:
-        self.answer: Document | None = document(busy_node(3))
+        self.answer: dict[str, Any] | None = msgspec.to_builtins(node_map(busy_node(3)))
         self.url = ""
 
     async def respond(self, _: web.Request) -> web.Response:
@@ -190,7 +192,7 @@ async def test_an_answer_that_is_no_map(fake: FakeAgent, command: str) -> None:
     """JSON that looks like a map and is none: one line, exit code 1, no traceback."""
     answers: tuple[object, ...] = (5, [5], [{}], None)
     for devices in answers:
-        fake.answer = document(busy_node(2)) | {"devices": devices}
+        fake.answer = msgspec.to_builtins(node_map(busy_node(2))) | {"devices": devices}
         done = await run_command_in_loop(command, "--url", fake.url)
         assert (done.returncode, done.stdout) == (1, "")
         assert "is no map of gpumap's" in done.stderr

@@ -13,6 +13,7 @@ from gpumap.cli.kubectl.agents import agents_of
 from gpumap.cli.kubectl.source import SELECTOR
 from tests.deploy.chart import CHART, Manifest, container_of, helm, is_hook, refusal, render, render_all, settings
 from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
+from tests.shells.api_server import listed
 
 BUILT_IN_KINDS = {"DaemonSet", "Service", "ServiceAccount"}
 OFTEN = (
@@ -133,17 +134,17 @@ def test_the_plugin_finds_the_charts_agents(values: tuple[str, ...]) -> None:
     assert pod["metadata"]["labels"][name] == value
     (port,) = pod["spec"]["containers"][0]["ports"]
     port["containerPort"] = 9500
-    (agent,) = agents_of([pod])
+    (agent,) = agents_of(listed(pod))
     assert (agent.node, agent.port, agent.https, agent.why_not) == ("gpu-1", 9500, False, "")
     port["name"] = "other"
-    (agent,) = agents_of([pod])
+    (agent,) = agents_of(listed(pod))
     assert f":{agent.port}" == next(flag.default for flag in FLAGS if flag.name == "--listen")
 
 
 @pytest.mark.parametrize("values", [("tls.secretName=a",), ("webConfig.secretName=a", "webConfig.tls=true")])
 def test_the_plugin_sees_that_an_agent_speaks_tls(values: tuple[str, ...]) -> None:
     """By the scheme of its probes."""
-    (agent,) = agents_of([agent_pod(render(*values))])
+    (agent,) = agents_of(listed(agent_pod(render(*values))))
     assert agent.https
 
 

@@ -1,7 +1,7 @@
 """A server that plays the part of the Kubernetes API which `kubectl gpumap` needs, for the real kubectl.
 
 It speaks TLS with a certificate of its own, knows users by their tokens, lists pods by label, node and namespace, a
-page at a time, and hands `pods/proxy` on to agents: running ones, or documents and failures that a test gives.
+page at a time, and hands `pods/proxy` on to agents: running ones, or maps and failures that a test gives.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from gpumap.cli.kubectl.agents import Pod, pod_list
 from tests.certificates import make_certificate
 
 LABELS = {"app.kubernetes.io/name": "gpumap", "app.kubernetes.io/instance": "gpumap"}
@@ -199,6 +200,11 @@ def _status(code: int, message: str, reason: str = "") -> web.Response:
     return web.json_response(body, status=code)
 
 
-def map_of(document: Mapping[str, Any], node: str) -> bytes:
+def map_of(found: Mapping[str, Any], node: str) -> bytes:
     """A map as another node would answer it."""
-    return json.dumps({**document, "node": {**document["node"], "name": node}}).encode()
+    return json.dumps({**found, "node": {**found["node"], "name": node}}).encode()
+
+
+def listed(*pods: Mapping[str, Any]) -> tuple[Pod, ...]:
+    """Pods as the API server lists them."""
+    return pod_list(json.dumps({"items": pods}).encode()).items or ()

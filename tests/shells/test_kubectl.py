@@ -18,11 +18,11 @@ import aiohttp
 import pytest
 
 from gpumap import __version__
-from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node
+from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import proxying
-from gpumap.cli.kubectl.reasons import RULE
+from gpumap.cli.kubectl.source import RULE
+from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, listed, map_of
 from tests.demo_process import GPUMAP, demo, environment, fetch
-from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, map_of
 from tests.test_watch import HOME, on_terminal
 from tests.tools import tool
 
@@ -221,9 +221,10 @@ async def test_a_server_below_a_path(cluster: Cluster) -> None:
 # --- what is missing is said ------------------------------------------------------------------------------------------
 
 
-async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster) -> None:
+async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster, demos: dict[str, str]) -> None:
     """With the reason, and for one that is forbidden with the rule to ask for; the others are shown, and 1 is given."""
     pods = cluster.api.pods
+    found = json.loads(fetch(f"{demos['gpu-1']}/api/v1/map")[0])
     pods += [
         PlayedPod("gpu-3", "gpumap-away"),
         PlayedPod("gpu-4", "gpumap-crashing", waiting="CrashLoopBackOff"),
@@ -232,6 +233,7 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster) -> None:
         PlayedPod("gpu-7", "gpumap-slow", hangs=True),
         PlayedPod("gpu-8", "gpumap-closed", (401, "this page takes a user and a password\n")),
         PlayedPod("gpu-9", "gpumap-certified", (403, "this page takes a client certificate\n")),
+        PlayedPod("odd", "gpumap-odd", map_of({**found, "devices": [1]}, "odd")),
     ]
     cluster.api.forbidden.add(("jane", "get pods/proxy", "gpu-2"))
     done = await cluster.run("top", "-A", "--request-timeout=3s")
@@ -248,12 +250,13 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster) -> None:
         "node gpu-7: its agent did not answer within 3 s",
         "node gpu-8: its agent asks for a password, which the API server does not pass on: look through `kubectl",
         "node gpu-9: its agent asks for a client certificate, which the API server does not pass on: look through",
+        "node odd: what its agent answered is no map of gpumap's",
     ):
         assert sentence in said
     told = await cluster.run("top", "-A", "--request-timeout", "3s", "-o", "json")
     assert told.returncode == 1
-    assert len(json.loads(told.stdout)["missing"]) == 8
-    assert told.stderr.count("node gpu-") == 8
+    assert len(json.loads(told.stdout)["missing"]) == 9
+    assert told.stderr.count("missing: node ") == 9
 
 
 async def test_nobody_answers(cluster: Cluster) -> None:
@@ -424,9 +427,9 @@ def _proxies(cluster: Cluster) -> list[int]:
 
 async def test_a_cluster_of_many_nodes(cluster: Cluster, demos: dict[str, str]) -> None:
     """Pods are listed a page at a time, and every node is in the answer."""
-    document = json.loads(fetch(f"{demos['gpu-1']}/api/v1/map")[0])
+    found = json.loads(fetch(f"{demos['gpu-1']}/api/v1/map")[0])
     names = [f"node-{number:04}" for number in range(600)]
-    cluster.api.pods = [PlayedPod(name, f"gpumap-{name}", map_of(document, name)) for name in names]
+    cluster.api.pods = [PlayedPod(name, f"gpumap-{name}", map_of(found, name)) for name in names]
     told = await cluster.json("top", "-A")
     assert {row["node"] for row in told["rows"]} == set(names)
     assert cluster.api.asked.count("GET /api/v1/pods") == 2
@@ -460,11 +463,13 @@ async def test_the_proxy_passes_on_what_is_asked_alone(cluster: Cluster, monkeyp
 def test_the_agent_of_a_pod() -> None:
     """Its port is the one that is called metrics, over TLS where its probe says so; without one the default."""
     pod = PlayedPod("n", "a", port=9500).as_json()
-    assert [agent.path for agent in agents_of([pod])] == ["/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"]
+    assert [agent.path for agent in agents_of(listed(pod))] == [
+        "/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"
+    ]
     pod["spec"]["containers"][0]["readinessProbe"] = {"httpGet": {"scheme": "HTTPS"}}
-    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/https:a:9500/proxy/api/v1/map"
+    assert agents_of(listed(pod))[0].path == "/api/v1/namespaces/gpumap/pods/https:a:9500/proxy/api/v1/map"
     pod["spec"]["containers"][0]["ports"] = []
-    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/a:9401/proxy/api/v1/map"
+    assert agents_of(listed(pod))[0].path == "/api/v1/namespaces/gpumap/pods/a:9401/proxy/api/v1/map"
 
 
 def test_a_pod_that_is_not_there_yet_or_no_longer() -> None:
@@ -473,10 +478,10 @@ def test_a_pod_that_is_not_there_yet_or_no_longer() -> None:
     leaving = PlayedPod("n", "a", leaving=True).as_json()
     nowhere = PlayedPod("", "a", phase="Pending").as_json()
     waits = PlayedPod("n", "a", phase="Pending", waiting="ImagePullBackOff").as_json()
-    assert agents_of([over, leaving, nowhere]) == []
-    assert [agent.why_not for agent in agents_of([waits])] == ["is not running (ImagePullBackOff)"]
+    assert agents_of(listed(over, leaving, nowhere)) == []
+    assert [agent.why_not for agent in agents_of(listed(waits))] == ["is not running (ImagePullBackOff)"]
     waits["status"] = {"phase": "Pending"}
-    assert [agent.why_not for agent in agents_of([waits])] == ["is not running (Pending)"]
+    assert [agent.why_not for agent in agents_of(listed(waits))] == ["is not running (Pending)"]
 
 
 def test_the_agents_container_among_others() -> None:
@@ -484,12 +489,12 @@ def test_the_agents_container_among_others() -> None:
     pod = PlayedPod("n", "a", port=9500).as_json()
     beside = {"name": "proxy", "ports": [{"name": "metrics", "containerPort": 8443}]}
     pod["spec"]["containers"].insert(0, beside)
-    assert agents_of([pod])[0].path == "/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"
+    assert agents_of(listed(pod))[0].path == "/api/v1/namespaces/gpumap/pods/a:9500/proxy/api/v1/map"
     states = pod["status"]["containerStatuses"]
     states.insert(0, {"name": "proxy", "state": {"running": {}}})
-    assert [agent.why_not for agent in agents_of([pod])] == [""]
+    assert [agent.why_not for agent in agents_of(listed(pod))] == [""]
     states[1]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
-    assert [agent.why_not for agent in agents_of([pod])] == ["is not running (CrashLoopBackOff)"]
+    assert [agent.why_not for agent in agents_of(listed(pod))] == ["is not running (CrashLoopBackOff)"]
 
 
 @pytest.mark.parametrize(("ended", "said"), [({"reason": "Error"}, "Error"), ({}, "terminated")])
@@ -497,14 +502,14 @@ def test_a_pod_whose_agent_has_ended(ended: dict[str, str], said: str) -> None:
     """Between its end and its next start the pod is Running, and nobody is there to answer."""
     pod = PlayedPod("n", "a").as_json()
     pod["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
-    assert [agent.why_not for agent in agents_of([pod])] == [f"is not running ({said})"]
+    assert [agent.why_not for agent in agents_of(listed(pod))] == [f"is not running ({said})"]
 
 
 @pytest.mark.parametrize("nonsense", [{}, {"metadata": None, "spec": {}}, {"metadata": {"name": "a"}, "spec": []}])
 def test_what_is_no_pod(nonsense: dict[str, Any]) -> None:
     """Raises ValueError, which becomes one line."""
-    with pytest.raises(ValueError, match="no pod"):
-        agents_of([nonsense])
+    with pytest.raises(ValueError, match=r"Expected `object`|missing required field"):
+        pod_list(json.dumps({"items": [nonsense]}).encode())
 
 
 def test_the_newest_that_is_ready_is_asked() -> None:

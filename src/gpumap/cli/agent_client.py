@@ -1,57 +1,74 @@
 """Asks a running gpumap for its map, again and again.
 
-One that fails is told as a FatalError in the place of its document, so that a watch can go on.
+This is the edge of the commands: the bytes of an answer become a typed map here, or a FatalError with one line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import zlib
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from gpumap.cli.credentials import Credentials
 from gpumap.cli.http_errors import connection_error
-from gpumap.cli.node_documents import Seen, Sights
+from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.server_flags import NO_URL, without_password
-from gpumap.model.document import VERSION, Document
 from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.map import VERSION, NodeMap, decode
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
 ANSWER_BYTES_MAX = 64 << 20
 """Unpacked. The largest node's map has less than a hundredth of it."""
 _PIECE_BYTES = 1 << 16
-_PARTS = frozenset({"devices", "gpus", "unmatched", "sources", "capabilities"})
+_HUGE_NUMBER = re.compile(rb"(\d{300}|\d[eE]\+?\d{3,})\s*[,}\]]")
+"""More than 1e99, or so many digits: sums and ratios of such numbers would overflow. None of gpumap's is so large."""
 
 
-async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> Sights:
+class NoMapError(FatalError):
+    """The answer has the version and the parts of a map, and does not fit the schema."""
+
+
+class _Outline(msgspec.Struct):
+    """What tells a gpumap's answer from other JSON."""
+
+    version: int
+    devices: msgspec.Raw
+    gpus: msgspec.Raw
+    unmatched: msgspec.Raw
+    sources: msgspec.Raw
+    capabilities: msgspec.Raw
+
+
+async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
     """Ask a running gpumap again and again. Raises UsageError for what is no URL."""
     timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    # Unpacked here, a piece at a time: a small answer may unpack to one that fills the memory.
+    # Unpacked by `body_of`, a piece at a time: a small answer may unpack to one that fills the memory.
     headers = {"Accept-Encoding": "gzip", **who.headers}
     connector = aiohttp.TCPConnector(ssl=True if who.tls is None else who.tls)
     async with aiohttp.ClientSession(
         timeout=timeout, headers=headers, connector=connector, auto_decompress=False
     ) as session:
         while True:
-            found: Seen | FatalError
+            answer: NodeMaps | FatalError
             try:
-                # What says who asks is for this address alone.
+                # Credentials are for this address only.
                 redirects_max = 0 if any(who) else REDIRECTS_MAX
-                found = Seen((await _ask(session, address, redirects_max, who.server_name),))
+                answer = NodeMaps((await _ask(session, address, redirects_max, who.server_name),))
             except aiohttp.InvalidURL as error:
                 raise UsageError(f"--url {address}: {NO_URL}") from error
             except FatalError as error:
-                found = error
-            yield found
+                answer = error
+            yield answer
             await asyncio.sleep(interval_seconds)
 
 
 def map_address(url: str) -> URL:
-    """Where an agent's map is. Raises UsageError."""
+    """Return the URL of an agent's map. Raises UsageError."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"--url {without_password(url)}: does not start with http:// or https://")
     try:
@@ -63,7 +80,7 @@ def map_address(url: str) -> URL:
     return given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
 
 
-async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int, server_name: str | None) -> Document:
+async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int, server_name: str | None) -> NodeMap:
     request = session.get(
         address, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1, server_hostname=server_name
     )
@@ -95,19 +112,31 @@ def _hint(response: aiohttp.ClientResponse) -> str:
     return ": give the URL that answers itself" if 300 <= response.status < 400 else ""
 
 
-def map_in(body: bytes, who: str) -> Document:
-    """The map that was answered. Raises FatalError where it is none."""
+def map_in(body: bytes, who: str) -> NodeMap:
+    """Read the map that was answered. Raises NoMapError, or FatalError if this is not an answer of this version."""
     try:
-        found = json.loads(body)
+        if _HUGE_NUMBER.search(body):
+            raise msgspec.ValidationError("a number is too large")
+        return decode(body)
+    except msgspec.ValidationError as error:
+        if not _has_outline(body, who):
+            raise FatalError(f"{who} is no gpumap of this version") from error
+        raise NoMapError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)") from error
     except (ValueError, RecursionError) as error:
         raise FatalError(f"{who} did not answer with JSON") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION or not found.keys() >= _PARTS:
-        raise FatalError(f"{who} is no gpumap of this version")
-    return found
+
+
+def _has_outline(body: bytes, who: str) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_Outline).version == VERSION
+    except msgspec.ValidationError:
+        return False
+    except (ValueError, RecursionError) as error:
+        raise FatalError(f"{who} did not answer with JSON") from error
 
 
 async def body_of(response: aiohttp.ClientResponse, who: str) -> bytes:
-    """What was answered, unpacked a piece at a time. Raises FatalError where it is more than a map can be, or cannot be
+    """Return the answer, unpacked a piece at a time. Raises FatalError if it is too large for a map, or cannot be
     unpacked."""
     packed = response.headers.get("Content-Encoding", "identity").lower() != "identity"
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if packed else None

@@ -1,6 +1,4 @@
-"""What the commands show of what was seen: each one's table, its values for scripts, and what of a document they read.
-Pure.
-"""
+"""The reports of the commands: each one's table, its values for scripts, and the parts of a map that it reads. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpumap.cli.fleet import families as parts
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import (
     Shape,
     map_names,
@@ -21,19 +19,19 @@ from gpumap.cli.tables import (
     waste_table,
     waste_values,
 )
-from gpumap.model.document import Document
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`names` are the pods, namespace and name, that it is about. `notes` are told beside a table that has no room for
-    them. `parts` are those of a document that a form of it reads: a server is not asked for more."""
+    """`values` are Structs or builtins. `names` are the pods of the report: namespace and name. `notes` are printed
+    beside a table that has no room for them. `parts` are the parts of a map that a form reads: a server is asked for no
+    more."""
 
-    table: Callable[[Seen, Shape], str]
-    values: Callable[[Seen, Shape], Document]
+    table: Callable[[NodeMaps, Shape], str]
+    values: Callable[[NodeMaps, Shape], object]
     parts: Callable[[str, Shape], frozenset[str]]
-    names: Callable[[Seen, Shape], Sequence[tuple[str, str]]] | None = None
-    notes: Callable[[Seen], Sequence[str]] | None = None
+    names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] | None = None
+    notes: Callable[[NodeMaps], Sequence[str]] | None = None
 
 
 def _map_parts(form: str, shape: Shape) -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""Shows what was seen of nodes once or again and again: in a table's words, as JSON or YAML, in place on a terminal.
+"""Shows the maps of nodes once or repeatedly: as a table, as JSON or YAML, in place on a terminal.
 
-A watch outlives an agent's failures; a single look does not.
+A watch goes on after an agent's failure; a single command does not.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
 import yaml
 
-from gpumap.cli.node_documents import Seen, Sights
+from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.reports import Report
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape
@@ -27,20 +28,19 @@ from gpumap.cli.tables.document import few
 from gpumap.cli.tables.unknowns import blind, is_blind
 from gpumap.cli.terminal import PIPE, Screen, cells, escape_terminal_controls, wrapped
 from gpumap.cli.words import age
-from gpumap.model.document import Document
 from gpumap.model.errors import FatalError
+from gpumap.model.map import NodeMap
 from gpumap.model.text import printable
 
 _HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _PAINT = re.compile(r"(\x1b\[\d*m)")
 _OLD_SECONDS = 60.0
-"""What is older is not shown without a word; nor what is older than two collections, where those are rare."""
-_MALFORMED = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, IndexError)
+"""Older data gets a warning, unless it is younger than two collections."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A report as its reader wants it. `head` says above a watch what was asked."""
+    """A report as its reader wants it. `head` is the line above a watch: the command."""
 
     report: Report
     form: str
@@ -50,28 +50,28 @@ class View:
     interval_seconds: float
 
 
-def run(sights: Sights, view: View) -> int:
-    """Show it, until that is done or a signal comes. Gives the exit code."""
-    return asyncio.run(until_stopped(_show(sights, view)))
+def run(answers: NodeMapStream, view: View) -> int:
+    """Show the answers until they end or a signal comes. Return the exit code."""
+    return asyncio.run(until_stopped(_show(answers, view)))
 
 
-async def _show(sights: Sights, view: View) -> int:
-    """Print the first sight, or each. Gives 1 where a node is missing, or neither its kubelet nor NVML answers."""
+async def _show(answers: NodeMapStream, view: View) -> int:
+    """Print the first answer, or each. Return 1 if a node is missing, or neither its kubelet nor NVML answers."""
     take_any_text()
     painter = _Painter(view) if view.watch else None
     try:
-        async with contextlib.aclosing(sights):
-            async for found in sights:
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
                 if painter is not None:
-                    painter.paint(found)
+                    painter.paint(answer)
                     continue
-                if isinstance(found, FatalError):
-                    raise found
-                found, text, beside = _read(found, view, screen_of_stdout())
+                if isinstance(answer, FatalError):
+                    raise answer
+                text, notices = _text(answer, view, screen_of_stdout()), _notices(answer, view)
                 print(end=text, flush=True)
-                _tell(beside)
-                warn_if_stale(found)
-                return 1 if found.missing or any(map(is_blind, found.documents)) else 0
+                print_notices(notices)
+                warn_if_stale(answer)
+                return 1 if answer.missing or any(map(is_blind, answer.maps)) else 0
     finally:
         if painter is not None:
             painter.leave()
@@ -79,7 +79,7 @@ async def _show(sights: Sights, view: View) -> int:
 
 
 def screen_of_stdout() -> Screen:
-    """A terminal's width, and colours unless NO_COLOR or TERM=dumb say no; in a pipe neither."""
+    """Return a terminal's width, and colours unless NO_COLOR or TERM=dumb refuse them; in a pipe neither."""
     if not sys.stdout.isatty():
         return PIPE
     plain = bool(os.environ.get("NO_COLOR")) or _is_dumb()
@@ -87,7 +87,7 @@ def screen_of_stdout() -> Screen:
 
 
 def take_any_text() -> None:
-    """Names come from outside, and not every terminal can write them. Raises FatalError where none can be."""
+    """Replace characters that the terminal cannot write: names come from outside. Raises FatalError without stdout."""
     if sys.stdout is None:
         raise FatalError("standard output is closed: nothing can be shown")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -95,7 +95,7 @@ def take_any_text() -> None:
 
 
 class _Painter:
-    """Shows one document after the other: over the last one on a terminal, else below it."""
+    """Shows one answer after the other: over the last one on a terminal, else below it."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -103,27 +103,27 @@ class _Painter:
         self._last = ""
         self._failed = ""
         self._old = ""
-        self._beside: list[str] = []
+        self._notices: list[str] = []
         self._begun = False
 
-    def paint(self, found: Seen | FatalError) -> None:
-        """Show it; where it failed, say so in a line, once, and keep what was shown last."""
+    def paint(self, answer: NodeMaps | FatalError) -> None:
+        """Show an answer. After a failure print its reason once, and keep what was shown last."""
         screen = screen_of_stdout()
         try:
-            if isinstance(found, FatalError):
-                raise found
-            found, text, beside = _read(found, self._view, screen)
+            if isinstance(answer, FatalError):
+                raise answer
+            text, notices = _text(answer, self._view, screen), _notices(answer, self._view)
         except FatalError as error:
-            self._say(printable(" ".join(str(error).split())), screen)
+            self._show_failure(printable(" ".join(str(error).split())), screen)
             return
         self._failed = ""
         self._last = text
-        was_old, self._old = self._old, collected_long_ago(found, time.time())
-        said_before, self._beside = self._beside, beside
+        was_old, self._old = self._old, collected_long_ago(answer, time.time())
+        before, self._notices = self._notices, notices
         if not self._in_place:
-            _tell(one for one in self._beside if one not in said_before)
+            print_notices(one for one in self._notices if one not in before)
         if self._old and not was_old and not self._in_place:
-            warn_if_stale(found)
+            warn_if_stale(answer)
         if self._in_place:
             self._repaint(screen)
         else:
@@ -136,7 +136,7 @@ class _Painter:
         if self._in_place:
             print(flush=True)
 
-    def _say(self, failure: str, screen: Screen) -> None:
+    def _show_failure(self, failure: str, screen: Screen) -> None:
         if self._in_place:
             self._failed = failure
             self._repaint(screen)
@@ -149,27 +149,27 @@ class _Painter:
         size = shutil.get_terminal_size()
         columns = max(size.columns, 1)
         lines = [screen.paint(printable(head), "bold")]
-        notices = [*self._beside, *([self._old] if self._old else [])]
+        notices = [*self._notices, *([self._old] if self._old else [])]
         if self._failed:
             notices += [f"{self._failed}; asking on." + (" Below: what was last answered." if self._last else "")]
         lines += [screen.paint(line, "red") for notice in notices for line in wrapped(notice, columns)]
         lines += ["", *self._last.splitlines()]
         shown = list(_clipped(lines, columns, size.lines))
-        # A line that fills its row needs no clearing, and the cursor still stands on its last character.
+        # A line that fills its row needs no clearing: the cursor is still on its last character.
         fills = (cells(_PAINT.sub("", line)) == columns for line in shown)
         frame = "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(shown, fills, strict=True))
         print(end=_HOME + frame + _TO_END, flush=True)
 
 
 def _clipped(lines: list[str], columns: int, height: int) -> Iterator[str]:
-    """What a screen has room for: a taller frame would scroll, and the next be painted in its middle."""
+    """Return what fits the screen: a taller frame would scroll, and the next one would start in its middle."""
     if len(lines) > height:
         lines = [*lines[: height - 1], f"… and {len(lines) - height + 1} more lines"]
     return (_cut(line, columns) for line in lines)
 
 
 def _cut(line: str, columns: int) -> str:
-    """The line's part that fits a row, with all of its colours: what goes on in the next row moves all below."""
+    """Return the part of a line that fits a row, with all of its colours: a wrapped line would move all below it."""
     parts, left = [], columns
     for part in _PAINT.split(line):
         if _PAINT.fullmatch(part):
@@ -183,91 +183,50 @@ def _cut(line: str, columns: int) -> str:
     return "".join(parts)
 
 
-def collected_long_ago(seen: Seen, now: float) -> str:
-    """A sentence on how old the oldest document is, by this machine's clock; empty where none is old."""
-    try:
-        old = [seconds for found in seen.documents if (seconds := now - found["timestamp"]) > _often(found)]
-        return f"what is shown was collected {age(max(old))} ago" if old else ""
-    except _MALFORMED:
-        return ""  # whatever it is, it is no time
+def collected_long_ago(answer: NodeMaps, now: float) -> str:
+    """Return a sentence on the age of the oldest map, by this machine's clock; empty if none is old."""
+    old = [seconds for one in answer.maps if (seconds := now - one.timestamp) > _fresh_seconds(one)]
+    return f"what is shown was collected {age(max(old))} ago" if old else ""
 
 
-def _often(found: Document) -> float:
-    return float(max(_OLD_SECONDS, 2 * (found.get("interval_seconds") or 0)))
+def _fresh_seconds(node_map: NodeMap) -> float:
+    return max(_OLD_SECONDS, 2 * (node_map.interval_seconds or 0))
 
 
-def _beside(seen: Seen, view: View) -> list[str]:
-    """What is told beside the table."""
-    told: list[str] = []
-    if view.form not in ("table", "wide"):
-        told += [f"missing: {one}" for one in few(seen.missing, fleet=True)]
-    elif view.report.notes and view.form == "table":
-        told += view.report.notes(seen)
-    return [printable(one) for one in (*told, *blind(seen))]
+def warn_if_stale(answer: NodeMaps) -> None:
+    """Print a warning if the data is old."""
+    if old := collected_long_ago(answer, time.time()):
+        print_notices([old])
 
 
-def _tell(sentences: Iterable[str]) -> None:
+def print_notices(sentences: Iterable[str]) -> None:
+    """Print sentences to stderr, a line each."""
     for sentence in sentences:
         print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
-
-
-def warn_if_stale(seen: Seen) -> None:
-    """Say beside what is shown that it is old, where it is."""
-    if old := collected_long_ago(seen, time.time()):
-        print(f"gpumap: {old}", file=sys.stderr, flush=True)
 
 
 def _is_dumb() -> bool:
     return os.environ.get("TERM", "") in ("", "dumb")
 
 
-def _read(seen: Seen, view: View, screen: Screen) -> tuple[Seen, str, list[str]]:
-    """What can be shown of it, the text to show, and what is told beside it. Raises FatalError where nothing can."""
-    shape = replace(view.shape, screen=screen)
-    try:
-        return seen, _text(seen, view, shape), _beside(seen, view)
-    except _MALFORMED:
-        seen = _without_nonsense(seen, view)
-    with reading():
-        return seen, _text(seen, view, shape), _beside(seen, view)
+def _notices(answer: NodeMaps, view: View) -> list[str]:
+    """Return what is printed beside the report: what the form has no room for."""
+    notices: list[str] = []
+    if view.form not in ("table", "wide"):
+        notices += [f"missing: {one}" for one in few(answer.missing, fleet=True)]
+    elif view.report.notes and view.form == "table":
+        notices += view.report.notes(answer)
+    return [printable(one) for one in (*notices, *blind(answer))]
 
 
-def _without_nonsense(seen: Seen, view: View) -> Seen:
-    """A cluster's documents that can be shown; what an agent answered that is none is missing. One agent must not hide
-    all others."""
-    sound, missing = [], list(seen.missing)
-    for document in seen.documents if seen.fleet else ():
-        alone = Seen((document,), fleet=True)
-        try:
-            _text(alone, view, view.shape), _beside(alone, view)
-            sound.append(document)
-        except _MALFORMED:
-            missing.append(f"node {_name_in(document)}: what its agent answered is no map of gpumap's")
-    return Seen(tuple(sound), tuple(missing), fleet=True) if sound else seen
-
-
-def _name_in(document: Document) -> str:
-    try:
-        return str(document["node"]["name"])
-    except _MALFORMED:
-        return "?"
-
-
-@contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Raises FatalError where what is read in the block turns out to be no document."""
-    try:
-        yield
-    except _MALFORMED as error:
-        raise FatalError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)") from error
-
-
-def _text(seen: Seen, view: View, shape: Shape) -> str:
-    report = view.report
+def _text(answer: NodeMaps, view: View, screen: Screen) -> str:
+    report, shape = view.report, replace(view.shape, screen=screen)
     if view.form == "json":
-        return escape_terminal_controls(json.dumps(report.values(seen, shape), indent=2, ensure_ascii=False)) + "\n"
+        values = msgspec.to_builtins(report.values(answer, shape))
+        return escape_terminal_controls(json.dumps(values, indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
-        return yaml.safe_dump(report.values(seen, shape), sort_keys=False, allow_unicode=True)
+        values = msgspec.to_builtins(report.values(answer, shape))
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if view.form == "name":
-        return "".join(f"pod/{printable(name)}\n" for _, name in (report.names(seen, shape) if report.names else ()))
-    return report.table(seen, shape)
+        return "".join(f"pod/{printable(name)}\n" for _, name in (report.names(answer, shape) if report.names else ()))
+    return report.table(answer, shape)

@@ -1,7 +1,7 @@
-"""This node, looked at by a command: the flags of its sources, and two collections. The one file of this room that
-imports the agent.
+"""Collects on this node for a command: the flags of its sources, and two collections.
 
-The flags are read also where another command runs: what collects is imported when it is done.
+The only file of this room that imports the agent. Every command line reads the flags, so the collector is imported when
+it runs.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING
 from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import Settings, quiet, resolve
-from gpumap.cli.node_documents import Seen, Sights
+from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
     from gpumap.model.node_facts import Facts
 
 LOOK_SECONDS = 1.0
-"""Between the two collections of a look."""
+"""Between the two collections of a command."""
 UNHURRIED_SECONDS = 5.0
 """A source's deadline is the interval; the driver's first answer may take longer than a second."""
 FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
-"""The words that a flag of the agent takes, by the flag."""
-_LOOKING = ("sources", "log")
-"""What the flags are about that commands which look take."""
+"""Valid words of the agent's flags, by flag."""
+_FLAG_GROUPS = ("sources", "log")
+"""Groups of the agent's flags that these commands have."""
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags about this node's sources and the log, as `serve` has them."""
-    add_flags(parser, _LOOKING)
+    add_flags(parser, _FLAG_GROUPS)
 
 
 def prepare_here(given: argparse.Namespace) -> Settings:
-    """Set up the log; give the settings of this node's sources. Raises UsageError."""
-    return _prepare(given, _LOOKING)
+    """Set up the log. Return the settings of this node's sources. Raises UsageError."""
+    return _prepare(given, _FLAG_GROUPS)
 
 
 def prepare_elsewhere(given: argparse.Namespace, asked: str, other: str) -> None:
@@ -57,11 +57,11 @@ def _prepare(given: argparse.Namespace, about: tuple[str, ...]) -> Settings:
     return settings
 
 
-async def from_node(settings: Settings, interval_seconds: float) -> Sights:
-    """Collect here. The first collection is not shown: time on the SMs, and accusations, take two."""
+async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStream:
+    """Collect here. The first collection is not shown: SM time and unassigned use need two."""
     from gpumap.agent import service
+    from gpumap.agent.node_map import node_map
     from gpumap.agent.sources.nvml import worker_command
-    from gpumap.model.document import document
 
     deadline_seconds = max(interval_seconds, UNHURRIED_SECONDS)
     stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
@@ -71,7 +71,7 @@ async def from_node(settings: Settings, interval_seconds: float) -> Sights:
         await loop.collect()
         await asyncio.sleep(LOOK_SECONDS)
         while True:
-            yield Seen((document(await loop.collect(), collect=settings.groups),))
+            yield NodeMaps((node_map(await loop.collect(), collect=settings.groups),))
             await asyncio.sleep(interval_seconds)
 
 

@@ -1,6 +1,6 @@
-"""Where a command looks: at this node, at the agent of --url, or at the cluster that the server of --prometheus knows.
+"""Where a command gets its maps from: this node, the agent of --url, or the cluster that --prometheus scrapes.
 
-The flags are read also where another command runs: what does the looking is imported when it is done.
+Every command line reads the flags, so what asks is imported when it runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumap.cli.this_node import LOOK_SECONDS, from_node, prepare_elsewhere, pre
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpumap.cli.node_documents import Sights
+    from gpumap.cli.node_maps import NodeMapStream
     from gpumap.cli.reports import Report
     from gpumap.cli.show import View
     from gpumap.cli.tables import Shape
@@ -26,22 +26,22 @@ ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server a
 
 
 def add_url(parser: Parser) -> argparse._ArgumentGroup:
-    """Add which agent is asked, and give the group for what else may be."""
+    """Add the flag of the agent to ask. Return the group for other flags of this kind."""
     where = parser.add_argument_group("where from")
     where.add_argument("--url", metavar="URL", help="a running gpumap, such as http://127.0.0.1:9401; else this node")
     return where
 
 
 def run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "") -> int:
-    """Show it, of one of a server's nodes where `node` names one."""
+    """Show the report; of one of a server's nodes if `node` names one."""
     from gpumap.cli import show
 
     often = WATCH_INTERVAL if given.prometheus is None else CLUSTER_INTERVAL
     view = view_of(given, report, shape, _head(given, shape), often)
-    return show.run(_sights(given, view, node), view)
+    return show.run(_node_maps(given, view, node), view)
 
 
-def _sights(given: argparse.Namespace, view: View, node: str) -> Sights:
+def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStream:
     if given.prometheus is None:
         refuse_details(given)
     elif given.url is not None:
@@ -57,13 +57,13 @@ def _sights(given: argparse.Namespace, view: View, node: str) -> Sights:
         return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
     if given.url is not None:
         prepare_elsewhere(given, "--url", ELSEWHERE["--url"])
-        return sights_of_agent(given, view.interval_seconds)
+        return maps_of_agent(given, view.interval_seconds)
     settings = prepare_here(given)
     return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
 
 
-def sights_of_agent(given: argparse.Namespace, interval_seconds: float) -> Sights:
-    """The agent of --url, asked again and again. Raises UsageError."""
+def maps_of_agent(given: argparse.Namespace, interval_seconds: float) -> NodeMapStream:
+    """Ask the agent of --url again and again. Raises UsageError."""
     from gpumap.cli.agent_client import from_agent, map_address
 
     address = map_address(given.url)

@@ -1,1 +1,6 @@
-"""A whole cluster, as a Prometheus tells it: the series to ask for, and the documents of nodes made of them again."""
+"""A whole cluster, by the series that a Prometheus has of it.
+
+In: the answers of a server. Out: `NodeMaps`, as the agents themselves would answer. Start with `source.py`. Then
+read `families.py` (what is asked), `targets.py` (which node a row belongs to), `values.py` and `cluster.py` (the
+answers, grouped) and `node_map.py`.
+"""

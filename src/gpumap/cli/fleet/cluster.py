@@ -1,26 +1,28 @@
-"""What a server told of all nodes, sorted by device and by target, so that documents can be made of it. Pure."""
+"""A server's values of all nodes, grouped by device and by target, so that maps can be made of them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from gpumap.cli.fleet import families
-from gpumap.cli.fleet.families import Family
-from gpumap.cli.fleet.targets import Key, Node
-from gpumap.cli.fleet.values import NOTHING, Told, Value
+from gpumap.cli.fleet.families import DeviceInfo, DevicelessGpu, Family
+from gpumap.cli.fleet.targets import Key, Labels, Node
+from gpumap.cli.fleet.values import NO_VALUES, FamilyValues, Value
+from gpumap.model.snapshot import Owner
 
-Labels = tuple[str, ...]
 Container = tuple[str, str, str]
+"""Namespace, pod, container."""
 Slots = dict[str, int]
 """By resource."""
 
-_OWNERS = ("assigned", "unassigned", "gone", "host", "mps_server", "sibling", "unknown", "unaccounted")
+_OWNERS = tuple(owner.value for owner in Owner)
 _INFO_WIDTH = len(families.DEVICE_INFO.by)
 
 
-class OfTarget(NamedTuple):
-    """What a gpumap says of its node as a whole."""
+class TargetFacts(NamedTuple):
+    """What a gpumap reports about its node as a whole."""
 
     sources: dict[str, bool]
     successes: dict[str, float]
@@ -31,97 +33,134 @@ class OfTarget(NamedTuple):
     """GPUs that do not answer."""
     uuids: list[str]
     """Devices."""
-    deviceless: list[Labels]
-    """GPUs without a device: uuid, index, minor, PCI bus id, model, and why it does not answer."""
+    deviceless: list[DevicelessGpu]
     driver: list[Labels]
-    """Versions of the driver, CUDA and NVML; none, where the group `device` is not served or NVML never answered."""
+    """Versions of the driver, CUDA and NVML; empty if gpumap does not serve the group `device` or NVML never
+    answered."""
     pods: list[Labels]
     """Namespace, name and UID of those that hold or use a device."""
 
 
 class Cluster(NamedTuple):
-    """`infos` are the labels of gpumap_device_info by uuid; `faults` why a GPU that is down is."""
+    """`faults` are the reasons of GPUs that are down."""
 
-    told: Mapping[str, Told]
-    infos: dict[str, Labels]
+    values: Mapping[str, FamilyValues]
+    infos: dict[str, DeviceInfo]
     holders: dict[str, dict[Container, Slots]]
     users: dict[str, list[Container]]
     offers: dict[str, Slots]
-    owners: dict[str, list[tuple[str, Value | None, Value | None]]]
+    owners: dict[str, list[tuple[str, int | None, int | None]]]
     """By uuid: owner, bytes, processes."""
     held: dict[str, int]
-    """How many containers hold each device of which that is known."""
+    """The number of containers that hold each device whose holders are known."""
     faults: dict[str, str]
-    targets: dict[Key, OfTarget]
+    targets: dict[Key, TargetFacts]
 
     def of(self, family: Family) -> dict[Labels, Value]:
-        """A family's values by its own labels."""
-        return self.told.get(family.name, NOTHING).values
+        """Return a family's values by its own labels."""
+        return self.values.get(family.name, NO_VALUES).values
+
+    def value(self, family: Family, *labels: str) -> Value | None:
+        return self.of(family).get(labels)
+
+    def whole(self, family: Family, *labels: str) -> int | None:
+        """Return a value that is whole: bytes, processes."""
+        value = self.of(family).get(labels)
+        return None if value is None else int(value)
 
 
-def group_by_family(told: Mapping[str, Told]) -> Cluster:
-    """Sort what was told, by the names of families."""
-    cluster = Cluster(told, {}, {}, {}, {}, {}, {}, {}, {})
+def group_by_family(values: Mapping[str, FamilyValues]) -> Cluster:
+    """Group the values of families, by their names."""
+    cluster = Cluster(values, {}, {}, {}, {}, {}, {}, {}, {})
     places: dict[str, set[Key]] = {}
     for row in sorted(cluster.of(families.DEVICE_INFO)):
-        cluster.infos.setdefault(row[0], row[:_INFO_WIDTH])
+        cluster.infos.setdefault(row[0], DeviceInfo(*row[:_INFO_WIDTH]))
         places.setdefault(row[0], set()).add(row[_INFO_WIDTH:])
-    _sort_slots(cluster, places)
-    for _, gpu_uuid, *of_gpu, _, _, _ in list(cluster.infos.values()):
-        # A partitioned GPU that was given out whole is a device of which nothing is told but by its instances.
-        cluster.infos.setdefault(gpu_uuid, (gpu_uuid, gpu_uuid, *of_gpu, "", "", ""))
-    for uuid, *of_gpu, _ in (row[: len(families.DEVICELESS.by)] for row in sorted(cluster.of(families.DEVICELESS))):
-        cluster.infos.setdefault(uuid, (uuid, uuid, *of_gpu, "", "", ""))
+    _group_slots(cluster, places)
+    for info in list(cluster.infos.values()):
+        # A partitioned GPU that was assigned as a whole is a device without series of its own.
+        whole = replace(info, uuid=info.gpu_uuid, mig_profile="", gpu_instance_id="", compute_instance_id="")
+        cluster.infos.setdefault(info.gpu_uuid, whole)
+    for row in sorted(cluster.of(families.DEVICELESS)):
+        gpu = DevicelessGpu(*row[: len(families.DEVICELESS.by)])
+        info = DeviceInfo(gpu.uuid, gpu.uuid, gpu.index, gpu.minor, gpu.pci_bus_id, gpu.model, "", "", "")
+        cluster.infos.setdefault(gpu.uuid, info)
     for namespace, pod, container, uuid in sorted(cluster.of(families.PROCESSES)):
         cluster.users.setdefault(uuid, []).append((namespace, pod, container))
-    _sort_owners(cluster)
+    _group_owners(cluster)
     cluster.faults.update({uuid: "unknown" for uuid, *_ in cluster.of(families.GPU_DOWN)})
     cluster.faults.update(
         {uuid: reason for uuid, reason in sorted(cluster.of(families.GPU_FAULT)) if uuid in cluster.faults}
     )
-    _sort_targets(cluster)
+    _group_targets(cluster)
     for uuid in sorted(places):
         for key in places[uuid]:
-            _of_target(cluster, key).uuids.append(uuid)
+            _facts_of(cluster, key).uuids.append(uuid)
     return cluster
 
 
 def devices_of(cluster: Cluster, node: Node) -> list[str]:
-    """The uuids that a node's targets know, each once."""
+    """Return the uuids that a node's targets know, each once."""
     return sorted({uuid for key in node.keys if key in cluster.targets for uuid in cluster.targets[key].uuids})
 
 
-def newest(cluster: Cluster, node: Node) -> OfTarget:
-    """What the node's gpumap says of it: the one that collected last, where there are several for a while."""
-    found = (cluster.targets[key] for key in node.keys if key in cluster.targets)
-    return next(found, None) or _silent()
+def newest_facts(cluster: Cluster, node: Node) -> TargetFacts:
+    """Return what the node's gpumap reports: the one that collected last, if there are several during an update."""
+    known = (cluster.targets[key] for key in node.keys if key in cluster.targets)
+    return next(known, None) or _no_facts()
 
 
-def knowers(cluster: Cluster) -> dict[str, list[Key]]:
-    """The targets that know each device."""
-    found: dict[str, list[Key]] = {}
-    for key, target in cluster.targets.items():
-        for uuid in target.uuids:
-            found.setdefault(uuid, []).append(key)
-    return found
+def targets_by_device(cluster: Cluster) -> dict[str, list[Key]]:
+    """Return the targets that know each device."""
+    keys: dict[str, list[Key]] = {}
+    for key, facts in cluster.targets.items():
+        for uuid in facts.uuids:
+            keys.setdefault(uuid, []).append(key)
+    return keys
 
 
-def cards(cluster: Cluster) -> dict[Key, dict[str, str]]:
-    """The GPUs that each target knows, by their index."""
-    found: dict[Key, dict[str, str]] = {}
+def gpus_by_index(cluster: Cluster) -> dict[Key, dict[str, str]]:
+    """Return the GPUs that each target knows, by their index."""
+    gpus: dict[Key, dict[str, str]] = {}
     for row in cluster.of(families.DEVICE_INFO):
-        found.setdefault(row[_INFO_WIDTH:], {})[row[2]] = row[1]
-    return found
+        info = DeviceInfo(*row[:_INFO_WIDTH])
+        gpus.setdefault(row[_INFO_WIDTH:], {})[info.index] = info.gpu_uuid
+    return gpus
 
 
-def placeless(cluster: Cluster) -> list[str]:
-    """Devices that containers hold or use, and of which no target tells that it has them."""
-    placed = {uuid for target in cluster.targets.values() for uuid in target.uuids}
+def devices_without_target(cluster: Cluster) -> list[str]:
+    """Return devices that containers hold or use, and that no target reports."""
+    placed = {uuid for facts in cluster.targets.values() for uuid in facts.uuids}
     return sorted((cluster.holders.keys() | cluster.users.keys()) - placed)
 
 
-def _sort_slots(cluster: Cluster, places: dict[str, set[Key]]) -> None:
-    """Who holds what, and what is offered. A device that NVML does not tell of stands where its holder is."""
+def users_by_owner(uuid: str, holders: Collection[Container], cluster: Cluster) -> Iterator[tuple[Container, str]]:
+    """Return the containers that use a device, and the owner word of each.
+
+    No series has that word for a container; the sums by owner decide. An init container that was assigned the device is
+    no holder, as the kubelet's list does not have it: its processes are still among the device's `assigned` ones. If
+    several containers are possible, those whose pod holds the device come first.
+    """
+    users = cluster.users.get(uuid, ())
+    running = {name: cluster.of(families.PROCESSES)[(*name, uuid)] for name in users}
+    unassigned = {name for name in users if (*name, uuid) in cluster.of(families.UNASSIGNED)}
+    sums = (processes for owner, _, processes in cluster.owners.get(uuid, ()) if owner == "assigned")
+    left = (next(sums, 0) or 0) - sum(running[name] for name in users if name in holders)
+    pods = {name[:2] for name in holders}
+    assigned = set(holders)
+    for name in sorted(running, key=lambda name: (name[:2] not in pods, name)):
+        if name not in assigned and name not in unassigned and 0 < running[name] <= left:
+            assigned.add(name)
+            left -= running[name]
+    for name in users:
+        yield name, "assigned" if name in assigned else "unassigned" if name in unassigned else "unknown"
+
+
+# --- grouping ---------------------------------------------------------------------------------------------------------
+
+
+def _group_slots(cluster: Cluster, places: dict[str, set[Key]]) -> None:
+    """Group holders and offers. A device that NVML does not report belongs to the target that reports its holder."""
     for (namespace, pod, container, uuid, resource), slots in sorted(cluster.of(families.SLOTS).items()):
         held = cluster.holders.setdefault(uuid, {}).setdefault((namespace, pod, container), {})
         held[resource] = max(held.get(resource, 0), int(slots))
@@ -136,49 +175,45 @@ def _sort_slots(cluster: Cluster, places: dict[str, set[Key]]) -> None:
             places.setdefault(uuid, set()).add(key)
 
 
-def _sort_owners(cluster: Cluster) -> None:
-    memory, processes = cluster.of(families.OWNER_BYTES), cluster.of(families.OWNER_PROCESSES)
-    for row in sorted({*memory, *processes}, key=lambda row: (row[0], _rank(row[1]))):
-        uuid, owner = row
-        if owner in _OWNERS:
-            cluster.owners.setdefault(uuid, []).append((owner, memory.get(row), processes.get(row)))
+def _group_owners(cluster: Cluster) -> None:
+    memory, processes = families.OWNER_BYTES, families.OWNER_PROCESSES
+    rows = {*cluster.of(memory), *cluster.of(processes)}
+    for uuid, owner in sorted((row for row in rows if row[1] in _OWNERS), key=lambda row: _OWNERS.index(row[1])):
+        sums = (owner, cluster.whole(memory, uuid, owner), cluster.whole(processes, uuid, owner))
+        cluster.owners.setdefault(uuid, []).append(sums)
 
 
-def _rank(owner: str) -> int:
-    return _OWNERS.index(owner) if owner in _OWNERS else len(_OWNERS)
-
-
-def _sort_targets(cluster: Cluster) -> None:
+def _group_targets(cluster: Cluster) -> None:
     for (source,), key, up in _by_target(cluster, families.SOURCE_UP):
-        _of_target(cluster, key).sources[source] = bool(up)
+        _facts_of(cluster, key).sources[source] = bool(up)
     for (source,), key, moment in _by_target(cluster, families.SOURCE_SUCCESS):
-        _of_target(cluster, key).successes[source] = moment
+        _facts_of(cluster, key).successes[source] = moment
     for (capability,), key, present in _by_target(cluster, families.CAPABILITY):
-        _of_target(cluster, key).capabilities[capability] = bool(present)
+        _facts_of(cluster, key).capabilities[capability] = bool(present)
     for labels, key, slots in _by_target(cluster, families.UNMATCHED):
-        _of_target(cluster, key).unmatched[labels] = int(slots)
+        _facts_of(cluster, key).unmatched[labels] = int(slots)
     for (uuid,), key, _ in _by_target(cluster, families.GPU_DOWN):
-        _of_target(cluster, key).down.append(uuid)
+        _facts_of(cluster, key).down.append(uuid)
     for labels, key, _ in _by_target(cluster, families.DEVICELESS):
-        _of_target(cluster, key).deviceless.append(labels)
+        _facts_of(cluster, key).deviceless.append(DevicelessGpu(*labels))
     for labels, key, _ in _by_target(cluster, families.DRIVER_INFO):
-        _of_target(cluster, key).driver.append(labels)
+        _facts_of(cluster, key).driver.append(labels)
     for labels, key, _ in _by_target(cluster, families.POD_INFO):
-        _of_target(cluster, key).pods.append(labels)
+        _facts_of(cluster, key).pods.append(labels)
 
 
-def _of_target(cluster: Cluster, key: Key) -> OfTarget:
+def _facts_of(cluster: Cluster, key: Key) -> TargetFacts:
     if key not in cluster.targets:
-        cluster.targets[key] = _silent()
+        cluster.targets[key] = _no_facts()
     return cluster.targets[key]
 
 
-def _silent() -> OfTarget:
-    return OfTarget({}, {}, {}, {}, [], [], [], [], [])
+def _no_facts() -> TargetFacts:
+    return TargetFacts({}, {}, {}, {}, [], [], [], [], [])
 
 
 def _by_target(cluster: Cluster, family: Family) -> Iterator[tuple[Labels, Key, Value]]:
-    """A family's own labels, its target, its value; sorted."""
+    """Return a family's own labels, its target and its value; sorted."""
     width = len(family.by)
     for row, value in sorted(cluster.of(family).items()):
         yield row[:width], row[width:], value

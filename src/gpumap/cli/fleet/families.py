@@ -1,26 +1,27 @@
-"""Which of gpumap's series each part of a node's document needs, and the question that asks a server for them. Pure.
+"""Which of gpumap's series each part of a node's map needs, and the PromQL that asks a server for them. Pure.
 
-A GPU's uuid is one GPU's alone, in all clusters: most series are asked for by uuid, without the labels of their target.
-So answers are small, and two Prometheus servers, or two agents of one node for a while, are no two rows.
+The UUID of a GPU is unique in all clusters. So most series are asked for by uuid, without the labels of their target:
+answers are small, and two Prometheus servers, or two agents of one node during an update, give one row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 HOLDERS = "holders"
-"""Who holds what: slots on devices, and on none."""
+"""Holders: slots on devices, and slots that match no device."""
 SHARES = "shares"
-"""Shares of GPUs that were given."""
+"""Allocated shares of GPUs."""
 GRANTS = "grants"
-"""Memory that was granted."""
+"""Granted memory."""
 OFFERS = "offers"
 """Slots that the kubelet offers on each device."""
 USE = "use"
-"""Memory and processes of containers, and who uses what it was not given. Needs HOLDERS, to say who holds it."""
+"""Memory and processes of containers, and unassigned use. Needs HOLDERS, to know the holders."""
 PEAKS = "peaks"
-"""The most memory that containers used."""
+"""Peak memory of containers."""
 ACTIVITY = "activity"
 """SM time of containers."""
 LAST_SEEN = "last seen"
@@ -28,29 +29,56 @@ LAST_SEEN = "last seen"
 LEFTOVERS = "leftovers"
 """Memory and processes of pods that are gone."""
 OTHERS = "others"
-"""What is used by no container; LEFTOVERS are in it."""
+"""What no container uses; it includes LEFTOVERS."""
 OWNERS = "owners"
-"""Memory and processes by owner, containers' too; OTHERS are in it."""
+"""Memory and processes by owner, containers' too; it includes OTHERS."""
 TAKEN = "taken"
-"""How much of each device's memory is in use, by whomever."""
+"""How much of each device's memory is in use."""
 HEALTH = "health"
-"""What no table shows: GPUs' load, memory that the driver keeps, how long its calls hang, all capabilities."""
+"""What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
 ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, TAKEN, HEALTH})
-"""Devices, their sizes, whether GPUs answer, and the sources' health come with any of them."""
+"""Devices, their sizes, whether GPUs answer, and the sources' health are always asked for."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
-"""Every gpumap has just one, and it has no labels but those of its target."""
+"""Each gpumap has exactly one, whose labels are those of its target."""
 CONTAINER = ("namespace", "pod", "container")
 _SEEN_FOR = "5m"
-"""As far as a server looks back for a series' newest sample, by default."""
+"""How far a server looks back for a series' newest sample, by default."""
 _KNOWN_FOR = "1h"
 
 
-class Family(NamedTuple):
-    """Series of one name, of those with `only`, and of these the values that are `kept`; their own labels in `by`.
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The labels of gpumap_device_info: text, empty if unknown."""
 
-    `of_target`: rows tell which target they are of. `always`: of those with it, any value is kept. Without a `part`
-    they are always asked for.
+    uuid: str
+    gpu_uuid: str
+    index: str
+    minor: str
+    pci_bus_id: str
+    model: str
+    mig_profile: str
+    gpu_instance_id: str
+    compute_instance_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DevicelessGpu:
+    """The labels of gpumap_gpu_without_device_info. `uuid` is empty if the GPU has not reported it."""
+
+    uuid: str
+    index: str
+    minor: str
+    pci_bus_id: str
+    model: str
+    reason: str
+
+
+class Family(NamedTuple):
+    """Series of one name. `by` are their own labels. `only` selects among them, `kept` compares their values.
+
+    `of_target`: rows have the labels of their target too. `always` selects series that are kept with any value.
+    A family without a `part` is always asked for.
     """
 
     name: str
@@ -62,24 +90,18 @@ class Family(NamedTuple):
     always: str = ""
 
 
+def _names_of(labels: type[DeviceInfo | DevicelessGpu]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(labels))
+
+
 _ON_DEVICE = (*CONTAINER, "uuid")
 _OF_OTHERS = 'owner!~"assigned|unassigned"'
 _OF_GONE = 'owner="gone"'
 _OF_NONE = 'owner=""'
 
-DEVICE_INFO = Family(
-    "gpumap_device_info",
-    (
-        *("uuid", "gpu_uuid", "index", "minor", "pci_bus_id", "model"),
-        *("mig_profile", "gpu_instance_id", "compute_instance_id"),
-    ),
-    of_target=True,
-)
+DEVICE_INFO = Family("gpumap_device_info", _names_of(DeviceInfo), of_target=True)
 DRIVER_INFO = Family("gpumap_driver_info", ("driver_version", "cuda_version", "nvml_version"), of_target=True)
-DEVICELESS = Family(
-    "gpumap_gpu_without_device_info", ("uuid", "index", "minor", "pci_bus_id", "model", "reason"), of_target=True
-)
-"""Its `uuid` is empty where the GPU has not told it."""
+DEVICELESS = Family("gpumap_gpu_without_device_info", _names_of(DevicelessGpu), of_target=True)
 NODE_INFO = Family("gpumap_node_info", ("node", "internal_ip"), of_target=True)
 SOURCE_UP = Family("gpumap_source_up", ("source",), of_target=True)
 SOURCE_SUCCESS = Family(
@@ -95,7 +117,7 @@ GPU_DOWN = Family("gpumap_gpu_up", ("uuid",), of_target=True, kept="== 0")
 GPU_FAULT = Family("gpumap_gpu_fault_info", ("uuid", "reason"))
 SLOTS = Family("gpumap_allocation_slots", (*_ON_DEVICE, "resource"), HOLDERS)
 HOLDER_COUNT = Family("gpumap_device_holders", ("uuid",), HOLDERS, of_target=True)
-"""It stands, with 0 too, on each device of which it is known who holds it."""
+"""It exists, also with 0, for each device whose holders are known."""
 ALLOCATED_GPUS = Family("gpumap_container_allocated_gpus", _ON_DEVICE, SHARES)
 ALLOCATED_MEMORY = Family("gpumap_container_allocated_gpu_memory_bytes", _ON_DEVICE, GRANTS)
 UNMATCHED = Family("gpumap_unmatched_slots", (*CONTAINER, "resource", "reason"), HOLDERS, of_target=True)
@@ -110,7 +132,7 @@ OWNER_BYTES = Family(
     *("gpumap_device_memory_used_by_owner_bytes", ("uuid", "owner"), OWNERS), kept="!= 0", always='owner="unaccounted"'
 )
 OWNER_PROCESSES = Family("gpumap_device_processes", ("uuid", "owner"), OWNERS, kept="!= 0", always='owner="unknown"')
-"""What is `always` kept stands, with 0 too, on each device of which it is known who uses it."""
+"""What is `always` kept exists, also with 0, for each device whose use is known."""
 UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("uuid",), HEALTH)
 STUCK = Family("gpumap_nvml_stuck_seconds", ("uuid",), HEALTH, kept="> 0")
 POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "pod_uid"), HEALTH, of_target=True)
@@ -131,17 +153,18 @@ FAMILIES = (
     *(SLOTS, HOLDER_COUNT, ALLOCATED_GPUS, ALLOCATED_MEMORY, UNMATCHED, ALLOCATABLE, POD_INFO),
     *(PROCESSES, USED, UNASSIGNED, PEAK, SM, LAST_ACTIVE, OWNER_BYTES, OWNER_PROCESSES, UTILIZATION, STUCK),
 )
-"""All but NODE_INFO, which is asked for before: it may choose among the targets."""
-_LESS = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}
-"""Which owners' bytes and processes are enough for parts that are less than OWNERS, besides those `always` kept."""
+"""All but NODE_INFO, which is asked for first: it may select targets."""
+_OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}
+"""For parts that are less than OWNERS: selectors of the bytes and processes by owner that are enough. Those that are
+`always` kept are asked for in addition."""
 
 
 class Selection(NamedTuple):
-    """Which series are asked for. `match` are the user's matchers, `key` the labels that tell targets apart, `labels`
-    all that targets have; `namespace` is the one whose containers are asked for, empty for all.
+    """Which series to ask for.
 
-    `by_target`: all rows tell which target they are of. `targets` is what is known of each, for rows that tell it in
-    part.
+    `match` are the user's matchers, `key` the labels that distinguish targets, `labels` all labels of targets.
+    `namespace` selects the containers of one namespace; empty for all. `by_target`: all rows have the labels of their
+    target. `targets` is what is known of each, for rows that have only some of these labels.
     """
 
     match: str
@@ -149,80 +172,85 @@ class Selection(NamedTuple):
     labels: frozenset[str]
     namespace: str = ""
     by_target: bool = False
-    targets: Mapping[tuple[str, ...], Scraped] = {}
+    targets: Mapping[tuple[str, ...], TargetLabels] = {}
 
 
-class Scraped(NamedTuple):
-    """A target: the names of its labels, and its node's name. They stand newest first."""
+class TargetLabels(NamedTuple):
+    """The names of a target's labels, and its node's name. The newest target comes first."""
 
     labels: frozenset[str]
     node: str
 
 
-def needed(parts: Collection[str]) -> list[Family]:
-    """The families that these parts of a document are made of."""
+def families_for(parts: Collection[str]) -> list[Family]:
+    """Return the families that these parts of a map need."""
     asked = {*parts, *([HOLDERS] if USE in parts else [])}
-    found = [family for family in FAMILIES if not family.part or family.part in asked]
+    families = [family for family in FAMILIES if not family.part or family.part in asked]
     if HEALTH in asked:
-        found = [family._replace(only="") if family in (CAPABILITY, SOURCE_SUCCESS) else family for family in found]
-    less = next((less for part, less in _LESS.items() if part in asked), None)
-    if less and OWNERS not in asked:
-        found += [one._replace(only=only) for one, only in zip((OWNER_BYTES, OWNER_PROCESSES), less, strict=True)]
-    return found
+        families = [
+            family._replace(only="") if family in (CAPABILITY, SOURCE_SUCCESS) else family for family in families
+        ]
+    selectors = next((selectors for part, selectors in _OWNERS_OF_PART.items() if part in asked), None)
+    if selectors and OWNERS not in asked:
+        families += [
+            family._replace(only=only) for family, only in zip((OWNER_BYTES, OWNER_PROCESSES), selectors, strict=True)
+        ]
+    return families
 
 
 def question(family: Family, selection: Selection) -> str:
-    """In PromQL: the family's series, by its own labels and, where it takes that, by those of its target.
+    """Return PromQL for the family's series, by its own labels and, if rows need them, by those of its target.
 
-    Own labels that the target has too are `exported_…` where Prometheus does not honour gpumap's.
+    An own label that the target has too is `exported_…` unless Prometheus honors gpumap's labels.
     """
     own = [*family.by, *(f"exported_{name}" for name in family.by if name in selection.labels)]
     of_target = family.of_target or selection.by_target
     by = ", ".join([*own, *(name for name in selection.key if of_target and name not in own)])
-    found = f"max by ({by}) ({' or '.join(_selectors(family, selection))})"
+    expression = f"max by ({by}) ({' or '.join(_selectors(family, selection))})"
     if family.kept:
-        found = f"{found} {family.kept}"
+        expression = f"{expression} {family.kept}"
     if family.always:
-        found = f"{found} or max by ({by}) ({family.name}{braced(family.always, selection.match)})"
-    return found
+        expression = f"{expression} or max by ({by}) ({family.name}{braced(family.always, selection.match)})"
+    return expression
 
 
 def _selectors(family: Family, selection: Selection) -> Iterator[str]:
-    """Of one namespace alone by whichever of the labels has it. A row of a target in it may be another's too."""
-    named = [""]
+    """Select one namespace by each label that may have it. A target in that namespace may have rows of others too."""
+    matchers = [""]
     if selection.namespace and "namespace" in family.by:
-        found = ["namespace", *(["exported_namespace"] if "namespace" in selection.labels else [])]
-        named = [f'{name}="{_quoted(selection.namespace)}"' for name in found]
-    yield from (f"{family.name}{braced(family.only, one, selection.match)}" for one in named)
+        names = ["namespace", *(["exported_namespace"] if "namespace" in selection.labels else [])]
+        matchers = [f'{name}="{_quoted(selection.namespace)}"' for name in names]
+    yield from (f"{family.name}{braced(family.only, one, selection.match)}" for one in matchers)
 
 
 def braced(*matchers: str) -> str:
-    """Matchers as a selector has them; none where there are none."""
-    told = [one for one in matchers if one]
-    return f"{{{','.join(told)}}}" if told else ""
+    """Return matchers in braces; nothing if all are empty."""
+    given = [one for one in matchers if one]
+    return f"{{{','.join(given)}}}" if given else ""
 
 
 def targets_question(match: str) -> str:
-    """Every gpumap that is scraped, with all labels; the value is when it collected."""
+    """Return PromQL for every scraped gpumap, with all labels; the value is the time of its collection."""
     return f"{SNAPSHOT}{braced(match)}"
 
 
 def spacings_question(match: str) -> str:
-    """The time between what two scrapes of each of them saw, as a mean over five minutes; of a single one, NaN."""
-    told = f"{SNAPSHOT}{braced(match)}[{_SEEN_FOR}]"
-    return f"(max_over_time({told}) - min_over_time({told})) / (count_over_time({told}) - 1)"
+    """Return PromQL for the mean time between collections that scrapes saw in five minutes; NaN for a single one."""
+    samples = f"{SNAPSHOT}{braced(match)}[{_SEEN_FOR}]"
+    return f"(max_over_time({samples}) - min_over_time({samples})) / (count_over_time({samples}) - 1)"
 
 
 def down_question(match: str) -> str:
-    """Targets that do not answer, and were a gpumap within the last hour; or all of whose job's others are one."""
-    up, told = f"up{braced(match)}", f"{SNAPSHOT}{braced(match)}"
-    known = f"{up} == 0 and on (job, instance) last_over_time({told}[{_KNOWN_FOR}])"
-    own_job = f"count by (job) ({up} == 1) == count by (job) ({told})"
+    """Return PromQL for targets that do not answer and were a gpumap within the last hour, or whose job has only
+    gpumaps."""
+    up, snapshot = f"up{braced(match)}", f"{SNAPSHOT}{braced(match)}"
+    known = f"{up} == 0 and on (job, instance) last_over_time({snapshot}[{_KNOWN_FOR}])"
+    own_job = f"count by (job) ({up} == 1) == count by (job) ({snapshot})"
     return f"({known}) or ({up} == 0 and on (job) ({own_job}))"
 
 
-def chosen(targets: Iterable[Mapping[str, str]], key: Collection[str]) -> Iterator[str]:
-    """Matchers for these targets, and maybe some others."""
+def matchers_of_targets(targets: Iterable[Mapping[str, str]], key: Collection[str]) -> Iterator[str]:
+    """Return matchers that select these targets, and possibly others."""
     rows = list(targets)
     for name in key:
         values = sorted({row.get(name, "") for row in rows})
@@ -231,11 +259,11 @@ def chosen(targets: Iterable[Mapping[str, str]], key: Collection[str]) -> Iterat
 
 
 def _literal(value: str) -> str:
-    """A value as a regular expression within a string of PromQL."""
+    """Quote a value as a regular expression in a string of PromQL."""
     escaped = "".join(f"\\{one}" if one in r"\.+*?()|[]{}^$" else one for one in value)
     return _quoted(escaped)
 
 
 def _quoted(text: str) -> str:
-    """A text within a string of PromQL."""
+    """Quote a text in a string of PromQL."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

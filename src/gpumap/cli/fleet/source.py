@@ -1,7 +1,7 @@
-"""Asks a Prometheus for gpumap's series again and again, and gives what was seen of all nodes.
+"""Asks a Prometheus for gpumap's series again and again, and returns the maps of all nodes.
 
-A look is of one moment, by the server's clock. Families are asked for one by one, a few at a time, and each answer is
-read as it comes: a cluster's rows all at once would take a lot of memory.
+All queries of an answer are for one moment, by the server's clock. Families are asked for one by one, a few at a time,
+and each answer is read when it arrives: all rows of a cluster at once would take a lot of memory.
 """
 
 from __future__ import annotations
@@ -11,37 +11,43 @@ import contextlib
 import gc
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.fleet import families
-from gpumap.cli.fleet.documents import faults_of_nameless
-from gpumap.cli.fleet.families import ALL, Family, Selection, chosen, needed, question
-from gpumap.cli.fleet.gaps import nowhere, untold
-from gpumap.cli.fleet.node_results import Answers, Found, are_mixed, duplicate_devices, found_in
-from gpumap.cli.fleet.target_matching import OWN, differ_in_own
+from gpumap.cli.fleet.families import ALL, Family, Selection, families_for, matchers_of_targets, question
+from gpumap.cli.fleet.node_map import faults_without_device
+from gpumap.cli.fleet.results import (
+    Answers,
+    NodeResult,
+    are_mixed,
+    duplicate_devices,
+    gaps,
+    gaps_of_nodes,
+    node_results,
+)
 from gpumap.cli.fleet.targets import (
+    OWN_LABELS,
     Key,
     Target,
+    differ_in_own_labels,
     down_nodes,
     key_of,
+    labels_by_key,
     names_of,
     nodes_of,
-    scraped_by_key,
     selection_of,
     targets_by_key,
 )
-from gpumap.cli.fleet.values import Told, read
-from gpumap.cli.node_documents import Seen, Sights
+from gpumap.cli.fleet.values import FamilyValues, read
+from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
 from gpumap.cli.words import age, by_reason, listed
-from gpumap.model.document import Document
 from gpumap.model.errors import FatalError
-
-T = TypeVar("T")
+from gpumap.model.map import NodeMap
 
 _OLD_SECONDS = 60.0
-"""A gpumap serves nothing that is older than its --stale-after, which is a minute by default."""
+"""A gpumap serves nothing older than its --stale-after, which is a minute by default."""
 _ODD_SHOWN = 3
 
 
@@ -52,39 +58,39 @@ async def from_prometheus(
     parts: frozenset[str] = ALL,
     node: str = "",
     namespace: str = "",
-) -> Sights:
-    """What a server knows of every node, or of the one that is named so; of containers in this namespace alone, where
-    one is named. One that fails is told in its place."""
-    async with connect(server) as asked:
+) -> NodeMapStream:
+    """Return what a server knows of every node, or of the one named `node`; of containers in `namespace` only, if it is
+    not empty. A failed attempt is returned in its place."""
+    async with connect(server) as prometheus:
         while True:
-            found: Seen | FatalError
-            with _no_search_for_cycles():  # also while it is drawn
+            answer: NodeMaps | FatalError
+            with _no_search_for_cycles():  # also while it is shown
                 try:
-                    found = await _look(asked, match, parts, node, namespace)
+                    answer = await _ask(prometheus, match, parts, node, namespace)
                 except FatalError as error:
-                    found = error
-                yield found
-            del found
+                    answer = error
+                yield answer
+            del answer
             await asyncio.sleep(interval_seconds)
 
 
 @contextlib.contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
-    """A million rows have no cycles, and looking for some takes longer than reading them."""
+    """A million rows have no cycles, and the search for them takes longer than reading the rows."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     except GeneratorExit:
-        gc.freeze()  # nobody looks again: nor shall it be searched as the process ends
+        gc.freeze()  # this was the last answer; do not search it when the process ends either
         raise
     finally:
         if was_on:
             gc.enable()
 
 
-class _Scraped(NamedTuple):
-    """The gpumaps that a server scrapes, those whose node was asked for; and what does not answer it."""
+class _Agents(NamedTuple):
+    """The gpumaps that a server scrapes, or those of the node that was asked for; and targets that do not answer it."""
 
     selection: Selection
     targets: Mapping[Key, Target]
@@ -92,43 +98,37 @@ class _Scraped(NamedTuple):
     down: list[Mapping[str, str]]
 
 
-async def _look(server: Prometheus, match: str, parts: Collection[str], node: str, namespace: str) -> Seen:
+async def _ask(server: Prometheus, match: str, parts: Collection[str], node: str, namespace: str) -> NodeMaps:
     moment = await _now(server)
-    scraped = _only(node, await _scraped(server, match, moment), server.url)
-    scraped = scraped._replace(selection=scraped.selection._replace(namespace=namespace))
-    answers = await _answers(server, scraped, parts, moment)
+    agents = _only(node, await _agents(server, match, moment), server.url)
+    agents = agents._replace(selection=agents.selection._replace(namespace=namespace))
+    answers = await _answers(server, agents, parts, moment)
     if are_mixed(answers):
-        apart = scraped.selection._replace(by_target=True)
-        answers = await _answers(server, scraped._replace(selection=apart), parts, moment)
-    found = found_in(answers)
-    silent = {one.node.shown for one in found if _is_old(one.document, moment)}
-    missing = [
-        *by_reason((name, "its gpumap cannot be scraped (up is 0)") for name in _down(scraped, found, node)),
+        by_target = agents.selection._replace(by_target=True)
+        answers = await _answers(server, agents._replace(selection=by_target), parts, moment)
+    results = node_results(answers)
+    current = [one for one in results if not _is_old(one.node_map, moment)]
+    missing = (
+        *by_reason((name, "its gpumap cannot be scraped (up is 0)") for name in _down(agents, results, node)),
         *by_reason(
-            (one.node.shown, f"its gpumap has collected nothing for {age(moment - one.document['timestamp'])}")
-            for one in found
-            if one.node.shown in silent
+            (one.node.shown, f"its gpumap has collected nothing for {age(moment - one.node_map.timestamp)}")
+            for one in results
+            if _is_old(one.node_map, moment)
         ),
-        *by_reason(
-            (one.node.shown, why)
-            for one in found
-            if one.node.shown not in silent
-            for why in untold(one, parts, namespace)
-        ),
-        *(sentence for one in found for sentence in faults_of_nameless(one.node, one.cluster)),
-        *_doubts(duplicate_devices(found)),
-        *nowhere(found),
-        *_odd([row for one in answers.told.values() for row in one.odd]),
-    ]
-    documents = tuple(one.document for one in found if one.node.shown not in silent)
-    return Seen(documents, tuple(missing), fleet=not node or len(documents) != 1)
+        *by_reason((one.node.shown, why) for one in current for why in gaps(one, parts, namespace)),
+        *(sentence for one in results for sentence in faults_without_device(one.node, one.cluster)),
+        *_doubts(duplicate_devices(results)),
+        *gaps_of_nodes(results),
+        *_odd([row for one in answers.values.values() for row in one.odd]),
+    )
+    return NodeMaps(tuple(one.node_map for one in current), missing, fleet=not node or len(current) != 1)
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
 async def _now(server: Prometheus) -> int:
-    """The server's clock: ours may differ."""
+    """Return the time by the server's clock: ours may differ."""
     rows = await server.instant("vector(time())")
     try:
         return int(float(rows[0].points[0][1]))
@@ -136,7 +136,7 @@ async def _now(server: Prometheus) -> int:
         raise FatalError(f"{server.url} does not say what time it is") from error
 
 
-async def _scraped(server: Prometheus, match: str, moment: int) -> _Scraped:
+async def _agents(server: Prometheus, match: str, moment: int) -> _Agents:
     rows, spaced, down = await together(
         [
             server.instant(families.targets_question(match), moment),
@@ -149,23 +149,24 @@ async def _scraped(server: Prometheus, match: str, moment: int) -> _Scraped:
         matching = f" matching {match}" if match else ""
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
-    told = [(row.labels, found) for row in rows if (found := _float(row)) is not None]
+    collected = [(row.labels, value) for row in rows if (value := _float(row)) is not None]
     spacings = {key_of(row.labels, selection): spacing for row in spaced if (spacing := _float(row))}
-    targets = targets_by_key(told, spacings, selection)
-    names = names_of(targets, await _told(server, families.NODE_INFO, selection, moment))
+    targets = targets_by_key(collected, spacings, selection)
+    infos = await _values(server, families.NODE_INFO, selection, moment)
+    names = names_of(targets, infos.values)
     labels = [target.labels for target in targets.values()]
-    selection = selection._replace(by_target=differ_in_own(labels), targets=scraped_by_key(targets, names))
-    return _Scraped(selection, targets, names, [row.labels for row in down])
+    selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
+    return _Agents(selection, targets, names, [row.labels for row in down])
 
 
-async def _answers(server: Prometheus, scraped: _Scraped, parts: Collection[str], moment: int) -> Answers:
-    asked, selection = needed(parts), scraped.selection
-    told = await together([_told(server, family, selection, moment) for family in asked])
-    by_name = {family.name: one for family, one in zip(asked, told, strict=True)}
-    return Answers(scraped.targets, scraped.names, asked, by_name, selection.by_target)
+async def _answers(server: Prometheus, agents: _Agents, parts: Collection[str], moment: int) -> Answers:
+    asked, selection = families_for(parts), agents.selection
+    values = await together([_values(server, family, selection, moment) for family in asked])
+    by_name = {family.name: one for family, one in zip(asked, values, strict=True)}
+    return Answers(agents.targets, agents.names, asked, by_name, selection.by_target)
 
 
-async def _told(server: Prometheus, family: Family, selection: Selection, moment: int) -> Told:
+async def _values(server: Prometheus, family: Family, selection: Selection, moment: int) -> FamilyValues:
     return read(family, await server.vector(question(family, selection), moment), selection)
 
 
@@ -177,45 +178,45 @@ def _float(row: Row) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# --- one node alone ---------------------------------------------------------------------------------------------------
+# --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def _only(node: str, scraped: _Scraped, url: str) -> _Scraped:
-    """Its targets, and only their series asked for. Raises FatalError where it has none."""
+def _only(node: str, agents: _Agents, url: str) -> _Agents:
+    """Return the targets of a node, and select only their series. Raises FatalError if it has none."""
     if not node:
-        return scraped
-    nodes = nodes_of(scraped.targets, scraped.names, {})
+        return agents
+    nodes = nodes_of(agents.targets, agents.names, {})
     keys = {key for one in nodes if node in (one.name, one.shown) for key in one.keys}
     if not keys:
-        if any(node in down for down in down_nodes(scraped.down, scraped.targets, nodes)):
+        if any(node in down for down in down_nodes(agents.down, agents.targets, nodes)):
             raise FatalError(f"{url} cannot scrape the gpumap of {node} (up is 0)")
         known = [one.shown for one in nodes]
         raise FatalError(f'{url} has no gpumap series of a node "{node}"{did_you_mean(node, known)}')
-    targets = {key: target for key, target in scraped.targets.items() if key in keys}
-    telling = [name for name in scraped.selection.key if name not in OWN]
-    matchers = chosen([target.labels for target in targets.values()], telling)
-    match = ",".join(one for one in (scraped.selection.match, *matchers) if one)
-    return scraped._replace(selection=scraped.selection._replace(match=match), targets=targets)
-
-
-def _down(scraped: _Scraped, found: Sequence[Found], node: str) -> list[str]:
-    downs = down_nodes(scraped.down, scraped.targets, [one.node for one in found])
-    return [down.shown for down in downs if not node or node in down]
+    targets = {key: target for key, target in agents.targets.items() if key in keys}
+    of_target = [name for name in agents.selection.key if name not in OWN_LABELS]
+    matchers = matchers_of_targets([target.labels for target in targets.values()], of_target)
+    match = ",".join(one for one in (agents.selection.match, *matchers) if one)
+    return agents._replace(selection=agents.selection._replace(match=match), targets=targets)
 
 
 # --- what is missing --------------------------------------------------------------------------------------------------
 
 
-def _is_old(document: Document, moment: int) -> bool:
-    """Nothing has been collected for long, so that nothing is served. A clock that is wrong is no reason: devices are
-    served while they are fresh."""
-    oldest = _OLD_SECONDS + 2 * (document["interval_seconds"] or 0)
-    return not document["devices"] and moment - document["timestamp"] > oldest
+def _down(agents: _Agents, results: Sequence[NodeResult], node: str) -> list[str]:
+    downs = down_nodes(agents.down, agents.targets, [one.node for one in results])
+    return [down.shown for down in downs if not node or node in down]
 
 
-def _doubts(several: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _is_old(node_map: NodeMap, moment: int) -> bool:
+    """Whether nothing was collected for so long that nothing is served. A wrong clock is no reason: fresh devices are
+    served."""
+    oldest = _OLD_SECONDS + 2 * (node_map.interval_seconds or 0)
+    return not node_map.devices and moment - node_map.timestamp > oldest
+
+
+def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:
     by_nodes: dict[str, list[str]] = {}
-    for uuid, names in several.items():
+    for uuid, names in duplicates.items():
         by_nodes.setdefault(" and ".join(names), []).append(uuid)
     for names, uuids in by_nodes.items():
         yield f"{names} have {listed(uuids)}, as one machine alone can: it is shown, and counted, at each of them"

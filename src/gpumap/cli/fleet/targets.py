@@ -1,7 +1,7 @@
-"""Which gpumaps a server scrapes, what tells them apart, and which of them are of one node. Pure.
+"""Which gpumaps a server scrapes, what distinguishes them, and which of them belong to one node. Pure.
 
-A node is its name, and the labels that its targets have besides those of a scrape: `cluster` and the like. Targets that
-know the same GPU are of one node all the same: a GPU is in one machine.
+A node is identified by its name and by those labels of its targets that are not of a scrape, such as `cluster`. Targets
+that know the same GPU belong to one node in any case: a GPU is in one machine.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.fleet.families import NODE_INFO, Scraped, Selection
-from gpumap.cli.fleet.values import Told
+from gpumap.cli.fleet.families import FAMILIES, NODE_INFO, Family, Selection, TargetLabels
 
+Labels = tuple[str, ...]
+"""Values of labels, in the order of their family."""
 Key = tuple[str, ...]
-"""A target's values of the labels that tell targets apart."""
+"""A target's values of the labels that distinguish targets."""
+
+OWN_LABELS = frozenset(name for family in FAMILIES for name in family.by) - {"node"}
+"""Labels of gpumap's own. With `honorLabels` they replace those of the target."""
 
 _NAME = "__name__"
 _NODE = "node"
@@ -21,14 +25,14 @@ _OF_A_SCRAPE = frozenset(
     {_NAME, "job", "instance", "endpoint", "service", "namespace", "pod", "container", _NODE, "exported_node"}
 )
 _OF_A_REPLICA = frozenset({"prometheus_replica", "replica", "__replica__", "rule_replica", "receive_replica"})
-"""What operators, Thanos and Cortex call the label in which two servers that scrape the same differ."""
-_NO_CARDS: Mapping[Key, Mapping[str, str]] = {}
+"""Names that operators, Thanos and Cortex give the label in which two servers that scrape the same differ."""
+_NO_GPUS: Mapping[Key, Mapping[str, str]] = {}
 _FIRST = ("instance", "job", "cluster")
-"""Tried first, as they mostly are enough."""
+"""Tried first: they are usually enough."""
 
 
 class Target(NamedTuple):
-    """A gpumap that is scraped. `interval_seconds` is about the time between scrapes; `None` where it is not known."""
+    """A scraped gpumap. `interval_seconds` is about the time between scrapes; `None` if unknown."""
 
     labels: Mapping[str, str]
     collected_at: float
@@ -36,7 +40,7 @@ class Target(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node, and its targets, the one that collected last first. `shown` is its name where others have it too."""
+    """A node and its targets, the one that collected last first. `shown` is unique; `name` may not be."""
 
     name: str
     shown: str
@@ -45,18 +49,18 @@ class Node(NamedTuple):
 
 
 def selection_of(rows: Sequence[Mapping[str, str]], match: str) -> Selection:
-    """What to ask by: as few labels as tell these targets apart."""
+    """Return the selection with as few labels as distinguish these targets."""
     labels = frozenset(name for row in rows for name in row) - {_NAME}
-    whole = len({_named(row) for row in rows})
+    whole = len({_identity(row) for row in rows})
     key: list[str] = []
     groups = 1
     for name in _candidates(labels):
         if groups == whole:
             break
-        found = len({tuple(row.get(one, "") for one in (*key, name)) for row in rows})
-        if found > groups:
+        distinct = len({tuple(row.get(one, "") for one in (*key, name)) for row in rows})
+        if distinct > groups:
             key.append(name)
-            groups = found
+            groups = distinct
     return Selection(match, tuple(key), labels)
 
 
@@ -67,32 +71,32 @@ def key_of(labels: Mapping[str, str], selection: Selection) -> Key:
 def targets_by_key(
     rows: Iterable[tuple[Mapping[str, str], float]], spacings: Mapping[Key, float], selection: Selection
 ) -> dict[Key, Target]:
-    """The newest of each: two servers may have scraped it."""
-    found: dict[Key, Target] = {}
+    """Return the newest of each target: two servers may have scraped it."""
+    targets: dict[Key, Target] = {}
     for labels, collected_at in rows:
         key = key_of(labels, selection)
-        if key not in found or found[key].collected_at < collected_at:
-            found[key] = Target(labels, collected_at, spacings.get(key) or None)
-    return found
+        if key not in targets or targets[key].collected_at < collected_at:
+            targets[key] = Target(labels, collected_at, spacings.get(key) or None)
+    return targets
 
 
-def scraped_by_key(targets: Mapping[Key, Target], names: Mapping[Key, tuple[str, str]]) -> dict[Key, Scraped]:
-    """What rows that tell their target in part are placed by."""
+def labels_by_key(targets: Mapping[Key, Target], names: Mapping[Key, tuple[str, str]]) -> dict[Key, TargetLabels]:
+    """Return what finds the target of rows that have only some of its labels."""
     newest = sorted(targets, key=lambda key: (-targets[key].collected_at, key))
-    return {key: Scraped(frozenset(targets[key].labels), names[key][0]) for key in newest}
+    return {key: TargetLabels(frozenset(targets[key].labels), names[key][0]) for key in newest}
 
 
-def names_of(targets: Mapping[Key, Target], infos: Told) -> dict[Key, tuple[str, str]]:
-    """Name and address of each target's node, as gpumap says; else as the target is called."""
-    told: dict[Key, tuple[str, str]] = {}
+def names_of(targets: Mapping[Key, Target], infos: Iterable[Labels]) -> dict[Key, tuple[str, str]]:
+    """Return name and address of each target's node, by the rows of gpumap_node_info; else by the target's labels."""
+    reported: dict[Key, tuple[str, str]] = {}
     width = len(NODE_INFO.by)
-    for row in sorted(infos.values):
+    for row in sorted(infos):
         name, address = row[:width]
-        told.setdefault(row[width:], (name, address))
-    return {key: told.get(key, (_called(target.labels), "")) for key, target in targets.items()}
+        reported.setdefault(row[width:], (name, address))
+    return {key: reported.get(key, (_name_of(target.labels), "")) for key, target in targets.items()}
 
 
-def _called(labels: Mapping[str, str]) -> str:
+def _name_of(labels: Mapping[str, str]) -> str:
     return labels.get(_NODE) or labels.get("instance") or "?"
 
 
@@ -100,67 +104,74 @@ def nodes_of(
     targets: Mapping[Key, Target],
     names: Mapping[Key, tuple[str, str]],
     gpus: Mapping[str, Collection[Key]],
-    cards: Mapping[Key, Mapping[str, str]] = _NO_CARDS,
+    gpus_by_index: Mapping[Key, Mapping[str, str]] = _NO_GPUS,
 ) -> list[Node]:
-    """Targets by node, in the order of what they are called. `gpus` are the targets that know each GPU; `cards` the
-    GPUs of each by index: at one place there are no two, so that targets which say otherwise are of two nodes."""
+    """Group targets by node, in the order of the nodes' shown names.
+
+    `gpus` are the targets that know each GPU, `gpus_by_index` the GPUs of each target. A node has one GPU for an index:
+    targets that contradict each other belong to two nodes.
+    """
     groups: dict[tuple[str, Key], list[Key]] = {}
     for key, target in targets.items():
-        groups.setdefault((names[key][0], _apart(target.labels)), []).append(key)
-    merged = [of_node for keys in _merged(groups, names, gpus) for of_node in _divided(keys, targets, cards)]
+        groups.setdefault((names[key][0], _cluster_labels(target.labels)), []).append(key)
+    merged = [of_node for keys in _merged(groups, names, gpus) for of_node in _divided(keys, targets, gpus_by_index)]
     of_name: dict[str, list[list[Key]]] = {}
     for keys in merged:
         of_name.setdefault(names[keys[0]][0], []).append(keys)
-    found = []
+    nodes = []
     for name, several in of_name.items():
         prefixes = _prefixes([targets[keys[0]].labels for keys in several])
         for keys, prefix in zip(several, prefixes, strict=True):
             address = next((names[key][1] for key in keys if names[key][1]), None)
-            found.append(Node(name, f"{prefix}{name}", address, tuple(keys)))
-    return sorted(found, key=lambda node: (node.shown, node.keys))
+            nodes.append(Node(name, f"{prefix}{name}", address, tuple(keys)))
+    return sorted(nodes, key=lambda node: (node.shown, node.keys))
 
 
-class Down(NamedTuple):
-    """A node whose gpumap does not answer; `shown` is its name where others have it too."""
+class DownNode(NamedTuple):
+    """A node whose gpumap does not answer. `shown` is unique; `name` may not be."""
 
     name: str
     shown: str
 
 
-def down_nodes(rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[Node]) -> list[Down]:
-    """The nodes of targets that do not answer, without those that answer by another one."""
-    answering = {(target.labels.get("instance", ""), _apart(target.labels)) for target in targets.values()}
+def down_nodes(
+    rows: Iterable[Mapping[str, str]], targets: Mapping[Key, Target], nodes: Iterable[Node]
+) -> list[DownNode]:
+    """Return the nodes of targets that do not answer, without nodes with another target that answers."""
+    answering = {(target.labels.get("instance", ""), _cluster_labels(target.labels)) for target in targets.values()}
     of_name: dict[str, dict[Key, Mapping[str, str]]] = {}
     for node in nodes:
         for key in node.keys:
-            of_name.setdefault(node.name, {}).setdefault(_apart(targets[key].labels), targets[key].labels)
+            of_name.setdefault(node.name, {}).setdefault(_cluster_labels(targets[key].labels), targets[key].labels)
     found: dict[tuple[str, Key], Mapping[str, str]] = {}
     for row in rows:
-        name, apart = _called(row), _apart(row)
-        if apart not in of_name.get(name, {}) and (row.get("instance", ""), apart) not in answering:
-            found[name, apart] = row
-    for (name, apart), row in found.items():
-        of_name.setdefault(name, {})[apart] = row
+        name, cluster = _name_of(row), _cluster_labels(row)
+        if cluster not in of_name.get(name, {}) and (row.get("instance", ""), cluster) not in answering:
+            found[name, cluster] = row
+    for (name, cluster), row in found.items():
+        of_name.setdefault(name, {})[cluster] = row
     shown = []
-    for name, apart in found:
+    for name, cluster in found:
         prefixes = dict(zip(of_name[name], _prefixes(list(of_name[name].values())), strict=True))
-        shown.append(Down(name, f"{prefixes[apart]}{name}"))
+        shown.append(DownNode(name, f"{prefixes[cluster]}{name}"))
     return sorted(shown, key=lambda down: down.shown)
 
 
-def _divided(keys: list[Key], targets: Mapping[Key, Target], cards: Mapping[Key, Mapping[str, str]]) -> list[list[Key]]:
-    """Targets whose cards may be in one machine, each time the newest first."""
-    found: list[tuple[dict[str, str], list[Key]]] = []
+def _divided(
+    keys: list[Key], targets: Mapping[Key, Target], gpus_by_index: Mapping[Key, Mapping[str, str]]
+) -> list[list[Key]]:
+    """Group targets whose GPUs can be in one machine, each time the newest first."""
+    groups: list[tuple[dict[str, str], list[Key]]] = []
     for key in sorted(keys, key=lambda key: (-targets[key].collected_at, key)):
-        own = cards.get(key, {})
-        for places, members in found:
-            if all(places.get(index, uuid) == uuid for index, uuid in own.items()):
-                places.update(own)
+        own = gpus_by_index.get(key, {})
+        for known, members in groups:
+            if all(known.get(index, uuid) == uuid for index, uuid in own.items()):
+                known.update(own)
                 members.append(key)
                 break
         else:
-            found.append((dict(own), [key]))
-    return [members for _, members in found]
+            groups.append((dict(own), [key]))
+    return [members for _, members in groups]
 
 
 def _candidates(labels: Collection[str]) -> Iterator[str]:
@@ -168,13 +179,13 @@ def _candidates(labels: Collection[str]) -> Iterator[str]:
     yield from (name for name in (*_FIRST, *others, _NODE) if name in labels)
 
 
-def _named(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """All that tells a target from others."""
+def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return all labels that distinguish a target from others."""
     return frozenset((name, value) for name, value in labels.items() if name not in _OF_A_REPLICA)
 
 
-def _apart(labels: Mapping[str, str]) -> Key:
-    """What is not of a scrape: nodes of one name that differ in it are two."""
+def _cluster_labels(labels: Mapping[str, str]) -> Key:
+    """Return the labels that are not of a scrape: nodes of one name that differ in them are two."""
     return tuple(
         part
         for name in sorted({*labels} - _OF_A_SCRAPE - _OF_A_REPLICA)
@@ -188,7 +199,7 @@ def _merged(
     names: Mapping[Key, tuple[str, str]],
     gpus: Mapping[str, Collection[Key]],
 ) -> list[list[Key]]:
-    """Groups of one node name that know the same GPU are one."""
+    """Join groups of one node name that know the same GPU."""
     group_of = {key: group for group, keys in groups.items() for key in keys}
     into: dict[tuple[str, Key], tuple[str, Key]] = {}
 
@@ -214,8 +225,8 @@ def _merged(
 
 
 def _prefixes(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """What stands before a name that several nodes have: their clusters, or all labels in which they differ; where that
-    is none, their jobs, or what they are reached at."""
+    """Return what makes a name unique that several nodes have: their clusters, or all labels in which they differ; if
+    there are none, their jobs or instances."""
     if len(rows) == 1:
         return [""]
     names = sorted({name for row in rows for name in row} - _OF_A_SCRAPE - _OF_A_REPLICA)
@@ -225,3 +236,58 @@ def _prefixes(rows: Sequence[Mapping[str, str]]) -> list[str]:
             differing = [name]
             break
     return ["".join(f"{row[name]}/" for name in differing if row.get(name)) for row in rows]
+
+
+# --- the target of a row ----------------------------------------------------------------------------------------------
+#
+# With `honorLabels` a series' own `pod` replaces that of its target. Without, it is `exported_pod`, but only if the
+# target has a `pod`.
+
+
+def differ_in_own_labels(targets: Iterable[Mapping[str, str]]) -> bool:
+    """Whether some targets have a label that series of gpumap have too, and others do not."""
+    return len({OWN_LABELS.intersection(labels) for labels in targets}) > 1
+
+
+def by_targets(family: Family, rows: Iterable[Mapping[str, str]], selection: Selection) -> Iterator[Labels | None]:
+    """Return the own labels of each row, and those of its target; `None` if targets of several nodes match."""
+    honoured = _index(selection, {*family.by})
+    moved = _index(selection, frozenset())
+    exported = [(name, f"exported_{name}") for name in family.by]
+    has_target = family.of_target or selection.by_target
+    for labels in rows:
+        is_moved = any(name in labels for _, name in exported)
+        target = (moved if is_moved else honoured).of(labels)
+        if target is None:
+            yield None
+            continue
+        known = selection.targets.get(target)
+        taken = known.labels if is_moved and known else frozenset()
+        own = [labels.get(other if name in taken else name, "") for name, other in exported]
+        yield (*own, *target) if has_target else tuple(own)
+
+
+class _Index(NamedTuple):
+    """Targets by those labels of the key that rows have."""
+
+    names: tuple[str, ...]
+    targets: Mapping[Labels, Labels | None]
+    key: tuple[str, ...]
+
+    def of(self, labels: Mapping[str, str]) -> Labels | None:
+        part = tuple([labels.get(name, "") for name in self.names])
+        # A target that is no longer known is not shown: any labels will do.
+        return self.targets.get(part, tuple([labels.get(name, "") for name in self.key]))
+
+
+def _index(selection: Selection, hidden: Iterable[str]) -> _Index:
+    """Index by the labels that are not `hidden`. Of targets of one node with equal labels, take the newest."""
+    hidden = frozenset(hidden)
+    places = [number for number, name in enumerate(selection.key) if name not in hidden]
+    found: dict[Labels, Labels | None] = {}
+    for key, target in selection.targets.items():
+        part = tuple([key[place] for place in places])
+        first = found.setdefault(part, key)
+        if first is not None and selection.targets[first].node != target.node:
+            found[part] = None
+    return _Index(tuple(selection.key[place] for place in places), found, selection.key)

@@ -1,4 +1,7 @@
-"""The rows of a server's answer as values by their labels; what is no value of gpumap's is not known. Pure."""
+"""The rows of a server's answers as values by their labels, and those of one node out of several targets'. Pure.
+
+A row that is no value of gpumap's, such as a negative number of bytes, is left out and named.
+"""
 
 from __future__ import annotations
 
@@ -8,80 +11,97 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from gpumap.cli.fleet.families import DEVICELESS, Family, Selection
-from gpumap.cli.fleet.target_matching import by_targets
+from gpumap.cli.fleet import families
+from gpumap.cli.fleet.families import Family, Selection
+from gpumap.cli.fleet.targets import Key, Labels, Node, by_targets
 
 Value = int | float
+Answer = tuple[Mapping[str, str], tuple[float, str]]
+"""A row: its labels, and its moment and value as the server wrote it."""
 _EXACT_MAX = 1 << 53
 """Whole numbers up to here are exact in a server's floats; none of gpumap's is larger."""
 
 
-class Told(NamedTuple):
-    """Values by a family's own labels and, where it has them, by those of the target. `odd` are rows that have none."""
+class FamilyValues(NamedTuple):
+    """Values by a family's own labels, followed by those of the target if the family has them. `odd` are rows without
+    a value."""
 
-    values: dict[tuple[str, ...], Value]
+    values: dict[Labels, Value]
     odd: tuple[str, ...] = ()
 
 
-NOTHING = Told({})
+NO_VALUES = FamilyValues({})
 
 
-def read(family: Family, rows: Iterable[tuple[Mapping[str, str], tuple[float, str]]], selection: Selection) -> Told:
-    """Read an answer. Rows of one thing, as two agents of a node tell it for a while, are one: the larger value."""
-    rows = list(rows)
-    odd = []
-    if _needs_targets(family, selection):
-        placed = list(by_targets(family, [labels for labels, _ in rows], selection))
-        odd = [
-            _row(family, labels) + " is of a target that it does not tell"
-            for (labels, _), key in zip(rows, placed, strict=True)
-            if key is None
-        ]
-        rows = [row for row, key in zip(rows, placed, strict=True) if key is not None]
-        keys = [key for key in placed if key is not None]
-    else:
-        keys = _keys(family, [labels for labels, _ in rows], selection)
-    numbers = _all_numbers([text for _, (_, text) in rows], family)
-    has_uuid = "uuid" in family.by and family.name != DEVICELESS.name
-    named = not has_uuid or "" not in {key[family.by.index("uuid")] for key in keys}
-    if numbers is not None and named and not odd:
-        plain = dict(zip(keys, numbers, strict=True))
-        if len(plain) == len(keys):
-            return Told(plain)
-    values: dict[tuple[str, ...], Value] = {}
+# --- reading an answer ------------------------------------------------------------------------------------------------
+
+
+def read(family: Family, rows: Iterable[Answer], selection: Selection) -> FamilyValues:
+    """Read an answer. Of rows with equal labels, as two agents of a node give them, the larger value counts."""
+    rows, keys, odd = _with_keys(family, list(rows), selection)
+    if not odd and not _lacks_uuid(family, keys):
+        numbers = _all_numbers([text for _, (_, text) in rows], family)
+        values = dict(zip(keys, numbers, strict=True)) if numbers is not None else {}
+        if len(values) == len(keys):
+            return FamilyValues(values)
+    return _one_by_one(family, rows, keys, odd)
+
+
+def _with_keys(
+    family: Family, rows: list[Answer], selection: Selection
+) -> tuple[list[Answer], list[Labels], list[str]]:
+    """Return the rows, the labels that identify each, and sentences on rows whose target is not known."""
+    if not _needs_targets(family, selection):
+        return rows, _keys(family, [labels for labels, _ in rows], selection), []
+    placed = list(zip(rows, by_targets(family, [labels for labels, _ in rows], selection), strict=True))
+    odd = [_row(family, labels) + " is of a target that it does not tell" for (labels, _), key in placed if key is None]
+    return [row for row, key in placed if key is not None], [key for _, key in placed if key is not None], odd
+
+
+def _one_by_one(family: Family, rows: list[Answer], keys: list[Labels], odd: list[str]) -> FamilyValues:
+    values: dict[Labels, Value] = {}
     for key, (labels, (_, text)) in zip(keys, rows, strict=True):
         value = _number(text, family)
-        if value is None or (has_uuid and not labels.get("uuid")):
+        if value is None or (_has_uuid(family) and not labels.get("uuid")):
             odd.append(f"{_row(family, labels)} is {text}")
         elif key not in values or values[key] < value:
             values[key] = value
-    return Told(values, tuple(odd))
+    return FamilyValues(values, tuple(odd))
 
 
 def _row(family: Family, labels: Mapping[str, str]) -> str:
     return f"{family.name}{{{', '.join(f'{name}={value}' for name, value in sorted(labels.items()))}}}"
 
 
+def _has_uuid(family: Family) -> bool:
+    """Whether each row must have a uuid."""
+    return "uuid" in family.by and family.name != families.DEVICELESS.name
+
+
+def _lacks_uuid(family: Family, keys: Sequence[Labels]) -> bool:
+    return _has_uuid(family) and "" in {key[family.by.index("uuid")] for key in keys}
+
+
 def _needs_targets(family: Family, selection: Selection) -> bool:
-    """Whether rows do not tell their labels, or their target, without what is known of targets."""
+    """Whether the labels of a row, or its target, can only be found among the known targets."""
     return selection.by_target or (family.of_target and not {*family.by}.isdisjoint(selection.key))
 
 
-def _keys(family: Family, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[tuple[str, ...]]:
-    """The labels of each row that make it one."""
+def _keys(family: Family, rows: Sequence[Mapping[str, str]], selection: Selection) -> list[Labels]:
+    """Return the labels that identify each row."""
     names = (*family.by, *(selection.key if family.of_target else ()))
     moved = {f"exported_{name}" for name in family.by if name in selection.labels}
     if moved.isdisjoint(chain.from_iterable(rows)):
         return list(zip(*(_column(name, rows) for name in names), strict=True))
     own = [f"exported_{name}" if f"exported_{name}" in moved else name for name in family.by]
     instead = (*own, *names[len(own) :])
-    # Where Prometheus has moved one of them, an own label that is not moved is one that was empty.
-    chosen = ((labels, names if moved.isdisjoint(labels) else instead) for labels in rows)
-    return [tuple([labels.get(name, "") for name in of_row]) for labels, of_row in chosen]
+    # If Prometheus has moved one of them, an own label that is not moved is one that was empty.
+    names_of_rows = ((labels, names if moved.isdisjoint(labels) else instead) for labels in rows)
+    return [tuple([labels.get(name, "") for name in of_row]) for labels, of_row in names_of_rows]
 
 
 def _column(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """A label of all rows. A server leaves out those that are empty."""
+    """Return a label of all rows. A server leaves out those that are empty."""
     try:
         return list(map(itemgetter(name), rows))
     except KeyError:
@@ -89,15 +109,17 @@ def _column(name: str, rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _limits(family: Family) -> tuple[int, int, bool]:
-    """Least and most, and whether values are whole: bytes and counts are, ratios go up to 1, and nothing but a
-    difference is below 0."""
+    """Return the least and the largest value, and whether values are whole.
+
+    Bytes and counts are whole, ratios go up to 1, and only a difference can be below 0.
+    """
     whole = family.name.endswith(("_bytes", "_processes", "_slots", "_slots_allocatable", "_up"))
     least = -_EXACT_MAX if "owner" in family.by else 0
     return least, 1 if family.name.endswith("_ratio") else _EXACT_MAX, whole
 
 
 def _all_numbers(texts: Sequence[str], family: Family) -> Sequence[Value] | None:
-    """The values of a whole answer; `None` where one of them is none."""
+    """Return the values of a whole answer; `None` if one of them is no value of the family."""
     least, most, whole = _limits(family)
     try:
         values = list(map(float, texts))
@@ -111,5 +133,61 @@ def _all_numbers(texts: Sequence[str], family: Family) -> Sequence[Value] | None
 
 
 def _number(text: str, family: Family) -> Value | None:
-    found = _all_numbers([text], family)
-    return found[0] if found else None
+    numbers = _all_numbers([text], family)
+    return numbers[0] if numbers else None
+
+
+# --- several targets of one node --------------------------------------------------------------------------------------
+#
+# For each device, the newest target that knows it counts. The values of two agents must not be mixed: what one assigns
+# to a pod is unknown to the other, and both together are more than exists.
+
+RowsOfTarget = Mapping[str, Sequence[tuple[Labels, Value]]]
+"""By family."""
+_HELD, _USED, _PRESENT = "held", "used", "present"
+_KIND_OF_PART = {
+    **dict.fromkeys((families.HOLDERS, families.SHARES, families.GRANTS, families.OFFERS), _HELD),
+    **dict.fromkeys((families.USE, families.PEAKS, families.ACTIVITY, families.LAST_SEEN, families.OWNERS), _USED),
+}
+_SERIES_OF_KIND = (
+    *((families.DEVICE_INFO, _PRESENT), (families.HOLDER_COUNT, _HELD)),
+    *((families.OWNER_BYTES, _USED), (families.OWNER_PROCESSES, _USED)),
+)
+"""The series that exist for a device if a target knows anything of the kind about it."""
+
+
+def rows_by_target(
+    values: Mapping[str, FamilyValues], asked: Iterable[Family]
+) -> dict[Key, dict[str, list[tuple[Labels, Value]]]]:
+    """Group by target what was asked for by target."""
+    rows: dict[Key, dict[str, list[tuple[Labels, Value]]]] = {}
+    for family in asked:
+        width = len(family.by)
+        for row, value in values[family.name].values.items():
+            rows.setdefault(row[width:], {}).setdefault(family.name, []).append((row[:width], value))
+    return rows
+
+
+def values_of_node(node: Node, rows: Mapping[Key, RowsOfTarget], asked: Sequence[Family]) -> dict[str, FamilyValues]:
+    """Return the values of a node as if it had one target."""
+    leaders: dict[tuple[str, str], Key] = {}
+    for family, kind in _SERIES_OF_KIND:
+        for key in node.keys:
+            for labels, _ in rows.get(key, {}).get(family.name, ()):
+                leaders.setdefault((kind, labels[0]), key)
+                if family is families.DEVICE_INFO:
+                    leaders.setdefault((kind, labels[1]), key)
+    return {family.name: FamilyValues(_of_leaders(family, node, rows, leaders)) for family in asked}
+
+
+def _of_leaders(
+    family: Family, node: Node, rows: Mapping[Key, RowsOfTarget], leaders: dict[tuple[str, str], Key]
+) -> dict[Labels, Value]:
+    kind = _KIND_OF_PART.get(family.part, _PRESENT)
+    place = family.by.index("uuid") if _has_uuid(family) else None
+    values: dict[Labels, Value] = {}
+    for key in node.keys:
+        for labels, value in rows.get(key, {}).get(family.name, ()):
+            if place is None or leaders.setdefault((kind, labels[place]), key) == key:
+                values[(*labels, *key) if family.of_target else labels] = value
+    return values

@@ -1,28 +1,123 @@
-"""Where gpumap's agents are, by the API server's list of pods: which pod is asked for a node, and what that leaves out.
+"""Finds gpumap's agents in the API server's list of pods: which pod to ask about a node, and which others exist.
 
-Pure.
+Only the fields of a pod that this needs are declared. The API server leaves out what is empty, or sends null. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 from urllib.parse import quote
+
+import msgspec
 
 from gpumap.model.units import counted
 
 CONTAINER_NAME, PORT_NAME = "gpumap", "metrics"
-"""As the chart calls the agent's container and its port."""
+"""The chart's names of the agent's container and its port."""
 DEFAULT_PORT = 9401
-_OVER = ("Succeeded", "Failed")
-"""Phases of a pod that will not run again: another one has taken its place, or will."""
+_ENDED = ("Succeeded", "Failed")
+"""Phases of a pod that does not run again: another pod replaces it."""
 
-Json = Mapping[str, Any]
+
+# --- a pod, as the API server writes it -------------------------------------------------------------------------------
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of a pod."""
+
+
+class _Port(_Entry, frozen=True, kw_only=True):
+    name: str | None = None
+    container_port: int | None = None
+
+
+class _HttpGet(_Entry, frozen=True, kw_only=True):
+    scheme: str | None = None
+
+
+class _Probe(_Entry, frozen=True, kw_only=True):
+    http_get: _HttpGet | None = None
+
+
+class _Container(_Entry, frozen=True, kw_only=True):
+    name: str | None = None
+    ports: tuple[_Port, ...] | None = None
+    readiness_probe: _Probe | None = None
+    liveness_probe: _Probe | None = None
+
+
+class _Spec(_Entry, frozen=True, kw_only=True):
+    node_name: str | None = None
+    containers: tuple[_Container, ...] | None = None
+
+
+class _Metadata(_Entry, frozen=True, kw_only=True):
+    name: str
+    namespace: str
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Reason(_Entry, frozen=True, kw_only=True):
+    reason: str | None = None
+
+
+class _State(_Entry, frozen=True, kw_only=True):
+    waiting: _Reason | None = None
+    terminated: _Reason | None = None
+
+
+class _ContainerStatus(_Entry, frozen=True, kw_only=True):
+    name: str | None = None
+    state: _State | None = None
+
+
+class _Condition(_Entry, frozen=True, kw_only=True):
+    type: str | None = None
+    status: str | None = None
+
+
+class _Status(_Entry, frozen=True, kw_only=True):
+    phase: str | None = None
+    reason: str | None = None
+    conditions: tuple[_Condition, ...] | None = None
+    container_statuses: tuple[_ContainerStatus, ...] | None = None
+
+
+class Pod(_Entry, frozen=True, kw_only=True):
+    metadata: _Metadata
+    spec: _Spec
+    status: _Status | None = None
+
+
+class _ListMetadata(msgspec.Struct, frozen=True, rename={"next_page": "continue"}):
+    next_page: str | None = None
+
+
+class PodList(msgspec.Struct, frozen=True):
+    """A page of pods."""
+
+    items: tuple[Pod, ...] | None
+    metadata: _ListMetadata | None = None
+
+    @property
+    def next_page(self) -> str:
+        """What asks for the next page; empty for the last one."""
+        return (self.metadata.next_page if self.metadata else None) or ""
+
+
+def pod_list(body: bytes) -> PodList:
+    """Read the API server's answer. Raises ValueError if it is no list of pods."""
+    return msgspec.json.decode(body, type=PodList)
+
+
+# --- the agents -------------------------------------------------------------------------------------------------------
 
 
 class Agent(NamedTuple):
-    """A pod of gpumap's. `why_not` is why it cannot be asked, empty where it can. `created` is as the API server writes
-    it, which sorts by time."""
+    """A pod of gpumap. `why_not` is why it cannot be asked, empty if it can. `created` is as the API server writes it,
+    which sorts by time."""
 
     node: str
     namespace: str
@@ -35,91 +130,90 @@ class Agent(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its map, below the API server. https stands before the name (Kubernetes, `pods/proxy`)."""
+        """The path of its map at the API server. https precedes the name (Kubernetes, `pods/proxy`)."""
         scheme = "https:" if self.https else ""
         name = f"{scheme}{quote(self.pod, safe='')}:{self.port}"
         return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/pods/{name}/proxy/api/v1/map"
 
 
-def agents_of(pods: Iterable[Json]) -> list[Agent]:
-    """The agents among pods that have their label. Raises ValueError for what is no pod."""
+def agents_of(pods: Iterable[Pod]) -> list[Agent]:
+    """Return the agents among pods that have their label."""
     return [agent for pod in pods if (agent := _agent(pod)) is not None]
 
 
 def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
-    """The agent to ask of each node, by the node's name, and a sentence for each that is not asked.
+    """Return the agent to ask of each node, by the node's name, and a sentence for each node with agents not asked.
 
-    Of several that run, the newest that is ready. One that does not run says nothing where another of its node does.
+    Of several that run, the newest that is ready is asked. One that does not run is not named if another one of its
+    node does.
     """
     nodes: dict[str, list[Agent]] = {}
     for agent in agents:
         nodes.setdefault(agent.node, []).append(agent)
-    chosen, doubled = [], []
-    for _, found in sorted(nodes.items()):
-        best = max(found, key=lambda one: (not one.why_not, one.ready, one.created, one.pod))
+    chosen, not_asked = [], []
+    for _, of_node in sorted(nodes.items()):
+        best = max(of_node, key=lambda one: (not one.why_not, one.ready, one.created, one.pod))
         chosen.append(best)
-        others = sorted(one.pod for one in found if one is not best and not one.why_not)
+        others = sorted(one.pod for one in of_node if one is not best and not one.why_not)
         if others:
-            doubled.append(
+            not_asked.append(
                 f"node {best.node} has {counted(len(others) + 1, 'agent')}: {best.pod} was asked, and "
                 f"{', '.join(others)} not"
             )
-    return chosen, doubled
+    return chosen, not_asked
 
 
-def _agent(pod: Json) -> Agent | None:
-    """One pod; None for one that is over, or on no node yet, or on its way out."""
-    try:
-        metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
-        name, namespace, node = str(metadata["name"]), str(metadata["namespace"]), str(spec.get("nodeName") or "")
-        if not node or metadata.get("deletionTimestamp") or status.get("phase") in _OVER:
-            return None
-        container = _container(spec)
-        port, https = _port(container)
-        return Agent(
-            node=node,
-            namespace=namespace,
-            pod=name,
-            port=port,
-            https=https,
-            ready=any(
-                one.get("type") == "Ready" and one.get("status") == "True" for one in _list(status, "conditions")
-            ),
-            created=str(metadata.get("creationTimestamp") or ""),
-            why_not=_why_not(status, str(container.get("name") or "")),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError("is no pod") from error
+def _agent(pod: Pod) -> Agent | None:
+    """Return the agent of a pod; None if the pod has ended, has no node yet, or is being deleted."""
+    status, node = pod.status or _Status(), pod.spec.node_name
+    if not node or pod.metadata.deletion_timestamp or status.phase in _ENDED:
+        return None
+    container = _agent_container(pod.spec)
+    port, https = _port(container)
+    return Agent(
+        node=node,
+        namespace=pod.metadata.namespace,
+        pod=pod.metadata.name,
+        port=port,
+        https=https,
+        ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
+        created=pod.metadata.creation_timestamp or "",
+        why_not=_why_not(status, container.name or ""),
+    )
 
 
-def _container(spec: Json) -> Json:
-    """The agent's own among the pod's: the one that the chart names, else the first with its port. A proxy may stand
-    beside it, whose port has the same name."""
-    found = _list(spec, "containers")
-    with_port = [one for one in found if any(port.get("name") == PORT_NAME for port in _list(one, "ports"))]
-    return next((one for one in found if one.get("name") == CONTAINER_NAME), (with_port or found or [{}])[0])
+def _agent_container(spec: _Spec) -> _Container:
+    """Return the agent's container: the one with the chart's name, else the first with its port. A proxy in the same
+    pod may have a port of that name too."""
+    containers = spec.containers or ()
+    with_port = [one for one in containers if any(port.name == PORT_NAME for port in one.ports or ())]
+    first = next(iter((*with_port, *containers)), _Container())
+    return next((one for one in containers if one.name == CONTAINER_NAME), first)
 
 
-def _port(container: Json) -> tuple[int, bool]:
-    """The port that the chart calls `metrics`, and whether the probes speak TLS to it."""
-    for port in _list(container, "ports"):
-        number = port.get("containerPort")
-        if port.get("name") == PORT_NAME and isinstance(number, int):
-            probes = (container.get("readinessProbe") or {}, container.get("livenessProbe") or {})
-            return number, any((one.get("httpGet") or {}).get("scheme") == "HTTPS" for one in probes)
+def _port(container: _Container) -> tuple[int, bool]:
+    """Return the port that the chart names `metrics`, and whether the probes use TLS."""
+    for port in container.ports or ():
+        if port.name == PORT_NAME and port.container_port is not None:
+            probes = (container.readiness_probe, container.liveness_probe)
+            return port.container_port, any(
+                one is not None and one.http_get is not None and one.http_get.scheme == "HTTPS" for one in probes
+            )
     return DEFAULT_PORT, False
 
 
-def _why_not(status: Json, container: str) -> str:
-    """What the agent's container waits for, or how it ended, where it does not run."""
-    of_container = [one for one in _list(status, "containerStatuses") if one.get("name") == container]
-    state = (of_container[0].get("state") or {}) if of_container else {}
-    others = (how for how in ("waiting", "terminated") if state.get(how) is not None)
-    ended = next((state[how].get("reason") or how for how in others), "")
-    if status.get("phase") == "Running" and not ended:
+def _why_not(status: _Status, container: str) -> str:
+    """Return what the agent's container waits for, or how it ended; empty if it runs."""
+    states = (one.state for one in status.container_statuses or () if one.name == container)
+    state = next(states, None) or _State()
+    stopped = next(
+        (
+            reason.reason or how
+            for how, reason in (("waiting", state.waiting), ("terminated", state.terminated))
+            if reason is not None
+        ),
+        "",
+    )
+    if status.phase == "Running" and not stopped:
         return ""
-    return f"is not running ({ended or status.get('reason') or status.get('phase') or 'unknown'})"
-
-
-def _list(found: Json, name: str) -> list[Json]:
-    return list(found.get(name) or ())
+    return f"is not running ({stopped or status.reason or status.phase or 'unknown'})"

@@ -1,14 +1,17 @@
-"""The command line of `kubectl gpumap`: gpumap's own tables of a whole cluster, with kubectl's flags and habits."""
+"""The command line of `kubectl gpumap`: gpumap's tables of a whole cluster, with kubectl's own flags.
+
+kubectl's flags select the cluster and the user. gpumap passes them on to kubectl as they are.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpumap import __version__
 from gpumap.cli.command_line import Parser, add_command, parse, top_parser
-from gpumap.cli.kubectl.flags import KUBECTL_FLAGS, add_kubectl_flags, passed_on, request_seconds
 from gpumap.cli.output_flags import (
     WATCH_INTERVAL,
     add_idle_after,
@@ -21,6 +24,7 @@ from gpumap.cli.output_flags import (
 )
 from gpumap.cli.sort_keys import INSPECT_SAYS, MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
 from gpumap.model.errors import UsageError
+from gpumap.model.units import parse_duration
 
 if TYPE_CHECKING:
     from gpumap.cli.kubectl.source import Scope
@@ -40,16 +44,16 @@ otherwise; the devices are those of all nodes. Flags follow the command: kubectl
 
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
-    """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
+    """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
     given = parse(command_parser(), _as_words(arguments))
     from gpumap.cli import show  # noqa: F401
-    from gpumap.cli.kubectl import source  # noqa: F401 # the look itself imports it again
+    from gpumap.cli.kubectl import source  # noqa: F401 # the command itself imports it again
 
     return lambda: int(given.run(given))
 
 
 def command_parser() -> Parser:
-    """The whole grammar."""
+    """Return the parser of all commands."""
     parser = top_parser(
         description="Which container of the cluster holds which GPU, and what it really uses.",
         epilog=_EPILOG,
@@ -63,7 +67,7 @@ def command_parser() -> Parser:
 
 
 def _as_words(arguments: Sequence[str]) -> list[str]:
-    """The words with a command before them, and switches as kubectl's users write them, such as --watch=true."""
+    """Return the words with a command first. Accept switches as kubectl's users write them, such as --watch=true."""
     words = list(arguments)
     if not words or (words[0].startswith("-") and words[0] not in _HELP):
         words.insert(0, DEFAULT_COMMAND)
@@ -139,7 +143,7 @@ def _add_inspect(commands: Commands) -> None:
 
 
 def _add_cluster(parser: Parser, *, of_namespaces: bool = True) -> None:
-    """Add what is looked at, and the flags for kubectl."""
+    """Add the flags that select nodes and agents, and the flags for kubectl."""
     parser.add_argument("only_node", metavar="NODE", nargs="?", help="one node alone; else all")
     what = parser.add_argument_group("what is looked at")
     if of_namespaces:
@@ -172,7 +176,7 @@ def _inspect(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace, report: Report, shape: Shape, where: str = "") -> int:
-    """Show it of the cluster; `where` says in a watch's head of which namespaces."""
+    """Show the report of the cluster. `where` names the namespaces in the head of a watch."""
     from gpumap.cli.kubectl.source import from_cluster
     from gpumap.cli.show import run
 
@@ -184,7 +188,7 @@ def _run(given: argparse.Namespace, report: Report, shape: Shape, where: str = "
 
 
 def _namespace(given: argparse.Namespace) -> str:
-    """Whose workloads are shown, as kubectl chooses it; empty for all."""
+    """Return the namespace to show, as kubectl chooses it; empty for all."""
     from gpumap.cli.kubectl.proxy import current_namespace
 
     if given.all_namespaces:
@@ -206,3 +210,84 @@ def _scope(given: argparse.Namespace) -> Scope:
         node=given.only_node or given.node or "",
         request_seconds=request_seconds(given),
     )
+
+
+# --- kubectl's own flags ----------------------------------------------------------------------------------------------
+
+_TIMEOUT = "30s"
+_FOR_EVER = re.compile(r"0+[smh]?", re.ASCII)
+
+
+class KubectlFlag(NamedTuple):
+    """A flag of `kubectl options`. `metavar` is empty for a switch."""
+
+    name: str
+    metavar: str
+    help: str
+    short: str = ""
+    repeatable: bool = False
+
+    @property
+    def variable(self) -> str:
+        """Name of its value in a namespace, apart from gpumap's own flags."""
+        return "kubectl_" + self.name.removeprefix("--").replace("-", "_")
+
+
+KUBECTL_FLAGS = (
+    KubectlFlag("--context", "NAME", "the context of the kubeconfig; else its current one"),
+    KubectlFlag("--kubeconfig", "FILE", "the kubeconfig; else $KUBECONFIG or ~/.kube/config"),
+    KubectlFlag("--cluster", "NAME", "the kubeconfig's cluster"),
+    KubectlFlag("--user", "NAME", "the kubeconfig's user"),
+    KubectlFlag("--server", "URL", "the API server", short="-s"),
+    KubectlFlag("--token", "TOKEN", "a bearer token"),
+    KubectlFlag("--as", "NAME", "ask as another user"),
+    KubectlFlag("--as-group", "NAME", "ask as one of a group; repeatable", repeatable=True),
+    KubectlFlag("--as-uid", "UID", "ask as a UID"),
+    KubectlFlag("--certificate-authority", "FILE", "the certificate that is trusted"),
+    KubectlFlag("--client-certificate", "FILE", "the certificate to show"),
+    KubectlFlag("--client-key", "FILE", "its key"),
+    KubectlFlag("--tls-server-name", "NAME", "the name in the server's certificate"),
+    KubectlFlag("--insecure-skip-tls-verify", "", "trust any certificate"),
+    KubectlFlag("--cache-dir", "DIR", "kubectl's cache"),
+    KubectlFlag("--request-timeout", "DURATION", f"for each request, such as 30s; 0: for ever (default: {_TIMEOUT})"),
+)
+
+
+def add_kubectl_flags(parser: argparse.ArgumentParser) -> None:
+    """Add kubectl's flags to a command."""
+    group = parser.add_argument_group("which cluster, and as whom: kubectl's own flags, passed on")
+    for flag in KUBECTL_FLAGS:
+        names = [flag.short, flag.name] if flag.short else [flag.name]
+        if not flag.metavar:
+            group.add_argument(*names, dest=flag.variable, action="store_true", help=flag.help)
+        elif flag.repeatable:
+            group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, action="append", help=flag.help)
+        else:
+            group.add_argument(*names, dest=flag.variable, metavar=flag.metavar, help=flag.help)
+
+
+def passed_on(given: argparse.Namespace) -> tuple[str, ...]:
+    """Return the words for kubectl."""
+    return tuple(_words(given))
+
+
+def _words(given: argparse.Namespace) -> Iterator[str]:
+    for flag in KUBECTL_FLAGS:
+        value = getattr(given, flag.variable)
+        if not flag.metavar:
+            if value:
+                yield flag.name
+        else:
+            for one in value or () if flag.repeatable else () if value is None else (value,):
+                yield f"{flag.name}={one}"
+
+
+def request_seconds(given: argparse.Namespace) -> float | None:
+    """Return the deadline of each request; None without one. As in kubectl, seconds need no unit."""
+    text: str = _TIMEOUT if given.kubectl_request_timeout is None else given.kubectl_request_timeout
+    if _FOR_EVER.fullmatch(text):
+        return None
+    try:
+        return parse_duration(f"{text}s" if text.isdecimal() else text)
+    except ValueError as error:
+        raise UsageError(f"--request-timeout {text}: {error}") from error

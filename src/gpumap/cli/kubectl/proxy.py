@@ -1,7 +1,7 @@
-"""The user's own kubectl: its proxy to the API server on a private socket, and the namespace of its context.
+"""Runs the user's own kubectl: its proxy to the API server on a private socket, and its context's namespace.
 
-gpumap reads no kubeconfig and holds no credential: kubectl does, with its plugins for logging in. The proxy is ended
-whatever happens.
+gpumap reads no kubeconfig and holds no credential: kubectl does, with its login plugins. The proxy always ends with the
+command.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ START_SECONDS = 15.0
 _END_SECONDS = 2.0
 _POLL_SECONDS = 0.01
 _NO_USER = "the kubeconfig has no user for this server, and kubectl cannot ask for one here"
-"""Where kubectl is told no credential, it asks for a name and a password, and fails with EOF where nobody answers."""
-_SAID_CHARACTERS = 400
+"""kubectl without a credential asks for a name and a password, and fails with EOF without an answer."""
+_MESSAGE_CHARACTERS = 400
 _READS = (
     "--accept-paths=^/api/v1/(namespaces/[^/]+/)?pods$,^/api/v1/namespaces/[^/]+/pods/[^/]+/proxy/api/v1/map$",
     "--reject-methods=^(POST|PUT|PATCH|DELETE)$",
 )
-"""The proxy carries the user's rights: it passes on what is asked here, and nothing else."""
+"""The proxy has the user's rights: it passes on what this package asks, and nothing else."""
 _PREFIX = "--append-server-path"
-"""Servers below a path, as Rancher's; known to kubectl since 1.23, without it the path is left out."""
+"""For servers below a path, such as Rancher's. kubectl has it since 1.23; without it kubectl leaves out the path."""
 
 
 class Proxy(NamedTuple):
-    """A running `kubectl proxy`, the path of its socket, and what it writes."""
+    """A running `kubectl proxy`, the path of its socket, and its log."""
 
     process: subprocess.Popen[bytes]
     path: Path
@@ -47,7 +47,7 @@ class Proxy(NamedTuple):
         return self.process.poll() is not None
 
     def serves(self) -> bool:
-        """Whether it can be connected to: the socket's file is there a moment before."""
+        """Whether it accepts connections: the socket's file exists a moment before."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(self.path))
@@ -55,13 +55,13 @@ class Proxy(NamedTuple):
                 return False
         return True
 
-    def said(self) -> str:
-        """The last that it wrote, in one line."""
+    def last_message(self) -> str:
+        """Return the last line that it wrote."""
         return _last_line(self.log.read_text(errors="replace"))
 
 
 def kubectl_path() -> str:
-    """Raises FatalError where there is none."""
+    """Return the path of kubectl. Raises FatalError if it is not on PATH."""
     found = shutil.which("kubectl")
     if found is None:
         raise FatalError("kubectl is not on PATH: it asks the API server, and knows how to log in")
@@ -70,7 +70,7 @@ def kubectl_path() -> str:
 
 @contextlib.asynccontextmanager
 async def proxying(flags: Sequence[str]) -> AsyncIterator[Proxy]:
-    """Run the proxy until the block ends. Its folder can be entered by this user alone, and so can its socket.
+    """Run the proxy until the block ends. Only this user can enter its folder and use its socket.
 
     Raises FatalError with kubectl's own reason.
     """
@@ -86,19 +86,18 @@ async def proxying(flags: Sequence[str]) -> AsyncIterator[Proxy]:
 
 
 def current_namespace(flags: Sequence[str]) -> str:
-    """The namespace of the context, as kubectl knows it: `default` where it names none."""
-    return (
-        _asked("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}", *flags) or "default"
-    )
+    """Return the namespace of kubectl's context: `default` if it names none."""
+    namespace = _kubectl("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}", *flags)
+    return namespace or "default"
 
 
 def has_context(flags: Sequence[str]) -> bool:
-    """Whether the kubeconfig has a context to go by."""
-    return _asked("config", "view", "--minify", "--output=name", *flags) is not None
+    """Whether the kubeconfig has a current context."""
+    return _kubectl("config", "view", "--minify", "--output=name", *flags) is not None
 
 
-def _asked(*words: str) -> str | None:
-    """What kubectl answers without asking a server; None where it fails."""
+def _kubectl(*words: str) -> str | None:
+    """Return the output of a kubectl command that asks no server; None if it fails."""
     try:
         done = subprocess.run(  # noqa: S603 # the user's own kubectl, by the user's own flags
             [kubectl_path(), *words],
@@ -113,8 +112,8 @@ def _asked(*words: str) -> str | None:
 
 
 def _started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start it in our own process group, and with our input: a plugin for logging in may ask the user, and what a
-    terminal sends us it sends to kubectl too."""
+    """Start it in our process group and with our input: a login plugin may ask the user, and kubectl gets the
+    terminal's signals as we do."""
     try:
         with log.open("wb") as errors:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603 # as above
@@ -126,10 +125,11 @@ async def _until_it_serves(proxy: Proxy) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not proxy.serves():
         if proxy.ended:
-            said = proxy.said() or f"ended with {proxy.process.returncode}"
-            raise FatalError(f"kubectl: {_NO_USER if said == 'EOF' else said}")
+            reason = proxy.last_message() or f"ended with {proxy.process.returncode}"
+            raise FatalError(f"kubectl: {_NO_USER if reason == 'EOF' else reason}")
         if time.monotonic() > deadline:
-            raise FatalError(f"kubectl proxy did not begin to serve within {START_SECONDS:g} s {proxy.said()}".rstrip())
+            message = f"kubectl proxy did not begin to serve within {START_SECONDS:g} s {proxy.last_message()}"
+            raise FatalError(message.rstrip())
         await asyncio.sleep(_POLL_SECONDS)
 
 
@@ -145,5 +145,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _last_line(text: str) -> str:
     lines = [line.strip().removeprefix("error: ") for line in text.splitlines() if line.strip()]
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
-    said = errors[-1].removeprefix("error: ") if errors else lines[-1] if lines else ""
-    return cut_off(said, _SAID_CHARACTERS)
+    message = errors[-1].removeprefix("error: ") if errors else lines[-1] if lines else ""
+    return cut_off(message, _MESSAGE_CHARACTERS)

@@ -1,39 +1,44 @@
 """Asks every agent of a cluster for its map, through the API server.
 
-What is needed are the rights to list pods and to get `pods/proxy`. A node whose agent does not answer is named with the
-reason, and the others are shown.
+It needs the rights to list pods and to get `pods/proxy`. If an agent does not answer, its node is named with the
+reason, and the other nodes are shown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import aiohttp
+import msgspec
 
-from gpumap.cli.agent_client import body_of, map_in
+from gpumap.cli.agent_client import NoMapError, body_of, map_in
 from gpumap.cli.http_errors import connection_error
-from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node
+from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import Proxy, has_context, proxying
-from gpumap.cli.kubectl.reasons import no_list, no_map
-from gpumap.cli.node_documents import Seen, Sights
+from gpumap.cli.node_maps import NodeMaps, NodeMapStream
+from gpumap.cli.show import print_notices
 from gpumap.cli.words import by_reason
-from gpumap.model.document import Document
 from gpumap.model.errors import FatalError
+from gpumap.model.map import NodeMap
+from gpumap.model.text import cut_off
 
 SELECTOR = "app.kubernetes.io/name=gpumap"
-"""As the chart labels its pods."""
+"""The label of the chart's pods."""
 AGENT_SECONDS = 10.0
-"""For each agent, or less where --request-timeout says so."""
+"""For each agent; less if --request-timeout is shorter."""
 _AT_ONCE = 32
 _PAGE_PODS = 500
+RULE = '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}'
+"""What a Role or ClusterRole must have, in addition to listing pods."""
+_REASON_CHARACTERS = 400
+_AGENT_ASKS = {401: "a password", 403: "a client certificate"}
+"""What an agent with a --web-config may require (agent/web/config/guard.py)."""
+_INSTEAD = "look through `kubectl port-forward` with `gpumap map --url` and its flags"
 
 
 class Scope(NamedTuple):
-    """Which cluster, by kubectl's flags; where its agents are; and for which node alone, if not for all."""
+    """Which cluster, by kubectl's flags; where its agents are; and the only node to ask, empty for all."""
 
     kubectl_flags: tuple[str, ...]
     selector: str
@@ -42,23 +47,23 @@ class Scope(NamedTuple):
     request_seconds: float | None
 
 
-async def from_cluster(scope: Scope, interval_seconds: float) -> Sights:
-    """Look again and again, through one proxy; where that ended, through another.
+async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
+    """Ask again and again, through one proxy; if it ended, through another.
 
-    Raises FatalError where none starts.
+    Raises FatalError if none starts.
     """
-    told: set[str] = set()
+    printed: set[str] = set()
     while True:
         async with proxying(scope.kubectl_flags) as proxy, _session(proxy) as session:
             while True:
-                found: Seen | FatalError
+                answer: NodeMaps | FatalError
                 try:
-                    found, doubled = await _look(session, scope)
-                    _tell([sentence for sentence in doubled if sentence not in told])
-                    told.update(doubled)
+                    answer, not_asked = await _ask_all(session, scope)
+                    print_notices([sentence for sentence in not_asked if sentence not in printed])
+                    printed.update(not_asked)
                 except FatalError as error:
-                    found = FatalError(f"kubectl proxy ended: {proxy.said()}") if proxy.ended else error
-                yield found
+                    answer = FatalError(f"kubectl proxy ended: {proxy.last_message()}") if proxy.ended else error
+                yield answer
                 await asyncio.sleep(interval_seconds)
                 if proxy.ended:
                     break
@@ -67,29 +72,32 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> Sights:
 def _session(proxy: Proxy) -> aiohttp.ClientSession:
     # Unpacked by `body_of`, a piece at a time: a small answer may unpack to one that fills the memory.
     connector = aiohttp.UnixConnector(str(proxy.path))
-    takes = {"Accept-Encoding": "gzip", "Accept": "application/json"}
-    return aiohttp.ClientSession("http://localhost", connector=connector, headers=takes, auto_decompress=False)
+    headers = {"Accept-Encoding": "gzip", "Accept": "application/json"}
+    return aiohttp.ClientSession("http://localhost", connector=connector, headers=headers, auto_decompress=False)
 
 
-async def _look(session: aiohttp.ClientSession, scope: Scope) -> tuple[Seen, list[str]]:
-    """What all agents answered, and who was not asked because another was. Raises FatalError where nobody answered."""
-    agents, doubled = one_for_each_node(await _agents(session, scope))
+async def _ask_all(session: aiohttp.ClientSession, scope: Scope) -> tuple[NodeMaps, list[str]]:
+    """Return the maps of all agents, and a sentence for each agent that was not asked because its node has another.
+
+    Raises FatalError if no agent answers.
+    """
+    agents, not_asked = one_for_each_node(await _agents(session, scope))
     if not agents:
-        raise FatalError(_nobody(scope))
-    room = asyncio.Semaphore(_AT_ONCE)
-    told = await asyncio.gather(*(_map_of(session, agent, scope, room) for agent in agents))
-    documents = [one for one in told if not isinstance(one, str)]
-    reasons = [(agent.node, one) for agent, one in zip(agents, told, strict=True) if isinstance(one, str)]
+        raise FatalError(_no_agent(scope))
+    slots = asyncio.Semaphore(_AT_ONCE)
+    answers = await asyncio.gather(*(_map_of(session, agent, scope, slots) for agent in agents))
+    maps = [one for one in answers if not isinstance(one, str)]
+    reasons = [(agent.node, one) for agent, one in zip(agents, answers, strict=True) if isinstance(one, str)]
     missing = tuple(by_reason(reasons))
-    if not documents:
+    if not maps:
         more = f" (and {len(missing) - 1} more reasons)" if len(missing) > 1 else ""
         raise FatalError(f"no agent answered: {missing[0]}{more}")
-    documents.sort(key=_name)
-    return Seen(tuple(documents), missing, fleet=not scope.node), doubled
+    maps.sort(key=lambda one: one.node.name)
+    return NodeMaps(tuple(maps), missing, fleet=not scope.node), not_asked
 
 
 async def _agents(session: aiohttp.ClientSession, scope: Scope) -> list[Agent]:
-    """All pods with the agents' label, a page at a time."""
+    """List all pods with the agents' label, a page at a time."""
     where = f"namespaces/{scope.agent_namespace}/pods" if scope.agent_namespace else "pods"
     parameters = {"labelSelector": scope.selector, "limit": str(_PAGE_PODS)}
     if scope.node:
@@ -97,17 +105,13 @@ async def _agents(session: aiohttp.ClientSession, scope: Scope) -> list[Agent]:
     found: list[Agent] = []
     while True:
         page = await _page(session, f"/api/v1/{where}", parameters, scope)
-        try:
-            found += agents_of(page["items"] or ())
-            more = (page.get("metadata") or {}).get("continue")
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FatalError("the API server did not answer with a list of pods") from error
-        if not more:
+        found += agents_of(page.items or ())
+        if not page.next_page:
             return found
-        parameters["continue"] = str(more)
+        parameters["continue"] = page.next_page
 
 
-async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str, str], scope: Scope) -> dict[str, Any]:
+async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
     timeout = aiohttp.ClientTimeout(total=scope.request_seconds)
     try:
         async with session.get(path, params=parameters, timeout=timeout) as response:
@@ -117,52 +121,91 @@ async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str,
     except (aiohttp.ClientError, OSError) as error:
         raise FatalError(f"kubectl proxy did not answer: {connection_error(error)}") from error
     if response.status != 200:
-        why = no_list(response.status, body, of_all_namespaces=not scope.agent_namespace)
+        why = _no_list(response.status, body, of_all_namespaces=not scope.agent_namespace)
         lost = response.status == 500 and not await asyncio.to_thread(has_context, scope.kubectl_flags)
         raise FatalError(why + (" (kubectl has no current context)" if lost else ""))
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise FatalError("the API server did not answer with a list of pods")
-    return found
+        return pod_list(body)
+    except (ValueError, RecursionError) as error:
+        raise FatalError("the API server did not answer with a list of pods") from error
 
 
 async def _map_of(
-    session: aiohttp.ClientSession, agent: Agent, scope: Scope, room: asyncio.Semaphore
-) -> Document | str:
-    """An agent's map, or why there is none: a sentence's predicate."""
+    session: aiohttp.ClientSession, agent: Agent, scope: Scope, slots: asyncio.Semaphore
+) -> NodeMap | str:
+    """Return an agent's map, or why there is none: a clause about its node."""
     if agent.why_not:
         return f"its agent {agent.why_not}"
     seconds = min(AGENT_SECONDS, scope.request_seconds or AGENT_SECONDS)
     try:
-        async with room, session.get(agent.path, timeout=aiohttp.ClientTimeout(total=seconds)) as response:
+        async with slots, session.get(agent.path, timeout=aiohttp.ClientTimeout(total=seconds)) as response:
             body = await body_of(response, "its agent")
             if response.status != 200:
-                return no_map(response.status, body)
+                return _no_map(response.status, body)
             return map_in(body, "its agent")
     except TimeoutError:
         return f"its agent did not answer within {seconds:g} s"
+    except NoMapError:
+        return "what its agent answered is no map of gpumap's"
     except FatalError as error:
         return str(error)
     except (aiohttp.ClientError, OSError) as error:
         return f"kubectl proxy did not answer: {connection_error(error)}"
 
 
-def _nobody(scope: Scope) -> str:
+def _no_agent(scope: Scope) -> str:
     where = f" in namespace {scope.agent_namespace}" if scope.agent_namespace else ""
     there = f" on node {scope.node}" if scope.node else ""
     return f"no pod{there}{where} has the label {scope.selector}: gpumap does not run there (see --agent-selector)"
 
 
-def _name(found: Document) -> str:
+# --- why something cannot be seen: the reason of the API server, kubectl or the agent ---------------------------------
+
+
+def _no_map(status: int, body: bytes) -> str:
+    """Return why a status came instead of a map: from the API server, whose answer is a Status, or from the agent."""
+    message = _status_message(body)
+    if message is None and status in _AGENT_ASKS:
+        return f"its agent asks for {_AGENT_ASKS[status]}, which the API server does not pass on: {_INSTEAD}"
+    if message is None:
+        return f"its agent answered {status}: {cut_off(body.decode(errors='replace'), _REASON_CHARACTERS)}"
+    match status:
+        case 403:
+            return f"{_without_pod(message)}; ask for the rule {RULE}"
+        case 404:
+            return "its agent's pod has just gone"
+    return f"the API server does not reach its agent: {message.removeprefix('error trying to reach service: ')}"
+
+
+def _no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
+    """Return why there is no list of pods: in the words of the API server, or of kubectl, which did not reach it."""
+    message = _status_message(body)
+    if message is None:
+        return f"the API server did not answer: {cut_off(body.decode(errors='replace'), _REASON_CHARACTERS) or status}"
+    match status:
+        case 401:
+            return f"the API server does not know who asks: {message}"
+        case 403:
+            advice = "; --agent-namespace asks in one namespace alone" if of_all_namespaces else ""
+            return _without_pod(message) + advice
+    return f"the API server answered {status}: {message}"
+
+
+def _without_pod(message: str) -> str:
+    """Shorten `pods "a" is forbidden: User "jane" cannot …`: the pod is one of many."""
+    return message.partition(" is forbidden: ")[2] or message
+
+
+class _Status(msgspec.Struct):
+    kind: Literal["Status"]
+    message: str | None = None
+    reason: str | None = None
+
+
+def _status_message(body: bytes) -> str | None:
+    """Return the message of the API server's Status; None if the answer is none."""
     try:
-        return str(found["node"]["name"])
-    except (KeyError, TypeError):
-        return ""  # what is no map is told where it is shown
-
-
-def _tell(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
+        status = msgspec.json.decode(body, type=_Status)
+    except (ValueError, RecursionError):
+        return None
+    return cut_off(status.message or status.reason or "no reason told", _REASON_CHARACTERS)
