@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from gpumap.cli.bill.lines import LABEL, Amounts, Bill, Line
-from gpumap.cli.tables.amounts import UNKNOWN, percent
 from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.cli.words import UNKNOWN, percent
 from gpumap.model.document import Document
 from gpumap.model.text import printable
 
