@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from gpumap.cli.bill.lines import LABEL, Amounts, Bill, Line
-from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.cli.tables.layout import Row, Shape, aligned, joined, notes
+from gpumap.cli.tables.layout import TextColumn as Column
 from gpumap.cli.words import UNKNOWN, percent
 from gpumap.model.document import Document
 from gpumap.model.text import printable

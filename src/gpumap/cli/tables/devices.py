@@ -71,15 +71,15 @@ class DeviceContainer(NamedTuple):
 class OtherUse(NamedTuple):
     """Use of a device by processes without a row of a container, or by no process at all (`unaccounted`).
 
-    `name` names the pod and container if they are known. `processes` is empty in a map that is made of series; `count`
-    is the number of processes also there.
+    `name` names the pod and container if they are known. `processes` is empty in a map that is made of series, and
+    `process_count` is known also there.
     """
 
     owner: str
     name: ContainerName
     memory_bytes: int | None
     processes: tuple[ProcessEntry, ...]
-    count: int | None
+    process_count: int | None
 
 
 def node_devices(node_map: NodeMap) -> Iterator[NodeDevice]:

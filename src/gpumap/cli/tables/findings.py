@@ -105,7 +105,7 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
     for other in other_uses(on.device):
         if other.owner == "gone":
             pids = tuple(one.pid for one in other.processes)
-            what = _named(on.device, pids) if pids else _counted(other.count)
+            what = _named(on.device, pids) if pids else _counted(other.process_count)
             yield _ungranted("leftover", on, other.name, other.memory_bytes, pids, f"its pod is gone, and left {what}")
 
 

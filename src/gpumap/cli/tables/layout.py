@@ -43,10 +43,6 @@ class Shape:
     screen: Screen = field(default=PIPE)
 
 
-def _no_text(_: object) -> str:
-    return ""
-
-
 class Column(NamedTuple, Generic[R_contra]):
     """A column of a table, and all that one has to declare to add it.
 
@@ -57,7 +53,7 @@ class Column(NamedTuple, Generic[R_contra]):
     """
 
     title: str
-    read: Callable[[R_contra], str] = _no_text
+    read: Callable[[R_contra], str]
     sort: Callable[[R_contra], SortValue] | None = None
     largest_first: bool = False
     sort_name: str = ""
@@ -69,10 +65,15 @@ class Column(NamedTuple, Generic[R_contra]):
 
 
 def amount(
-    title: str, text: Callable[[V | None], str], value: Callable[[R], V | None], sort_name: str = ""
+    title: str,
+    text: Callable[[V | None], str],
+    value: Callable[[R], V | None],
+    *,
+    wide: bool = False,
+    spare: bool = False,
 ) -> Column[R]:
     """Return a column of numbers, sorted by number, the largest first."""
-    return Column(title, lambda row: text(value(row)), value, largest_first=True, sort_name=sort_name)
+    return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, spare=spare)
 
 
 def name(title: str, value: Callable[[R], str | None]) -> Column[R]:
@@ -260,7 +261,14 @@ def joined(blocks: Iterable[str]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-# --- rows of cells that are texts already: only for `bill` ------------------------------------------------------------
+# --- rows whose cells are texts already: only for `bill` --------------------------------------------------------------
+
+
+class TextColumn(NamedTuple):
+    """A column whose cells are texts. `name`: they are names, which may be shortened."""
+
+    title: str
+    name: bool = False
 
 
 class Row(NamedTuple):
@@ -270,11 +278,11 @@ class Row(NamedTuple):
     colour: str = ""
 
 
-def aligned(columns: Sequence[Column[Row]], rows: Iterable[Row], shape: Shape) -> str:
+def aligned(columns: Sequence[TextColumn], rows: Iterable[Row], shape: Shape) -> str:
     """Return the table of rows whose cells are in the order of the columns."""
 
     def reading(number: int) -> Callable[[Row], str]:
         return lambda row: row.cells[number]
 
-    read = [column._replace(read=reading(number)) for number, column in enumerate(columns)]
+    read: list[Column[Row]] = [Column(one.title, reading(n), name=one.name) for n, one in enumerate(columns)]
     return table(read, list(rows), shape, lambda row: row.colour)

@@ -170,7 +170,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         "PROCESSES",
         None,
         lambda one: number(one.user.processes if one.user else None),
-        lambda other: str(other.count or ""),
+        lambda other: str(other.process_count or ""),
         sort=lambda one: one.user.processes if one.user else None,
     )._replace(wide=True),
     _column(

@@ -141,11 +141,11 @@ COLUMNS: tuple[Column[DeviceUse], ...] = (
     *_NAMES,
     _DEVICE,
     *_MEMORY,
-    amount("PEAK", size, lambda use: use.memory_peak_bytes)._replace(spare=True),
+    amount("PEAK", size, lambda use: use.memory_peak_bytes, spare=True),
     _SM,
     amount("PROCESSES", number, lambda use: use.processes),
     _OWNER,
-    amount("GRANTED", size, lambda use: use.granted_bytes)._replace(wide=True),
+    amount("GRANTED", size, lambda use: use.granted_bytes, wide=True),
     Column("LAST ACTIVE", _last_active, wide=True),
     *_LAST,
 )
@@ -211,7 +211,7 @@ def _by_container(on: NodeDevice) -> Iterator[DeviceUse]:
         ratios = [one.sm_ratio for one in other.processes if one.sm_ratio is not None]
         known = bool(ratios) and len(ratios) == len(other.processes)
         sm_ratio = min(sum(ratios), 1.0) if known else None
-        yield DeviceUse(on, other.name, other.owner, other.memory_bytes, sm_ratio, other.count or None)
+        yield DeviceUse(on, other.name, other.owner, other.memory_bytes, sm_ratio, other.process_count or None)
 
 
 def _by_process(on: NodeDevice) -> Iterator[DeviceUse]:

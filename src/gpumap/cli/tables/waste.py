@@ -69,7 +69,7 @@ COLUMNS: tuple[Column[Finding], ...] = (
     name("CONTAINER", lambda one: one.container.container),
     Column("DEVICE", lambda one: device_name(one.device) if one.device else UNKNOWN, lambda one: one.number),
     amount("GPUS", ratio, lambda one: one.gpus),
-    amount("GRANTED", size, lambda one: one.granted_bytes)._replace(spare=True),
+    amount("GRANTED", size, lambda one: one.granted_bytes, spare=True),
     amount("USED", size, lambda one: one.used_bytes),
     amount("WASTE", size, lambda one: one.waste_bytes),
     Column("UUID", lambda one: one.device.uuid if one.device else UNKNOWN, name=True, wide=True),
