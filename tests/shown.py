@@ -1,26 +1,61 @@
-"""The tables and values of one document, as the commands show them of one node."""
+"""The tables and values of one node's map, as the commands show them, and maps with other entries."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gpumap.agent.node_map import node_map
 from gpumap.cli import tables
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape
-from gpumap.model.document import Document
+from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
+from gpumap.model.snapshot import Snapshot
+
+Values = dict[str, Any]
+"""What -o json prints, as a script reads it."""
+changed = msgspec.structs.replace
 
 
-def map_table(document: Document, shape: Shape) -> str:
-    return tables.map_table(Seen((document,)), shape)
+def maps(*snapshots: Snapshot) -> NodeMaps:
+    return NodeMaps(tuple(map(node_map, snapshots)))
 
 
-def top_table(document: Document, shape: Shape) -> str:
-    return tables.top_table(Seen((document,)), shape)
+def values(shown: object) -> Values:
+    """The values as they are printed."""
+    found: Values = msgspec.json.decode(msgspec.json.encode(shown))
+    return found
 
 
-def top_values(document: Document, shape: Shape) -> Document:
-    return tables.top_values(Seen((document,)), shape)
+def with_devices(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry], *numbers: int) -> NodeMap:
+    """The map with other devices: those of these numbers, or all of them."""
+    devices = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.devices))
+    return changed(found, devices=tuple(devices))
 
 
-def waste_table(document: Document, shape: Shape) -> str:
-    return tables.waste_table(Seen((document,)), shape)
+def with_gpus(found: NodeMap, change: Callable[[GpuEntry], GpuEntry], *numbers: int) -> NodeMap:
+    """The map with other GPUs: those of these numbers, or all of them."""
+    gpus = (change(one) if not numbers or n in numbers else one for n, one in enumerate(found.gpus))
+    return changed(found, gpus=tuple(gpus))
 
 
-def waste_values(document: Document, shape: Shape) -> Document:
-    return tables.waste_values(Seen((document,)), shape)
+def map_table(found: NodeMap, shape: Shape) -> str:
+    return tables.map_table(NodeMaps((found,)), shape)
+
+
+def top_table(found: NodeMap, shape: Shape) -> str:
+    return tables.top_table(NodeMaps((found,)), shape)
+
+
+def top_values(found: NodeMap, shape: Shape) -> Values:
+    return values(tables.top_values(NodeMaps((found,)), shape))
+
+
+def waste_table(found: NodeMap, shape: Shape) -> str:
+    return tables.waste_table(NodeMaps((found,)), shape)
+
+
+def waste_values(found: NodeMap, shape: Shape) -> Values:
+    return values(tables.waste_values(NodeMaps((found,)), shape))

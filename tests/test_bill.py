@@ -316,7 +316,7 @@ def test_csv_of_it() -> None:
 )
 def test_odd_names(team: str | None, cell: str, shown: str) -> None:
     """Each stays one cell, and is no formula; a label `(none)` is not a pod without the label."""
-    bill = a_bill({HELD: {TRAINER: 3600}}, BY_TEAM, {} if team is None else {TRAINER[:2]: team})
+    bill = a_bill({HELD: {TRAINER: 3600}}, BY_TEAM, {} if team is None else {(TRAINER[0], TRAINER[1]): team})
     line, _, _ = bill_csv(bill, headers=False).partition("\r\n")
     assert line.partition("Z,2026-11-01T00:00:00Z,")[2].partition(",1.0,")[0] == cell
     assert bill_table(bill, Shape()).splitlines()[1].split()[0] == shown

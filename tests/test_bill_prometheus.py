@@ -191,8 +191,8 @@ def incomplete(play: Play) -> None:
 
 def other_cluster(play: Play) -> None:
     """A second cluster, whose scraper did not honour gpumap's labels."""
-    own = {"namespace": "monitoring", "pod": "gpumap-x7", "container": "gpumap", "instance": "", "cluster": "b"}
-    play.scrape_gpu(play.card(), **own)
+    own: dict[str, Any] = {"namespace": "monitoring", "pod": "gpumap-x7", "container": "gpumap", "instance": ""}
+    play.scrape_gpu(play.card(), cluster="b", **own)
     for name, pod in (("inside", "inside-0"), ("north", "north-0")):
         target = labels(namespace="monitoring", pod="gpumap-x7", container="gpumap", job="gpumap", cluster="b")
         born, died = (FIRST, LAST) if name == "north" else (START + HOUR + 4, START + 2 * HOUR + 4)

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.agent.node_map import node_map
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
 from gpumap.agent.settings import resolve
 from gpumap.cli import this_node
-from gpumap.cli.doctor.checks import Check
-from gpumap.cli.doctor.verdicts import as_values, examine, works
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.doctor.checks import as_values, examine, works
+from gpumap.cli.doctor.gpu_checks import Result
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, doctor_table
 from gpumap.cli.terminal import Screen, cells
 from gpumap.model import remedies
-from gpumap.model.document import Document, document
+from gpumap.model.map import NodeMap, decode
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import ContainerName, Source
 from gpumap.model.snapshot import ContainerXids, GpuXids, Snapshot
@@ -34,6 +35,7 @@ from tests.nodes import Gpu, Pod, Process, TestNode
 from tests.nodes import gpu_uuid as made_uuid
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
+from tests.shown import changed, values, with_devices, with_gpus
 from tests.snapshots import busy_node, empty_node, gpu
 
 LADDER = [
@@ -57,7 +59,7 @@ ALL_WELL = Facts(
 )
 
 
-def by_name(checks: tuple[Check, ...]) -> dict[str, Check]:
+def by_name(checks: tuple[Result, ...]) -> dict[str, Result]:
     """Each check once, by its name."""
     assert len({one.check for one in checks}) == len(checks)
     return {one.check: one for one in checks}
@@ -78,8 +80,8 @@ def telling(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, capabilities=tuple(more.items()))
 
 
-def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Check]:
-    return by_name(examine(document(node.collect()), facts))
+def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Result]:
+    return by_name(examine(node_map(node.collect()), facts))
 
 
 # --- on documents -----------------------------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ def examined(node: TestNode, facts: Facts | None = ALL_WELL) -> dict[str, Check]
 
 def test_all_well() -> None:
     """Everything is ok, in the ladder's order, and says what was seen."""
-    found = by_name(examine(document(telling(well().collect())), ALL_WELL))
+    found = by_name(examine(node_map(telling(well().collect())), ALL_WELL))
     assert list(found) == [*LADDER, "unmatched_slots", "capabilities", "api_token", "runtime_socket"]
     assert {one.state for one in found.values()} == {"ok"}
     assert [one.check for one in found.values() if one.required] == ["kubelet", "nvml"]
@@ -104,7 +106,7 @@ def test_all_well() -> None:
 
 def test_an_agents_document_alone() -> None:
     """With --url nothing of this machine is judged: neither its files nor its privileges."""
-    found = by_name(examine(document(telling(well().collect())), None))
+    found = by_name(examine(node_map(telling(well().collect())), None))
     assert list(found) == [*LADDER, "unmatched_slots"]
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
@@ -115,7 +117,7 @@ def test_an_agents_document_alone() -> None:
 @pytest.mark.parametrize("snapshot", [empty_node(), busy_node(3)])
 def test_every_document_can_be_examined(snapshot: object) -> None:
     """Whatever is up or down; the table is complete either way."""
-    checks = examine(document(snapshot), None)  # type: ignore[arg-type] # a snapshot
+    checks = examine(node_map(snapshot), None)  # type: ignore[arg-type] # a snapshot
     assert [one.check for one in checks if "/" not in one.check][: len(LADDER)] == LADDER
     for screen in (Screen(), Screen(60, colours=True)):
         text = doctor_table(checks, Shape(screen=screen))
@@ -161,14 +163,14 @@ def test_gpu_that_needs_something() -> None:
     snapshot = well().collect()
     up, down = snapshot.gpus
     ill = (replace(up, recovery_action="drain_and_reset"), replace(down, fault="lost", recovery_action="node_reboot"))
-    found = by_name(examine(document(replace(snapshot, gpus=ill)), None))
+    found = by_name(examine(node_map(replace(snapshot, gpus=ill)), None))
     for number, action in enumerate(("drain_and_reset", "node_reboot")):
         check = found[f"gpu/{number}/recovery_action"]
         assert (check.state, check.required, check.why) == ("degraded", False, f"the driver asks for it: {action}")
         assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
     assert found["gpu/1"].state == "failed"
     fine = replace(snapshot, gpus=(replace(up, recovery_action="none"), replace(down, recovery_action=None)))
-    assert not [one for one in examine(document(fine), None) if one.check.startswith("gpu/")]
+    assert not [one for one in examine(node_map(fine), None) if one.check.startswith("gpu/")]
 
 
 MEMORY_ILLS = {"row_remap_pending": "degraded", "row_remap_failure": "failed"}
@@ -181,7 +183,7 @@ def test_rows_of_memory(ills: list[str]) -> None:
     assert card.reading is not None
     pending, failure = (one in ills for one in MEMORY_ILLS)
     ill = replace(card, reading=card.reading._replace(row_remap_pending=pending, row_remap_failure=failure))
-    found = by_name(examine(document(replace(busy_node(3), gpus=(ill,))), None))
+    found = by_name(examine(node_map(replace(busy_node(3), gpus=(ill,))), None))
     assert {name: check.state for name, check in found.items() if name.startswith("gpu/0/row")} == {
         f"gpu/0/{one}": MEMORY_ILLS[one] for one in ills
     }
@@ -200,13 +202,13 @@ def test_errors_that_could_not_be_corrected() -> None:
         ("uncorrected", "cbu", 0),
     )
     ill = replace(card, reading=card.reading._replace(ecc_errors=errors))
-    found = examine(document(replace(busy_node(3), gpus=(ill,))), None)
+    found = examine(node_map(replace(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
     assert check.why == "10 memory errors over its life could not be corrected: dram 9, sram 1"
     assert works(found)
     fine = replace(card, reading=card.reading._replace(ecc_errors=(errors[0], errors[-1])))
-    names = [one.check for one in examine(document(replace(busy_node(3), gpus=(fine,))), None)]
+    names = [one.check for one in examine(node_map(replace(busy_node(3), gpus=(fine,))), None)]
     assert "gpu/0/ecc_uncorrected" not in names
 
 
@@ -217,7 +219,7 @@ def test_xid_errors() -> None:
     assert mig.gpu is not None
     hits = tuple(ContainerXids(ContainerName("ml", f"job-{one}", "main"), mig.uuid, 31, 1) for one in range(5))
     counts = GpuXids(mig.gpu.uuid, ((31, 2), (79, 1)), 0.0)
-    found = examine(document(replace(snapshot, xids=(counts,), container_xids=hits)), None)
+    found = examine(node_map(replace(snapshot, xids=(counts,), container_xids=hits)), None)
     (check,) = [one for one in found if one.check.endswith("/xid")]
     assert (check.check, check.state, check.required) == ("gpu/1/xid", "warning", False)
     assert check.why == "XID 31 (2×), 79 (1×), while ml/job-0, ml/job-1, ml/job-2 and 2 more held or used it"
@@ -229,15 +231,15 @@ def test_what_a_driver_does_not_tell() -> None:
     """GPM is not needed before Hopper, XID events are missing where nobody listens; without a GPU nothing is known."""
     snapshot = busy_node(3)
     mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
-    found = by_name(examine(document(mute), None))
+    found = by_name(examine(node_map(mute), None))
     assert (found["gpm"].state, found["xid_events"].state) == ("not needed", "missing")
     assert found["gpm"].remedy == remedies.CAPABILITIES["gpm"]
     assert "--nvml-release" in (found["xid_events"].why or "")
     assert found["xid_events"].remedy == remedies.CAPABILITIES["xid_events"]
-    told = by_name(examine(document(snapshot), None))
+    told = by_name(examine(node_map(snapshot), None))
     assert told["gpm"].seen == "activity of SMs, tensor cores and memory, on 8 devices"
     assert told["xid_events"].seen == "listened for on 3 GPUs"
-    none = by_name(examine(document(empty_node()), None))
+    none = by_name(examine(node_map(empty_node()), None))
     assert (none["gpm"].state, none["xid_events"].state) == ("unknown", "unknown")
 
 
@@ -247,17 +249,17 @@ def test_what_is_left_out_is_not_needed(group: str, check: str) -> None:
     snapshot = busy_node(3)
     mute = replace(snapshot, capabilities=tuple((name, False) for name, _ in snapshot.capabilities))
     collect = [one for one in ("device", "gpm", "health") if one != group]
-    found = by_name(examine(document(mute, collect=collect), None))
-    left_out = Check(check, "not needed", False, "", f"--collect leaves out the group {group}")
+    found = by_name(examine(node_map(mute, collect=collect), None))
+    left_out = Result(check, "not needed", False, "", f"--collect leaves out the group {group}")
     assert found[check] == left_out
-    assert by_name(examine(document(empty_node(), collect=collect), None))[check] == left_out
-    assert "--collect" not in (by_name(examine(document(mute, collect=["gpm", "health"]), None))[check].why or "")
+    assert by_name(examine(node_map(empty_node(), collect=collect), None))[check] == left_out
+    assert "--collect" not in (by_name(examine(node_map(mute, collect=["gpm", "health"]), None))[check].why or "")
 
 
 def test_a_document_that_is_stale() -> None:
     """What is required fails with the reason; of all else nothing is known, and nobody is blamed for it."""
     why = "no collection for more than 5 s: the driver was let go of"
-    found = examine(document(empty_node(), stale=why), None)
+    found = examine(node_map(empty_node(), stale=why), None)
     assert [one.check for one in found] == [*LADDER, "unmatched_slots"]
     assert [(one.state, one.why) for one in found if one.required] == [("failed", why)] * 2
     assert {(one.state, one.remedy) for one in found if not one.required} == {("unknown", None)}
@@ -266,14 +268,10 @@ def test_a_document_that_is_stale() -> None:
 
 def test_a_document_of_an_older_gpumap() -> None:
     """What its agent did not tell yet is not judged."""
-    found = document(busy_node(3))
-    for field in ("accounts", "container_xids", "collect", "stale"):
-        del found[field]
-    for one in found["gpus"]:
-        for field in ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids"):
-            del one[field]
-    for one in found["devices"]:
-        del one["activity"]
+    found = changed(node_map(busy_node(3)), accounts=(), container_xids=(), collect=None, stale=None)
+    nothing = {"recovery_action": None, "row_remap_pending": None, "row_remap_failure": None, "xids": None}
+    found = with_gpus(found, lambda gpu: changed(gpu, remedies={}, ecc_errors=(), **nothing))
+    found = with_devices(found, lambda device: changed(device, activity=None))
     assert [one.check for one in examine(found, None) if "/" in one.check] == [
         "gpu/3",
         "gpu/2",
@@ -352,19 +350,20 @@ def test_the_document_for_scripts_is_stable() -> None:
     """A list of checks with the same fields each, in JSON's own types."""
     node = well()
     node.down = {"nvml"}
-    found = document(node.collect())
-    values = json.loads(json.dumps(as_values(found, examine(found, None))))
-    assert (values["version"], values["ok"], values["node"]["name"]) == (1, False, "node-a")
+    found = node_map(node.collect())
+    shown = values(as_values(found, examine(found, None)))
+    assert (shown["version"], shown["ok"], shown["node"]["name"]) == (1, False, "node-a")
     fields = {"check", "state", "required", "seen", "why", "remedy"}
-    assert all(one.keys() == fields for one in values["checks"])
+    assert all(one.keys() == fields for one in shown["checks"])
     states = {"ok", "degraded", "missing", "failed", "warning", "not needed", "unknown"}
-    assert {one["state"] for one in values["checks"]} <= states
+    assert {one["state"] for one in shown["checks"]} <= states
 
 
 def test_the_table_is_a_line_a_check_in_a_pipe_and_wrapped_on_a_terminal() -> None:
     """Nothing is lost or too wide; odd details neither steer the terminal nor make lines of their own."""
-    found = document(empty_node())
-    found["sources"][0] |= {"reason": "odd", "detail": "\x1b[2J\n\u202e" + "学" * 200}
+    found = node_map(empty_node())
+    odd = changed(found.sources[0], reason="odd", detail="\x1b[2J\n\u202e" + "学" * 200)
+    found = changed(found, sources=(odd, *found.sources[1:]))
     checks = examine(found, ALL_WELL)
     piped = doctor_table(checks, Shape()).splitlines()
     assert len(piped) == len(checks) + 3
@@ -441,14 +440,14 @@ async def test_files_that_may_not_be_read() -> None:
     assert "Permission denied" in (checks["device_checkpoint"].why or "")
 
 
-async def here(node: Node) -> tuple[Document, Facts]:
+async def here(node: Node) -> tuple[NodeMap, Facts]:
     """What doctor learns when it runs in this process."""
     flags = {"kubelet_root": str(node.kubelet_root), "pod_log_root": str(node.directory / "log")}
     settings = resolve(argparse.Namespace(**flags, proc=str(node.processes.root), nvml_library="/none"), {})
-    async with contextlib.aclosing(this_node.from_node(settings, 1.0)) as sights:
-        found = await anext(sights)
-    assert isinstance(found, Seen)
-    return found.documents[0], await look(settings)
+    async with contextlib.aclosing(this_node.from_node(settings, 1.0)) as answers:
+        found = await anext(answers)
+    assert isinstance(found, NodeMaps)
+    return found.maps[0], await look(settings)
 
 
 # --- the installed command --------------------------------------------------------------------------------------------
@@ -594,10 +593,10 @@ async def test_doctor_of_an_agent_that_was_told_to_let_go(node: Node) -> None:
         said = await until(asked, lambda text: "no collection for" in text, "it stays ready")
         assert why in said
         os.kill(agent.pid, signal.SIGUSR1)
-        shown = json.loads((await agent.get("/api/v1/map")).text)
-    assert why in shown["stale"]
-    assert "gpm" in shown["collect"]
-    assert (shown["gpus"], shown["accounts"]) == ([], [])
+        shown = decode((await agent.get("/api/v1/map")).text.encode())
+    assert why in (shown.stale or "")
+    assert "gpm" in (shown.collect or ())
+    assert (shown.gpus, shown.accounts) == ((), ())
     assert [(one.check, one.state) for one in examine(shown, None) if one.required] == [
         ("kubelet", "failed"),
         ("nvml", "failed"),

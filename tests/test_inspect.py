@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,16 +20,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumap.cli.inspect import notes as inspect_notes
-from gpumap.cli.inspect.cards import GPU_MEM, Amount
+from gpumap.agent.node_map import node_map
+from gpumap.cli.inspect import report
+from gpumap.cli.inspect.gpu_grants import GPU_MEM, Amount
 from gpumap.cli.inspect.grants import NodeGrants, grants, natural
 from gpumap.cli.inspect.report import only
-from gpumap.cli.node_documents import Seen
-from gpumap.cli.tables.document import key_of
-from gpumap.cli.tables.inspect import LEGEND, inspect_table, inspect_values
-from gpumap.cli.tables.tabwriter import tabulated
-from gpumap.model.document import Document, document
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables.inspect import LEGEND, inspect_table, inspect_values, tabulated
 from gpumap.model.errors import FatalError
+from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
@@ -39,6 +38,7 @@ from tests.golden import CAPTURES
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.prometheus import chart_job, each_second, eventually, prometheus
 from tests.sharing import answer
+from tests.shown import changed, values, with_devices, with_gpus
 
 GOLDEN = Path(__file__).with_name("inspect")
 MIB = 1 << 20
@@ -56,7 +56,7 @@ class Slots(NamedTuple):
     used: int = 0
 
 
-def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> Document:
+def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slots, unit: int = GIB) -> NodeMap:
     """A node whose cards, so many MiB each, gpushare shares out."""
     each = cards[0] * MIB // unit
     offered = {GPU_MEM: [f"{gpu_uuid(card)}-_-{n}" for card in range(len(cards)) for n in range(each)]}
@@ -78,24 +78,24 @@ def shared_out(name: str, address: str | None, cards: Sequence[int], *held: Slot
     return named(node.collect(), name, address)
 
 
-def named(snapshot: Snapshot, name: str, address: str | None = None) -> Document:
-    return {**document(snapshot), "node": {"name": name, "internal_ip": address}}
+def named(snapshot: Snapshot, name: str, address: str | None = None) -> NodeMap:
+    return changed(node_map(snapshot), node=NodeEntry(name=name, internal_ip=address))
 
 
-def table(*documents: Document, details: bool = False, used: bool = False) -> str:
-    return inspect_table(grants(Seen(documents)), details=details, used=used)
+def table(*documents: NodeMap, details: bool = False, used: bool = False) -> str:
+    return inspect_table(grants(NodeMaps(documents)), details=details, used=used)
 
 
-def notes(seen: Seen, *, used: bool) -> list[str]:
-    return inspect_notes.notes(seen, grants(seen), used=used)
+def notes(maps: NodeMaps, *, used: bool) -> list[str]:
+    return report.notes(maps, grants(maps), used=used)
 
 
-def rows(*documents: Document, details: bool = False, used: bool = False) -> list[list[str]]:
+def rows(*documents: NodeMap, details: bool = False, used: bool = False) -> list[list[str]]:
     """The words of the table's lines."""
     return [line.split() for line in table(*documents, details=details, used=used).splitlines()]
 
 
-def row_of(word: str, *documents: Document, details: bool = False, used: bool = False) -> list[str]:
+def row_of(word: str, *documents: NodeMap, details: bool = False, used: bool = False) -> list[str]:
     """The words of the one line that begins with a name, without it."""
     (found,) = [row for row in rows(*documents, details=details, used=used) if row[:1] == [word]]
     return found[1:]
@@ -104,7 +104,7 @@ def row_of(word: str, *documents: Document, details: bool = False, used: bool = 
 # --- byte for byte ----------------------------------------------------------------------------------------------------
 
 
-def reference_000() -> list[Document]:
+def reference_000() -> list[NodeMap]:
     first = [Slots(f"p{card}", card, slots) for card, slots in enumerate((4, 6, 10)) if slots]
     second = [Slots(f"p{card}", card, slots) for card, slots in enumerate((4, 0, 10, 9, 0, 10, 6, 6)) if slots]
     return [
@@ -113,11 +113,11 @@ def reference_000() -> list[Document]:
     ]
 
 
-def reference_002(*held: Slots) -> list[Document]:
+def reference_002(*held: Slots) -> list[NodeMap]:
     return [shared_out("cn-hangzhou.192.168.2.167", "192.168.2.167", [V100], *held)]
 
 
-def uneven() -> list[Document]:
+def uneven() -> list[NodeMap]:
     held = (Slots("a", 0, 4), Slots("b", 1, 11), Slots("waits", None, 3, "web"))
     return [
         shared_out("node-10", None, [V100] * 4, Slots("a", 0, 8), Slots("c", 2, 2)),
@@ -138,7 +138,7 @@ APPS = (Slots("app-3g-v1-1", 0, 4, "default"), Slots("app-3g-v1-0", 0, 4, "defau
         ("uneven-details.txt", uneven(), True),
     ],
 )
-def test_tables_are_those_of_the_original(golden: str, documents: list[Document], details: bool) -> None:
+def test_tables_are_those_of_the_original(golden: str, documents: list[NodeMap], details: bool) -> None:
     """Byte for byte, blanks at the ends of lines included: what reads the original's table reads this one."""
     assert table(*documents, details=details) == (GOLDEN / golden).read_text()
 
@@ -195,7 +195,7 @@ def test_nothing_to_show() -> None:
             "NAME  IPADDRESS  GPU Memory(GiB)\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n"
         )
         assert table(*documents, details=True) == "\n\nAllocated/Total GPU Memory In Cluster:  0/0 (0%)  \n"
-        assert notes(Seen(documents), used=False) == ["no GPU was seen"]
+        assert notes(NodeMaps(documents), used=False) == ["no GPU was seen"]
 
 
 # --- the printer ------------------------------------------------------------------------------------------------------
@@ -241,9 +241,7 @@ def test_natural_order(numbers: list[int], word: str) -> None:
 # --- grants of all kinds ----------------------------------------------------------------------------------------------
 
 
-def on_cards(
-    *pods: Pod, gpus: Sequence[Gpu] = (Gpu(0),), processes: Sequence[Process] = (), **more: object
-) -> Document:
+def on_cards(*pods: Pod, gpus: Sequence[Gpu] = (Gpu(0),), processes: Sequence[Process] = (), **more: object) -> NodeMap:
     node = TestNode(list(gpus), list(pods), list(processes), **more)  # type: ignore[arg-type]
     node.collect()
     return named(node.collect(), "node")
@@ -255,7 +253,7 @@ def test_a_whole_card_is_granted_whole() -> None:
     found = on_cards(pod, gpus=[Gpu(0, total=V100 * MIB), Gpu(1, total=V100 * MIB)])
     assert row_of("node", found) == ["unknown", "15/15", "0/15", "15/31"]
     assert row_of("train", found, details=True) == ["ml", "15", "0"]
-    assert notes(Seen((found,)), used=False) == []
+    assert notes(NodeMaps((found,)), used=False) == []
 
 
 def test_an_unknown_grant_is_not_nothing() -> None:
@@ -268,7 +266,7 @@ def test_an_unknown_grant_is_not_nothing() -> None:
     assert row_of("s0", found, details=True) == ["ml", "-", "0"]
     alone = on_cards(*shared)
     assert rows(alone)[-1] == ["-/80", "(-)"]
-    assert [one for one in notes(Seen((alone,)), used=False) if ">=" in one]
+    assert [one for one in notes(NodeMaps((alone,)), used=False) if ">=" in one]
 
 
 def test_mig_devices_are_added_up_on_their_gpu() -> None:
@@ -286,7 +284,7 @@ def test_a_gpu_that_is_down_keeps_its_column() -> None:
     pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}})
     found = on_cards(pod, gpus=[Gpu(0, fault="lost"), Gpu(1), Gpu(2)])
     assert row_of("node", found) == ["unknown", "-/-", "0/80", "80/80", ">=80/>=160"]
-    assert [one for one in notes(Seen((found,)), used=False) if one.startswith("GPU 0 is down")]
+    assert [one for one in notes(NodeMaps((found,)), used=False) if one.startswith("GPU 0 is down")]
 
 
 def test_without_nvml_nothing_stands_in_a_wrong_column() -> None:
@@ -298,14 +296,14 @@ def test_without_nvml_nothing_stands_in_a_wrong_column() -> None:
     well = shared_out("well", None, [V100], Slots("a", 0, 4))
     assert row_of("node", dark, well) == ["unknown", "-/-", "-", "-/-"]
     assert rows(dark, well)[-1] == [">=4/>=15", "(-)"]
-    assert any(one.startswith("node node: NVML does not answer") for one in notes(Seen((dark, well)), used=False))
+    assert any(one.startswith("node node: NVML does not answer") for one in notes(NodeMaps((dark, well)), used=False))
 
 
 def test_before_the_kubelet_has_answered_nothing_is_granted_for_all_that_is_known() -> None:
     """Nobody was seen to hold anything, which is not 0."""
     found = on_cards(down={"kubelet"})
     assert row_of("node", found) == ["unknown", "-/80", "-/80"]
-    assert [one for one in notes(Seen((found,)), used=False) if one.startswith("the kubelet")]
+    assert [one for one in notes(NodeMaps((found,)), used=False) if one.startswith("the kubelet")]
 
 
 def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
@@ -320,26 +318,27 @@ def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
     assert row_of("node", found) == ["unknown", "-/80", "-/80", "-/160"]
     assert rows(found)[-1] == ["-/160", "(-)"]
     assert row_of("train", found, details=True, used=True) == ["ml", "1/-", "0/-"]
-    assert "who holds its devices is not known" in notes(Seen((found,)), used=False)
+    assert "who holds its devices is not known" in notes(NodeMaps((found,)), used=False)
 
 
-def untold(found: Document, **nothing: object) -> Document:
+def from_series(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry]) -> NodeMap:
     """As a server has it whose gpumap does not serve all groups."""
-    return {**found, "collect": None, "devices": [{**device, **nothing} for device in found["devices"]]}
+    return changed(with_devices(found, change), collect=None)
 
 
 def test_what_no_series_tells_is_not_zero() -> None:
     """Neither what is granted of cards, nor which cards there are, where their groups are not served."""
     well = shared_out("well", None, [V100, V100], Slots("a", 0, 4))
-    free = untold(on_cards(gpus=[Gpu(0), Gpu(1)]), holders_known=False)
+    free = from_series(on_cards(gpus=[Gpu(0), Gpu(1)]), lambda device: changed(device, holders_known=False))
     assert row_of("node", free, well) == ["unknown", "-/80", "-/80", "-/160"]
     assert rows(free, well)[-1] == [">=4/190", "(>=2%)"]
-    lost = {**untold(on_cards(), gpu_uuid=None, index=None, memory=None), "gpus": []}
+    lost = from_series(on_cards(), lambda device: changed(device, gpu_uuid=None, index=None, memory=None))
+    lost = changed(lost, gpus=())
     assert row_of("node", lost, well, used=True) == ["unknown", "-/-/-", "-/-/-", "-/0/-"]
     half = on_cards(gpus=[Gpu(0), Gpu(1)])
-    half["devices"][1]["holders_known"] = False
+    half = with_devices(half, lambda device: changed(device, holders_known=False), 1)
     assert row_of("node", half) == ["unknown", "0/80", "-/80", "-/160"]
-    assert "who holds 1 is not known" in notes(Seen((half,)), used=False)
+    assert "who holds 1 is not known" in notes(NodeMaps((half,)), used=False)
 
 
 def test_two_gpus_of_one_index_are_both_there() -> None:
@@ -347,13 +346,13 @@ def test_two_gpus_of_one_index_are_both_there() -> None:
     names = ("east", "west")
     pods = [Pod("ml", name, {"main": {"nvidia.com/gpu": [str(gpu_uuid(n))]}}) for n, name in enumerate(names)]
     found = on_cards(*pods, gpus=[Gpu(0), Gpu(1)])
-    for row in (*found["gpus"], *found["devices"]):
-        row["index"] = 0
+    found = with_devices(found, lambda device: changed(device, index=0))
+    found = with_gpus(found, lambda gpu: changed(gpu, index=0))
     assert row_of("node", found) == ["unknown", "80/80", "80/80", "160/160"]
     first, second = (row_of(name, found, details=True)[1:] for name in ("east", "west"))
     assert sorted([first, second]) == [["0", "80"], ["80", "0"]]
-    assert [one for one in notes(Seen((found,)), used=False) if "has index 0, as another one has" in one]
-    (node,) = inspect_values(grants(Seen((found,))), ())["nodes"]
+    assert [one for one in notes(NodeMaps((found,)), used=False) if "has index 0, as another one has" in one]
+    (node,) = values(inspect_values(grants(NodeMaps((found,))), ()))["nodes"]
     assert {(gpu["index"], gpu["uuid"]) for gpu in node["gpus"]} == {(0, gpu_uuid(0)), (0, gpu_uuid(1))}
 
 
@@ -362,7 +361,7 @@ def test_slots_of_others_on_no_card_are_told_beside() -> None:
     lost = Pod("ml", "lost", {"main": {"tencent.com/vcuda-core": ["tencent.com/vcuda-core-1"]}})
     found = on_cards(lost)
     assert row_of("node", found) == ["unknown", "0/80", "-/80"]
-    assert [one for one in notes(Seen((found,)), used=False) if "tencent.com/vcuda-core" in one]
+    assert [one for one in notes(NodeMaps((found,)), used=False) if "tencent.com/vcuda-core" in one]
 
 
 @settings(max_examples=100)
@@ -373,29 +372,28 @@ def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
     (node,) = run
     assert isinstance(node, TestNode)
     for _ in range(2):
-        found = document(node.collect())
+        found = node_map(node.collect())
         for details, used in itertools.product((False, True), repeat=2):
             assert table(found, details=details, used=used)
-        assert isinstance(notes(Seen((found,)), used=True), list)
-        holders = {key_of(row)[:2] for device in found["devices"] for row in device["holders"]}
-        (counted,) = grants(Seen((found,))).nodes or (None,)
+        assert isinstance(notes(NodeMaps((found,)), used=True), list)
+        holders = {(one.namespace, one.pod) for device in found.devices for one in device.holders}
+        (counted,) = grants(NodeMaps((found,))).nodes or (None,)
         assert holders <= ({(pod.namespace, pod.pod) for pod in counted.pods} if counted else set())
         if counted is not None:
             nothing_is_made_up(found, counted)
 
 
-def nothing_is_made_up(found: Document, node: NodeGrants) -> None:
+def nothing_is_made_up(found: NodeMap, node: NodeGrants) -> None:
     shares = [share for pod in node.pods for share in pod.shares]
-    for card in node.cards:
-        on_card = [share for share in shares if share.index == card.index]
-        assert sum(share.allocated.bytes for share in on_card) >= card.allocated.bytes
-        assert card.over == any(share.over for share in on_card)
-        assert card.total.whole or card.total.bytes == 0
+    for gpu in node.gpus:
+        on_gpu = [share for share in shares if share.index == gpu.index]
+        assert sum(share.allocated.bytes for share in on_gpu) >= gpu.allocated.bytes
+        assert gpu.over == any(share.over for share in on_gpu)
+        assert gpu.total.whole or gpu.total.bytes == 0
     for share in shares:
         assert share.used.bytes > share.allocated.bytes or not share.over
-    assert node.allocated.bytes == sum(one.allocated.bytes for one in node.cards) + (node.pending or Amount()).bytes
-    memory = [gpu["memory"]["used_bytes"] for gpu in found["gpus"] if gpu["memory"]]
-    assert node.used.bytes == sum(memory)
+    assert node.allocated.bytes == sum(one.allocated.bytes for one in node.gpus) + (node.pending or Amount()).bytes
+    assert node.used.bytes == sum(gpu.memory.used_bytes or 0 for gpu in found.gpus if gpu.memory)
 
 
 # --- real use ---------------------------------------------------------------------------------------------------------
@@ -429,8 +427,8 @@ def test_unknown_use_is_a_dash() -> None:
     found = on_cards(pod, processes=[process], visible=False)
     assert row_of("train", found, details=True, used=True) == ["ml", "-/80"]
     assert row_of("node", found, used=True) == ["unknown", "5/80/80", "5/80/80"]
-    assert [one for one in notes(Seen((found,)), used=True) if one.startswith("what pods use is not known")]
-    assert notes(Seen((found,)), used=False) == []
+    assert [one for one in notes(NodeMaps((found,)), used=True) if one.startswith("what pods use is not known")]
+    assert notes(NodeMaps((found,)), used=False) == []
 
 
 # --- for scripts, and of one node -------------------------------------------------------------------------------------
@@ -438,8 +436,8 @@ def test_unknown_use_is_a_dash() -> None:
 
 def test_values() -> None:
     """Bytes, with pods and use; what is not known, or in part, is null; and what is missing."""
-    seen = Seen((*uneven(), on_cards(down={"nvml"})), missing=("node-7 does not answer",))
-    found = inspect_values(grants(seen), seen.missing)
+    maps = NodeMaps((*uneven(), on_cards(down={"nvml"})), missing=("node-7 does not answer",))
+    found = values(inspect_values(grants(maps), maps.missing))
     assert [node["node"] for node in found["nodes"]] == ["node", "node-9", "node-10"]
     assert found["missing"] == ["node-7 does not answer"]
     dark, nine, _ = found["nodes"]
@@ -452,8 +450,8 @@ def test_values() -> None:
 
 def test_what_is_missing_is_told_first() -> None:
     """Beside the table: what nobody could see, then what the nodes do not know, each sentence once for all of them."""
-    dark = [{**on_cards(down={"nvml"}), "node": {"name": name, "internal_ip": None}} for name in ("a", "b")]
-    told = notes(Seen(tuple(dark), missing=("node c: its gpumap cannot be scraped",), fleet=True), used=False)
+    dark = [changed(on_cards(down={"nvml"}), node=NodeEntry(name=name, internal_ip=None)) for name in ("a", "b")]
+    told = notes(NodeMaps(tuple(dark), missing=("node c: its gpumap cannot be scraped",), fleet=True), used=False)
     assert told[0] == "node c: its gpumap cannot be scraped"
     assert told[1].startswith("2 nodes, a, b: NVML does not answer")
     assert len(told) == 3
@@ -461,11 +459,11 @@ def test_what_is_missing_is_told_first() -> None:
 
 def test_one_node_of_many() -> None:
     """Its table alone; a name that nobody has is an error, with the one that was probably meant."""
-    seen = Seen(tuple(uneven()))
-    assert [node.name for node in grants(only(seen, "node-9")).nodes] == ["node-9"]
-    assert only(seen, None) is seen
+    maps = NodeMaps(tuple(uneven()))
+    assert [node.name for node in grants(only(maps, "node-9")).nodes] == ["node-9"]
+    assert only(maps, None) is maps
     with pytest.raises(FatalError, match='no node "nod-9" was seen; did you mean node-9'):
-        only(seen, "nod-9")
+        only(maps, "nod-9")
 
 
 def test_the_sample_of_the_documentation() -> None:

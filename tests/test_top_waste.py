@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,24 +12,34 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
-from gpumap.cli.doctor.verdicts import examine
-from gpumap.cli.node_documents import Seen
+from gpumap.agent.node_map import node_map
+from gpumap.cli.doctor.checks import examine
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import View, _show
 from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
-from gpumap.cli.tables.document import key_of, sources_up
+from gpumap.cli.tables.devices import container_of, sources_up
 from gpumap.cli.tables.findings import findings
 from gpumap.cli.terminal import Screen, escape_terminal_controls
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
-from gpumap.model.document import Document, document
+from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
 from tests.command import run_command_in_loop
 from tests.generated import runs
 from tests.golden import captures
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.shown import map_table, top_table, top_values, waste_table, waste_values
+from tests.shown import (
+    changed,
+    map_table,
+    maps,
+    top_table,
+    top_values,
+    waste_table,
+    waste_values,
+    with_devices,
+)
 
 CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
 
@@ -57,11 +67,11 @@ def leave(node: TestNode, name: str) -> None:
     node.pods = [pod for pod in node.pods if pod.name != name]
 
 
-def table(found: Document, shape: Shape | None = None) -> list[list[str]]:
+def table(found: NodeMap, shape: Shape | None = None) -> list[list[str]]:
     return [line.split() for line in top_table(found, shape or Shape()).splitlines()]
 
 
-def wasted(found: Document, **shape: object) -> dict[str, tuple[str, ...]]:
+def wasted(found: NodeMap, **shape: object) -> dict[str, tuple[str, ...]]:
     """The pods of each kind of finding."""
     kinds: dict[str, list[str]] = {}
     for one in waste_values(found, replace(Shape(), **shape))["findings"]:  # type: ignore[arg-type] # the test's own
@@ -74,7 +84,7 @@ def wasted(found: Document, **shape: object) -> dict[str, tuple[str, ...]]:
 
 def test_top_has_a_row_for_each_container_and_device() -> None:
     """The largest first; then also what no container accounts for, with its owner."""
-    rows = table(document(busy().collect()))
+    rows = table(node_map(busy().collect()))
     assert rows[0][:4] == ["NAMESPACE", "POD", "CONTAINER", "DEVICE"]
     assert rows[1] == ["ml", "work", "main", "0", "40.0GiB", "50%", "40.0GiB", "75%", "2", "assigned"]
     assert rows[2] == ["ml", "squat", "main", "0", "9.0GiB", "11%", "9.0GiB", "0%", "1", "UNASSIGNED"]
@@ -88,18 +98,19 @@ def test_top_accounts_for_all_memory() -> None:
     node = busy()
     leave(node, "work")
     node.collect()
-    found = document(node.collect())
+    found = node_map(node.collect())
     for shape in (Shape(), Shape(processes=True)):
         rows = top_values(found, shape)["rows"]
-        for device in found["devices"]:
-            told = [row["memory_bytes"] for row in rows if row["uuid"] == device["uuid"]]
-            assert sum(told) == device["memory"]["used_bytes"]
+        for device in found.devices:
+            shown = [row["memory_bytes"] for row in rows if row["uuid"] == device.uuid]
+            assert device.memory is not None
+            assert sum(shown) == device.memory.used_bytes
         assert [row["pod"] for row in rows if row["owner"] == "gone"][:1] == ["work"]
 
 
 def test_top_by_process() -> None:
     """A row for each process with its PID, type and name, as nvidia-smi has it; the host's too."""
-    rows = table(document(busy().collect()), Shape(processes=True))
+    rows = table(node_map(busy().collect()), Shape(processes=True))
     assert rows[0][:4] == ["DEVICE", "PID", "TYPE", "PROCESS"]
     assert rows[1] == ["0", "10", "C", "torchrun", "ml", "work", "main", "30.0GiB", "38%", "75%", "assigned"]
     assert ["1", "13", "C", "Xorg", "-", "-", "-", "2.0GiB", "2%", "0%", "host"] in rows
@@ -119,7 +130,7 @@ def test_top_by_process() -> None:
 )
 def test_top_is_sorted(order: str, reverse: bool, pods: list[str]) -> None:
     """Numbers largest first, names from A to Z, devices by index; --reverse the other way round."""
-    rows = top_values(document(busy().collect()), Shape(order=order, reverse=reverse))["rows"]
+    rows = top_values(node_map(busy().collect()), Shape(order=order, reverse=reverse))["rows"]
     assert [row["pod"] for row in rows if row["pod"]] == pods
 
 
@@ -129,16 +140,16 @@ def test_what_is_not_known_stands_last_either_way() -> None:
     node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=None), Process(11, CARD, None, memory=GIB)])
     node.collect()
     for reverse in (False, True):
-        rows = top_values(document(node.collect()), Shape(reverse=reverse))["rows"]
+        rows = top_values(node_map(node.collect()), Shape(reverse=reverse))["rows"]
         assert (rows[-1]["pod"], rows[-1]["memory_bytes"]) == ("work", None)
-    assert "-" in table(document(node.collect()))[-1]
+    assert "-" in table(node_map(node.collect()))[-1]
 
 
 def test_top_without_pid_visibility() -> None:
     """Holders stand with dashes, and a sentence says what it takes; nobody has 0."""
     node = busy()
     node.visible = False
-    text = top_table(document(node.collect()), Shape())
+    text = top_table(node_map(node.collect()), Shape())
     rows = [line.split() for line in text.splitlines() if line.startswith("ml")]
     assert [row[4:9] for row in rows] == [["-"] * 5] * 2
     assert "hostPID" in text
@@ -154,7 +165,7 @@ def test_waste_is_told_worst_first() -> None:
     node.pods.append(Pod("ml", "thief", {"main": {}}))
     node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB, comm="python3"))
     node.collect()
-    found = document(node.collect())
+    found = node_map(node.collect())
     values = waste_values(found, Shape())
     assert [(one["finding"], one["pod"]) for one in values["findings"]] == [
         ("squatter", "thief"),
@@ -184,8 +195,8 @@ def test_a_leftover_is_no_squatter_and_a_newcomer_is_neither() -> None:
     node = busy()
     node.pods.append(Pod("ml", "new", {"main": {}}))
     node.processes.append(Process(20, OTHER, node.pods[-1]))
-    assert "new" not in str(wasted(document(node.collect())))
-    assert wasted(document(node.collect()))["squatter"] == ("squat", "new")
+    assert "new" not in str(wasted(node_map(node.collect())))
+    assert wasted(node_map(node.collect()))["squatter"] == ("squat", "new")
 
 
 def test_idle_takes_time_where_memory_is_held() -> None:
@@ -194,32 +205,39 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node = TestNode([Gpu(0)], [lazy], [Process(10, CARD, lazy, memory=80 * GIB, sm=0.5)])
     node.collect()
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
-    found = document(node.collect(seconds=60))
+    found = node_map(node.collect(seconds=60))
     assert wasted(found) == {}
     assert "Not idle for 5m yet, but not computing just now: ml/lazy." in waste_table(found, Shape())
     assert wasted(found, idle_after_seconds=30.0) == {"idle": ("lazy",)}
     node.collect(seconds=150)
-    found = document(node.collect(seconds=150))
+    found = node_map(node.collect(seconds=150))
     assert wasted(found) == {"idle": ("lazy",)}
     assert "SM 0 for 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
-    assert wasted(document(node.collect())) == {}
+    assert wasted(node_map(node.collect())) == {}
+
+
+def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
+    """Makes a device whose first holder was granted so much."""
+
+    def change(device: DeviceEntry) -> DeviceEntry:
+        first, *more = device.holders
+        return changed(device, holders=(changed(first, allocated_memory_bytes=memory_bytes), *more))
+
+    return change
 
 
 def test_over_users() -> None:
     """Who uses more than it was granted: an MPS share or a memory limit, never a time-slicing replica."""
     node = busy()
-    found = document(node.collect())
-    held = found["devices"][0]["holders"][0]
-    held["allocated_memory_bytes"] = 16 * GIB
-    values = waste_values(found, Shape())
+    found = node_map(node.collect())
+    values = waste_values(with_devices(found, granting(16 * GIB), 0), Shape())
     over = next(one for one in values["findings"] if one["finding"] == "over")
     assert (over["pod"], over["granted_bytes"], over["used_bytes"], over["waste_bytes"]) == (
         "work", 16 * GIB, 40 * GIB, 24 * GIB,
     )  # fmt: skip
     assert values["sums"]["over_bytes"] == 24 * GIB
-    held["allocated_memory_bytes"] = None
-    values = waste_values(found, Shape())
+    values = waste_values(with_devices(found, granting(None), 0), Shape())
     assert "work" not in [one["pod"] for one in values["findings"]]
     said = "No memory of their own is known to be granted to 1 holder (on 0): it is neither over nor under a grant."
     assert said in values["unknown"]
@@ -229,22 +247,27 @@ def test_without_a_grant_is_said_of_holders() -> None:
     """Beside one that has none, another on the same device may be over its own; nobody is counted twice."""
     node = TestNode([Gpu(0), Gpu(1)], [holder("both", CARD, OTHER), holder("other", CARD)])
     node.collect()
-    found = document(node.collect())
-    for device in found["devices"]:
-        for held in device["holders"]:
-            held["allocated_memory_bytes"] = None
+    found = node_map(node.collect())
+    none = with_devices(
+        found,
+        lambda device: changed(
+            device, holders=tuple(changed(one, allocated_memory_bytes=None) for one in device.holders)
+        ),
+    )
     said = (
         "No memory of their own is known to be granted to 2 holders (on 0, 1): they are neither over nor under a grant."
     )
-    assert said in waste_values(found, Shape())["unknown"]
-    found["devices"][0]["holders"][0]["allocated_memory_bytes"] = GIB
-    assert any("2 holders (on 0, 1)" in one for one in waste_values(found, Shape())["unknown"])
+    assert said in waste_values(none, Shape())["unknown"]
+    one_has = with_devices(none, granting(GIB), 0)
+    assert any("2 holders (on 0, 1)" in one for one in waste_values(one_has, Shape())["unknown"])
 
 
 def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
     """One holder, two holders."""
-    found = document(busy().collect())
-    found["devices"][1]["holders"][0]["allocated_gpus"] = None
+    found = node_map(busy().collect())
+    (holder_entry,) = found.devices[1].holders
+    shareless = changed(holder_entry, allocated_gpus=None)
+    found = with_devices(found, lambda device: changed(device, holders=(shareless,)), 1)
     assert "(and 1 holder of unknown share)" in waste_table(found, Shape())
 
 
@@ -262,19 +285,19 @@ def with_sidecar(sm: float) -> TestNode:
 
 def test_a_card_that_its_pod_uses_is_not_idle() -> None:
     """The holder has no process, but a sidecar or an init container of its pod is at work there."""
-    found = document(with_sidecar(sm=0.5).collect())
+    found = node_map(with_sidecar(sm=0.5).collect())
     assert {"idle", "unused"}.isdisjoint(wasted(found))
     init = Pod(
         "ml", "starts", {"main": {"nvidia.com/gpu": [str(CARD)]}}, init={"load": {"nvidia.com/gpu": [str(CARD)]}}
     )
     node = TestNode([Gpu(0)], [init], [Process(10, CARD, init, container="load", memory=GIB, sm=0.9)])
     node.collect()
-    assert wasted(document(node.collect())) == {}
+    assert wasted(node_map(node.collect())) == {}
 
 
 def test_a_pod_that_rests_as_a_whole_is_idle() -> None:
     """A sidecar that has computed nothing for long keeps nobody from being called idle."""
-    assert wasted(document(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
+    assert wasted(node_map(with_sidecar(sm=0.0).collect()))["idle"] == ("served",)
 
 
 def test_on_mig_idle_is_no_memory_and_no_process() -> None:
@@ -284,7 +307,7 @@ def test_on_mig_idle_is_no_memory_and_no_process() -> None:
     work, idle = holder("work", used), holder("idle", unused)
     node = TestNode([gpu], [work, idle], [Process(10, used, work, memory=10 * GIB)])
     node.collect()
-    found = document(node.collect(seconds=3600))
+    found = node_map(node.collect(seconds=3600))
     assert wasted(found) == {"idle": ("idle",)}
     assert "Time on SMs is not told" in waste_table(found, Shape())
     assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
@@ -296,9 +319,9 @@ def test_holder_of_a_partitioned_gpu_is_judged_on_all_of_it() -> None:
     whole = holder("whole", gpu.uuid)
     node = TestNode([gpu], [whole])
     node.collect()
-    assert wasted(document(node.collect())) == {"idle": ("whole",)}
+    assert wasted(node_map(node.collect())) == {"idle": ("whole",)}
     node.processes = [Process(10, gpu.leaves[1], whole, memory=3 * GIB)]
-    (one,) = waste_values(document(node.collect()), Shape())["findings"]
+    (one,) = waste_values(node_map(node.collect()), Shape())["findings"]
     assert (one["finding"], one["used_bytes"]) == ("unused", 3 * GIB)
 
 
@@ -307,16 +330,18 @@ def test_shared_memory_is_summed_once() -> None:
     gpu = Gpu(0, mig=[(1, 0, 1), (1, 1, 1)])
     node = TestNode([gpu], [holder("a", gpu.leaves[0]), holder("b", gpu.leaves[1])])
     node.collect()
-    found = document(node.collect())
+    found = node_map(node.collect())
     assert wasted(found) == {"idle": ("a", "b")}
-    assert waste_values(found, Shape())["sums"]["unused_bytes"] == found["devices"][0]["memory"]["total_bytes"]
+    memory = found.devices[0].memory
+    assert memory is not None
+    assert waste_values(found, Shape())["sums"]["unused_bytes"] == memory.total_bytes
 
 
 def test_unmatched_slots_are_found() -> None:
     """Slots on no device, with the reason and, for scripts, the remedy."""
     node = TestNode([Gpu(0)], [holder("odd", "GPU-none", resource="aliyun.com/gpu-mem")])
     node.collect()
-    (one,) = waste_values(document(node.collect()), Shape())["findings"]
+    (one,) = waste_values(node_map(node.collect()), Shape())["findings"]
     assert (one["finding"], one["pod"], one["device"], one["uuid"]) == ("unmatched", "odd", None, None)
     assert "aliyun.com/gpu-mem" in one["why"]
     assert one["remedy"]
@@ -338,7 +363,7 @@ def test_what_is_not_known_accuses_nobody(down: set[str], visible: bool, says: s
     node.processes = []
     node.collect()
     node.down, node.visible = down, visible
-    found = document(node.collect())
+    found = node_map(node.collect())
     values = waste_values(found, Shape())
     assert {name for name, value in values["sums"].items() if value is None} >= silent
     assert says in waste_table(found, Shape())
@@ -349,7 +374,7 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
     """Its holder is not idle: nobody can see it. The others are judged all the same."""
     node = busy()
     node.gpus[1].fault = "hung"
-    found = document(node.collect())
+    found = node_map(node.collect())
     assert "idle" not in wasted(found)
     assert "GPU 1 is down (hung): nothing on it is judged." in waste_table(found, Shape())
     assert wasted(found)["squatter"] == ("squat",)
@@ -357,7 +382,7 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
 
 def test_a_stale_document_is_no_node_without_devices() -> None:
     """Where all there was is too old, each table says so; nothing is judged, and nothing adds up to 0."""
-    found = document(replace(busy().collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    found = node_map(replace(busy().collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
     for show in (map_table, top_table, waste_table):
         text = show(found, Shape())
         assert text.startswith("No current data.")
@@ -370,7 +395,7 @@ def test_a_stale_document_is_no_node_without_devices() -> None:
 
 def test_waste_is_sorted() -> None:
     """By any column; without one by how bad it is."""
-    found = document(busy().collect())
+    found = node_map(busy().collect())
     by_pod = waste_values(found, Shape(order="pod"))["findings"]
     assert [one["pod"] for one in by_pod] == ["idle", "squat", "work"]
     by_waste = waste_values(found, Shape(order="waste"))["findings"]
@@ -384,10 +409,10 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     whole = holder("whole", CARD)
     node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [whole])
     node.collect()
-    found = document(node.collect())
+    found = node_map(node.collect())
     assert wasted(found) == wasted(found, namespace="ml") == {"idle": ("whole",)}
-    dark = next(device for device in found["devices"] if device["gpu_instance_id"] == 2)
-    dark["users"] = dark["owners"] = []
+    (dark,) = (n for n, device in enumerate(found.devices) if device.gpu_instance_id == 2)
+    found = with_devices(found, lambda device: changed(device, users=(), owners=()), dark)
     assert wasted(found) == wasted(found, namespace="ml") == {}
     for shape in (Shape(), Shape(namespace="ml")):
         assert waste_table(found, shape).startswith("No waste was found in what is known.")
@@ -399,18 +424,21 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
     """Of devices of which nobody says who holds or uses them: no sums, no waste, and nothing that is free."""
     node = TestNode([Gpu(0)], [])
     node.collect()
-    found = document(node.collect())
+    found = node_map(node.collect())
     assert waste_table(found, Shape()).startswith("No waste was found.\n")
-    lacking: tuple[Document, ...] = ({"holders_known": False}, {"owners": []})
-    for nothing in lacking:
-        less = {**found, "collect": [], "devices": [{**device, **nothing} for device in found["devices"]]}
+    lacking: tuple[Callable[[DeviceEntry], DeviceEntry], ...] = (
+        lambda device: changed(device, holders_known=False),
+        lambda device: changed(device, owners=()),
+    )
+    for without in lacking:
+        less = changed(with_devices(found, without), collect=())
         assert not waste_table(less, Shape()).startswith("No waste was found.\n")
         assert "is not known" in waste_table(less, Shape())
         assert "is not known" in map_table(less, Shape())
         assert map_table(less, Shape(namespace="ml")).startswith("Nothing in namespace ml is known to hold or use")
         sums = waste_values(less, Shape())["sums"]
         assert (sums["idle_gpus"], sums["unused_bytes"], sums["over_bytes"]) == (None, None, None)
-    dark = {**found, "devices": [{**device, "owners": [], "holders_known": False} for device in found["devices"]]}
+    dark = with_devices(found, lambda device: changed(device, owners=(), holders_known=False))
     assert set(waste_values(dark, Shape())["sums"].values()) == {None}
     assert waste_table(dark, Shape()).startswith("Nothing could be judged.")
 
@@ -420,7 +448,7 @@ def test_names_are_of_pods_that_are_there() -> None:
     node = busy()
     leave(node, "work")
     node.collect()
-    seen = Seen((document(node.collect()),))
+    seen = maps(node.collect())
     assert ("ml", "work") not in top_names(seen, Shape())
     assert ("ml", "work") not in waste_names(seen, Shape())
     assert ("ml", "squat") in top_names(seen, Shape())
@@ -429,36 +457,21 @@ def test_names_are_of_pods_that_are_there() -> None:
 async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1 and a line for each, or for a few, in every form."""
 
-    async def sights() -> AsyncIterator[Seen]:
-        yield Seen((well, *dark), fleet=True)
+    async def sights() -> AsyncIterator[NodeMaps]:
+        yield NodeMaps((well, *dark), fleet=True)
 
     node = TestNode([Gpu(0)], [])
     node.collect()
-    well = document(node.collect())
+    well = node_map(node.collect())
     node.down = {"kubelet", "nvml"}
-    dead = document(node.collect(90.0))
-    dark = [{**dead, "node": {"name": f"node-{n}", "internal_ip": None}} for n in range(7)]
+    dead = node_map(node.collect(90.0))
+    dark = [changed(dead, node=NodeEntry(name=f"node-{n}", internal_ip=None)) for n in range(7)]
     for form in ("table", "wide", "json", "yaml", "name"):
         view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
         assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
         said = capsys.readouterr().err.splitlines()
         assert said[0] == "gpumap: node node-0: neither its kubelet nor NVML answers"
         assert said[5] == "gpumap: and 2 more of the kind"
-
-
-async def test_an_agent_that_answers_nonsense_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no map is missing; the other nodes are shown."""
-
-    async def sights() -> AsyncIterator[Seen]:
-        yield Seen((well, {**well, "node": {"name": "odd", "internal_ip": None}, "devices": [1]}), fleet=True)
-
-    well = document(busy().collect())
-    for form in ("table", "json"):
-        view = View(REPORTS["top"], form, Shape(), "", watch=False, interval_seconds=1.0)
-        assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
-        told = capsys.readouterr()
-        assert "work" in told.out
-        assert "node odd: what its agent answered is no map of gpumap's" in told.out
 
 
 @settings(max_examples=200)
@@ -468,7 +481,7 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
     (node,) = run
     assert isinstance(node, TestNode)
     for _ in range(2):
-        found = document(node.collect())
+        found = node_map(node.collect())
         for shape in (Shape(), Shape(wide=True, processes=True, screen=Screen(70, colours=True))):
             assert map_table(found, shape)
             assert top_table(found, shape)
@@ -478,21 +491,21 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
         claims_no_more_than_there_is(found)
 
 
-def accounts_for_memory(found: Document) -> None:
+def accounts_for_memory(found: NodeMap) -> None:
     """The rows of a device add up to what its owners have, each of which tells all its bytes; L1 has these add up."""
-    for device in found["devices"]:
-        if not device["owners"] or any(one["memory_bytes"] is None for one in device["processes"]):
+    for device in found.devices:
+        if not device.owners or any(one.memory_bytes is None for one in device.processes):
             continue
-        of_owners = sum(owner["memory_bytes"] or 0 for owner in device["owners"])
-        assert device["memory"] is None or of_owners == device["memory"]["used_bytes"]
+        of_owners = sum(owner.memory_bytes or 0 for owner in device.owners)
+        assert device.memory is None or of_owners == device.memory.used_bytes
         for shape in (Shape(), Shape(processes=True)):
-            rows = [row for row in top_values(found, shape)["rows"] if row["uuid"] == device["uuid"]]
+            rows = [row for row in top_values(found, shape)["rows"] if row["uuid"] == device.uuid]
             told = sum(row["memory_bytes"] or 0 for row in rows)
             assert told == of_owners, (shape, rows, device)
 
 
 @settings(max_examples=100)
-@given(runs(lambda _, snapshot: accounts_for_memory(document(snapshot))))
+@given(runs(lambda _, snapshot: accounts_for_memory(node_map(snapshot))))
 def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNode]) -> None:
     """Also while a pod's name is another's, the kubelet is away, or a pod is not yet known to be gone."""
     assert run
@@ -502,17 +515,15 @@ def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNo
 def test_top_accounts_for_all_memory_of_a_capture(capture: Path) -> None:
     """Of every collection of it."""
     for snapshot in asyncio.run(replay.snapshots(on_disk.load(capture))):
-        accounts_for_memory(document(snapshot))
+        accounts_for_memory(node_map(snapshot))
 
 
-def claims_no_more_than_there_is(found: Document) -> None:
+def claims_no_more_than_there_is(found: NodeMap) -> None:
     values = waste_values(found, Shape())
-    total = sum(gpu["memory"]["total_bytes"] for gpu in found["gpus"] if gpu["memory"])
+    total = sum(gpu.memory.total_bytes for gpu in found.gpus if gpu.memory)
     assert (values["sums"]["unused_bytes"] or 0) <= total
-    assert (values["sums"]["idle_gpus"] or 0) <= len(found["gpus"]) + 1e-3
-    users = {
-        (key_of(row), device["uuid"]) for device in found["devices"] for row in device["users"] if row["unassigned"]
-    }
+    assert (values["sums"]["idle_gpus"] or 0) <= len(found.gpus) + 1e-3
+    users = {(container_of(user), device.uuid) for device in found.devices for user in device.users if user.unassigned}
     squatters = {
         ((one["namespace"], one["pod"], one["container"] or ""), one["uuid"])
         for one in values["findings"]
@@ -578,7 +589,7 @@ def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
     node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)])
     for _ in range(3):
         snapshot = node.collect()
-    pids = {one.kind: one.pids for one in findings(document(snapshot), 300.0) if one.kind != "idle"}
+    pids = {one.kind: one.pids for one in findings(node_map(snapshot), 300.0) if one.kind != "idle"}
     assert pids == {"squatter": (6,), "leftover": (5,)}
 
 

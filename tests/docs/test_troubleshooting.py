@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.cli.doctor.checks import DRIVER_CHECKS, OPTIONAL_CHECKS, PRIVILEGE_CHECKS, UNMATCHED_BY_REASON
+from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
-from gpumap.model.document import OF_GPUS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-LOOK = ROOT / "src" / "gpumap" / "cli"
-SOURCES = "".join((LOOK / name).read_text(encoding="utf-8") for name in ("doctor/verdicts.py", "doctor/gpu_checks.py"))
+DOCTOR = ROOT / "src" / "gpumap" / "cli" / "doctor"
+SOURCES = "".join((DOCTOR / name).read_text(encoding="utf-8") for name in ("checks.py", "gpu_checks.py"))
 STATES = ("ok", "degraded", "missing", "failed", "warning", "not needed", "unknown")
 REASONS = {
     *chain.from_iterable(remedies.SOURCES.values()),
@@ -22,19 +23,12 @@ REASONS = {
 }
 
 
-def named_checks() -> set[str]:
-    """The names that the code gives its checks, with a placeholder for what differs from GPU to GPU."""
-    named = re.findall(r"""(?:Check|_down|_identity)\((?:document, )?\s*(f?"[^"]+")""", SOURCES)
-    named += re.findall(r"""name(?:, [^=]+)? = ("[a-z_]+")""", SOURCES)
-    plain = {one.removeprefix("f").strip('"').replace("{name}", "gpu/<index>") for one in named}
-    return {re.sub(r"\{reason\}", "<reason>", re.sub(r"\{gpu\[.*?\]\}", "<index>", one)) for one in plain}
-
-
-CHECKS = sorted(named_checks() | {*OF_GPUS})
+LISTED = (*DRIVER_CHECKS, *GPU_CHECKS, *OPTIONAL_CHECKS, *PRIVILEGE_CHECKS)
+CHECKS = sorted({UNMATCHED_BY_REASON, *(one.name for one in LISTED)})
 
 
 def test_checks_are_found() -> None:
-    """The names are taken out of the code: the best known of them are among what was found."""
+    """The names are those of the lists: the best known of them are among them."""
     known = {"kubelet", "nvml", "device_checkpoint", "pod_logs", "push", "proc", "api_token"}
     assert known <= {*CHECKS}
     assert {"pid_visibility", "gpu/<index>", "gpu/<index>/xid", "unmatched_slots/<reason>", "gpm"} <= {*CHECKS}

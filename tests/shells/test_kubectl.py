@@ -21,8 +21,8 @@ from gpumap import __version__
 from gpumap.cli.kubectl.agents import Agent, agents_of, one_for_each_node, pod_list
 from gpumap.cli.kubectl.proxy import proxying
 from gpumap.cli.kubectl.source import RULE
-from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, listed, map_of
 from tests.demo_process import GPUMAP, demo, environment, fetch
+from tests.shells.api_server import JANE, JOHN, ApiServer, PlayedPod, listed, map_of
 from tests.test_watch import HOME, on_terminal
 from tests.tools import tool
 

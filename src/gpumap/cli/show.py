@@ -24,8 +24,7 @@ from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.reports import Report
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.document import few
-from gpumap.cli.tables.unknowns import blind, is_blind
+from gpumap.cli.tables.unknowns import blind, few, is_blind
 from gpumap.cli.terminal import PIPE, Screen, cells, escape_terminal_controls, wrapped
 from gpumap.cli.words import age
 from gpumap.model.errors import FatalError

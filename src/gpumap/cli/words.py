@@ -1,10 +1,40 @@
-"""What is said of ages, names and nodes, wherever a sentence needs it. Pure."""
+"""Values and names as people read them, in cells of tables and in sentences. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+UNKNOWN = "-"
+"""A value that is not known, never 0."""
 _NODES_LISTED = 20
+_TIB_FROM = 10 * 1024
+"""In GiB. Only sums of a cluster are so large."""
+
+
+def size(value: int | None) -> str:
+    """Bytes, as `41.3GiB`."""
+    if value is None:
+        return UNKNOWN
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f}{unit}" if value else "0"
+        amount /= 1024
+    return f"{amount:.1f}GiB" if abs(amount) < _TIB_FROM else f"{amount / 1024:.1f}TiB"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value * 100:.0f}%"
+
+
+def ratio(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def number(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
 
 
 def age(seconds: float) -> str:
@@ -30,12 +60,12 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def of_nodes(names: Sequence[str]) -> str:
-    """Whom a sentence is about: `node a`, or `3 nodes, a, b, c`."""
+    """The nodes that a sentence is about: `node a`, or `3 nodes, a, b, c`."""
     return f"node {names[0]}" if len(names) == 1 else f"{len(names)} nodes, {listed(names, _NODES_LISTED)}"
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> list[str]:
-    """A sentence for each reason, with the nodes that it is the reason of; of (node, reason)."""
+    """Return a sentence for each reason, with the nodes that have it. Takes pairs of node and reason."""
     nodes: dict[str, list[str]] = {}
     for node, reason in reasons:
         nodes.setdefault(reason, []).append(node)

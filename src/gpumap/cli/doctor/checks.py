@@ -1,18 +1,333 @@
-"""What a check of `gpumap doctor` is. Pure."""
+"""The checks of `gpumap doctor`: each source and each step of the privilege ladder, one row each.
+
+Pure: a check judges the map of a node and, on the node itself, the facts that only its own files tell. The remedies
+come with the map; `gpumap.model.remedies` is their one table.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
+from gpumap.cli.words import listed
+from gpumap.model import remedies
+from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
+from gpumap.model.node_facts import Answer, Facts, Privileges
+from gpumap.model.observations import Source
+from gpumap.model.units import counted
+
+_ABSENT = ("_missing", "_not_found", "_not_loaded")
+"""Endings of the reasons of something that does not exist. What fails with another reason exists."""
+_NO_ANSWER = SourceEntry(source="", up=False, reason=None, detail=None, remedy=None, last_success=None, errors={})
+"""A source that the map does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line. `state`: ok, degraded, missing, failed, warning (more rights than are needed; errors that were
-    counted), not needed, unknown."""
+class Check(NamedTuple):
+    """A check of a node. `judge` returns `None` if there is nothing to say, such as without `Facts`."""
 
-    check: str
-    state: str
-    required: bool
-    seen: str
-    why: str | None = None
-    remedy: str | None = None
+    name: str
+    judge: Callable[[NodeMap, Facts | None], Verdict | None]
+    required: bool = False
+
+
+class DoctorValues(Entry, frozen=True, kw_only=True):
+    """What -o json prints."""
+
+    version: int = VERSION
+    timestamp: float
+    node: NodeEntry
+    ok: bool
+    checks: tuple[Result, ...]
+
+
+def examine(node_map: NodeMap, facts: Facts | None) -> tuple[Result, ...]:
+    """Judge everything, in the order of the ladder. Without `facts` only the map of a running agent is judged."""
+    if node_map.stale:
+        return tuple(_stale(node_map.stale))
+    return (
+        *_results(DRIVER_CHECKS, node_map, facts),
+        *gpu_results(node_map),
+        *_results(OPTIONAL_CHECKS, node_map, facts),
+        *_unmatched_by_reason(node_map),
+        *_results(PRIVILEGE_CHECKS, node_map, facts),
+    )
+
+
+def works(results: Iterable[Result]) -> bool:
+    """Return whether everything works that is required."""
+    return all(one.state in ("ok", "degraded") for one in results if one.required)
+
+
+def as_values(node_map: NodeMap, results: tuple[Result, ...]) -> DoctorValues:
+    """Return the results for scripts."""
+    return DoctorValues(timestamp=node_map.timestamp, node=node_map.node, ok=works(results), checks=results)
+
+
+def _results(checks: Iterable[Check], node_map: NodeMap, facts: Facts | None) -> Iterator[Result]:
+    for check in checks:
+        if verdict := check.judge(node_map, facts):
+            yield result_of(check.name, verdict, required=check.required)
+
+
+def _stale(why: str) -> Iterator[Result]:
+    """What is required has failed while nothing new is known. Of everything else, what was known is too old."""
+    for check in DRIVER_CHECKS:
+        if check.required:
+            yield result_of(check.name, Verdict("failed", why=why), required=True)
+    for check in OPTIONAL_CHECKS:
+        yield result_of(check.name, Verdict("unknown", why="what was last seen is too old"))
+
+
+# --- what is required -------------------------------------------------------------------------------------------------
+
+
+def _kubelet(node_map: NodeMap, facts: Facts | None) -> Verdict:
+    source = _source(node_map, Source.KUBELET)
+    if not source.up:
+        return _down(source)
+    holders = [holder for device in node_map.devices for holder in device.holders]
+    pods = len({(one.namespace, one.pod) for one in (*holders, *node_map.unmatched)})  # not pods that only use devices
+    offered = [slots.slots for device in node_map.devices for slots in device.allocatable]
+    seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
+    seen += [f"{counted(pods, 'pod')} with GPUs"]
+    seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "not told what is offered"]
+    return _answered(source, ", ".join(seen))
+
+
+def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
+    source = _source(node_map, Source.NVML)
+    if not source.up:
+        return _down(source)
+    driver = node_map.driver
+    faults = [*(gpu.fault for gpu in node_map.gpus), *(gpu.fault for gpu in node_map.nameless_gpus)]
+    down = [fault for fault in faults if fault]
+    leaves = sum(device.memory is not None for device in node_map.devices)
+    versions = (driver.driver_version, driver.cuda_version) if driver else ("", "")
+    seen = "driver {}, CUDA {}".format(*(version or "unknown" for version in versions))
+    seen += f", {counted(len(faults), 'GPU')}, {counted(leaves, 'device')} readable"
+    if not faults:
+        return Verdict("degraded", seen, "the driver counts no GPU: the node has none, or none is let in")
+    if down:
+        state = "failed" if len(down) == len(faults) else "degraded"
+        why = f"{len(down)} of {len(faults)} GPUs down ({', '.join(sorted(set(down)))}): see below"
+        return Verdict(state, seen, why, source.remedy)
+    return _answered(source, seen)
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
+
+
+def _device_checkpoint(node_map: NodeMap, facts: Facts | None) -> Verdict:
+    return _pod_identity(node_map, "device_checkpoint", "checkpoint_", facts.checkpoint if facts else Answer())
+
+
+def _pod_logs(node_map: NodeMap, facts: Facts | None) -> Verdict:
+    return _pod_identity(node_map, "pod_logs", "pod_logs_", facts.pod_logs if facts else Answer())
+
+
+def _pod_identity(node_map: NodeMap, capability: str, prefix: str, answer: Answer) -> Verdict:
+    """Judge one of the two sources of pod identity, by its reasons in the map and by its answer here."""
+    source = _source(node_map, Source.POD_IDENTITY)
+    reported = source.reason or ""
+    reason, detail = (reported, source.detail) if reported.startswith(prefix) else ("", "")
+    if answer.reason:
+        reason, detail = answer.reason, answer.detail
+    if node_map.capabilities.get(capability):
+        if not reason:
+            return Verdict("ok", answer.seen or "read")
+        return Verdict("degraded", answer.seen, _words(reason, detail), _identity_remedy(node_map, capability, reason))
+    remedy = _identity_remedy(node_map, capability, reason)
+    if reported and not reason and not source.up and not reported.startswith(("checkpoint_", "pod_logs_")):
+        reason, detail = reported, source.detail
+    return Verdict(_state_of(reason), answer.seen, _words(reason or "not read", detail), remedy)
+
+
+def _identity_remedy(node_map: NodeMap, capability: str, reason: str) -> str | None:
+    """Return the remedy of the reason, or of the missing capability if the source does not exist."""
+    of_reason = remedies.SOURCES[Source.POD_IDENTITY].get(reason) if not reason.endswith(_ABSENT) else None
+    return of_reason or node_map.remedies.get(capability) or remedies.CAPABILITIES.get(capability)
+
+
+def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
+    """Judge whether allocations start a collection: of an agent by its map, else by what this process may do."""
+    if facts is not None:
+        answer, why = facts.push, _words(facts.push.reason, facts.push.detail)
+    elif node_map.capabilities.get("push"):
+        answer, why = Answer("allocations start a collection"), ""
+    else:
+        answer = Answer(reason="directory_missing")
+        why = "turned off by --no-push, or no directory can be watched: the agent's log says which"
+    if not answer.reason:
+        return Verdict("ok", answer.seen)
+    return Verdict(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
+
+
+def _proc(node_map: NodeMap, _: Facts | None) -> Verdict:
+    source = _source(node_map, Source.PROCFS)
+    return _answered(source, "read") if source.up else _down(source)
+
+
+def _pid_visibility(node_map: NodeMap, _: Facts | None) -> Verdict:
+    reason = node_map.pid_visibility_reason
+    if node_map.capabilities.get("pid_visibility"):
+        return Verdict("ok", reason or "processes of other containers are seen")
+    remedy = node_map.remedies.get("pid_visibility") or remedies.CAPABILITIES["pid_visibility"]
+    return Verdict("missing", "", reason or "processes of other containers are not seen", remedy)
+
+
+def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
+    whole = sum(not gpu.partitioned for gpu in _readable(node_map))
+    if node_map.capabilities.get("process_utilization"):
+        are = "is" if whole == 1 else "are"
+        return Verdict("ok", f"SM time by process, on {counted(whole, 'GPU')} that {are} not partitioned")
+    if not _readable(node_map):
+        return _no_gpu_answers()
+    if not whole:
+        return Verdict("not needed", "", "every GPU is partitioned, and no driver tells SM time on MIG devices")
+    remedy = node_map.remedies.get("process_utilization")
+    return Verdict("missing", "", "the driver keeps no SM time by process", remedy)
+
+
+def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
+    """GPUs before Hopper have no GPM. There is nothing to repair, and a map does not tell how old a GPU is."""
+    if node_map.capabilities.get("gpm"):
+        measured = sum(device.activity is not None for device in node_map.devices)
+        return Verdict("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")
+    why = "no GPU here tells the activity of its engines: that takes Hopper or later, and no --nvml-release"
+    return _not_collected(node_map, "gpm") or Verdict("not needed", "", why, node_map.remedies.get("gpm"))
+
+
+def _xid_events(node_map: NodeMap, _: Facts | None) -> Verdict:
+    if node_map.capabilities.get("xid_events"):
+        return Verdict("ok", f"listened for on {counted(sum(gpu.xids is not None for gpu in node_map.gpus), 'GPU')}")
+    why = "nobody listens: the driver does not let it (WSL, vGPU guests), or gpumap lets go of it (--nvml-release)"
+    remedy = node_map.remedies.get("xid_events")
+    return _not_collected(node_map, "health") or Verdict("missing", "", why, remedy)
+
+
+def _not_collected(node_map: NodeMap, group: str) -> Verdict | None:
+    """Return why nothing of a group of metrics can be judged; `None` if it can."""
+    if node_map.collect is not None and group not in node_map.collect:
+        return Verdict("not needed", "", f"--collect leaves out the group {group}")
+    return None if _readable(node_map) else _no_gpu_answers()
+
+
+def _no_gpu_answers() -> Verdict:
+    return Verdict("unknown", "", "no GPU answers")
+
+
+def _unmatched_slots(node_map: NodeMap, _: Facts | None) -> Verdict | None:
+    """Slots on no device have a line for each reason instead."""
+    if node_map.unmatched:
+        return None
+    if not _source(node_map, Source.KUBELET).up:
+        return Verdict("unknown", "", "the kubelet does not answer: who holds what is not known")
+    return Verdict("ok", "every slot is on a device")
+
+
+def _unmatched_by_reason(node_map: NodeMap) -> Iterator[Result]:
+    for reason in sorted({entry.reason for entry in node_map.unmatched}):
+        of_reason = [entry for entry in node_map.unmatched if entry.reason == reason]
+        slots = counted(sum(entry.slots for entry in of_reason), "slot")
+        resources = ", ".join(sorted({entry.resource for entry in of_reason}))
+        why = f"{reason}: {listed(sorted({f'{entry.namespace}/{entry.pod}' for entry in of_reason}))}"
+        verdict = Verdict("degraded", f"{slots} of {resources}", why, of_reason[0].remedy)
+        yield result_of(UNMATCHED_BY_REASON.replace("<reason>", reason), verdict)
+
+
+# --- more privileges than gpumap needs: a warning in a container; a shell has the rights of its user ------------------
+
+
+def _capabilities(_: NodeMap, facts: Facts | None) -> Verdict | None:
+    if facts is None:
+        return None
+    held, count = facts.privileges, len(facts.privileges.capabilities)
+    if held.bare_host:
+        of_uid = f"uid {held.uid}, {counted(count, 'capability', 'capabilities')}"
+        return Verdict("ok", f"{of_uid}: of this shell, not of a container")
+    if not count:
+        return Verdict("ok", f"uid {held.uid}, no capability")
+    privileged = " (privileged)" if "SYS_ADMIN" in held.capabilities else ""
+    seen = f"uid {held.uid}{privileged}, {listed(held.capabilities, 4)}"
+    remedy = "`securityContext: {privileged: false, capabilities: {drop: [ALL]}}`, as the chart has it."
+    return Verdict("warning", seen, "gpumap needs none", remedy)
+
+
+def _api_token(_: NodeMap, facts: Facts | None) -> Verdict | None:
+    if (held := _of_container(facts)) is None:
+        return None
+    if not held.api_token:
+        return Verdict("ok", "none is mounted")
+    remedy = "`automountServiceAccountToken: false`, as the chart has it."
+    return Verdict("warning", held.api_token, "gpumap asks no API server", remedy)
+
+
+def _runtime_socket(_: NodeMap, facts: Facts | None) -> Verdict | None:
+    if (held := _of_container(facts)) is None:
+        return None
+    if not held.runtime_sockets:
+        return Verdict("ok", "none is mounted")
+    why = "whoever can write to it owns the node; gpumap never does"
+    return Verdict("warning", ", ".join(held.runtime_sockets), why, "Do not mount it.")
+
+
+def _of_container(facts: Facts | None) -> Privileges | None:
+    return facts.privileges if facts is not None and not facts.privileges.bare_host else None
+
+
+# --- the lists --------------------------------------------------------------------------------------------------------
+
+DRIVER_CHECKS = (
+    Check("kubelet", _kubelet, required=True),
+    Check("nvml", _nvml, required=True),
+)
+"""Before those of each GPU, which are in `gpu_checks.GPU_CHECKS`."""
+OPTIONAL_CHECKS = (
+    Check("device_checkpoint", _device_checkpoint),
+    Check("pod_logs", _pod_logs),
+    Check("push", _push),
+    Check("proc", _proc),
+    Check("pid_visibility", _pid_visibility),
+    Check("process_utilization", _process_utilization),
+    Check("gpm", _gpm),
+    Check("xid_events", _xid_events),
+    Check("unmatched_slots", _unmatched_slots),
+)
+UNMATCHED_BY_REASON = "unmatched_slots/<reason>"
+PRIVILEGE_CHECKS = (
+    Check("capabilities", _capabilities),
+    Check("api_token", _api_token),
+    Check("runtime_socket", _runtime_socket),
+)
+
+
+# --- what checks have in common ---------------------------------------------------------------------------------------
+
+
+def _source(node_map: NodeMap, source: Source) -> SourceEntry:
+    return next((one for one in node_map.sources if one.source == source.value), _NO_ANSWER)
+
+
+def _down(source: SourceEntry) -> Verdict:
+    reason = source.reason or "unknown"
+    return Verdict(_state_of(reason), "", _words(reason, source.detail), source.remedy)
+
+
+def _answered(source: SourceEntry, seen: str) -> Verdict:
+    """Judge a source that answers, and may complain nevertheless."""
+    if source.reason:
+        return Verdict("degraded", seen, _words(source.reason, source.detail), source.remedy)
+    return Verdict("ok", seen)
+
+
+def _state_of(reason: str) -> str:
+    return "missing" if not reason or reason.endswith(_ABSENT) else "failed"
+
+
+def _words(reason: str, detail: str | None) -> str:
+    return f"{reason}: {detail}" if detail else reason
+
+
+def _readable(node_map: NodeMap) -> list[GpuEntry]:
+    return [gpu for gpu in node_map.gpus if gpu.up]

@@ -1,4 +1,4 @@
-"""`gpumap doctor`: its flags, and how it is done: a document, the facts around it, and what both tell."""
+"""`gpumap doctor`: its flags, and what it does: get a map and the facts of this node, judge them, print the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpumap.cli.where import ELSEWHERE, add_url, maps_of_agent
 from gpumap.model.errors import FatalError
 
 if TYPE_CHECKING:
-    from gpumap.cli.node_documents import Sights
+    from gpumap.cli.node_maps import NodeMapStream
     from gpumap.cli.tables import Shape
     from gpumap.model.node_facts import Facts
 
@@ -63,25 +63,28 @@ def _doctor(given: argparse.Namespace) -> int:
     return asyncio.run(until_stopped(_examine(sights, lambda: node_facts(settings), given.output, shape)))
 
 
-async def _examine(sights: Sights, look_around: Callable[[], Awaitable[Facts]] | None, form: str, shape: Shape) -> int:
-    """Print what works and what not, by a document and the facts around. Gives 1 where something required fails."""
+async def _examine(
+    sights: NodeMapStream, look_around: Callable[[], Awaitable[Facts]] | None, form: str, shape: Shape
+) -> int:
+    """Print what works and what not. Returns 1 if something required fails."""
+    import msgspec
+
     from gpumap.cli import show
-    from gpumap.cli.doctor.verdicts import as_values, examine, works
+    from gpumap.cli.doctor.checks import as_values, examine, works
     from gpumap.cli.tables import doctor_table
 
     show.take_any_text()
     async with contextlib.aclosing(sights):
-        seen = await anext(sights)
-    if isinstance(seen, FatalError):
-        raise seen
-    (found,) = seen.documents
-    facts = await look_around() if look_around else None
-    with show.reading():
-        checks = examine(found, facts)
-        if form == "table":
-            text = doctor_table(checks, replace(shape, screen=show.screen_of_stdout()))
-        else:
-            text = json.dumps(as_values(found, checks), indent=2, ensure_ascii=False) + "\n"
+        maps = await anext(sights)
+    if isinstance(maps, FatalError):
+        raise maps
+    (node_map,) = maps.maps
+    results = examine(node_map, await look_around() if look_around else None)
+    if form == "table":
+        text = doctor_table(results, replace(shape, screen=show.screen_of_stdout()))
+    else:
+        values = msgspec.to_builtins(as_values(node_map, results))
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     print(end=text, flush=True)
-    show.warn_if_stale(seen)
-    return 0 if works(checks) else 1
+    show.warn_if_stale(maps)
+    return 0 if works(results) else 1

@@ -1,115 +1,121 @@
-"""What `gpumap doctor` says of each GPU that is down or ill, and of what GPUs and their driver can tell. Pure."""
+"""The checks of `gpumap doctor` that are made of each GPU, one row each, and what a check returns. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from gpumap.cli.doctor.checks import Check
-from gpumap.model.document import Document
+from gpumap.cli.words import listed
+from gpumap.model.map import Entry, GpuEntry, NodeMap
 from gpumap.model.units import counted
 
-_NAMED = 3
+
+class Verdict(NamedTuple):
+    """What a check found. `state`: ok, degraded, missing, failed, warning (more rights than gpumap needs; errors that
+    were counted), not needed, unknown."""
+
+    state: str
+    seen: str = ""
+    why: str | None = None
+    remedy: str | None = None
 
 
-def gpu_checks(document: Document) -> Iterator[Check]:
-    """A line for each thing that is wrong with a GPU; none for one that is well."""
-    for gpu in document.get("nameless_gpus", ()):
-        why = f"{gpu['fault']}, and has not told its uuid since gpumap's start"
-        yield Check(f"gpu/{gpu['index']}", "failed", False, "", why, gpu.get("remedy"))
-    for gpu in document["gpus"]:
-        seen = " ".join(str(part) for part in (gpu["uuid"], gpu["pci_bus_id"], gpu["model"]) if part)
-        if not gpu["up"]:
-            stuck = f" for {gpu['stuck_seconds']:.0f} s" if gpu["stuck_seconds"] else ""
-            yield Check(f"gpu/{gpu['index']}", "failed", False, seen, f"{gpu['fault']}{stuck}", gpu.get("remedy"))
-        yield from _illness(gpu, seen, document)
+class Result(Entry, frozen=True):
+    """A line of `gpumap doctor`: the name of a check, and its verdict."""
+
+    check: str
+    state: str
+    required: bool
+    seen: str
+    why: str | None = None
+    remedy: str | None = None
 
 
-def _illness(gpu: Document, seen: str, document: Document) -> Iterator[Check]:
-    """What the driver asks for, memory errors, and XID errors. An older agent's document has none of these."""
-    name, known = f"gpu/{gpu['index']}", gpu.get("remedies") or {}
-    recovery = gpu.get("recovery_action") or {}
-    if recovery.get("action") not in (None, "none"):
-        why = f"the driver asks for it: {recovery['action']}"
-        yield Check(f"{name}/recovery_action", "degraded", False, seen, why, recovery["remedy"])
-    if gpu.get("row_remap_failure"):
-        why, remedy = "a row of its memory could not be replaced", known.get("row_remap_failure")
-        yield Check(f"{name}/row_remap_failure", "failed", False, seen, why, remedy)
-    if gpu.get("row_remap_pending"):
-        why, remedy = "rows of its memory wait to be replaced", known.get("row_remap_pending")
-        yield Check(f"{name}/row_remap_pending", "degraded", False, seen, why, remedy)
-    lost = [one for one in gpu.get("ecc_errors", ()) if one["type"] == "uncorrected" and one["errors"]]
-    if lost:
-        where = ", ".join(f"{one['location']} {one['errors']}" for one in lost)
-        errors = counted(sum(one["errors"] for one in lost), "memory error")
-        why = f"{errors} over its life could not be corrected: {where}"
-        yield Check(f"{name}/ecc_uncorrected", "warning", False, seen, why, known.get("ecc_uncorrected"))
-    counts = (gpu.get("xids") or {}).get("counts")
-    if counts:
-        why = "XID " + ", ".join(f"{one['xid']} ({one['errors']}×)" for one in counts)
-        hit = _hit(gpu, document)
-        why += f", while {hit} held or used it" if hit else ""
-        yield Check(f"{name}/xid", "warning", False, seen, why, known.get("xid_errors"))
+def result_of(name: str, verdict: Verdict, *, required: bool = False) -> Result:
+    return Result(name, verdict.state, required, verdict.seen, verdict.why, verdict.remedy)
 
 
-def _hit(gpu: Document, document: Document) -> str:
-    """The pods that held or used a GPU, or a part of it, when an XID error came."""
-    parts = {gpu["uuid"], *(one["uuid"] for one in document["devices"] if one["gpu_uuid"] == gpu["uuid"])}
-    rows = [row for row in document.get("container_xids", ()) if row["uuid"] in parts]
-    pods = sorted({f"{row['namespace']}/{row['pod']}" for row in rows})
-    more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
-    return ", ".join(pods[:_NAMED]) + more
+class GpuCheck(NamedTuple):
+    """A check of each GPU. `judge` returns `None` if nothing is wrong."""
+
+    name: str
+    judge: Callable[[GpuEntry, NodeMap], Verdict | None]
 
 
-def gpu_capabilities(document: Document) -> Iterator[Check]:
-    """What GPUs and their driver tell, or do not."""
-    readable = [gpu for gpu in document["gpus"] if gpu["up"]]
-    if document["capabilities"].get("process_utilization") or readable:
-        yield _process_utilization(document, readable)
-    else:
-        yield _nothing_answers("process_utilization")
-    for name, group, judge in (("gpm", "gpm", _gpm), ("xid_events", "health", _xid_events)):
-        collect = document.get("collect")
-        if document["capabilities"].get(name):
-            yield judge(document)
-        elif collect is not None and group not in collect:
-            yield Check(name, "not needed", False, "", f"--collect leaves out the group {group}")
-        else:
-            yield judge(document) if readable else _nothing_answers(name)
+def _down(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
+    if gpu.up:
+        return None
+    stuck = f" for {gpu.stuck_seconds:.0f} s" if gpu.stuck_seconds else ""
+    return Verdict("failed", _identity(gpu), f"{gpu.fault}{stuck}", gpu.remedy)
 
 
-def _nothing_answers(name: str) -> Check:
-    return Check(name, "unknown", False, "", "no GPU answers")
+def _recovery_action(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
+    recovery = gpu.recovery_action
+    if recovery is None or recovery.action == "none":
+        return None
+    return Verdict("degraded", _identity(gpu), f"the driver asks for it: {recovery.action}", recovery.remedy)
 
 
-def _process_utilization(document: Document, readable: list[Document]) -> Check:
-    name = "process_utilization"
-    whole = sum(not gpu["partitioned"] for gpu in readable)
-    if document["capabilities"].get(name):
-        are = "is" if whole == 1 else "are"
-        return Check(name, "ok", False, f"SM time by process, on {counted(whole, 'GPU')} that {are} not partitioned")
-    if not whole:
-        return Check(
-            name, "not needed", False, "", "every GPU is partitioned, and no driver tells SM time on MIG devices"
-        )
-    return Check(name, "missing", False, "", "the driver keeps no SM time by process", _remedy(document, name))
+def _row_remap_failure(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
+    if not gpu.row_remap_failure:
+        return None
+    remedy = gpu.remedies.get("row_remap_failure")
+    return Verdict("failed", _identity(gpu), "a row of its memory could not be replaced", remedy)
 
 
-def _gpm(document: Document) -> Check:
-    """GPUs of before Hopper have none: that is nothing to mend, and a document does not tell how old a GPU is."""
-    if document["capabilities"].get("gpm"):
-        telling = sum(device.get("activity") is not None for device in document["devices"])
-        return Check("gpm", "ok", False, f"activity of SMs, tensor cores and memory, on {counted(telling, 'device')}")
-    why = "no GPU here tells the activity of its engines: that takes Hopper or later, and no --nvml-release"
-    return Check("gpm", "not needed", False, "", why, _remedy(document, "gpm"))
+def _row_remap_pending(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
+    if not gpu.row_remap_pending:
+        return None
+    remedy = gpu.remedies.get("row_remap_pending")
+    return Verdict("degraded", _identity(gpu), "rows of its memory wait to be replaced", remedy)
 
 
-def _xid_events(document: Document) -> Check:
-    if document["capabilities"].get("xid_events"):
-        listened = sum(gpu.get("xids") is not None for gpu in document["gpus"])
-        return Check("xid_events", "ok", False, f"listened for on {counted(listened, 'GPU')}")
-    why = "nobody listens: the driver does not let it (WSL, vGPU guests), or gpumap lets go of it (--nvml-release)"
-    return Check("xid_events", "missing", False, "", why, _remedy(document, "xid_events"))
+def _ecc_uncorrected(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
+    lost = [one for one in gpu.ecc_errors if one.type == "uncorrected" and one.errors]
+    if not lost:
+        return None
+    where = ", ".join(f"{one.location} {one.errors}" for one in lost)
+    errors = counted(sum(one.errors for one in lost), "memory error")
+    why = f"{errors} over its life could not be corrected: {where}"
+    return Verdict("warning", _identity(gpu), why, gpu.remedies.get("ecc_uncorrected"))
 
 
-def _remedy(document: Document, name: str) -> str | None:
-    return (document.get("remedies") or {}).get(name)
+def _xid(gpu: GpuEntry, node_map: NodeMap) -> Verdict | None:
+    if gpu.xids is None or not gpu.xids.counts:
+        return None
+    why = "XID " + ", ".join(f"{one.xid} ({one.errors}×)" for one in gpu.xids.counts)
+    pods = _pods_with_xids(gpu, node_map)
+    why += f", while {pods} held or used it" if pods else ""
+    return Verdict("warning", _identity(gpu), why, gpu.remedies.get("xid_errors"))
+
+
+GPU_CHECKS = (
+    GpuCheck("gpu/<index>", _down),
+    GpuCheck("gpu/<index>/recovery_action", _recovery_action),
+    GpuCheck("gpu/<index>/row_remap_failure", _row_remap_failure),
+    GpuCheck("gpu/<index>/row_remap_pending", _row_remap_pending),
+    GpuCheck("gpu/<index>/ecc_uncorrected", _ecc_uncorrected),
+    GpuCheck("gpu/<index>/xid", _xid),
+)
+"""In this order for each GPU. `<index>` is NVML's index."""
+
+
+def gpu_results(node_map: NodeMap) -> Iterator[Result]:
+    """Return a line for each thing that is wrong with a GPU; none for a GPU that is well."""
+    for nameless in node_map.nameless_gpus:
+        why = f"{nameless.fault}, and has not told its uuid since gpumap's start"
+        yield result_of(f"gpu/{nameless.index}", Verdict("failed", "", why, nameless.remedy))
+    for gpu in node_map.gpus:
+        for check in GPU_CHECKS:
+            if verdict := check.judge(gpu, node_map):
+                yield result_of(check.name.replace("<index>", str(gpu.index)), verdict)
+
+
+def _identity(gpu: GpuEntry) -> str:
+    return " ".join(part for part in (gpu.uuid, gpu.pci_bus_id, gpu.model) if part)
+
+
+def _pods_with_xids(gpu: GpuEntry, node_map: NodeMap) -> str:
+    """Name the pods that held or used a GPU, or a part of it, when an XID error came."""
+    parts = {gpu.uuid, *(one.uuid for one in node_map.devices if one.gpu_uuid == gpu.uuid)}
+    return listed(sorted({f"{one.namespace}/{one.pod}" for one in node_map.container_xids if one.uuid in parts}))

@@ -1,33 +1,38 @@
-"""What `inspect` shows: its tables, of all nodes or of one, counted once for all that is said of a sight. Pure."""
+"""What `inspect` shows: its tables, of all nodes or of one, and beside them what is not known. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpumap.cli.command_line import did_you_mean
 from gpumap.cli.fleet import families as parts
-from gpumap.cli.inspect.grants import Grants, grants
-from gpumap.cli.inspect.notes import notes
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.inspect.gpu_grants import GPU_MEM
+from gpumap.cli.inspect.grants import Grants, NodeGrants, grants
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.inspect import inspect_table, inspect_values
-from gpumap.model.document import Document
+from gpumap.cli.tables.devices import sources_up
+from gpumap.cli.tables.inspect import InspectValues, inspect_table, inspect_values
+from gpumap.cli.tables.unknowns import few, invisible, unknown_of_devices
+from gpumap.cli.words import by_reason
 from gpumap.model.errors import FatalError
+from gpumap.model.map import NodeMap
+
+NOT_KNOWN = "- is not known, and >= so much at least: a GPU that is shared in time grants no memory of its own"
 
 
 def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Report:
-    """Of all nodes or, by name, of one of them."""
-    counted = _once_a_sight(node)
+    """Return the report of all nodes, or of the one with this name."""
+    counted = _counted_once(node)
 
-    def table(seen: Seen, _: Shape) -> str:
-        return inspect_table(counted(seen), details=details, used=used)
+    def table(maps: NodeMaps, _: Shape) -> str:
+        return inspect_table(counted(maps), details=details, used=used)
 
-    def values(seen: Seen, _: Shape) -> Document:
-        return inspect_values(counted(seen), seen.missing)
+    def values(maps: NodeMaps, _: Shape) -> InspectValues:
+        return inspect_values(counted(maps), maps.missing)
 
-    def beside(seen: Seen) -> Sequence[str]:
-        return notes(only(seen, node), counted(seen), used=used)
+    def beside(maps: NodeMaps) -> Sequence[str]:
+        return notes(only(maps, node), counted(maps), used=used)
 
     def read(form: str, _: Shape) -> frozenset[str]:
         found = {parts.HOLDERS, parts.GRANTS, parts.OFFERS}
@@ -36,24 +41,79 @@ def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Rep
     return Report(table, values, read, notes=beside)
 
 
-def _once_a_sight(node: str | None) -> Callable[[Seen], Grants]:
-    """Counts what was seen, and not once more for the notes: a large cluster takes seconds."""
-    last: list[tuple[Seen, Grants]] = []
+def _counted_once(node: str | None) -> Callable[[NodeMaps], Grants]:
+    """Count the same maps only once, also for the notes: a large cluster takes seconds."""
+    last: list[tuple[NodeMaps, Grants]] = []
 
-    def counted(seen: Seen) -> Grants:
-        if not last or last[0][0] is not seen:
-            last[:] = [(seen, grants(only(seen, node)))]
+    def counted(maps: NodeMaps) -> Grants:
+        if not last or last[0][0] is not maps:
+            last[:] = [(maps, grants(only(maps, node)))]
         return last[0][1]
 
     return counted
 
 
-def only(seen: Seen, node: str | None) -> Seen:
-    """What was seen of one node. Raises FatalError where there is none of that name."""
+def only(maps: NodeMaps, node: str | None) -> NodeMaps:
+    """Return the map of one node. Raises FatalError if there is none of that name."""
     if node is None:
-        return seen
-    documents = tuple(one for one in seen.documents if one["node"]["name"] == node)
-    if not documents:
-        names = [one["node"]["name"] for one in seen.documents]
-        raise FatalError(f'no node "{node}" was seen{did_you_mean(node, names)}')
-    return seen._replace(documents=documents)
+        return maps
+    found = tuple(one for one in maps.maps if one.node.name == node)
+    if not found:
+        raise FatalError(f'no node "{node}" was seen{did_you_mean(node, [one.node.name for one in maps.maps])}')
+    return maps._replace(maps=found)
+
+
+# --- what the form of the table has no room for -----------------------------------------------------------------------
+
+
+def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
+    """Return what is not known, a sentence each; of many nodes each sentence once, with their names.
+
+    `found` are the grants of these maps.
+    """
+    many = maps.fleet or len(maps.maps) > 1
+    of_nodes = [
+        (one.node.name, sentence) for one in maps.maps for sentence in dict.fromkeys(_unknown_of_node(one, used=used))
+    ]
+    of_nodes += [(node.name, sentence) for node in found.nodes for sentence in _moved(node)]
+    sentences = list(few(by_reason(of_nodes), fleet=True)) if many else [sentence for _, sentence in of_nodes]
+    if not found.nodes:
+        sentences.append("no GPU was seen")
+    return [*maps.missing, *sentences, *([] if _is_known(found, used=used) else [NOT_KNOWN])]
+
+
+def _unknown_of_node(node_map: NodeMap, *, used: bool) -> Iterator[str]:
+    if node_map.stale:
+        yield node_map.stale
+        return
+    up = sources_up(node_map)
+    if "nvml" not in up:
+        yield "NVML does not answer: whose a GPU is, is not known; what is held stands under PENDING"
+    if "kubelet" not in up:
+        yield "the kubelet does not answer: who holds what may be old, or is not known"
+    yield from unknown_of_devices(node_map, use=used)
+    for gpu in node_map.gpus:
+        if not gpu.up:
+            yield f"GPU {gpu.index} is down: {gpu.fault}"
+    for nameless in node_map.nameless_gpus:
+        yield f"GPU {nameless.index} is down, and has not told what it is: {nameless.fault}"
+    for resource, reason in sorted({(one.resource, one.reason) for one in node_map.unmatched}):
+        if resource != GPU_MEM:
+            yield f"slots of {resource} are on no GPU that is known ({reason}), and not in the table"
+    if used and "nvml" in up and not node_map.capabilities.get("pid_visibility"):
+        yield f"what pods use is not known. {invisible(node_map)}"
+
+
+def _moved(node: NodeGrants) -> Iterator[str]:
+    for place, index in node.moved.items():
+        uuid = next(gpu.uuid for gpu in node.gpus if gpu.index == place)
+        yield f"GPU {uuid} has index {index}, as another one has: it stands at {place} (are two nodes called the same?)"
+
+
+def _is_known(found: Grants, *, used: bool) -> bool:
+    """Return whether the table has every number."""
+    amounts = [one for node in found.nodes for one in (node.allocated, node.total, *([node.used] if used else []))]
+    shares = [share for node in found.nodes for pod in node.pods for share in pod.shares]
+    amounts += [share.allocated for share in shares if share.held or used]
+    amounts += [share.used for share in shares if used and share.index is not None]
+    return all(one.whole for one in amounts)

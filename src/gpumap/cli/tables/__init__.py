@@ -1,4 +1,7 @@
-"""What the commands show, made of the document of /api/v1/map: tables for a terminal, values for scripts. Pure."""
+"""What the commands show, made of the maps of nodes: tables for a terminal, values for scripts. Pure.
+
+Start with `layout` (a table is a list of columns), then `map`, `top` or `waste`.
+"""
 
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.cli.tables.doctor import doctor_table

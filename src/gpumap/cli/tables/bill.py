@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill
-from gpumap.cli.tables.amounts import UNKNOWN, percent
-from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
+from gpumap.cli.tables.layout import Row, Shape, aligned, joined, notes
+from gpumap.cli.tables.layout import TextColumn as Column
+from gpumap.cli.words import UNKNOWN, percent
 from gpumap.model.document import Document
 from gpumap.model.text import printable
 

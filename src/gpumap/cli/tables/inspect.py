@@ -1,151 +1,178 @@
 """`gpumap inspect`: the tables of `kubectl inspect gpushare` and `cgpu`, byte for byte, and with real use beside them.
 
 The original's printer is AliyunContainerService/gpushare-device-plugin, cmd/inspect/display.go. Its lines end in blanks
-and its totals are cut off, not rounded; so are these. Nothing is coloured, nothing shortened.
+and its totals are cut off, not rounded; so are these. Nothing is coloured or shortened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
 
-from gpumap.cli.inspect.cards import Amount, Card, Share, sum_of
+from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
-from gpumap.cli.tables.amounts import UNKNOWN
-from gpumap.cli.tables.tabwriter import tabulated
-from gpumap.model.document import Document
+from gpumap.cli.tables.layout import Column
+from gpumap.cli.words import UNKNOWN
+from gpumap.model.map import Entry
 from gpumap.model.text import printable
 
 VERSION = 1
 OVER = "!"
 LEGEND = f"{OVER} uses more than it was granted"
 NO_ADDRESS = "unknown"
-_NONE_THERE = "0/0"
-"""A GPU that another node has, and this one has not."""
+_NO_GPU = "0/0"
+"""A GPU that another node has, and this one does not."""
 _RULE_OF_SUMMARY, _RULE_OF_DETAILS = 20, 10
-"""So much longer than the first node's text, tabs and ends of lines included, is the line of dashes."""
+"""The line of dashes is as long as the first node's text, tabs and ends of lines included, and this many more."""
+_PADDING = 2
 
 
 def inspect_table(found: Grants, *, details: bool = False, used: bool = False) -> str:
-    """A line for each node, or with `details` a table of pods for each; amounts in GiB, or in MiB if slots are such."""
+    """Return a line for each node, or with `details` a table of pods for each. The unit is that of `found`."""
     lines = _details(found, used=used) if details else _summary(found, used=used)
-    over = used and any(card.over for node in found.nodes for card in node.cards)
+    over = used and any(gpu.over for node in found.nodes for gpu in node.gpus)
     return tabulated([*lines, *([LEGEND] if over else [])])
 
 
-def inspect_values(found: Grants, missing: Sequence[str]) -> Document:
-    """The same for scripts, always with pods and use. What is not known, or known in part, is `null`."""
-    used, allocated, total = _sums(found)
-    return {
-        "version": VERSION,
-        "unit": found.unit,
-        "nodes": [_node_values(node) for node in found.nodes],
-        "cluster": _amounts(allocated, total, used),
-        "missing": list(missing),
-    }
+def tabulated(lines: Sequence[str]) -> str:
+    """Align lines with tabs as Go's text/tabwriter does with padding 2, each with its end of line.
+
+    The original calls `NewWriter(os.Stdout, 0, 0, 2, ' ', 0)`. A tab ends a cell. Cells above each other, with no line
+    between them that has fewer cells, are a column. It is as wide as its widest cell, in characters whatever they take
+    on a terminal, and two blanks. Text after a line's last tab is in no column. Cells before it are padded even if no
+    text follows: such lines end in blanks.
+    """
+    cells = [line.split("\t") for line in lines]
+    padded: list[list[str]] = [[] for _ in cells]
+    for column in range(max(map(len, cells), default=1) - 1):
+        for has_cell, run in groupby(range(len(cells)), key=lambda number: len(cells[number]) - 1 > column):
+            if has_cell:
+                numbers = list(run)
+                width = max(len(cells[number][column]) for number in numbers) + _PADDING
+                for number in numbers:
+                    padded[number].append(cells[number][column].ljust(width))
+    return "".join("".join([*head, line[-1]]) + "\n" for head, line in zip(padded, cells, strict=True))
 
 
 # --- a line a node ----------------------------------------------------------------------------------------------------
 
 
 def _summary(found: Grants, *, used: bool) -> Iterator[str]:
-    title = "Used/Allocated/Total" if used else "Allocated/Total"
-    count = max((len(node.cards) for node in found.nodes), default=0)
-    waits = any(node.pending is not None for node in found.nodes)
-    titles = [f"GPU{index}({title})" for index in range(count)] + (["PENDING(Allocated)"] if waits else [])
-    rows = ["\t".join(_row(node, count, found, waits=waits, used=used)) for node in found.nodes]
-    yield "\t".join(["NAME", "IPADDRESS", *titles, f"GPU Memory({found.unit})"])
+    columns = _node_columns(found, used=used)
+    rows = ["\t".join(column.read(node) for column in columns) for node in found.nodes]
+    yield "\t".join(column.title for column in columns)
     yield from rows
     yield _rule(rows[:1], _RULE_OF_SUMMARY) if rows else ""
-    yield f"{title} GPU Memory In Cluster:"
+    yield f"{_title(used=used)} GPU Memory In Cluster:"
     yield f"{_of_all(found, used=used)}\t"
 
 
-def _row(node: NodeGrants, count: int, found: Grants, *, waits: bool, used: bool) -> Iterator[str]:
-    unit = found.unit_bytes
-    yield printable(node.name)
-    yield printable(node.address or NO_ADDRESS)
-    for index in range(count):
-        if index < len(node.cards):
-            yield _cell(node.cards[index], unit, used=used)
-        else:
-            yield _unknown_cell(used=used) if node.blind else f"0/{_NONE_THERE}" if used else _NONE_THERE
-    if waits:
-        yield "" if node.pending is None else _text(node.pending, unit)
+def _node_columns(found: Grants, *, used: bool) -> list[Column[NodeGrants]]:
+    unit, title = found.unit_bytes, _title(used=used)
+    gpus = range(max((len(node.gpus) for node in found.nodes), default=0))
+    waits = any(node.pending is not None for node in found.nodes)
+    pending: Column[NodeGrants] = Column(
+        "PENDING(Allocated)", lambda node: "" if node.pending is None else _text(node.pending, unit)
+    )
+    return [
+        Column("NAME", lambda node: printable(node.name)),
+        Column("IPADDRESS", lambda node: printable(node.address or NO_ADDRESS)),
+        *(Column(f"GPU{index}({title})", partial(_gpu_cell, index, unit, used)) for index in gpus),
+        *([pending] if waits else []),
+        Column(f"GPU Memory({found.unit})", partial(_memory_cell, unit, used)),
+    ]
+
+
+def _gpu_cell(index: int, unit: int, used: bool, node: NodeGrants) -> str:
+    if index >= len(node.gpus):
+        if node.blind:
+            return "/".join([UNKNOWN] * (3 if used else 2))
+        return f"0/{_NO_GPU}" if used else _NO_GPU
+    gpu = node.gpus[index]
+    granted = f"{_text(gpu.allocated, unit)}/{_text(gpu.total, unit)}"
+    return f"{_text(gpu.used, unit)}{OVER if gpu.over else ''}/{granted}" if used else granted
+
+
+def _memory_cell(unit: int, used: bool, node: NodeGrants) -> str:
     parts = [node.used, node.allocated, node.total] if used else [node.allocated, node.total]
-    yield "/".join(_text(part, unit) for part in parts)
+    return "/".join(_text(part, unit) for part in parts)
 
 
-def _cell(card: Card, unit: int, *, used: bool) -> str:
-    granted = f"{_text(card.allocated, unit)}/{_text(card.total, unit)}"
-    return f"{_text(card.used, unit)}{OVER if card.over else ''}/{granted}" if used else granted
-
-
-def _unknown_cell(*, used: bool) -> str:
-    return "/".join([UNKNOWN] * (3 if used else 2))
+def _title(*, used: bool) -> str:
+    return "Used/Allocated/Total" if used else "Allocated/Total"
 
 
 # --- a table a node ---------------------------------------------------------------------------------------------------
 
 
 def _details(found: Grants, *, used: bool) -> Iterator[str]:
-    unit = found.unit_bytes
     rule = ""
     for node in found.nodes:
-        rows = [_pod_row(pod, node, unit, used=used) for pod in node.pods if used or _holds(pod)]
+        columns = _pod_columns(node, found.unit_bytes, used=used)
+        pods = [pod for pod in node.pods if used or any(share.held for share in pod.shares)]
+        rows = ["".join(f"{printable(column.read(pod))}\t" for column in columns) for pod in pods]
         rule = rule or _rule(rows, _RULE_OF_DETAILS)
         yield from ("", f"NAME:\t{printable(node.name)}", f"IPADDRESS:\t{printable(node.address or NO_ADDRESS)}", "")
-        title = "Used/Allocated" if used else "Allocated"
-        titles = [f"GPU{index}({title})" for index in range(len(node.cards))]
-        titles += ["Pending(Allocated)"] if node.pending is not None else []
-        yield "".join(f"{one}\t" for one in ("NAME", "NAMESPACE", *titles))
+        yield "".join(f"{column.title}\t" for column in columns)
         yield from rows
-        yield f"Allocated :\t{_text(node.allocated, unit)} ({_percent(node.allocated, node.total)})\t"
-        if used:
-            yield f"Used :\t{_text(node.used, unit)} ({_percent(node.used, node.total)})\t"
-        yield f"Total :\t{_text(node.total, unit)} \t"
+        yield from _node_sums(node, found.unit_bytes, used=used)
         yield rule
     yield ""
     yield ""
-    title = "Used/Allocated/Total" if used else "Allocated/Total"
-    yield f"{title} GPU Memory In Cluster:\t{_of_all(found, used=used)}\t"
+    yield f"{_title(used=used)} GPU Memory In Cluster:\t{_of_all(found, used=used)}\t"
 
 
-def _pod_row(pod: PodGrants, node: NodeGrants, unit: int, *, used: bool) -> str:
-    shares = {share.index: share for share in pod.shares}
-    cells = [_card_cell(shares.get(card.index), card, unit, used=used) for card in node.cards]
-    if node.pending is not None:
-        waits = shares.get(None)
-        cells.append(_share_cell(waits, unit, used=False) if waits is not None and waits.held else "0")
-    return "".join(f"{printable(one)}\t" for one in (pod.pod, pod.namespace, *cells))
+def _pod_columns(node: NodeGrants, unit: int, *, used: bool) -> list[Column[PodGrants]]:
+    title = "Used/Allocated" if used else "Allocated"
+    pending: Column[PodGrants] = Column("Pending(Allocated)", partial(_pending, unit))
+    return [
+        Column("NAME", lambda pod: pod.pod),
+        Column("NAMESPACE", lambda pod: pod.namespace),
+        *(
+            Column(f"GPU{place}({title})", partial(_share_of_gpu, gpu, unit, used))
+            for place, gpu in enumerate(node.gpus)
+        ),
+        *([pending] if node.pending is not None else []),
+    ]
 
 
-def _card_cell(share: Share | None, card: Card, unit: int, *, used: bool) -> str:
-    """Who has no share of a card has nothing of it, where all that have one are known."""
+def _share_of_gpu(gpu: GpuGrants, unit: int, used: bool, pod: PodGrants) -> str:
+    """A pod without a share of a GPU has nothing of it if all pods that have one are known."""
+    share = next((one for one in reversed(pod.shares) if one.index == gpu.index), None)
     if share is not None and (used or share.held):
         return _share_cell(share, unit, used=used)
-    granted = "0" if card.tells_holders else UNKNOWN
-    return f"{'0' if card.tells_use else UNKNOWN}/{granted}" if used else granted
+    granted = "0" if gpu.holders_known else UNKNOWN
+    return f"{'0' if gpu.use_known else UNKNOWN}/{granted}" if used else granted
 
 
-def _share_cell(share: Share, unit: int, *, used: bool) -> str:
+def _pending(unit: int, pod: PodGrants) -> str:
+    share = next((one for one in pod.shares if one.index is None), None)
+    return _share_cell(share, unit, used=False) if share is not None and share.held else "0"
+
+
+def _share_cell(share: PodShare, unit: int, *, used: bool) -> str:
     granted = _text(share.allocated, unit)
     return f"{_text(share.used, unit)}{OVER if share.over else ''}/{granted}" if used else granted
 
 
-def _holds(pod: PodGrants) -> bool:
-    return any(share.held for share in pod.shares)
+def _node_sums(node: NodeGrants, unit: int, *, used: bool) -> Iterator[str]:
+    yield f"Allocated :\t{_text(node.allocated, unit)} ({_percent(node.allocated, node.total)})\t"
+    if used:
+        yield f"Used :\t{_text(node.used, unit)} ({_percent(node.used, node.total)})\t"
+    yield f"Total :\t{_text(node.total, unit)} \t"
 
 
 # --- amounts ----------------------------------------------------------------------------------------------------------
 
 
 def _rule(rows: Iterable[str], more: int) -> str:
-    """Dashes, by the bytes of these lines with their ends."""
+    """Return dashes, by the bytes of these lines with their ends."""
     return "-" * (sum(len(f"{row}\n".encode()) for row in rows) + more)
 
 
 def _text(amount: Amount, unit: int) -> str:
-    """Whole units, cut off; a part of one is not nothing. What is known in part is at least so much."""
+    """Return whole units, cut off; a part of a unit as <1, and what is known in part as >=."""
     number, rest = divmod(amount.bytes, unit)
     if not amount.whole:
         return f">={number}" if number else UNKNOWN
@@ -153,7 +180,7 @@ def _text(amount: Amount, unit: int) -> str:
 
 
 def _percent(part: Amount, total: Amount) -> str:
-    """Cut off as Go's int64(float64) does it, which has its own mind on 29/100: 28%."""
+    """Return a percentage, cut off as Go's int64(float64) does it: 29/100 is 28%."""
     if not total.whole or (not part.whole and not part.bytes):
         return UNKNOWN
     number = int(part.bytes / total.bytes * 100) if total.bytes else 0
@@ -161,7 +188,7 @@ def _percent(part: Amount, total: Amount) -> str:
 
 
 def _sums(found: Grants) -> tuple[Amount, Amount, Amount]:
-    """Used, allocated and total, of all nodes."""
+    """Return what is used, allocated, and there in all nodes."""
     return (
         sum_of(node.used for node in found.nodes),
         sum_of(node.allocated for node in found.nodes),
@@ -179,38 +206,104 @@ def _of_all(found: Grants, *, used: bool) -> str:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _node_values(node: NodeGrants) -> Document:
-    return {
-        "node": node.name,
-        "internal_ip": node.address,
-        "gpus": [
-            {
-                "index": node.moved.get(card.index, card.index),
-                "uuid": card.uuid,
-                **_amounts(card.allocated, card.total, card.used),
-            }
-            for card in node.cards
-        ],
-        "pods": [
-            {"namespace": pod.namespace, "pod": pod.pod, "gpus": [_share_values(share, node) for share in pod.shares]}
+class GpuValues(Entry, frozen=True, kw_only=True):
+    """A GPU. An amount that is unknown, or known only in part, is null."""
+
+    index: int
+    uuid: str | None
+    allocated_bytes: int | None
+    total_bytes: int | None
+    used_bytes: int | None
+
+
+class ShareValues(Entry, frozen=True, kw_only=True):
+    """What a pod has of a GPU; of an unknown one if the index is null."""
+
+    index: int | None
+    allocated_bytes: int | None
+    used_bytes: int | None
+    over: bool
+
+
+class PodValues(Entry, frozen=True, kw_only=True):
+    namespace: str
+    pod: str
+    gpus: tuple[ShareValues, ...]
+
+
+class NodeValues(Entry, frozen=True, kw_only=True):
+    node: str
+    internal_ip: str | None
+    gpus: tuple[GpuValues, ...]
+    pods: tuple[PodValues, ...]
+    pending_bytes: int | None
+    allocated_bytes: int | None
+    total_bytes: int | None
+    used_bytes: int | None
+
+
+class SumValues(Entry, frozen=True, kw_only=True):
+    allocated_bytes: int | None
+    total_bytes: int | None
+    used_bytes: int | None
+
+
+class InspectValues(Entry, frozen=True, kw_only=True):
+    """What -o json prints."""
+
+    version: int = VERSION
+    unit: str
+    nodes: tuple[NodeValues, ...]
+    cluster: SumValues
+    missing: tuple[str, ...]
+
+
+def inspect_values(found: Grants, missing: Sequence[str]) -> InspectValues:
+    """Return the same for scripts, always with pods and use."""
+    used, allocated, total = _sums(found)
+    return InspectValues(
+        unit=found.unit,
+        nodes=tuple(map(_node_values, found.nodes)),
+        cluster=SumValues(allocated_bytes=_bytes(allocated), total_bytes=_bytes(total), used_bytes=_bytes(used)),
+        missing=tuple(missing),
+    )
+
+
+def _node_values(node: NodeGrants) -> NodeValues:
+    return NodeValues(
+        node=node.name,
+        internal_ip=node.address,
+        gpus=tuple(_gpu_values(gpu, node) for gpu in node.gpus),
+        pods=tuple(
+            PodValues(
+                namespace=pod.namespace, pod=pod.pod, gpus=tuple(_share_values(share, node) for share in pod.shares)
+            )
             for pod in node.pods
-        ],
-        "pending_bytes": None if node.pending is None else _bytes(node.pending),
-        **_amounts(node.allocated, node.total, node.used),
-    }
+        ),
+        pending_bytes=None if node.pending is None else _bytes(node.pending),
+        allocated_bytes=_bytes(node.allocated),
+        total_bytes=_bytes(node.total),
+        used_bytes=_bytes(node.used),
+    )
 
 
-def _share_values(share: Share, node: NodeGrants) -> Document:
-    return {
-        "index": None if share.index is None else node.moved.get(share.index, share.index),
-        "allocated_bytes": _bytes(share.allocated),
-        "used_bytes": _bytes(share.used),
-        "over": share.over,
-    }
+def _gpu_values(gpu: GpuGrants, node: NodeGrants) -> GpuValues:
+    return GpuValues(
+        index=node.moved.get(gpu.index, gpu.index),
+        uuid=gpu.uuid,
+        allocated_bytes=_bytes(gpu.allocated),
+        total_bytes=_bytes(gpu.total),
+        used_bytes=_bytes(gpu.used),
+    )
 
 
-def _amounts(allocated: Amount, total: Amount, used: Amount) -> Document:
-    return {"allocated_bytes": _bytes(allocated), "total_bytes": _bytes(total), "used_bytes": _bytes(used)}
+def _share_values(share: PodShare, node: NodeGrants) -> ShareValues:
+    return ShareValues(
+        index=None if share.index is None else node.moved.get(share.index, share.index),
+        allocated_bytes=_bytes(share.allocated),
+        used_bytes=_bytes(share.used),
+        over=share.over,
+    )
 
 
 def _bytes(amount: Amount) -> int | None:

@@ -1,27 +1,36 @@
-"""Rows of cells as aligned lines, as kubectl aligns them; on a narrow terminal long names are shortened to fit."""
+"""A table is a list of `Column`s: the cells, the colours and the keys of --sort-by come from it, and nowhere else.
+
+Lines are aligned as kubectl aligns them. On a narrow terminal long names are shortened to fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
+from gpumap.cli.words import UNKNOWN
 from gpumap.model.text import printable
+
+R = TypeVar("R")
+V = TypeVar("V", int, float)
+R_contra = TypeVar("R_contra", contravariant=True)
+SortValue = str | float | None
 
 _SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4))
 """Cells between columns, and cells that are left of a long name: the first of these that fits the terminal."""
 _ROOMY = 5
-"""So many of them go before a sentence gets lines of its own."""
+"""This many of them are tried before a sentence gets lines of its own."""
 _SENTENCE, _INDENT = 24, 4
-"""Cells that a sentence takes beside its row at least; and where it stands when it has none left."""
+"""The least number of cells of a sentence beside its row; and the indent of a sentence below its row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a user wants a table. `order` is a column to sort by, empty for the table's own order.
+    """How a user wants a table. `order` is a key of --sort-by, empty for the table's own order.
 
-    `namespace` is the one that alone is shown, empty for all.
+    `namespace`: only its rows are shown; empty for all.
     """
 
     wide: bool = False
@@ -34,103 +43,173 @@ class Shape:
     screen: Screen = field(default=PIPE)
 
 
-class Column(NamedTuple):
-    """`name`: it holds names, which may be shortened. `wide`: it is shown with -o wide alone.
+class Column(NamedTuple, Generic[R_contra]):
+    """A column of a table, and all that one has to declare to add it.
 
-    `spare`: a narrow terminal goes without it. `sentence`: the last one, whose text goes on below where it is narrow.
+    `read` returns the cell of a row. `sort` returns its value for --sort-by, under `sort_name` or the title in small
+    letters; its order is from A to Z and from 0 up, or `largest_first`. `colour` returns the colour of the cell.
+    `name`: the cells are names, which may be shortened. `wide`: only with -o wide. `spare`: left out on a narrow
+    terminal. `sentence`: the last column, its text continues below the row on a narrow terminal.
     """
 
     title: str
+    read: Callable[[R_contra], str]
+    sort: Callable[[R_contra], SortValue] | None = None
+    largest_first: bool = False
+    sort_name: str = ""
+    colour: Callable[[R_contra], str] | None = None
     name: bool = False
     wide: bool = False
     spare: bool = False
     sentence: bool = False
 
 
-class Row(NamedTuple):
-    """Cells by column. A `colour` stands on the cell of column `coloured`, or on all of them."""
-
-    cells: Sequence[str]
-    colour: str = ""
-    coloured: int | None = None
-
-
-def aligned(columns: Sequence[Column], rows: Iterable[Row], shape: Shape) -> str:
-    """The table as text without an end of line. What can be is done by column: a cluster has 100 000 rows."""
-    rows, screen = list(rows), shape.screen
-    chosen = [number for number, column in enumerate(columns) if shape.wide or not column.wide]
-    texts = {number: all_contained([row.cells[number] for row in rows]) for number in chosen}
-    taken = {number: widest(texts[number]) for number in chosen}
-    if screen.columns is not None and not shape.wide and _least(columns, taken) > screen.columns:
-        chosen = [number for number in chosen if not columns[number].spare]
-    lines = [[columns[number].title, *texts[number]] if shape.headers else texts[number] for number in chosen]
-    sentences = columns[chosen[-1]].sentence
-    widths = [max(taken[number], len(columns[number].title) if shape.headers else 0) for number in chosen]
-    names = [place for place, number in enumerate(chosen) if columns[number].name]
-    widths, gap, indent = _laid_out(widths, names, screen, sentences=sentences)
-    below: list[list[str]] = []
-    if sentences and screen.columns is not None:
-        below = [list(wrapped(text, screen.columns - indent)) for text in texts[chosen[-1]]]
-        if len(widths) == len(chosen):
-            lines[-1] = [*lines[-1][: len(lines[-1]) - len(rows)], *(said.pop(0) if said else "" for said in below)]
-    filled = [_filled(column, width) for column, width in zip(lines, widths, strict=False)]
-    shown = _joined(filled, gap)
-    if screen.colours:
-        cells_of = list(zip(*filled, strict=True))[len(shown) - len(rows) :]
-        places = {number: place for place, number in enumerate(chosen)}
-        shown[len(shown) - len(rows) :] = [
-            _painted(parts, gap, screen, row.colour, None if row.coloured is None else places.get(row.coloured))
-            for row, parts in zip(rows, cells_of, strict=True)
-        ]
-    if not any(below):
-        return "\n".join(shown)
-    below = [[]] * (len(shown) - len(rows)) + below
-    return "\n".join(
-        "\n".join([line, *(" " * indent + more for more in said)]) for line, said in zip(shown, below, strict=True)
-    )
+def amount(
+    title: str,
+    text: Callable[[V | None], str],
+    value: Callable[[R], V | None],
+    *,
+    wide: bool = False,
+    spare: bool = False,
+) -> Column[R]:
+    """Return a column of numbers, sorted by number, the largest first."""
+    return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, spare=spare)
 
 
-def notes(texts: Iterable[str], screen: Screen, colour: str = "") -> str:
-    """Sentences, a line each; on a terminal broken between words."""
-    lines: list[str] = []
-    for text in map(printable, texts):
-        lines += [text] if screen.columns is None else wrapped(text, screen.columns)
-    return "\n".join(screen.paint(line, colour) for line in lines)
+def name(title: str, value: Callable[[R], str | None]) -> Column[R]:
+    """Return a column of names, sorted by name."""
+    return Column(title, lambda row: value(row) or UNKNOWN, value, name=True)
 
 
-def joined(blocks: Iterable[str]) -> str:
-    """Blocks of lines with an empty line between, and an end of line."""
-    return "\n\n".join(block for block in blocks if block) + "\n"
+class OnNode(Protocol):
+    """A row that knows the name of its node."""
+
+    @property
+    def node(self) -> str: ...
 
 
-def _least(columns: Sequence[Column], taken: Mapping[int, int]) -> int:
-    """Cells that a table takes whose names are short, but can still be told apart. `taken` is by column."""
-    gap, shortest = _SQUEEZES[_ROOMY - 1]
-    widest_of = {
-        number: max(len(columns[number].title), width)
-        for number, width in taken.items()
-        if not columns[number].sentence
+NODE: Column[OnNode] = Column("NODE", lambda row: row.node, lambda row: row.node, name=True)
+N = TypeVar("N", bound=OnNode)
+
+
+def with_node(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N]]:
+    """Return the columns of a table; that of a fleet begins with the node."""
+    return (NODE, *columns) if fleet else columns
+
+
+class SortKey(NamedTuple, Generic[R_contra]):
+    """A key of --sort-by."""
+
+    value: Callable[[R_contra], SortValue]
+    largest_first: bool
+
+
+def sort_keys(columns: Iterable[Column[R]]) -> dict[str, SortKey[R]]:
+    """Return the keys of --sort-by of these columns, by name."""
+    return {
+        column.sort_name or column.title.lower(): SortKey(column.sort, column.largest_first)
+        for column in columns
+        if column.sort is not None
     }
-    least = [min(width, shortest) if columns[number].name else width for number, width in widest_of.items()]
-    return sum(least) + gap * (len(least) - 1)
 
 
-def _laid_out(
-    widths: list[int], names: Sequence[int], screen: Screen, *, sentences: bool
-) -> tuple[list[int], int, int]:
-    """Widths of columns, the gap between them, and where sentences stand: in the last column, or below their row."""
-    if screen.columns is None or not sentences:
-        return *_fitting(widths, names, screen, len(_SQUEEZES)), 0
+def in_order(rows: Iterable[R], key: SortKey[R], *, reverse: bool) -> list[R]:
+    """Sort rows; equal rows keep their order. Rows without a value are last, also in reverse."""
+    known: list[tuple[str | float, R]] = []
+    unknown: list[R] = []
+    for row in rows:
+        value = key.value(row)
+        if value is None or value == "":
+            unknown.append(row)
+        else:
+            known.append((value, row))
+    known.sort(key=lambda pair: pair[0], reverse=key.largest_first != reverse)
+    return [row for _, row in known] + unknown
+
+
+# --- lines of text ----------------------------------------------------------------------------------------------------
+
+
+class _TextColumn(NamedTuple):
+    """A column whose cells are read: texts and colours by row. `width`: cells of the widest text."""
+
+    title: str
+    name: bool
+    spare: bool
+    sentence: bool
+    texts: Sequence[str]
+    colours: Sequence[str]
+    width: int
+
+
+class _Widths(NamedTuple):
+    """Widths of the columns that stay beside each other, the gap between them, and where sentences begin."""
+
+    columns: Sequence[int]
+    gap: int
+    indent: int
+
+
+def table(
+    columns: Sequence[Column[R]], rows: Sequence[R], shape: Shape, row_colour: Callable[[R], str] | None = None
+) -> str:
+    """Return the table as text without an end of line. `row_colour` is the colour of a whole line.
+
+    Works column by column, because a cluster has 100 000 rows.
+    """
+    shown = _without_spare([_read(one, rows, shape) for one in columns if shape.wide or not one.wide], shape)
+    widths = _widths(shown, shape)
+    below: list[list[str]] = []
+    if shown[-1].sentence and shape.screen.columns is not None:
+        below = [list(wrapped(text, shape.screen.columns - widths.indent)) for text in shown[-1].texts]
+        if len(widths.columns) == len(shown):
+            shown[-1] = shown[-1]._replace(texts=[lines.pop(0) if lines else "" for lines in below])
+    lines = _aligned(shown, widths, shape)
+    head, body = lines[: len(lines) - len(rows)], lines[len(lines) - len(rows) :]
+    if row_colour is not None:
+        body = [shape.screen.paint(line, row_colour(row)) for line, row in zip(body, rows, strict=True)]
+    if any(below):
+        indent = " " * widths.indent
+        body = ["\n".join([line, *(indent + one for one in more)]) for line, more in zip(body, below, strict=True)]
+    return "\n".join([*head, *body])
+
+
+def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
+    texts = all_contained([column.read(row) for row in rows])
+    colours = [column.colour(row) for row in rows] if column.colour is not None and shape.screen.colours else []
+    return _TextColumn(column.title, column.name, column.spare, column.sentence, texts, colours, widest(texts))
+
+
+def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
+    """Leave out spare columns if the terminal is too narrow for all, even with short names."""
+    if shape.screen.columns is None or shape.wide:
+        return shown
+    gap, shortest = _SQUEEZES[_ROOMY - 1]
+    fixed = [one for one in shown if not one.sentence]
+    least = [max(len(one.title), one.width) for one in fixed]
+    least = [min(width, shortest) if one.name else width for one, width in zip(fixed, least, strict=True)]
+    if sum(least) + gap * (len(least) - 1) <= shape.screen.columns:
+        return shown
+    return [one for one in shown if not one.spare]
+
+
+def _widths(shown: Sequence[_TextColumn], shape: Shape) -> _Widths:
+    """Return the widths; without that of the last column if its sentences are below their rows."""
+    screen = shape.screen
+    widths = [max(one.width, len(one.title) if shape.headers else 0) for one in shown]
+    names = [place for place, one in enumerate(shown) if one.name]
+    if screen.columns is None or not shown[-1].sentence:
+        return _Widths(*_fitting(widths, names, screen, len(_SQUEEZES)), 0)
     asked = widths[-1]
     beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, screen, _ROOMY)
     indent = sum(beside[:-1]) + gap * (len(beside) - 1)
     if indent + beside[-1] <= screen.columns:
-        return [*beside[:-1], min(asked, screen.columns - indent)], gap, indent
-    return *_fitting(widths[:-1], names, screen, len(_SQUEEZES)), _INDENT
+        return _Widths([*beside[:-1], min(asked, screen.columns - indent)], gap, indent)
+    return _Widths(*_fitting(widths[:-1], names, screen, len(_SQUEEZES)), _INDENT)
 
 
 def _fitting(widths: list[int], names: Sequence[int], screen: Screen, squeezes: int) -> tuple[list[int], int]:
-    """The longest names give room first, and no more than it takes."""
+    """Shorten the longest names first, and no more than it takes."""
     gap = _SQUEEZES[0][0]
     if screen.columns is None:
         return widths, gap
@@ -146,25 +225,64 @@ def _fitting(widths: list[int], names: Sequence[int], screen: Screen, squeezes: 
     return widths, gap
 
 
+def _aligned(shown: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:
+    """Return the line of titles and those of the rows."""
+    filled = []
+    for one, width in zip(shown, widths.columns, strict=False):  # sentences below their rows have no width
+        texts = _filled(one.texts, width)
+        if one.colours:
+            texts = texts if one is not shown[-1] else [text.rstrip(" ") for text in texts]
+            texts = list(map(shape.screen.paint, texts, one.colours))
+        filled.append([*_filled([one.title], width), *texts] if shape.headers else texts)
+    between = " " * widths.gap
+    return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
+
+
 def _filled(texts: Sequence[str], width: int) -> list[str]:
-    """A column's texts, each in as many cells."""
+    """Return a column's texts, each in `width` cells."""
     if "".join(texts).isascii() and widest(texts) <= width:
         return [text.ljust(width) for text in texts]
     return [one + " " * (width - cells(one)) for one in (shortened(text, width) for text in texts)]
 
 
-def _joined(columns: Sequence[Sequence[str]], gap: int) -> list[str]:
-    """The lines of columns."""
-    between = " " * gap
-    return [between.join(parts).rstrip(" ") for parts in zip(*columns, strict=True)]
+# --- blocks below tables ----------------------------------------------------------------------------------------------
 
 
-def _painted(parts: Sequence[str], gap: int, screen: Screen, colour: str, place: int | None) -> str:
-    """A line whose cell at `place` has a colour, or that has it as a whole."""
-    cells_of = [*parts[:-1], parts[-1].rstrip(" ")]
-    if place is not None:
-        cells_of[place] = screen.paint(cells_of[place], colour)
-    text = (" " * gap).join(cells_of)
-    if place is None:
-        text = screen.paint(text, colour)
-    return text.rstrip(" ")
+def notes(texts: Iterable[str], screen: Screen, colour: str = "") -> str:
+    """Return sentences, a line each; on a terminal broken between words."""
+    lines: list[str] = []
+    for text in map(printable, texts):
+        lines += [text] if screen.columns is None else wrapped(text, screen.columns)
+    return "\n".join(screen.paint(line, colour) for line in lines)
+
+
+def joined(blocks: Iterable[str]) -> str:
+    """Return blocks of lines with an empty line between, and an end of line."""
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+# --- rows whose cells are texts already: only for `bill` --------------------------------------------------------------
+
+
+class TextColumn(NamedTuple):
+    """A column whose cells are texts. `name`: they are names, which may be shortened."""
+
+    title: str
+    name: bool = False
+
+
+class Row(NamedTuple):
+    """Cells by column. `colour` is of the whole line."""
+
+    cells: Sequence[str]
+    colour: str = ""
+
+
+def aligned(columns: Sequence[TextColumn], rows: Iterable[Row], shape: Shape) -> str:
+    """Return the table of rows whose cells are in the order of the columns."""
+
+    def reading(number: int) -> Callable[[Row], str]:
+        return lambda row: row.cells[number]
+
+    read: list[Column[Row]] = [Column(one.title, reading(n), name=one.name) for n, one in enumerate(columns)]
+    return table(read, list(rows), shape, lambda row: row.colour)

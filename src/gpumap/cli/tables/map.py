@@ -1,151 +1,238 @@
-"""`gpumap map`: who holds and who uses each device, a row per container below each device."""
+"""`gpumap map`: the holders and users of each device, a row per container below each device."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from gpumap.cli.node_documents import Seen
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import MAP_ORDERS
-from gpumap.cli.tables.amounts import UNKNOWN, number, percent, ratio, size
-from gpumap.cli.tables.document import Key, device_name, in_order, key_of, name_of, others, pods_in
-from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
-from gpumap.cli.tables.namespace_filter import of_namespace
-from gpumap.cli.tables.node_column import in_columns, with_node
-from gpumap.cli.tables.unknowns import no_rows, troubles
-from gpumap.model.document import VERSION, Document
-
-_COLUMNS = (
-    Column("DEVICE"),
-    Column("UUID", name=True, spare=True),
-    Column("NAMESPACE", name=True),
-    Column("POD", name=True),
-    Column("CONTAINER", name=True),
-    Column("SLOTS"),
-    Column("GPUS", spare=True),
-    Column("GRANTED"),
-    Column("USED"),
-    Column("SM"),
-    Column("OWNER"),
-    Column("MODEL", wide=True),
-    Column("PEAK", wide=True),
-    Column("PROCESSES", wide=True),
-    Column("RESOURCES", wide=True),
+from gpumap.cli.tables.devices import (
+    DeviceContainer,
+    NodeDevice,
+    OtherUse,
+    container_of,
+    containers_on,
+    device_name,
+    node_devices,
+    of_namespace,
+    other_uses,
+    partitioned_gpus,
+    pods_in,
 )
-_OWNER = 10
+from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, notes, sort_keys, table, with_node
+from gpumap.cli.tables.unknowns import no_rows, troubles
+from gpumap.cli.words import UNKNOWN, number, percent, ratio, size
+from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
+from gpumap.model.observations import ContainerName
+
 COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
-"""Of owners. `unassigned` is in capitals besides."""
+"""Of owners. `unassigned` is also in capitals."""
 
 
-def map_table(seen: Seen, shape: Shape) -> str:
-    """Each device with its holders and users; then slots on no device, and what keeps the map from being whole."""
-    shown = of_namespace(seen, shape.namespace)
-    rows = [
-        row._replace(cells=[name_of(document), *row.cells])
-        for document in shown.documents
-        for row in _rows(document, shape)
-    ]
-    columns = with_node(_COLUMNS, seen)
-    blocks = [aligned(columns, in_columns(rows, seen), shape) if rows else no_rows(seen, shape)]
-    return joined([*blocks, unmatched_table(shown, shape), notes(troubles(seen), shape.screen, "red")])
+class MapRow(NamedTuple):
+    """A row of a device, or below it of a `container` or of `other` use."""
+
+    on: NodeDevice
+    container: DeviceContainer | None = None
+    other: OtherUse | None = None
+
+    @property
+    def node(self) -> str:
+        return self.on.node_map.node.name
 
 
-def map_values(seen: Seen, shape: Shape) -> Document:
-    """The same for scripts: the document as it is, or those of a cluster."""
-    seen = of_namespace(seen, shape.namespace)
-    if seen.fleet:
-        return {"version": VERSION, "nodes": list(seen.documents), "missing": list(seen.missing)}
-    (document,) = seen.documents
-    return document
+class UnmatchedRow(NamedTuple):
+    """Slots on no device."""
+
+    node: str
+    entry: UnmatchedEntry
 
 
-def map_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
-    """The pods that hold or use a device, or hold slots on none."""
-    found = [
-        key_of(row)
-        for document in of_namespace(seen, shape.namespace).documents
-        for rows in (*((*one["holders"], *one["users"]) for one in document["devices"]), document["unmatched"])
-        for row in rows
-    ]
-    return pods_in(found)
+# --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(document: Document, shape: Shape) -> Iterator[Row]:
-    partitioned = {gpu["uuid"] for gpu in document["gpus"] if gpu["partitioned"]}
-    for device in document["devices"]:
-        yield from _device_rows(device, partitioned, shape)
+def _column(
+    title: str,
+    device: Callable[[NodeDevice], str] | None = None,
+    container: Callable[[DeviceContainer], str] | None = None,
+    other: Callable[[OtherUse], str] | None = None,
+    *,
+    sort: Callable[[DeviceContainer], float | None] | None = None,
+    sort_name: str = "",
+) -> Column[MapRow]:
+    """Return a column that reads devices, containers and other use in its own way each; without one it is empty.
 
-
-def unmatched_table(seen: Seen, shape: Shape) -> str:
-    """Slots that no device answers to; empty where there are none."""
-    columns = [Column("NAMESPACE", name=True), Column("POD", name=True), Column("CONTAINER", name=True)]
-    columns += [Column("RESOURCE", name=True), Column("SLOTS"), Column("NOT MATCHED")]
-    rows = [
-        Row([name_of(document), *key_of(row), row["resource"], str(row["slots"]), row["reason"]], "yellow", 5)
-        for document in seen.documents
-        for row in document["unmatched"]
-    ]
-    return aligned(with_node(columns, seen), in_columns(rows, seen), shape) if rows else ""
-
-
-def _device_rows(device: Document, partitioned: Collection[str], shape: Shape) -> Iterator[Row]:
-    holders = {key_of(row): row for row in device["holders"]}
-    users = {key_of(row): row for row in device["users"]}
-    memory = device["memory"]
-    used, total = (memory["used_bytes"], memory["total_bytes"]) if memory else (None, None)
-    state = "" if memory else "partitioned" if device["uuid"] in partitioned else "no reading"
-    whole = [device_name(device), device["uuid"], "", "", "", "", "", size(total), size(used), "", state]
-    yield Row([*whole, device["model"] or UNKNOWN, "", "", ""], "yellow", _OWNER)
-    keys = sorted({*holders, *users})
-    order = shape.order or MAP_ORDERS[0]
-    by_name = order == MAP_ORDERS[0]
-    for key in in_order(
-        keys,
-        lambda one: "\0".join(one) if by_name else _value(holders.get(one), users.get(one), order),
-        largest_first=not by_name,
-        reverse=shape.reverse,
-    ):
-        yield _container_row(key, holders.get(key), users.get(key))
-    yield from _rest(device)
-
-
-def _value(holder: Document | None, user: Document | None, order: str) -> float | None:
-    of_user = {"memory": "memory_bytes", "sm": "sm_ratio", "peak": "memory_peak_bytes", "processes": "processes"}
-    of_holder = {"granted": "allocated_memory_bytes", "gpus": "allocated_gpus"}
-    row, name = (user, of_user[order]) if order in of_user else (holder, of_holder[order])
-    value: float | None = row[name] if row else None
-    return value
-
-
-def _container_row(key: Key, holder: Document | None, user: Document | None) -> Row:
-    owner = user["owner"] if user else "assigned"
-    row = [
-        "",
-        "",
-        *(part or UNKNOWN for part in key),
-        *_grant(holder, owner),
-        size(user["memory_bytes"]) if user else UNKNOWN,
-        percent(user["sm_ratio"]) if user else UNKNOWN,
-        owner.upper() if owner == "unassigned" else owner,
-        "",
-        size(user["memory_peak_bytes"]) if user else UNKNOWN,
-        number(user["processes"]) if user else UNKNOWN,
-        ",".join(slot["resource"] for slot in holder["slots"]) if holder else "",
-    ]
-    return Row(row, COLOURS.get(owner, ""), _OWNER)
-
-
-def _grant(holder: Document | None, owner: str) -> tuple[str, str, str]:
-    """Slots, GPUs and bytes that a container was given here: none, where it is known to hold none.
-
-    Slots of several resources are not added up: they are of different units.
+    `sort` is of containers: they are sorted below their device.
     """
-    if holder is None:
-        return ("0", "0", "0") if owner == "unassigned" else (UNKNOWN, UNKNOWN, UNKNOWN)
-    slots = "+".join(str(slot["slots"]) for slot in holder["slots"]) or "0"
-    return slots, ratio(holder["allocated_gpus"]), size(holder["allocated_memory_bytes"])
+
+    def read(row: MapRow) -> str:
+        if row.container is not None:
+            return container(row.container) if container else ""
+        if row.other is not None:
+            return other(row.other) if other else ""
+        return device(row.on) if device else ""
+
+    def value(row: MapRow) -> float | None:
+        return sort(row.container) if sort and row.container else None
+
+    return Column(title, read, value if sort else None, largest_first=True, sort_name=sort_name)
 
 
-def _rest(device: Document) -> Iterator[Row]:
-    for other in others(device):
-        row = ["", "", *other.key, "", "", "", size(other.memory_bytes), "", other.owner, "", ""]
-        yield Row([*row, str(other.running or ""), ""], COLOURS.get(other.owner, ""), _OWNER)
+def _named(title: str, part: Callable[[ContainerName], str]) -> Column[MapRow]:
+    return _column(title, None, lambda one: part(one.name) or UNKNOWN, lambda one: part(one.name))._replace(name=True)
+
+
+def _of_user(
+    title: str, shown: Callable[[UserEntry], str], value: Callable[[UserEntry], float | None]
+) -> Column[MapRow]:
+    """Return a column of what is measured of a container."""
+    return _column(
+        title,
+        container=lambda one: shown(one.user) if one.user else UNKNOWN,
+        sort=lambda one: value(one.user) if one.user else None,
+    )
+
+
+def _granted(one: DeviceContainer, shown: Callable[[HolderEntry], str]) -> str:
+    """A container that uses the device and is known not to hold it was granted 0."""
+    if one.holder is not None:
+        return shown(one.holder)
+    return "0" if _owner_of(one) == "unassigned" else UNKNOWN
+
+
+def _slots(holder: HolderEntry) -> str:
+    """Slots of several resources are not added up: they are of different units."""
+    return "+".join(str(slot.slots) for slot in holder.slots) or "0"
+
+
+def _memory(on: NodeDevice, value: Callable[[int, int | None], int | None]) -> str:
+    memory = on.device.memory
+    return size(value(memory.total_bytes, memory.used_bytes) if memory else None)
+
+
+def _state(on: NodeDevice) -> str:
+    if on.device.memory is not None:
+        return ""
+    return "partitioned" if on.device.uuid in partitioned_gpus(on.node_map) else "no reading"
+
+
+def _owner_of(one: DeviceContainer) -> str:
+    return one.user.owner if one.user else "assigned"
+
+
+def shown_owner(owner: str) -> str:
+    return owner.upper() if owner == "unassigned" else owner
+
+
+def _owner_colour(row: MapRow) -> str:
+    if row.container is not None:
+        return COLOURS.get(_owner_of(row.container), "")
+    return COLOURS.get(row.other.owner, "") if row.other is not None else "yellow"
+
+
+COLUMNS: tuple[Column[MapRow], ...] = (
+    _column("DEVICE", lambda on: device_name(on.device)),
+    _column("UUID", lambda on: on.device.uuid)._replace(name=True, spare=True),
+    _named("NAMESPACE", lambda name: name.namespace),
+    _named("POD", lambda name: name.pod),
+    _named("CONTAINER", lambda name: name.container),
+    _column("SLOTS", None, lambda one: _granted(one, _slots)),
+    _column(
+        "GPUS",
+        None,
+        lambda one: _granted(one, lambda holder: ratio(holder.allocated_gpus)),
+        sort=lambda one: one.holder.allocated_gpus if one.holder else None,
+    )._replace(spare=True),
+    _column(
+        "GRANTED",
+        lambda on: _memory(on, lambda total, _: total),
+        lambda one: _granted(one, lambda holder: size(holder.allocated_memory_bytes)),
+        sort=lambda one: one.holder.allocated_memory_bytes if one.holder else None,
+    ),
+    _column(
+        "USED",
+        lambda on: _memory(on, lambda _, used: used),
+        lambda one: size(one.user.memory_bytes if one.user else None),
+        lambda other: size(other.memory_bytes),
+        sort=lambda one: one.user.memory_bytes if one.user else None,
+        sort_name="memory",
+    ),
+    _of_user("SM", lambda user: percent(user.sm_ratio), lambda user: user.sm_ratio),
+    _column("OWNER", _state, lambda one: shown_owner(_owner_of(one)), lambda other: other.owner)._replace(
+        colour=_owner_colour
+    ),
+    _column("MODEL", lambda on: on.device.model or UNKNOWN)._replace(wide=True),
+    _of_user("PEAK", lambda user: size(user.memory_peak_bytes), lambda user: user.memory_peak_bytes)._replace(
+        wide=True
+    ),
+    _column(
+        "PROCESSES",
+        None,
+        lambda one: number(one.user.processes if one.user else None),
+        lambda other: str(other.process_count or ""),
+        sort=lambda one: one.user.processes if one.user else None,
+    )._replace(wide=True),
+    _column(
+        "RESOURCES",
+        None,
+        lambda one: ",".join(slot.resource for slot in one.holder.slots) if one.holder else "",
+    )._replace(wide=True),
+)
+_UNMATCHED_COLUMNS: tuple[Column[UnmatchedRow], ...] = (
+    Column("NAMESPACE", lambda row: row.entry.namespace, name=True),
+    Column("POD", lambda row: row.entry.pod, name=True),
+    Column("CONTAINER", lambda row: row.entry.container, name=True),
+    Column("RESOURCE", lambda row: row.entry.resource, name=True),
+    Column("SLOTS", lambda row: str(row.entry.slots)),
+    Column("NOT MATCHED", lambda row: row.entry.reason, colour=lambda _: "yellow"),
+)
+SORT_KEYS: dict[str, SortKey[MapRow]] = {
+    "namespace": SortKey(lambda row: "\0".join(row.container.name) if row.container else None, False),
+    **sort_keys(COLUMNS),
+}
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def map_table(maps: NodeMaps, shape: Shape) -> str:
+    """Return each device with its holders and users; then slots on no device, and what is not known."""
+    shown = of_namespace(maps, shape.namespace)
+    rows = [row for node_map in shown.maps for row in _rows(node_map, shape)]
+    unmatched = [UnmatchedRow(one.node.name, entry) for one in shown.maps for entry in one.unmatched]
+    return joined(
+        [
+            table(with_node(COLUMNS, fleet=maps.fleet), rows, shape) if rows else no_rows(maps, shape),
+            table(with_node(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
+            notes(troubles(maps), shape.screen, "red"),
+        ]
+    )
+
+
+def map_values(maps: NodeMaps, shape: Shape) -> NodeMap | dict[str, object]:
+    """Return the same for scripts: the map as it is, or those of a fleet."""
+    maps = of_namespace(maps, shape.namespace)
+    if maps.fleet:
+        return {"version": VERSION, "nodes": list(maps.maps), "missing": list(maps.missing)}
+    (node_map,) = maps.maps
+    return node_map
+
+
+def map_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
+    """Return the pods that hold or use a device, or hold slots on no device."""
+    return pods_in(
+        container_of(entry)
+        for node_map in of_namespace(maps, shape.namespace).maps
+        for entries in (*((*one.holders, *one.users) for one in node_map.devices), node_map.unmatched)
+        for entry in entries
+    )
+
+
+def _rows(node_map: NodeMap, shape: Shape) -> Iterator[MapRow]:
+    for on in node_devices(node_map):
+        yield MapRow(on)
+        containers = [MapRow(on, container=one) for one in containers_on(on.device)]
+        yield from in_order(containers, SORT_KEYS[shape.order or MAP_ORDERS[0]], reverse=shape.reverse)
+        for other in other_uses(on.device):
+            yield MapRow(on, other=other)

@@ -1,33 +1,101 @@
-"""`gpumap top`: who uses what now, by container and device or by process, and what no container accounts for."""
+"""`gpumap top`: what is used now, by container and device or by process, and what no container accounts for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpumap.cli.node_documents import Seen
+from msgspec import UNSET, UnsetType
+
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import TOP_ORDERS
-from gpumap.cli.tables.amounts import UNKNOWN, number, percent, size
-from gpumap.cli.tables.document import Key, cluster_values, device_name, in_order, key_of, name_of, others, pods_in
-from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
-from gpumap.cli.tables.map import COLOURS
-from gpumap.cli.tables.namespace_filter import of_namespace
-from gpumap.cli.tables.node_column import in_columns, with_node
+from gpumap.cli.tables.devices import (
+    NO_CONTAINER,
+    NodeDevice,
+    container_of,
+    containers_on,
+    device_name,
+    node_devices,
+    of_namespace,
+    other_uses,
+    pods_in,
+    values_of,
+)
+from gpumap.cli.tables.layout import (
+    NODE,
+    Column,
+    Shape,
+    amount,
+    in_order,
+    joined,
+    name,
+    notes,
+    sort_keys,
+    table,
+    with_node,
+)
+from gpumap.cli.tables.map import COLOURS, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.cli.words import age
-from gpumap.model.document import VERSION, Document
+from gpumap.cli.words import UNKNOWN, age, number, percent, size
+from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry
+from gpumap.model.observations import ContainerName
 
 
-class Use(NamedTuple):
-    """One row. `pid`, `type` and `name` are a single process's."""
+class DeviceUse(NamedTuple):
+    """A row: use of a device by a container, by a process, or by another owner.
 
-    place: int
+    `holder` and `user` are a container's entries, `process` is a single process. A column reads what it needs of them.
+    """
+
+    on: NodeDevice
+    container: ContainerName
+    owner: str
+    memory_bytes: int | None
+    sm_ratio: float | None = None
+    processes: int | None = None
+    holder: HolderEntry | None = None
+    user: UserEntry | None = None
+    process: ProcessEntry | None = None
+
+    @property
+    def node(self) -> str:
+        return self.on.node_map.node.name
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """The part of the device's memory."""
+        memory = self.on.device.memory
+        if memory is None or not memory.total_bytes or self.memory_bytes is None:
+            return None
+        return self.memory_bytes / memory.total_bytes
+
+    @property
+    def memory_peak_bytes(self) -> int | None:
+        return self.user.memory_peak_bytes if self.user else None
+
+    @property
+    def granted_bytes(self) -> int | None:
+        return self.holder.allocated_memory_bytes if self.holder else None
+
+    @property
+    def last_active(self) -> float | None:
+        return self.user.last_active if self.user else None
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process else None
+
+
+class TopRow(Entry, frozen=True, kw_only=True):
+    """A row as -o json has it. `node` is only in that of a fleet; `pid`, `type` and `name` only with --processes."""
+
+    node: str | UnsetType = UNSET
     device: str
     uuid: str
     model: str | None
-    namespace: str
-    pod: str
-    container: str
+    namespace: str | None
+    pod: str | None
+    container: str | None
     owner: str
     memory_bytes: int | None
     memory_ratio: float | None
@@ -36,253 +104,143 @@ class Use(NamedTuple):
     sm_ratio: float | None
     processes: int | None
     last_active: float | None
-    pid: int | None = None
-    type: str | None = None
-    name: str | None = None
-    node: str = ""
+    pid: int | UnsetType | None = UNSET
+    type: str | UnsetType | None = UNSET
+    name: str | UnsetType | None = UNSET
 
 
-class _Place(NamedTuple):
-    """A device, its number among its node's, and the node."""
-
-    number: int
-    device: Document
-    node: str
+# --- columns ----------------------------------------------------------------------------------------------------------
 
 
-_BY_NUMBER: dict[str, Callable[[Use], float | None]] = {
-    "memory": lambda use: use.memory_bytes,
-    "sm": lambda use: use.sm_ratio,
-    "peak": lambda use: use.memory_peak_bytes,
-    "granted": lambda use: use.granted_bytes,
-    "processes": lambda use: use.processes,
-}
-_BY_NAME: dict[str, Callable[[Use], str | float | None]] = {
-    "device": lambda use: use.place,
-    "namespace": lambda use: use.namespace,
-    "pod": lambda use: use.pod,
-    "container": lambda use: use.container,
-    "owner": lambda use: use.owner,
-    "pid": lambda use: use.pid,
-    "node": lambda use: use.node,
-}
+def _last_active(use: DeviceUse) -> str:
+    return UNKNOWN if use.last_active is None else age(use.on.node_map.timestamp - use.last_active)
 
 
-def top_table(seen: Seen, shape: Shape) -> str:
-    """The rows, then what keeps them from being whole."""
-    uses = _sorted(seen, shape)
-    moments = {name_of(document): document["timestamp"] for document in seen.documents}
-    columns = with_node(_PROCESS_COLUMNS if shape.processes else _COLUMNS, seen)
-    if not uses and (shape.namespace or not any(document["devices"] for document in seen.documents)):
-        table = no_rows(seen, shape)
-    elif not uses:
-        table = "Nothing is in use." if all_known(seen) else "Nothing is known to be in use."
-    elif shape.processes:
-        table = aligned(columns, in_columns(map(_process_row, uses), seen), shape)
+_NAMES: tuple[Column[DeviceUse], ...] = (
+    name("NAMESPACE", lambda use: use.container.namespace),
+    name("POD", lambda use: use.container.pod),
+    name("CONTAINER", lambda use: use.container.container),
+)
+_DEVICE: Column[DeviceUse] = Column("DEVICE", lambda use: device_name(use.on.device), lambda use: use.on.number)
+_MEMORY: tuple[Column[DeviceUse], ...] = (
+    amount("MEMORY", size, lambda use: use.memory_bytes),
+    Column("MEMORY%", lambda use: percent(use.memory_ratio), spare=True),
+)
+_SM: Column[DeviceUse] = amount("SM", percent, lambda use: use.sm_ratio)
+_OWNER: Column[DeviceUse] = Column(
+    "OWNER",
+    lambda use: shown_owner(use.owner),
+    lambda use: use.owner,
+    colour=lambda use: COLOURS.get(use.owner, ""),
+)
+_LAST: tuple[Column[DeviceUse], ...] = (
+    Column("UUID", lambda use: use.on.device.uuid, name=True, wide=True),
+    Column("MODEL", lambda use: use.on.device.model or UNKNOWN, name=True, wide=True),
+)
+COLUMNS: tuple[Column[DeviceUse], ...] = (
+    *_NAMES,
+    _DEVICE,
+    *_MEMORY,
+    amount("PEAK", size, lambda use: use.memory_peak_bytes, spare=True),
+    _SM,
+    amount("PROCESSES", number, lambda use: use.processes),
+    _OWNER,
+    amount("GRANTED", size, lambda use: use.granted_bytes, wide=True),
+    Column("LAST ACTIVE", _last_active, wide=True),
+    *_LAST,
+)
+PROCESS_COLUMNS: tuple[Column[DeviceUse], ...] = (
+    _DEVICE,
+    Column("PID", lambda use: number(use.pid), lambda use: use.pid),
+    Column("TYPE", lambda use: (use.process and use.process.type) or UNKNOWN, spare=True),
+    Column("PROCESS", lambda use: (use.process and use.process.name) or UNKNOWN, name=True),
+    *_NAMES,
+    *_MEMORY,
+    _SM,
+    _OWNER,
+    *_LAST,
+)
+SORT_KEYS = sort_keys((NODE, *COLUMNS, *PROCESS_COLUMNS))
+"""Either table is sorted by the columns of both."""
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def top_table(maps: NodeMaps, shape: Shape) -> str:
+    """Return the rows, then what keeps them from being whole."""
+    uses = _sorted(maps, shape)
+    if uses:
+        columns = PROCESS_COLUMNS if shape.processes else COLUMNS
+        block = table(with_node(columns, fleet=maps.fleet), uses, shape)
+    elif shape.namespace or not any(one.devices for one in maps.maps):
+        block = no_rows(maps, shape)
     else:
-        rows = (_container_row(use, moments[use.node]) for use in uses)
-        table = aligned(columns, in_columns(rows, seen), shape)
-    return joined([table, notes(troubles(seen), shape.screen, "red")])
+        block = "Nothing is in use." if all_known(maps) else "Nothing is known to be in use."
+    return joined([block, notes(troubles(maps), shape.screen, "red")])
 
 
-def top_values(seen: Seen, shape: Shape) -> Document:
-    """The same rows for scripts, in bytes and ratios; what is not known is null."""
-    rows = []
-    for use in _sorted(seen, shape):
-        row = {key: value for key, value in use._asdict().items() if key not in ("place", "node")}
-        row |= {key: row[key] or None for key in ("namespace", "pod", "container")}
-        if not shape.processes:
-            row = {key: value for key, value in row.items() if key not in ("pid", "type", "name")}
-        rows.append({"node": use.node, **row} if seen.fleet else row)
-    if seen.fleet:
-        return {**cluster_values(seen), "rows": rows, "missing": list(seen.missing)}
-    (document,) = seen.documents
-    return {"version": VERSION, "timestamp": document["timestamp"], "node": document["node"], "rows": rows}
+def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
+    """Return the same rows for scripts, in bytes and ratios."""
+    uses = _sorted(maps, shape)
+    return values_of(maps, rows=[_value(use, fleet=maps.fleet, processes=shape.processes) for use in uses])
 
 
-def top_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
-    """The pods of the rows, in their order; those that are there."""
-    uses = (use for use in _sorted(seen, shape) if use.owner != "gone")
-    return pods_in((use.namespace, use.pod, use.container) for use in uses)
+def top_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
+    """Return the pods of the rows, in their order; only pods that exist."""
+    return pods_in(use.container for use in _sorted(maps, shape) if use.owner != "gone")
 
 
-def _sorted(seen: Seen, shape: Shape) -> list[Use]:
-    find = _of_processes if shape.processes else _of_containers
-    uses = [
-        use
-        for document in of_namespace(seen, shape.namespace).documents
-        for place, device in enumerate(document["devices"])
-        for use in find(_Place(place, device, name_of(document)))
-    ]
-    order = shape.order or TOP_ORDERS[0]
-    by: Callable[[Use], str | float | None] = {**_BY_NUMBER, **_BY_NAME}[order]
-    uses = in_order(uses, _BY_NUMBER["memory"], largest_first=True, reverse=False)  # among equals
-    return in_order(uses, by, largest_first=order in _BY_NUMBER, reverse=shape.reverse)
+def _sorted(maps: NodeMaps, shape: Shape) -> list[DeviceUse]:
+    find = _by_process if shape.processes else _by_container
+    shown = of_namespace(maps, shape.namespace)
+    uses = [use for node_map in shown.maps for on in node_devices(node_map) for use in find(on)]
+    uses = in_order(uses, SORT_KEYS["memory"], reverse=False)  # among equals
+    return in_order(uses, SORT_KEYS[shape.order or TOP_ORDERS[0]], reverse=shape.reverse)
 
 
-def _of_containers(place: _Place) -> Iterator[Use]:
-    device = place.device
-    holders = {key_of(row): row for row in device["holders"]}
-    users = {key_of(row): row for row in device["users"]}
-    for key in sorted({*holders, *users}):
-        holder, user = holders.get(key), users.get(key) or {}
-        yield _use(
-            place,
-            key,
-            user.get("owner") or "assigned",
-            user.get("memory_bytes"),
-            memory_peak_bytes=user.get("memory_peak_bytes"),
-            granted_bytes=holder["allocated_memory_bytes"] if holder else None,
-            sm_ratio=user.get("sm_ratio"),
-            processes=user.get("processes"),
-            last_active=user.get("last_active"),
-        )
-    for other in others(device):
-        told = [one["sm_ratio"] for one in other.processes]
-        yield _use(
-            place,
-            other.key,
-            other.owner,
-            other.memory_bytes,
-            sm_ratio=min(sum(told), 1.0) if told and None not in told else None,
-            processes=other.running or None,
-        )
+def _by_container(on: NodeDevice) -> Iterator[DeviceUse]:
+    for container, holder, user in containers_on(on.device):
+        if user is None:
+            yield DeviceUse(on, container, "assigned", None, holder=holder)
+        else:
+            yield DeviceUse(
+                on, container, user.owner, user.memory_bytes, user.sm_ratio, user.processes, holder=holder, user=user
+            )
+    for other in other_uses(on.device):
+        ratios = [one.sm_ratio for one in other.processes if one.sm_ratio is not None]
+        known = bool(ratios) and len(ratios) == len(other.processes)
+        sm_ratio = min(sum(ratios), 1.0) if known else None
+        yield DeviceUse(on, other.name, other.owner, other.memory_bytes, sm_ratio, other.process_count or None)
 
 
-def _of_processes(place: _Place) -> Iterator[Use]:
-    device = place.device
-    for one in device["processes"]:
-        yield _use(
-            place,
-            key_of(one),
-            one["owner"],
-            one["memory_bytes"],
-            sm_ratio=one["sm_ratio"],
-            processes=1,
-            pid=one["pid"],
-            type=one["type"],
-            name=one["name"],
-        )
-    for owner in device["owners"]:
-        if owner["owner"] in ("unaccounted", "sibling") and owner["memory_bytes"]:
-            yield _use(place, ("", "", ""), owner["owner"], owner["memory_bytes"])
+def _by_process(on: NodeDevice) -> Iterator[DeviceUse]:
+    for one in on.device.processes:
+        yield DeviceUse(on, container_of(one), one.owner, one.memory_bytes, one.sm_ratio, 1, process=one)
+    for owner in on.device.owners:
+        if owner.owner in ("unaccounted", "sibling") and owner.memory_bytes:
+            yield DeviceUse(on, NO_CONTAINER, owner.owner, owner.memory_bytes)
 
 
-def _use(
-    place: _Place,
-    key: Key,
-    owner: str,
-    memory_bytes: int | None,
-    *,
-    memory_peak_bytes: int | None = None,
-    granted_bytes: int | None = None,
-    sm_ratio: float | None = None,
-    processes: int | None = None,
-    last_active: float | None = None,
-    pid: int | None = None,
-    type: str | None = None,
-    name: str | None = None,
-) -> Use:
-    device = place.device
-    memory = device["memory"]
-    total = memory["total_bytes"] if memory else None
-    return Use(
-        place.number,
-        device_name(device),
-        device["uuid"],
-        device["model"],
-        *key,
-        owner,
-        memory_bytes,
-        memory_bytes / total if total and memory_bytes is not None else None,
-        memory_peak_bytes,
-        granted_bytes,
-        sm_ratio,
-        processes,
-        last_active,
-        pid,
-        type,
-        name,
-        place.node,
+def _value(use: DeviceUse, *, fleet: bool, processes: bool) -> TopRow:
+    process = use.process
+    return TopRow(
+        node=use.node if fleet else UNSET,
+        device=device_name(use.on.device),
+        uuid=use.on.device.uuid,
+        model=use.on.device.model,
+        namespace=use.container.namespace or None,
+        pod=use.container.pod or None,
+        container=use.container.container or None,
+        owner=use.owner,
+        memory_bytes=use.memory_bytes,
+        memory_ratio=use.memory_ratio,
+        memory_peak_bytes=use.memory_peak_bytes,
+        granted_bytes=use.granted_bytes,
+        sm_ratio=use.sm_ratio,
+        processes=use.processes,
+        last_active=use.last_active,
+        pid=use.pid if processes else UNSET,
+        type=(process.type if process else None) if processes else UNSET,
+        name=(process.name if process else None) if processes else UNSET,
     )
-
-
-_NAMES = (Column("NAMESPACE", name=True), Column("POD", name=True), Column("CONTAINER", name=True))
-_COLUMNS = (
-    *_NAMES,
-    Column("DEVICE"),
-    Column("MEMORY"),
-    Column("MEMORY%", spare=True),
-    Column("PEAK", spare=True),
-    Column("SM"),
-    Column("PROCESSES"),
-    Column("OWNER"),
-    Column("GRANTED", wide=True),
-    Column("LAST ACTIVE", wide=True),
-    Column("UUID", name=True, wide=True),
-    Column("MODEL", name=True, wide=True),
-)
-_PROCESS_COLUMNS = (
-    Column("DEVICE"),
-    Column("PID"),
-    Column("TYPE", spare=True),
-    Column("PROCESS", name=True),
-    *_NAMES,
-    Column("MEMORY"),
-    Column("MEMORY%", spare=True),
-    Column("SM"),
-    Column("OWNER"),
-    Column("UUID", name=True, wide=True),
-    Column("MODEL", name=True, wide=True),
-)
-
-
-def _container_row(use: Use, now: float) -> Row:
-    return Row(
-        [
-            use.node,
-            *_names(use),
-            use.device,
-            size(use.memory_bytes),
-            percent(use.memory_ratio),
-            size(use.memory_peak_bytes),
-            percent(use.sm_ratio),
-            number(use.processes),
-            _owner(use),
-            size(use.granted_bytes),
-            UNKNOWN if use.last_active is None else age(now - use.last_active),
-            use.uuid,
-            use.model or UNKNOWN,
-        ],
-        COLOURS.get(use.owner, ""),
-        9,
-    )
-
-
-def _process_row(use: Use) -> Row:
-    return Row(
-        [
-            use.node,
-            use.device,
-            number(use.pid),
-            use.type or UNKNOWN,
-            use.name or UNKNOWN,
-            *_names(use),
-            size(use.memory_bytes),
-            percent(use.memory_ratio),
-            percent(use.sm_ratio),
-            _owner(use),
-            use.uuid,
-            use.model or UNKNOWN,
-        ],
-        COLOURS.get(use.owner, ""),
-        10,
-    )
-
-
-def _names(use: Use) -> list[str]:
-    return [part or UNKNOWN for part in (use.namespace, use.pod, use.container)]
-
-
-def _owner(use: Use) -> str:
-    return use.owner.upper() if use.owner == "unassigned" else use.owner

@@ -1,50 +1,84 @@
-"""`gpumap waste`: what is found, worst first; what it adds up to; and what cannot be known."""
+"""`gpumap waste`: the findings, worst first; their sums; and what cannot be known."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from gpumap.cli.node_documents import Seen
+from msgspec import UNSET, UnsetType
+
+from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import WASTE_ORDERS
-from gpumap.cli.tables.amounts import UNKNOWN, ratio, size
-from gpumap.cli.tables.document import cluster_values, few, in_order, of_each, pods_in
+from gpumap.cli.tables.devices import device_name, of_namespace, pods_in, values_of
 from gpumap.cli.tables.findings import SUMMED, Finding, findings, sums, unknown, worst_first
-from gpumap.cli.tables.layout import Column, Row, Shape, aligned, joined, notes
-from gpumap.cli.tables.namespace_filter import of_namespace
-from gpumap.cli.tables.node_column import in_columns, with_node
-from gpumap.cli.tables.unknowns import all_known, no_rows
-from gpumap.model.document import VERSION, Document
+from gpumap.cli.tables.layout import (
+    NODE,
+    Column,
+    Shape,
+    SortKey,
+    amount,
+    in_order,
+    joined,
+    name,
+    notes,
+    sort_keys,
+    table,
+    with_node,
+)
+from gpumap.cli.tables.unknowns import all_known, few, no_rows, of_each
+from gpumap.cli.words import UNKNOWN, ratio, size
+from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
 
-_BY_NUMBER: dict[str, Callable[[Finding], float | None]] = {
-    "waste": lambda one: one.waste_bytes,
-    "gpus": lambda one: one.gpus,
-    "granted": lambda one: one.granted_bytes,
-    "used": lambda one: one.used_bytes,
-    "idle": lambda one: one.idle_seconds,
-}
-_BY_NAME: dict[str, Callable[[Finding], str | float | None]] = {
-    "device": lambda one: one.place,
-    "namespace": lambda one: one.key[0],
-    "pod": lambda one: one.key[1],
-    "container": lambda one: one.key[2],
-    "node": lambda one: one.node,
-}
-_COLUMNS = (
-    Column("FINDING"),
-    Column("NAMESPACE", name=True),
-    Column("POD", name=True),
-    Column("CONTAINER", name=True),
-    Column("DEVICE"),
-    Column("GPUS"),
-    Column("GRANTED", spare=True),
-    Column("USED"),
-    Column("WASTE"),
-    Column("UUID", name=True, wide=True),
-    Column("WHY", sentence=True),
-)
-_COLOURS = {"squatter": "red", "leftover": "red", "over": "red", "idle": "yellow", "unmatched": "yellow"}
 
+class _NodeFindings(NamedTuple):
+    node_map: NodeMap
+    findings: list[Finding]
+
+
+class WasteRow(Entry, frozen=True, kw_only=True):
+    """A finding as -o json has it. `node` is only in that of a fleet."""
+
+    node: str | UnsetType = UNSET
+    finding: str
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    device: str | None
+    uuid: str | None
+    gpus: float | None
+    granted_bytes: int | None
+    used_bytes: int | None
+    waste_bytes: int | None
+    why: str
+    idle_seconds: float | None
+    pids: tuple[int, ...]
+    remedy: str | None
+
+
+_COLOURS = {"squatter": "red", "leftover": "red", "over": "red", "idle": "yellow", "unmatched": "yellow"}
+_IN_CAPITALS = ("squatter", "leftover")
+COLUMNS: tuple[Column[Finding], ...] = (
+    Column(
+        "FINDING",
+        lambda one: one.kind.upper() if one.kind in _IN_CAPITALS else one.kind,
+        colour=lambda one: _COLOURS.get(one.kind, ""),
+    ),
+    name("NAMESPACE", lambda one: one.container.namespace),
+    name("POD", lambda one: one.container.pod),
+    name("CONTAINER", lambda one: one.container.container),
+    Column("DEVICE", lambda one: device_name(one.device) if one.device else UNKNOWN, lambda one: one.number),
+    amount("GPUS", ratio, lambda one: one.gpus),
+    amount("GRANTED", size, lambda one: one.granted_bytes, spare=True),
+    amount("USED", size, lambda one: one.used_bytes),
+    amount("WASTE", size, lambda one: one.waste_bytes),
+    Column("UUID", lambda one: one.device.uuid if one.device else UNKNOWN, name=True, wide=True),
+    Column(
+        "WHY", lambda one: one.why, lambda one: one.idle_seconds, largest_first=True, sort_name="idle", sentence=True
+    ),
+)
+SORT_KEYS: dict[str, SortKey[Finding]] = sort_keys((NODE, *COLUMNS))
+_BY_SEVERITY = WASTE_ORDERS[0]
 _SUMS = {
     "unused": "granted but not used",
     "squatter": "used by squatters",
@@ -53,117 +87,115 @@ _SUMS = {
 }
 
 
-def waste_table(seen: Seen, shape: Shape) -> str:
-    """Findings, what cannot be known, and a last line of sums."""
-    of_nodes = _found(seen, shape)
+def waste_table(maps: NodeMaps, shape: Shape) -> str:
+    """Return the findings, what cannot be known, and a last line of sums."""
+    of_nodes = _findings(maps, shape)
     found = _sorted(of_nodes, shape)
-    rows = [
-        Row(
-            [
-                one.node,
-                one.kind.upper() if one.kind in ("squatter", "leftover") else one.kind,
-                *(part or UNKNOWN for part in one.key),
-                one.device or UNKNOWN,
-                ratio(one.gpus),
-                size(one.granted_bytes),
-                size(one.used_bytes),
-                size(one.waste_bytes),
-                one.uuid or UNKNOWN,
-                one.why,
-            ],
-            _COLOURS.get(one.kind, ""),
-            0,
-        )
-        for one in found
-    ]
-    doubts = list(few(_unknown(seen, shape), seen.fleet))
-    if rows:
-        table = aligned(with_node(_COLUMNS, seen), in_columns(rows, seen), shape)
-    elif not any(document["devices"] for document in of_namespace(seen, shape.namespace).documents):
-        table = no_rows(seen, shape)
-    elif _judged(seen):
-        table = "No waste was found." if all_known(seen) else "No waste was found in what is known."
+    doubts = list(few(_unknown(maps, shape), maps.fleet))
+    if found:
+        block = table(with_node(COLUMNS, fleet=maps.fleet), found, shape)
+    elif not any(one.devices for one in of_namespace(maps, shape.namespace).maps):
+        block = no_rows(maps, shape)
+    elif _judged(maps):
+        block = "No waste was found." if all_known(maps) else "No waste was found in what is known."
     else:
-        table, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
-    remedies = notes((f"{one.key[1]}: {one.remedy}" for one in found if one.remedy and shape.wide), shape.screen)
-    missing = notes(few(seen.missing, seen.fleet), shape.screen, "red")
-    summary = notes([_summary(found, _sums(of_nodes, shape))], shape.screen, "bold")
-    return joined([table, remedies, notes(doubts, shape.screen), missing, summary])
+        block, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
+    remedies = (f"{one.container.pod}: {one.remedy}" for one in found if one.remedy and shape.wide)
+    return joined(
+        [
+            block,
+            notes(remedies, shape.screen),
+            notes(doubts, shape.screen),
+            notes(few(maps.missing, maps.fleet), shape.screen, "red"),
+            notes([_summary(found, _sums(of_nodes, shape))], shape.screen, "bold"),
+        ]
+    )
 
 
-def waste_values(seen: Seen, shape: Shape) -> Document:
-    """The same for scripts: findings, sums, and sentences on what is not known."""
-    of_nodes = _found(seen, shape)
-    found = [{"node": one.node, **_value(one)} if seen.fleet else _value(one) for one in _sorted(of_nodes, shape)]
-    judged: Document = {"findings": found, "sums": _sums(of_nodes, shape), "unknown": list(_unknown(seen, shape))}
-    if seen.fleet:
-        return {**cluster_values(seen), **judged, "missing": list(seen.missing)}
-    (document,) = seen.documents
-    return {"version": VERSION, "timestamp": document["timestamp"], "node": document["node"], **judged}
+def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
+    """Return the same for scripts: findings, sums, and sentences on what is not known."""
+    of_nodes = _findings(maps, shape)
+    return values_of(
+        maps,
+        findings=[_value(one, fleet=maps.fleet) for one in _sorted(of_nodes, shape)],
+        sums=_sums(of_nodes, shape),
+        unknown=list(_unknown(maps, shape)),
+    )
 
 
-def waste_names(seen: Seen, shape: Shape) -> list[tuple[str, str]]:
-    """The pods that something was found of, in the findings' order; those that are there."""
-    return pods_in(one.key for one in _sorted(_found(seen, shape), shape) if one.kind != "leftover")
+def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
+    """Return the pods of the findings, in their order; only pods that exist."""
+    return pods_in(one.container for one in _sorted(_findings(maps, shape), shape) if one.kind != "leftover")
 
 
-def _judged(seen: Seen) -> bool:
-    """Whether anything could have been found: somebody holds or uses what is measured."""
-    for document in seen.documents:
-        total = sums([], document)
+def _findings(maps: NodeMaps, shape: Shape) -> list[_NodeFindings]:
+    return [_NodeFindings(one, findings(one, shape.idle_after_seconds, shape.namespace)) for one in maps.maps]
+
+
+def _sorted(of_nodes: Iterable[_NodeFindings], shape: Shape) -> list[Finding]:
+    found = [one for of_node in of_nodes for one in of_node.findings]
+    order = shape.order or _BY_SEVERITY
+    if order == _BY_SEVERITY:
+        found.sort(key=worst_first)
+        return found[::-1] if shape.reverse else found
+    return in_order(found, SORT_KEYS[order], reverse=shape.reverse)
+
+
+def _judged(maps: NodeMaps) -> bool:
+    """Return whether anything could have been found: a measured device has known holders or users."""
+    for node_map in maps.maps:
+        total = sums((), node_map)
         known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
-        if known and any(device["memory"] for device in document["devices"]):
+        if known and any(device.memory for device in node_map.devices):
             return True
     return False
 
 
-def _unknown(seen: Seen, shape: Shape) -> Iterator[str]:
-    return of_each(seen, lambda document: unknown(document, shape.idle_after_seconds, shape.namespace))
+def _unknown(maps: NodeMaps, shape: Shape) -> Iterator[str]:
+    return of_each(maps, lambda node_map: unknown(node_map, shape.idle_after_seconds, shape.namespace))
 
 
-def _sums(of_nodes: Iterable[tuple[Document, list[Finding]]], shape: Shape) -> dict[str, float | None]:
-    """Of all nodes of which something is known."""
-    known = [sums(found, document, shape.namespace) for document, found in of_nodes]
+def _sums(of_nodes: Iterable[_NodeFindings], shape: Shape) -> dict[str, float | None]:
+    """Return the sums of all nodes of which something is known."""
+    by_node = [sums(one.findings, one.node_map, shape.namespace) for one in of_nodes]
     added: dict[str, float | None] = {}
-    for name in SUMMED:
-        told = [value for one in known if (value := one[name]) is not None]
-        added[name] = sum(told) if told else None
+    for summed in SUMMED:
+        known = [value for one in by_node if (value := one[summed]) is not None]
+        added[summed] = sum(known) if known else None
     if added["idle_gpus"] is not None:
         added["idle_gpus"] = round(added["idle_gpus"], 3)
     return added
 
 
-def _value(one: Finding) -> Document:
-    names = dict(zip(("namespace", "pod", "container"), (part or None for part in one.key), strict=True))
-    row = {"finding": one.kind, **names, **one._asdict()}
-    row |= {"device": one.device or None, "uuid": one.uuid or None, "pids": list(one.pids)}
-    return {key: value for key, value in row.items() if key not in ("kind", "key", "place", "node")}
-
-
-def _found(seen: Seen, shape: Shape) -> list[tuple[Document, list[Finding]]]:
-    """What is found of each node."""
-    return [(one, findings(one, shape.idle_after_seconds, shape.namespace)) for one in seen.documents]
-
-
-def _sorted(of_nodes: Iterable[tuple[Document, list[Finding]]], shape: Shape) -> list[Finding]:
-    found = [one for _, of_node in of_nodes for one in of_node]
-    order = shape.order or WASTE_ORDERS[0]
-    if order == "severity":
-        found.sort(key=worst_first)
-        return found[::-1] if shape.reverse else found
-    by: Callable[[Finding], str | float | None] = {**_BY_NUMBER, **_BY_NAME}[order]
-    return in_order(found, by, largest_first=order in _BY_NUMBER, reverse=shape.reverse)
-
-
-def _summary(found: list[Finding], total: dict[str, float | None]) -> str:
+def _summary(found: Iterable[Finding], total: dict[str, float | None]) -> str:
     parts = []
     if total["idle_gpus"] is not None:
         shareless = sum(one.kind == "idle" and one.gpus is None for one in found)
         more = f" (and {counted(shareless, 'holder')} of unknown share)" if shareless else ""
         parts.append(f"{ratio(total['idle_gpus'])} GPUs held idle{more}")
-    for name, says in _SUMS.items():
-        if (value := total[f"{name}_bytes"]) is not None and (value or name == "unused"):
-            parts.append(f"{size(int(value))} {says}")
+    for kind, meaning in _SUMS.items():
+        if (value := total[f"{kind}_bytes"]) is not None and (value or kind == "unused"):
+            parts.append(f"{size(int(value))} {meaning}")
     if total["unmatched_slots"]:
         parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} on no device")
     return f"Sum: {', '.join(parts) or 'nothing is known'}."
+
+
+def _value(one: Finding, *, fleet: bool) -> WasteRow:
+    return WasteRow(
+        node=one.node if fleet else UNSET,
+        finding=one.kind,
+        namespace=one.container.namespace or None,
+        pod=one.container.pod or None,
+        container=one.container.container or None,
+        device=device_name(one.device) if one.device else None,
+        uuid=one.device.uuid if one.device else None,
+        gpus=one.gpus,
+        granted_bytes=one.granted_bytes,
+        used_bytes=one.used_bytes,
+        waste_bytes=one.waste_bytes,
+        why=one.why,
+        idle_seconds=one.idle_seconds,
+        pids=one.pids,
+        remedy=one.remedy,
+    )

@@ -1,0 +1,219 @@
+"""What is granted, and used, of the memory of one GPU: in all, and by each pod. Pure.
+
+All amounts are bytes. A slot of gpushare is a GiB, or a MiB, of its GPU. What is not known is not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpumap.cli.tables.devices import container_of
+from gpumap.cli.tables.unknowns import use_known
+from gpumap.model.map import DeviceEntry, HolderEntry, MemoryEntry, SlotsEntry, UnmatchedEntry, UserEntry
+from gpumap.model.observations import ContainerName
+from gpumap.model.plugins import gpushare_slot_bytes
+
+GPU_MEM = "aliyun.com/gpu-mem"
+MIB, GIB = 1 << 20, 1 << 30
+_GIB_SLOTS_MAX = 100
+"""If the size of the GPU is unknown: more slots are MiB (gpushare-device-plugin, cmd/inspect/nodeinfo.go, setUnit)."""
+
+PodKey = tuple[str, str]
+"""Namespace and name."""
+
+
+class Amount(NamedTuple):
+    """Bytes; if not `whole`, a part of the amount is unknown, and `bytes` is the least that it can be."""
+
+    bytes: int = 0
+    whole: bool = True
+
+
+UNKNOWN_AMOUNT = Amount(0, whole=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGrants:
+    """A GPU. `over`: a pod uses more of it than it was granted.
+
+    `holders_known`, `use_known`: a pod without a share of it holds, or uses, nothing of it.
+    """
+
+    index: int
+    uuid: str | None
+    allocated: Amount
+    total: Amount
+    used: Amount
+    over: bool = False
+    holders_known: bool = False
+    use_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodShare:
+    """What a pod has of a GPU; of an unknown one if `index` is `None`. `held`: it was granted."""
+
+    index: int | None
+    held: bool
+    allocated: Amount
+    used: Amount
+
+    @property
+    def over(self) -> bool:
+        """It uses more than it was granted, as far as both are known."""
+        return self.allocated.whole and self.used.bytes > self.allocated.bytes
+
+
+class CountedGpu(NamedTuple):
+    """What is on one GPU, or on a device of an unknown one: then `gpu` is `None`.
+
+    `slot_bytes`: size of a slot of gpushare here; `None` without such slots.
+    """
+
+    gpu: GpuGrants | None
+    total: Amount
+    shares: Mapping[PodKey, PodShare]
+    slot_bytes: int | None
+
+
+class _Grant(NamedTuple):
+    """What a container holds of one device of the GPU, by the device's number."""
+
+    container: ContainerName
+    device: int
+    amount: Amount
+
+
+def sum_of(amounts: Iterable[Amount]) -> Amount:
+    total, whole = 0, True
+    for amount in amounts:
+        total += amount.bytes
+        whole = whole and amount.whole
+    return Amount(total, whole)
+
+
+def count(
+    index: int | None,
+    uuid: str,
+    memory: MemoryEntry | None,
+    devices: Sequence[DeviceEntry],
+    *,
+    holders_known: bool,
+    sees_processes: bool,
+) -> CountedGpu:
+    """Count the grants and use of one GPU's devices. Without the GPU's own `memory`, that of its device is taken."""
+    memory = memory or next((device.memory for device in devices if device.uuid == uuid), None)
+    memory_bytes = memory.total_bytes if memory else None
+    slots = sum(slots_in(device.allocatable) for device in devices)
+    slot_bytes = _slot_bytes(devices, slots, memory_bytes)
+    total = _amount(memory_bytes)
+    if slot_bytes is not None and (slots or memory_bytes is not None):
+        total = Amount((slots or (memory_bytes or 0) // slot_bytes) * slot_bytes)
+    grants = [
+        _Grant(container_of(holder), number, _granted_by(holder, slot_bytes))
+        for number, device in enumerate(devices)
+        for holder in device.holders
+    ]
+    shares = _shares(index, devices, grants)
+    if index is None:
+        return CountedGpu(None, total, shares, slot_bytes)
+    leaves = [device for device in devices if device.mig_profile is not None] or devices
+    gpu = GpuGrants(
+        index,
+        uuid,
+        allocated=_granted(grants, devices) if holders_known else UNKNOWN_AMOUNT,
+        total=total,
+        used=_amount(memory.used_bytes if memory else None),
+        over=any(share.over for share in shares.values()),
+        holders_known=holders_known,
+        use_known=sees_processes and all(map(use_known, leaves)),
+    )
+    return CountedGpu(gpu, total, shares, slot_bytes)
+
+
+# --- sizes of slots ---------------------------------------------------------------------------------------------------
+
+
+def slots_in(entries: Iterable[SlotsEntry | UnmatchedEntry]) -> int:
+    """Return how many slots of gpushare there are."""
+    return sum(one.slots for one in entries if one.resource == GPU_MEM)
+
+
+def guessed_slot_bytes(slots: int) -> int:
+    """Guess the size of a slot by the number of slots, if nothing else is known."""
+    return MIB if slots > _GIB_SLOTS_MAX else GIB
+
+
+def _slot_bytes(devices: Sequence[DeviceEntry], offered: int, memory_bytes: int | None) -> int | None:
+    """Return the size of gpushare's slots on this GPU: as its grants were counted, else by its memory, else a guess."""
+    holders = [holder for device in devices for holder in device.holders if slots_in(holder.slots)]
+    for holder in holders:
+        if holder.allocated_memory_bytes is not None and len(holder.slots) == 1:
+            return MIB if holder.allocated_memory_bytes < GIB * slots_in(holder.slots) else GIB
+    slots = max(offered, sum(slots_in(holder.slots) for holder in holders))
+    if not slots:
+        return None
+    if memory_bytes is not None and offered:
+        return gpushare_slot_bytes(offered, memory_bytes)
+    return guessed_slot_bytes(slots)
+
+
+# --- shares of pods ---------------------------------------------------------------------------------------------------
+
+
+def _shares(index: int | None, devices: Sequence[DeviceEntry], grants: Iterable[_Grant]) -> dict[PodKey, PodShare]:
+    """Return the shares by pod, holders first."""
+    held: dict[PodKey, list[_Grant]] = {}
+    for grant in grants:
+        held.setdefault(grant.container[:2], []).append(grant)
+    users: dict[PodKey, list[UserEntry]] = {}
+    for device in devices:
+        for user in device.users:
+            users.setdefault((user.namespace, user.pod), []).append(user)
+    return {key: _share(index, devices, held.get(key, ()), users.get(key, ())) for key in {**held, **users}}
+
+
+def _share(
+    index: int | None, devices: Sequence[DeviceEntry], grants: Sequence[_Grant], users: Sequence[UserEntry]
+) -> PodShare:
+    used = sum_of(_amount(user.memory_bytes) for user in users)
+    if not {grant.container for grant in grants} <= set(map(container_of, users)):
+        used = used._replace(whole=False)
+    if grants:
+        return PodShare(index, True, _granted(grants, devices), used)
+    # A pod that is reported to use it without a grant was granted nothing. The grants of other users are unknown.
+    return PodShare(index, False, Amount() if all(user.unassigned for user in users) else UNKNOWN_AMOUNT, used)
+
+
+def _granted(grants: Iterable[_Grant], devices: Sequence[DeviceEntry]) -> Amount:
+    """Return what is granted of the GPU in all.
+
+    Compute instances share the memory of their GPU instance, which counts once for all its holders.
+    """
+    if len(devices) == 1 and not devices[0].mig_profile:
+        return sum_of(grant.amount for grant in grants)
+    instances: dict[int | None, dict[int, list[Amount]]] = {}
+    for grant in grants:
+        of_instance = instances.setdefault(devices[grant.device].gpu_instance_id, {})
+        of_instance.setdefault(grant.device, []).append(grant.amount)
+    return sum_of(_in_instance(by_device, devices) for by_device in instances.values())
+
+
+def _in_instance(by_device: Mapping[int, Sequence[Amount]], devices: Sequence[DeviceEntry]) -> Amount:
+    amounts = [sum_of(of_device) for of_device in by_device.values()]
+    most = max(amount.bytes for amount in amounts)
+    mig = [devices[number] for number in by_device if devices[number].mig_profile]
+    totals = [device.memory.total_bytes for device in mig if device.memory]
+    is_all = bool(totals) and most >= max(totals)
+    return Amount(most, is_all or all(amount.whole for amount in amounts))
+
+
+def _granted_by(holder: HolderEntry, slot_bytes: int | None) -> Amount:
+    slots = slots_in(holder.slots)
+    return Amount(slots * slot_bytes) if slots and slot_bytes else _amount(holder.allocated_memory_bytes)
+
+
+def _amount(value: int | None) -> Amount:
+    return UNKNOWN_AMOUNT if value is None else Amount(value)

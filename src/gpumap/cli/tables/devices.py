@@ -1,0 +1,243 @@
+"""What every table reads out of maps: devices with their containers, other use, one namespace, values for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.model.map import (
+    VERSION,
+    DeviceEntry,
+    Entry,
+    HolderEntry,
+    NodeMap,
+    OwnerEntry,
+    ProcessEntry,
+    UserEntry,
+)
+from gpumap.model.observations import ContainerName
+
+NO_CONTAINER = ContainerName("", "", "")
+_NO_USERS = ("gone", "mps_server")
+"""Processes of these owners belong to no container, also if a user of the device has the same name."""
+
+
+class InNamespace(Protocol):
+    """An entry that may belong to a namespace."""
+
+    @property
+    def namespace(self) -> str | None: ...
+
+
+class OfContainer(InNamespace, Protocol):
+    """An entry that may belong to a container."""
+
+    @property
+    def pod(self) -> str | None: ...
+    @property
+    def container(self) -> str | None: ...
+
+
+Owned = TypeVar("Owned", bound=InNamespace)
+
+
+def container_of(entry: OfContainer) -> ContainerName:
+    """Return the entry's container. Names that it does not have are empty."""
+    return ContainerName(entry.namespace or "", entry.pod or "", entry.container or "")
+
+
+# --- devices and their containers -------------------------------------------------------------------------------------
+
+
+class NodeDevice(NamedTuple):
+    """A device, its node, and its number among the node's devices."""
+
+    node_map: NodeMap
+    number: int
+    device: DeviceEntry
+
+
+class DeviceContainer(NamedTuple):
+    """A container that holds or uses a device."""
+
+    name: ContainerName
+    holder: HolderEntry | None
+    user: UserEntry | None
+
+
+class OtherUse(NamedTuple):
+    """Use of a device by processes without a row of a container, or by no process at all (`unaccounted`).
+
+    `name` names the pod and container if they are known. `processes` is empty in a map that is made of series, and
+    `process_count` is known also there.
+    """
+
+    owner: str
+    name: ContainerName
+    memory_bytes: int | None
+    processes: tuple[ProcessEntry, ...]
+    process_count: int | None
+
+
+def node_devices(node_map: NodeMap) -> Iterator[NodeDevice]:
+    """Return the devices of a node, in its order."""
+    return (NodeDevice(node_map, number, device) for number, device in enumerate(node_map.devices))
+
+
+def device_name(device: DeviceEntry) -> str:
+    """Return the index, as nvidia-smi has it; of a MIG device with its instances and profile."""
+    if device.index is None:
+        return "?"
+    if device.mig_profile is None:
+        return str(device.index)
+    return f"{device.index}/{device.gpu_instance_id}/{device.compute_instance_id} {device.mig_profile}"
+
+
+def containers_on(device: DeviceEntry) -> list[DeviceContainer]:
+    """Return the containers that hold or use a device, by name."""
+    holders = {container_of(one): one for one in device.holders}
+    users = {container_of(one): one for one in device.users}
+    return [DeviceContainer(name, holders.get(name), users.get(name)) for name in sorted({*holders, *users})]
+
+
+def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
+    """Return other use by owner, then by container. Leaves out owners without memory and processes."""
+    users = {container_of(one): one for one in device.users}
+    surplus = _surplus_pids(device.processes, users)
+    for owner in device.owners:
+        rest = [
+            one
+            for one in device.processes
+            if one.owner == owner.owner
+            and (owner.owner in _NO_USERS or container_of(one) not in users or one.pid in surplus)
+        ]
+        if owner.owner == "unaccounted" or (owner.owner == "sibling" and not rest):
+            if owner.memory_bytes:
+                yield OtherUse(owner.owner, NO_CONTAINER, owner.memory_bytes, (), None)
+            continue
+        if not device.processes and owner.owner not in ("assigned", "unassigned"):
+            yield from _without_processes(device, owner)
+        for name in sorted({container_of(one) for one in rest}):
+            processes = tuple(one for one in rest if container_of(one) == name)
+            memory_bytes = sum_of(one.memory_bytes for one in processes)
+            yield OtherUse(owner.owner, name, memory_bytes, processes, len(processes))
+
+
+def _surplus_pids(processes: Iterable[ProcessEntry], users: Mapping[ContainerName, UserEntry]) -> set[int]:
+    """Return the PIDs of processes that have a user's name and are not counted in its row.
+
+    They may be of an earlier pod of that name, or of one of several pods.
+    """
+    doubted = {container_of(one) for one in processes if one.owner == "unknown"}
+    surplus: set[int] = set()
+    for name in doubted & users.keys():
+        of_name = [one for one in processes if one.owner not in _NO_USERS and container_of(one) == name]
+        too_many = len(of_name) - users[name].processes
+        if too_many > 0:
+            unknown = [one for one in of_name if one.owner == "unknown"]
+            pods = [[one for one in unknown if one.pod_uid == uid] for uid in {one.pod_uid for one in unknown}]
+            rest = next((of_pod for of_pod in pods if len(of_pod) == too_many), unknown)
+            surplus.update(one.pid for one in rest)
+    return surplus
+
+
+def _without_processes(device: DeviceEntry, owner: OwnerEntry) -> Iterator[OtherUse]:
+    """Return an owner's use in a map without processes, less the containers that have rows of their own."""
+    users = [user for user in device.users if user.owner == owner.owner]
+    memory_bytes, count = owner.memory_bytes, owner.processes
+    if memory_bytes is not None:
+        memory_bytes = max(memory_bytes - (sum_of(user.memory_bytes for user in users) or 0), 0)
+    if count is not None:
+        count = max(count - sum(user.processes for user in users), 0)
+    if memory_bytes or count:
+        yield OtherUse(owner.owner, NO_CONTAINER, memory_bytes, (), count)
+
+
+def sum_of(values: Iterable[int | None]) -> int | None:
+    """Return the sum of the known values; `None` if there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def sources_up(node_map: NodeMap) -> set[str]:
+    """Return the sources that answer; none if the map is stale."""
+    return {source.source for source in node_map.sources if source.up and not node_map.stale}
+
+
+def partitioned_gpus(node_map: NodeMap) -> set[str]:
+    """Return the UUIDs of GPUs in MIG mode."""
+    return {gpu.uuid for gpu in node_map.gpus if gpu.partitioned}
+
+
+# --- one namespace ----------------------------------------------------------------------------------------------------
+
+
+def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
+    """Return only the entries of this namespace; all of them if it is empty.
+
+    Keeps a device if one of its entries remains, with the memory of the whole device.
+    """
+    if not namespace:
+        return maps
+    return maps._replace(maps=tuple(_node_of_namespace(one, namespace) for one in maps.maps))
+
+
+def in_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
+    """Return the entries of this namespace; all of them if it is empty."""
+    return tuple(one for one in entries if not namespace or one.namespace == namespace)
+
+
+def _node_of_namespace(node_map: NodeMap, namespace: str) -> NodeMap:
+    devices = [_device_of_namespace(device, namespace) for device in node_map.devices]
+    return msgspec.structs.replace(
+        node_map,
+        devices=tuple(one for one in devices if one.holders or one.users or one.processes),
+        unmatched=in_namespace(node_map.unmatched, namespace),
+        pods=in_namespace(node_map.pods, namespace),
+        accounts=in_namespace(node_map.accounts, namespace),
+        container_xids=in_namespace(node_map.container_xids, namespace),
+        device_health=in_namespace(node_map.device_health, namespace) if node_map.device_health is not None else None,
+    )
+
+
+def _device_of_namespace(device: DeviceEntry, namespace: str) -> DeviceEntry:
+    processes = in_namespace(device.processes, namespace)
+    remaining = {process.owner for process in processes}
+    return msgspec.structs.replace(
+        device,
+        owners=tuple(owner for owner in device.owners if owner.owner in remaining),
+        holders=in_namespace(device.holders, namespace),
+        users=in_namespace(device.users, namespace),
+        processes=processes,
+    )
+
+
+# --- for scripts ------------------------------------------------------------------------------------------------------
+
+
+class CollectedNode(Entry, frozen=True, kw_only=True):
+    """A node of a fleet, and when its map was collected."""
+
+    name: str
+    internal_ip: str | None
+    timestamp: float
+
+
+def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
+    """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
+    if maps.fleet:
+        nodes = [
+            CollectedNode(name=one.node.name, internal_ip=one.node.internal_ip, timestamp=one.timestamp)
+            for one in maps.maps
+        ]
+        return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
+    (one,) = maps.maps
+    return {"version": VERSION, "timestamp": one.timestamp, "node": one.node, **values}
+
+
+def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:
+    """Return namespace and name of each pod once, in the order of their first containers."""
+    return list(dict.fromkeys((one.namespace, one.pod) for one in names if one.pod))
