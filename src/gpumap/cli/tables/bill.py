@@ -72,7 +72,7 @@ def bill_csv(bill: Bill, *, headers: bool = True) -> str:
         values = [one.read(line.amounts) for one in _AMOUNTS]
         values += [price, bill.cost(line.amounts)] if price is not None else []
         cells = ("" if value is None else repr(float(value)) for value in values)
-        rows.append([bill.start, bill.end, *map(_name, line.group), *cells])
+        rows.append([bill.request.start, bill.request.end, *map(_name, line.group), *cells])
     return "".join(",".join(map(_quoted, cells)) + "\r\n" for cells in rows)
 
 
@@ -81,9 +81,9 @@ def bill_values(bill: Bill) -> Document:
     return {
         "version": VERSION,
         "server": bill.server,
-        "from": bill.start,
-        "to": bill.end,
-        "resolution_seconds": bill.request.window.step_seconds,
+        "from": bill.request.start,
+        "to": bill.request.end,
+        "resolution_seconds": bill.request.step_seconds,
         "match": bill.request.match,
         "by": bill.request.by,
         "label": bill.label,
@@ -119,7 +119,7 @@ def _cells(bill: Bill, amounts: Amounts) -> list[str]:
 
 def _foot(bill: Bill) -> Iterator[str]:
     matching = f", of series with {bill.request.match}" if bill.request.match else ""
-    yield f"From {bill.start} to {bill.end}, by {bill.server}{matching}. Energy is an estimate."
+    yield f"From {bill.request.start} to {bill.request.end}, by {bill.server}{matching}. Energy is an estimate."
     total = bill.total
     if blind := total.held_use_unknown():
         yield (
