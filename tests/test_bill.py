@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from aiohttp import web
 
 from gpumap.agent.join.accounting import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
-from gpumap.cli.bill.counting import Bill, Request, bill_of
-from gpumap.cli.bill.pod_labels import Labelling, Pod, metric_label
-from gpumap.cli.bill.query import (
+from gpumap.cli.bill.counting import Bill, Increases, Labelling, Pod, Request, bill_of
+from gpumap.cli.bill.pod_labels import metric_label
+from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
     COUNTERS,
     ENERGY,
@@ -30,14 +30,13 @@ from gpumap.cli.bill.query import (
     POD_KEYS,
     USED,
     Counter,
-    Increases,
     Key,
     Scope,
-    gaps_between,
     growth,
     sum_of_steps,
     uncharged,
 )
+from gpumap.cli.bill.query import gaps_between, target_matchers
 from gpumap.cli.bill.window import Window, parse_time, window_of
 from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
@@ -162,7 +161,7 @@ CASES = {
 
 def evaluation(case: Case) -> dict[str, object]:
     """A test of promtool's."""
-    scope = Scope('cluster!="z",namespace="ml"', 60)
+    scope = Scope('cluster!="z",namespace="ml"', 60, target_match='cluster!="z"')
     keys = ",".join(f'{name}="{value}"' for name, value in zip(POD_KEYS, TRAINER, strict=True))
 
     def expected(expression: str, value: float | None) -> dict[str, object]:
@@ -202,7 +201,9 @@ def test_the_question_is_plain_promql() -> None:
 def test_who_was_scraped_is_asked_without_labels_of_pods() -> None:
     """A GPU's own series has none: `--match` of a namespace would find no gpumap."""
     match = 'cluster="a",namespace="ml", exported_pod =~ "a,\\"b.*",zone!=\'x\''
-    assert f"{NOT_MEASURED.name}{{cluster=\"a\",zone!='x'}}" in growth(HELD, Scope(match, 60))
+    assert target_matchers(match) == "cluster=\"a\",zone!='x'"
+    scope = Scope(match, 60, target_match=target_matchers(match))
+    assert f"{NOT_MEASURED.name}{{cluster=\"a\",zone!='x'}}" in growth(HELD, scope)
 
 
 def test_the_names_are_those_that_gpumap_gives() -> None:
@@ -249,8 +250,7 @@ def test_gaps() -> None:
 
 
 MIG: Key = ("web", "mig", "main", "MIG-1")
-OCTOBER = Window(1790812800, 1793491200, 60)
-REQUEST = Request("namespace", "", None, 3, OCTOBER)
+REQUEST = Request("namespace", "", None, 3, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
 BY_TEAM = REQUEST._replace(by="label", labelling=Labelling("team", ""))
 GROWN = {
     HELD: {TRAINER: 7200.0, MIG: 3600.0},
@@ -316,7 +316,7 @@ def test_csv_of_it() -> None:
 )
 def test_odd_names(team: str | None, cell: str, shown: str) -> None:
     """Each stays one cell, and is no formula; a label `(none)` is not a pod without the label."""
-    bill = a_bill({HELD: {TRAINER: 3600}}, BY_TEAM, {} if team is None else {(TRAINER[0], TRAINER[1]): team})
+    bill = a_bill({HELD: {TRAINER: 3600}}, BY_TEAM, {} if team is None else {("ml", "trainer"): team})
     line, _, _ = bill_csv(bill, headers=False).partition("\r\n")
     assert line.partition("Z,2026-11-01T00:00:00Z,")[2].partition(",1.0,")[0] == cell
     assert bill_table(bill, Shape()).splitlines()[1].split()[0] == shown
@@ -324,7 +324,7 @@ def test_odd_names(team: str | None, cell: str, shown: str) -> None:
 
 def test_values_of_it() -> None:
     """A versioned document; what is not known is null."""
-    found = bill_values(a_bill())
+    found: Any = bill_values(a_bill())
     assert (found["version"], found["by"], found["rows"][1]["namespace"]) == (1, "namespace", "web")
     assert found["rows"][1]["used_gpu_hours"] is None
     assert found["totals"]["cost"] == 9

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from gpumap.agent.join.accounting import KEPT_SECONDS
-from gpumap.cli.bill.query import ENERGY, HELD
+from gpumap.cli.bill.promql import ENERGY, HELD
 from tests.prometheus import prometheus
 from tests.scraped import Samples, store
 from tests.test_bill_prometheus import END, EVERY, EXACTLY, FIRST, HOUR, LAST, MINUTE, PATIENT, START, Play, ask, life

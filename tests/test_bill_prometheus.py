@@ -18,7 +18,7 @@ import pytest
 
 from gpumap.agent.join.accounting import KEPT_SECONDS
 from gpumap.cli.bill.command import make_bill, read_request
-from gpumap.cli.bill.query import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED
+from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED
 from gpumap.cli.command_line import parse
 from gpumap.cli.server_flags import server_of
 from gpumap.cli.tables.bill import bill_values
@@ -191,8 +191,7 @@ def incomplete(play: Play) -> None:
 
 def other_cluster(play: Play) -> None:
     """A second cluster, whose scraper did not honour gpumap's labels."""
-    own: dict[str, Any] = {"namespace": "monitoring", "pod": "gpumap-x7", "container": "gpumap", "instance": ""}
-    play.scrape_gpu(play.card(), cluster="b", **own)
+    play.scrape_gpu(play.card(), namespace="monitoring", pod="gpumap-x7", container="gpumap", instance="", cluster="b")
     for name, pod in (("inside", "inside-0"), ("north", "north-0")):
         target = labels(namespace="monitoring", pod="gpumap-x7", container="gpumap", job="gpumap", cluster="b")
         born, died = (FIRST, LAST) if name == "north" else (START + HOUR + 4, START + 2 * HOUR + 4)
@@ -257,7 +256,7 @@ def ask(url: str, *arguments: str, start: int = START, end: int = END, match: st
     """The bill as JSON, without the server's address. However slow the machine is: nothing here has a deadline."""
     where = ("--prometheus", url, "--from", str(start), "--to", str(end), "--match", match, "--timeout", "1d")
     given = parse(command_parser(), ["bill", *where, *arguments])
-    found = bill_values(asyncio.run(make_bill(server_of(given), read_request(given))))
+    found = bill_values(asyncio.run(make_bill(server_of(given), *read_request(given))))
     return {name: value for name, value in found.items() if name != "server"}
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
 from gpumap.cli.tables import Shape
-from gpumap.model.document import Document
 from gpumap.model.snapshot import Snapshot
 from tests.browser.browser import Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
@@ -20,6 +20,7 @@ from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.sharing import answer
 from tests.shown import top_values, waste_values
 
+Document = dict[str, Any]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

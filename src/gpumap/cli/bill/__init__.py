@@ -1,5 +1,6 @@
 """`gpumap bill`: the GPU time that containers held and used in a window, from the samples of a Prometheus.
 
-`command.py` reads the flags. `query.py` asks for the increases of gpumap's counters, and `pod_labels.py` for a label of
+`command.py` reads the flags. `promql.py` has the rule. `query.py` asks for the
+increases of counters, and `pod_labels.py` for a label of
 the pods. `counting.py` makes the lines, and cli/tables/bill.py prints them.
 """

@@ -17,8 +17,8 @@ from gpumap.model.errors import FatalError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpumap.cli.bill.counting import Bill, Request
-    from gpumap.cli.bill.pod_labels import Pod
+    from gpumap.cli.bill.counting import Bill, Pod, Request
+    from gpumap.cli.bill.window import Window
     from gpumap.cli.prometheus import Server
 
     Commands = argparse._SubParsersAction[Parser]
@@ -92,7 +92,7 @@ def _bill(given: argparse.Namespace) -> int:
     from gpumap.cli import show
     from gpumap.cli.signals import until_stopped
 
-    request = read_request(given)
+    request, window = read_request(given)
     server = server_of(given)
     show.take_any_text()
     made: list[Bill] = []
@@ -100,7 +100,7 @@ def _bill(given: argparse.Namespace) -> int:
     async def make() -> int:
         waiting = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _ask_for_patience, server.url)
         try:
-            made.append(await make_bill(server, request))
+            made.append(await make_bill(server, request, window))
         finally:
             waiting.cancel()
         return 0
@@ -115,11 +115,11 @@ def _bill(given: argparse.Namespace) -> int:
     return 0
 
 
-def read_request(given: argparse.Namespace) -> Request:
+def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
     """Read what the flags ask for. Raises UsageError."""
-    from gpumap.cli.bill.counting import Request
-    from gpumap.cli.bill.pod_labels import Labelling, read_label
-    from gpumap.cli.bill.window import window_of
+    from gpumap.cli.bill.counting import Labelling, Request
+    from gpumap.cli.bill.pod_labels import read_label
+    from gpumap.cli.bill.window import rfc3339, window_of
 
     if (given.by == "label") != (given.label is not None):
         raise UsageError(
@@ -132,16 +132,21 @@ def read_request(given: argparse.Namespace) -> Request:
     price = given.price_per_gpu_hour
     if price is not None and not _PRICE.fullmatch(price):
         raise UsageError(f"--price-per-gpu-hour {price}: is not a price such as 2 or 2.75")
-    return Request(
+    labelling = Labelling(read_label(given.label), label_match) if given.label is not None else None
+    window = window_of(given.start, given.end, given.resolution, time.time())
+    request = Request(
         by=given.by,
         match=match,
-        labelling=Labelling(read_label(given.label), label_match) if given.label is not None else None,
+        labelling=labelling,
         price=None if price is None else float(price),
-        window=window_of(given.start, given.end, given.resolution, time.time()),
+        start=rfc3339(window.start),
+        end=rfc3339(window.end),
+        step_seconds=window.step_seconds,
     )
+    return request, window
 
 
-async def make_bill(server: Server, request: Request) -> Bill:
+async def make_bill(server: Server, request: Request, window: Window) -> Bill:
     """Ask the server, and make the bill. Raises FatalError if an answer is missing or incomplete."""
     from gpumap.cli.bill.counting import bill_of, pods_of
     from gpumap.cli.bill.pod_labels import label_values
@@ -149,10 +154,10 @@ async def make_bill(server: Server, request: Request) -> Bill:
     from gpumap.cli.prometheus import connect
 
     async with connect(server) as connected:
-        found = await increases(connected, request.match, request.window)
+        found = await increases(connected, request.match, window)
         label_of: Mapping[Pod, str] = {}
         if request.labelling is not None:
-            label_of = await label_values(connected, request.labelling, pods_of(found.growth), request.window)
+            label_of = await label_values(connected, request.labelling, pods_of(found.growth), window)
         return bill_of(connected.url, request, found, label_of)
 
 

@@ -10,24 +10,44 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.cli.bill.pod_labels import Labelling, Pod
-from gpumap.cli.bill.query import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Gap, Growth, Increases, Key
-from gpumap.cli.bill.window import Window, rfc3339
+from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Growth, Key
 
+Pod = tuple[str, str]
+"""Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
 NAMESPACE, POD, LABEL = "namespace", "pod", "label"
 _GAPS_SHOWN = 5
 
 
+class Increases(NamedTuple):
+    """How far each counter went. `uncharged_seconds` are GPU-seconds that gpumap had counted before the server scraped
+    it. `gaps` are times without samples, in RFC 3339; None if no
+    counter of a GPU matches."""
+
+    growth: Growth
+    uncharged_seconds: float
+    gaps: tuple[tuple[str, str], ...] | None
+
+
+class Labelling(NamedTuple):
+    """A pod's label as Kubernetes writes it, and matchers for the series of kube-state-metrics."""
+
+    label: str
+    match: str
+
+
 class Request(NamedTuple):
-    """The bill that a user wants. `match` is matchers as in PromQL; `price` is for a GPU-hour held."""
+    """The bill that a user wants. `match` is matchers as in PromQL; `price` is for a GPU-hour held; `start` and `end`
+    are RFC 3339."""
 
     by: str
     match: str
     labelling: Labelling | None
     price: float | None
-    window: Window
+    start: str
+    end: str
+    step_seconds: int
 
 
 class Amounts(NamedTuple):
@@ -74,14 +94,6 @@ class Bill:
     not_measured_seconds: float | None
     uncharged_seconds: float
     warnings: tuple[str, ...] = ()
-
-    @property
-    def start(self) -> str:
-        return rfc3339(self.request.window.start)
-
-    @property
-    def end(self) -> str:
-        return rfc3339(self.request.window.end)
 
     @property
     def label(self) -> str | None:
@@ -160,15 +172,12 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) if known else None
 
 
-def _warnings(match: str, gaps: tuple[Gap, ...] | None) -> Iterator[str]:
+def _warnings(match: str, gaps: tuple[tuple[str, str], ...] | None) -> Iterator[str]:
     """The parts of the window that the server does not have."""
     if gaps is None:
         matching = f" that match {match}" if match else ""
         yield f"There are no counters of GPUs{matching}: whether the server holds all of this time is not known."
     for start, end in (gaps or ())[:_GAPS_SHOWN]:
-        yield (
-            f"Nothing of gpumap's was seen from {rfc3339(start)} to {rfc3339(end)}: what began and ended in it is not "
-            "charged."
-        )
+        yield (f"Nothing of gpumap's was seen from {start} to {end}: what began and ended in it is not charged.")
     if (more := len(gaps or ()) - _GAPS_SHOWN) > 0:
         yield f"There are {more} more such times."

@@ -6,9 +6,10 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
-from gpumap.cli.bill.query import in_parts, selector
+from gpumap.cli.bill.counting import Labelling, Pod
+from gpumap.cli.bill.promql import selector
+from gpumap.cli.bill.query import in_parts
 from gpumap.cli.bill.window import Window
 from gpumap.cli.prometheus import Prometheus, Row
 from gpumap.model.errors import FatalError, UsageError
@@ -24,19 +25,6 @@ _PART_SECONDS = 86400
 _STEP_SECONDS = 60
 _NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _CAMEL = re.compile(r"([a-z0-9])([A-Z])")
-Pod = tuple[str, str]
-"""Namespace and name."""
-
-
-class Labelling(NamedTuple):
-    """A pod's label as Kubernetes writes it, and matchers for the series of kube-state-metrics."""
-
-    label: str
-    match: str
-
-    @property
-    def name(self) -> str:
-        return metric_label(self.label)
 
 
 def read_label(text: str) -> str:
@@ -75,7 +63,7 @@ async def label_values(
 
 
 def _question(labelling: Labelling, series: str) -> str:
-    return f"max by (namespace, pod, exported_namespace, exported_pod, {labelling.name}) ({series})"
+    return f"max by (namespace, pod, exported_namespace, exported_pod, {metric_label(labelling.label)}) ({series})"
 
 
 def _pod(row: Row) -> Pod:
@@ -90,7 +78,7 @@ async def _values(server: Prometheus, labelling: Labelling, part: Window) -> dic
     series = f"last_over_time({selector(METRIC, labelling.match)}[{part.end - part.start}s])"
     found: dict[Pod, set[str]] = {}
     for row in await server.instant(_question(labelling, series), part.end):
-        found.setdefault(_pod(row), set()).add(row.labels.get(labelling.name, ""))
+        found.setdefault(_pod(row), set()).add(row.labels.get(metric_label(labelling.label), ""))
     return found
 
 
@@ -107,7 +95,7 @@ async def _last_value(server: Prometheus, labelling: Labelling, pod: Pod, part: 
     times: dict[str, set[float]] = {}
     first = part.end - (part.end - part.start - 1) // _STEP_SECONDS * _STEP_SECONDS
     for row in await server.range(_question(labelling, series), first, part.end, _STEP_SECONDS):
-        of_value = times.setdefault(row.labels.get(labelling.name, ""), set())
+        of_value = times.setdefault(row.labels.get(metric_label(labelling.label), ""), set())
         of_value.update(time for time in (float(value) for _, value in row.points) if time > part.start)
     order = sorted((max(of_value), value) for value, of_value in times.items() if of_value)
     for (_, value), (_, other) in itertools.permutations(order, 2):
@@ -137,6 +125,6 @@ async def _missing(server: Prometheus, labelling: Labelling, window: Window) -> 
             f"{allowed}, and scraped by this server"
         )
     return (
-        f"{server.url} has {METRIC}, but label {labelling.label} ({labelling.name}) of no pod in this bill: "
-        f"start kube-state-metrics with {allowed}"
+        f"{server.url} has {METRIC}, but label {labelling.label} ({metric_label(labelling.label)}) of no pod in this "
+        f"bill: start kube-state-metrics with {allowed}"
     )

@@ -9,7 +9,6 @@ from gpumap.cli.bill.counting import LABEL, Amounts, Bill
 from gpumap.cli.tables.layout import Row, Shape, aligned, joined, notes
 from gpumap.cli.tables.layout import TextColumn as Column
 from gpumap.cli.words import UNKNOWN, percent
-from gpumap.model.document import Document
 from gpumap.model.text import printable
 
 VERSION = 1
@@ -73,18 +72,18 @@ def bill_csv(bill: Bill, *, headers: bool = True) -> str:
         values = [one.read(line.amounts) for one in _AMOUNTS]
         values += [price, bill.cost(line.amounts)] if price is not None else []
         cells = ("" if value is None else repr(float(value)) for value in values)
-        rows.append([bill.start, bill.end, *map(_name, line.group), *cells])
+        rows.append([bill.request.start, bill.request.end, *map(_name, line.group), *cells])
     return "".join(",".join(map(_quoted, cells)) + "\r\n" for cells in rows)
 
 
-def bill_values(bill: Bill) -> Document:
+def bill_values(bill: Bill) -> dict[str, object]:
     """The JSON document. An unknown value is `null`."""
     return {
         "version": VERSION,
         "server": bill.server,
-        "from": bill.start,
-        "to": bill.end,
-        "resolution_seconds": bill.request.window.step_seconds,
+        "from": bill.request.start,
+        "to": bill.request.end,
+        "resolution_seconds": bill.request.step_seconds,
         "match": bill.request.match,
         "by": bill.request.by,
         "label": bill.label,
@@ -109,7 +108,7 @@ def _parts(bill: Bill) -> tuple[str, ...]:
     return ("label_value",) if bill.request.by == LABEL else bill.columns
 
 
-def _amounts(bill: Bill, amounts: Amounts) -> Document:
+def _amounts(bill: Bill, amounts: Amounts) -> dict[str, float | None]:
     return {one.name: one.read(amounts) for one in _AMOUNTS} | {"cost": bill.cost(amounts)}
 
 
@@ -120,7 +119,7 @@ def _cells(bill: Bill, amounts: Amounts) -> list[str]:
 
 def _foot(bill: Bill) -> Iterator[str]:
     matching = f", of series with {bill.request.match}" if bill.request.match else ""
-    yield f"From {bill.start} to {bill.end}, by {bill.server}{matching}. Energy is an estimate."
+    yield f"From {bill.request.start} to {bill.request.end}, by {bill.server}{matching}. Energy is an estimate."
     total = bill.total
     if blind := total.held_use_unknown():
         yield (

@@ -1,0 +1,123 @@
+"""The counters of gpumap that a bill reads, and the PromQL that adds up how far each went in a window. Pure.
+
+The server adds up, step by step (--resolution), and answers with one number for each counter. docs/bill.md has the rule
+and its error:
+
+- A counter **went on** by its newest value in the step, less its value before the step.
+- A counter that is below all of its values before **restarted** at 0: its newest value counts.
+- A counter without a value before was **born** at 0: its newest value counts, if the server scraped that gpumap before.
+  Otherwise the server began to scrape a gpumap that had counted for an unknown time: the newest value is not charged.
+
+"Before" means the day before the step: long enough for an outage of the server. gpumap exposes a counter for at most an
+hour after its container (agent/join/ledger.py), so a counter that comes back after a day began at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+POD_KEYS = ("namespace", "pod", "container", "uuid")
+BEFORE_SECONDS = 86400
+"""How long before a step a sample still tells what a counter was."""
+Key = tuple[str, ...]
+"""A counter's labels, in the order of its `keys`."""
+
+
+class Counter(NamedTuple):
+    """A counter of gpumap's, and the labels that identify its series on all nodes."""
+
+    name: str
+    keys: tuple[str, ...]
+
+
+HELD = Counter("gpumap_container_allocated_gpu_seconds_total", POD_KEYS)
+USED = Counter("gpumap_container_sm_seconds_total", POD_KEYS)
+ENERGY = Counter("gpumap_container_energy_joules_total", POD_KEYS)
+MEMORY = Counter("gpumap_container_gpu_memory_byte_seconds_total", POD_KEYS)
+UNATTRIBUTED = Counter("gpumap_gpu_energy_unattributed_joules_total", ("uuid",))
+NOT_MEASURED = Counter("gpumap_accounting_gap_seconds_total", ("uuid",))
+"""Each gpumap exposes it for each of its GPUs, so it also shows whether the server scraped a gpumap."""
+COUNTERS = (HELD, USED, ENERGY, MEMORY, UNATTRIBUTED, NOT_MEASURED)
+Growth = Mapping[Counter, Mapping[Key, float]]
+
+
+class Scope(NamedTuple):
+    """Which series count, and the step. `match` is matchers as in PromQL. `exported`: gpumap's labels are called
+    `exported_pod` and so on, because the server scrapes without honorLabels. `target_match` is `match` without the
+    labels of containers."""
+
+    match: str
+    step_seconds: int
+    exported: bool = False
+    target_match: str = ""
+
+
+def selector(name: str, *matchers: str) -> str:
+    """Select a metric's series by all matchers that are not empty."""
+    return f"{name}{{{','.join(one for one in matchers if one)}}}"
+
+
+def growth(counter: Counter, scope: Scope) -> str:
+    """How far the counter went in a step, by key.
+
+    Series of one key differ in what the scrape adds (instance, job, replica) and count once. The value before is the
+    highest one that is not above the newest: a series that ended with an agent keeps its higher value for a day.
+    """
+    keys, newest = ", ".join(counter.keys), _newest(counter, scope)
+    earlier = _own_labels(_earlier(counter, scope), counter, scope)
+    went_on = f"{newest} - max by ({keys}) ({earlier} <= on ({keys}) group_left () {newest})"
+    restarted = f"{newest} and on ({keys}) {earlier}"
+    return f"({went_on}) or ({restarted}) or {_born(counter, scope)}"
+
+
+def uncharged(counter: Counter, scope: Scope) -> str:
+    """The first values that `growth` leaves out, because the server had not scraped that gpumap before."""
+    keys, earlier = ", ".join(counter.keys), _own_labels(_earlier(counter, scope), counter, scope)
+    return f"{_newest(counter, scope)} unless on ({keys}) {earlier} unless {_born(counter, scope)}"
+
+
+def sum_of_steps(expression: str, seconds: int, step_seconds: int) -> str:
+    """Add up an expression's values at the steps of so many seconds.
+
+    Half a step less, for the same reason as in `_recent`: the range's beginning is a step of the part before.
+    """
+    return f"sum_over_time(({expression})[{seconds - step_seconds // 2}s:{step_seconds}s])"
+
+
+def gpus_with_samples(scope: Scope) -> str:
+    """How many GPUs have a sample in the step."""
+    return f"count({_recent(NOT_MEASURED, scope)})"
+
+
+def _newest(counter: Counter, scope: Scope) -> str:
+    return f"max by ({', '.join(counter.keys)}) ({_own_labels(_recent(counter, scope), counter, scope)})"
+
+
+def _born(counter: Counter, scope: Scope) -> str:
+    """The newest value, if the server scraped the same target before. `cluster` is the usual label of one of several
+    clusters; a label that both sides lack is equal."""
+    target = scope._replace(match=scope.target_match)
+    scraped = f"{_recent(counter, scope)} and on (cluster, job, instance) {_earlier(NOT_MEASURED, target)}"
+    return f"max by ({', '.join(counter.keys)}) ({_own_labels(scraped, counter, scope)})"
+
+
+def _recent(counter: Counter, scope: Scope) -> str:
+    """The last sample in the step, whatever the server's look-back and staleness markers are.
+
+    A millisecond less, because Prometheus before 3.0 includes the range's beginning, which is in the step before.
+    """
+    return f"last_over_time({selector(counter.name, scope.match)}[{scope.step_seconds * 1000 - 1}ms])"
+
+
+def _earlier(counter: Counter, scope: Scope) -> str:
+    """The last sample before the step."""
+    chosen = selector(counter.name, scope.match)
+    return f"last_over_time({chosen}[{BEFORE_SECONDS}s] offset {scope.step_seconds}s)"
+
+
+def _own_labels(series: str, counter: Counter, scope: Scope) -> str:
+    for key in counter.keys if scope.exported else ():
+        if key != "uuid":
+            series = f'label_replace({series}, "{key}", "$1", "exported_{key}", "(.+)")'
+    return series
