@@ -89,7 +89,7 @@ def bill_values(bill: Bill) -> dict[str, object]:
         "label": bill.label,
         "price_per_gpu_hour": bill.request.price,
         "rows": [
-            dict(zip(_parts(bill), line.group, strict=True)) | _amounts(bill, line.amounts) for line in bill.lines
+            {**dict(zip(_parts(bill), line.group, strict=True)), **_amounts(bill, line.amounts)} for line in bill.lines
         ],
         "totals": _amounts(bill, bill.total),
         "unattributed": {
