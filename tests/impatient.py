@@ -14,9 +14,10 @@ from tests.node import Node
 
 IMPATIENT = """
 import functools, sys
-from gpumap import cli, service
+from gpumap.__main__ import main
+from gpumap.agent import service
 service.serve = functools.partial(service.serve, restart_after_seconds=0.5)
-sys.exit(cli.main())
+sys.exit(main())
 """
 
 
