@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpumap.model import map as entries
 from gpumap.model import remedies
 from gpumap.model.map import DeviceEntry, GpuEntry, MemoryEntry, NodeMap, SlotsEntry
-from gpumap.model.observations import ContainerName
+from gpumap.model.observations import ContainerName, NvmlReading
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.snapshot import (
+    ContainerAccount,
     ContainerOnDevice,
     ContainerUse,
     Gpu,
@@ -37,36 +38,19 @@ def node_map(
     `interval_seconds` is the configured time between collections; `None` if a command collected once. `collect` are the
     collected groups of families. `stale` says why there is no current data; the snapshot is empty then.
     """
-    rows: dict[str, list[ContainerOnDevice]] = {}
-    for row in snapshot.containers:
-        rows.setdefault(row.uuid, []).append(row)
-    processes: dict[str, list[ProcessUse]] = {}
-    for process in snapshot.processes:
-        processes.setdefault(process.uuid, []).append(process)
-    gpus = {gpu.uuid: gpu for gpu in snapshot.gpus}
-    xids = {one.uuid: one for one in snapshot.xids}
-    accounts = {one.uuid: one for one in snapshot.gpu_accounts}
-    driver = snapshot.driver
     return NodeMap(
         timestamp=snapshot.at.wall,
         interval_seconds=interval_seconds,
         collect=None if collect is None else tuple(collect),
         stale=stale or None,
         node=entries.NodeEntry(name=snapshot.node.name, internal_ip=snapshot.node.internal_ip or None),
-        driver=entries.DriverEntry(
-            driver_version=driver.driver_version, cuda_version=driver.cuda_version, nvml_version=driver.nvml_version
-        )
-        if driver
-        else None,
-        gpus=tuple(_gpu(gpu, xids.get(gpu.uuid), accounts.get(gpu.uuid)) for gpu in snapshot.gpus),
+        driver=_driver(snapshot.driver),
+        gpus=_gpus(snapshot),
         nameless_gpus=tuple(
             entries.NamelessGpuEntry(index=gpu.index, fault=gpu.fault, remedy=remedies.of_fault(gpu.fault, gpu.index))
             for gpu in snapshot.nameless_gpus
         ),
-        devices=tuple(
-            _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows, processes.get(leaf.uuid, ()))
-            for leaf in snapshot.leaves
-        ),
+        devices=_devices(snapshot),
         unmatched=tuple(
             entries.UnmatchedEntry(
                 **row.name._asdict(),
@@ -80,28 +64,37 @@ def node_map(
         pods=tuple(
             entries.PodEntry(namespace=pod.namespace, pod=pod.pod, uid=pod.uid or None) for pod in snapshot.pods
         ),
-        accounts=tuple(
-            entries.AccountEntry(
-                **account.name._asdict(),
-                uuid=account.uuid,
-                allocated_gpu_seconds=account.allocated_gpu_seconds,
-                sm_seconds=account.sm_seconds,
-                memory_byte_seconds=account.memory_byte_seconds,
-                energy_joules=account.energy_joules,
-            )
-            for account in snapshot.accounts
-        ),
+        accounts=tuple(map(_account, snapshot.accounts)),
         container_xids=tuple(
             entries.ContainerXidsEntry(**one.name._asdict(), uuid=one.uuid, xid=one.code, errors=one.errors)
             for one in snapshot.container_xids
         ),
         device_health=_device_health(snapshot),
-        sources=tuple(_source(health) for health in snapshot.sources),
+        sources=tuple(map(_source, snapshot.sources)),
         capabilities=dict(snapshot.capabilities),
         pid_visibility_reason=snapshot.visibility_reason or None,
         remedies=remedies.of_missing_capabilities(
             dict(snapshot.capabilities), gpu_answers=any(gpu.reading for gpu in snapshot.gpus)
         ),
+    )
+
+
+def _driver(driver: NvmlReading | None) -> entries.DriverEntry | None:
+    if driver is None:
+        return None
+    return entries.DriverEntry(
+        driver_version=driver.driver_version, cuda_version=driver.cuda_version, nvml_version=driver.nvml_version
+    )
+
+
+def _account(account: ContainerAccount) -> entries.AccountEntry:
+    return entries.AccountEntry(
+        **account.name._asdict(),
+        uuid=account.uuid,
+        allocated_gpu_seconds=account.allocated_gpu_seconds,
+        sm_seconds=account.sm_seconds,
+        memory_byte_seconds=account.memory_byte_seconds,
+        energy_joules=account.energy_joules,
     )
 
 
@@ -132,6 +125,19 @@ def _source(health: SourceHealth) -> entries.SourceEntry:
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _devices(snapshot: Snapshot) -> tuple[DeviceEntry, ...]:
+    rows: dict[str, list[ContainerOnDevice]] = {}
+    for row in snapshot.containers:
+        rows.setdefault(row.uuid, []).append(row)
+    processes: dict[str, list[ProcessUse]] = {}
+    for process in snapshot.processes:
+        processes.setdefault(process.uuid, []).append(process)
+    gpus = {gpu.uuid: gpu for gpu in snapshot.gpus}
+    return tuple(
+        _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows, processes.get(leaf.uuid, ())) for leaf in snapshot.leaves
+    )
 
 
 def _device(
@@ -226,6 +232,12 @@ def _activity(activity: Activity | None) -> entries.ActivityEntry | None:
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def _gpus(snapshot: Snapshot) -> tuple[GpuEntry, ...]:
+    xids = {one.uuid: one for one in snapshot.xids}
+    accounts = {one.uuid: one for one in snapshot.gpu_accounts}
+    return tuple(_gpu(gpu, xids.get(gpu.uuid), accounts.get(gpu.uuid)) for gpu in snapshot.gpus)
 
 
 def _gpu(gpu: Gpu, xids: GpuXids | None, account: GpuAccount | None) -> GpuEntry:
