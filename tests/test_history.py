@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+
+import msgspec
 
 from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
 from gpumap.model.observations import ContainerName, Moment
@@ -35,8 +36,8 @@ def snapshot(at: float, used: int | None = GIB, sm: float | None = 0.5, pods: tu
 
 def series(history: History, pod: str | None = "pod") -> tuple[list[int | None], list[int | None]]:
     """Memory and SM of a container, or of the device."""
-    (found,) = (one for one in history_document(history.curves())["series"] if one["pod"] == pod)
-    return found["memory_mib"], found["sm_permille"]
+    (found,) = (one for one in history_document(history.curves()).series if one.pod == pod)
+    return found.memory_mib, found.sm_permille
 
 
 def test_a_bucket_is_the_greatest_memory_and_the_mean_sm() -> None:
@@ -110,7 +111,7 @@ def test_it_knows_when_the_next_snapshot_is_due() -> None:
     found = []
     for at in (0.0, 30.0, 60.0, 61.0):
         history.add(snapshot(START + at))
-        found.append(history_document(history.curves())["interval_seconds"])
+        found.append(history_document(history.curves()).interval_seconds)
     assert found == [None, 30.0, 30.0, 27.0]
 
 
@@ -130,9 +131,9 @@ def test_a_busy_node_fits_in_little_json() -> None:
     for at in range(BUCKETS):
         history.add(replace(node, at=Moment(START + at * BUCKET_SECONDS, 0.0)))
     document = history_document(history.curves())
-    assert len(document["series"]) > 100
-    assert len(json.dumps(document)) / len(document["series"]) < 3000
-    assert row("pod-0-0", node.leaves[0].uuid).name.pod in {one["pod"] for one in document["series"]}
+    assert len(document.series) > 100
+    assert len(msgspec.json.encode(document)) / len(document.series) < 3000
+    assert row("pod-0-0", node.leaves[0].uuid).name.pod in {one.pod for one in document.series}
 
 
 def test_absurd_values_of_a_driver_cost_nothing_but_themselves() -> None:

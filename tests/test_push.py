@@ -249,7 +249,7 @@ async def test_an_assigned_pod_is_on_the_page_at_once(node: Node) -> None:
         await agent.until(lambda page: "gpumap_allocation_info" not in page.samples, "its end is not seen")
         assert agent.log.count("push=1") == 1
 
-        page = await polling.page()
+        page = await polling.until(lambda page: page.collections == 1, "it does not collect")
         assert not page.capable("push")
         assert (page.collections, pushed(page)) == (1, 0)
         assert "push=" not in polling.log

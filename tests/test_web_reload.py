@@ -130,7 +130,7 @@ async def test_what_is_spoken_and_asked_changes(own: Path, caplog: pytest.LogCap
 
 
 async def test_tls_that_is_switched_on(own: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """NvmlCalls for more needs no restart."""
+    """Asking for more needs no restart."""
     async with following(own, "", caplog) as site:
         assert (await site.curl("/metrics", scheme="http")).status == 200
         site.write(TLS)

@@ -1,4 +1,4 @@
-"""Which GPUs may have crashed the worker, and when to ask them again: so that one does not cost the others. Pure."""
+"""Which GPUs may have crashed the worker, and when to read them again: one GPU must not cost the others. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ class _Suspect:
 
 
 class CrashSuspects:
-    """GPUs under suspicion are asked after the others, one by one: if the worker crashes again, it is clear by whom.
+    """GPUs under suspicion are read after the others, one by one: if the worker crashes again, the GPU is known.
 
-    Who did it is left out for 1, 2, 4, … 64 reads. Each answer halves the pause, and the last one clears.
+    That GPU is left out for 1, 2, 4, … 64 reads. Each answer halves the pause, and the last one clears the GPU.
     """
 
     def __init__(self) -> None:
         self._suspects: dict[int, _Suspect] = {}
 
     def plan(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of one more read: who is asked last, in this order, and who is left out."""
+        """Plan one more read: which GPUs come last, in this order, and which are left out."""
         skip = tuple(sorted(index for index, suspect in self._suspects.items() if suspect.left))
         last = sorted(index for index, suspect in self._suspects.items() if not suspect.left)
         for index in skip:
@@ -39,12 +39,12 @@ class CrashSuspects:
                 del self._suspects[index]
 
     def crashed(self, unanswered: Collection[int], last: Sequence[int]) -> int | None:
-        """The worker died in a read: `unanswered` were asked and did not answer, `last` of them at the end.
+        """Note that the worker died in a read. `unanswered` did not answer; `last` of them came at the end.
 
-        Returns who did it, which from now on is left out, if that is clear; else all are suspects.
+        Returns the GPU that crashed it, if that is clear; it is left out from now on. Else all are suspects.
         """
         together = [index for index in unanswered if index not in last]
-        if len(together) > 1:  # at the same time: nobody knows which of them
+        if len(together) > 1:  # read at the same time: any of them may be it
             for index in together:
                 self._suspects.setdefault(index, _Suspect())
             return None

@@ -49,7 +49,7 @@ _CAUSES = {
 
 
 class Place(NamedTuple):
-    """A directory, the events in it that count, and of which names. `allocations`: the kubelet's are told here."""
+    """A directory, the events in it that count, and of which names. `allocations`: the kubelet's show here."""
 
     directory: Path
     mask: int
@@ -116,7 +116,7 @@ class Watcher:
 
     def __init__(self, watched: tuple[Place, ...]) -> None:
         self.is_on = False
-        """Whether allocations are told: a place for them is watched."""
+        """Whether allocations show: a place for them is watched."""
         self.trouble: Complaint | None = None
         """Why they are not, or why another place that is there is not watched."""
         self._places = watched

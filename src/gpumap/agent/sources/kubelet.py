@@ -66,7 +66,7 @@ class KubeletSource:
         heard: Callable[[str, bytes], None] = lambda method, answer: None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`heard` is told each answer as it came: a recording keeps it. Reads further apart keep no channel."""
+        """`heard` gets each answer as it came: a recording keeps it. Reads further apart keep no channel."""
         self._path = socket_path
         self._heard = heard
         self._idle_seconds = idle_seconds
@@ -149,7 +149,7 @@ class KubeletSource:
         return self._pods
 
     def _take(self, answer: bytes) -> None:
-        """Decode what is new in a List. What is strange in it is told as long as it stands in there."""
+        """Decode what is new in a List. What is strange in it is a complaint as long as it is in there."""
         chunks = parts(answer)
         if len(self._decoded) > _ORDERS_KEPT * len(chunks):
             self._decoded = {}

@@ -48,7 +48,7 @@ class PodsApiSource:
     def __init__(self, socket_path: Path, resync_seconds: float = RESYNC_SECONDS) -> None:
         self._path = socket_path
         self._resync_seconds = resync_seconds
-        self._told: SourceAnswer[Pods | None] = SourceAnswer(None)
+        self._answer: SourceAnswer[Pods | None] = SourceAnswer(None)
         self._pods: Pods = ()
         self._known: dict[bytes, ReportedPod] = {}
         self._tried = asyncio.Event()
@@ -70,7 +70,7 @@ class PodsApiSource:
             return SourceAnswer(
                 None, (Complaint("pods_api_internal_error", f"{self._path}: it is no longer followed"),)
             )
-        return self._told
+        return self._answer
 
     async def close(self) -> None:
         if self._task is not None:
@@ -90,7 +90,7 @@ class PodsApiSource:
 
     def _lose(self, reason: str, detail: str) -> None:
         """What is no longer followed is not served."""
-        self._told = SourceAnswer(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
+        self._answer = SourceAnswer(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
         self._tried.set()
 
     async def _follow(self) -> None:
@@ -127,7 +127,7 @@ class PodsApiSource:
         pods = await asyncio.to_thread(self._decode, answer)
         if pods != self._pods:
             self._pods = pods
-        self._told = SourceAnswer(self._pods)
+        self._answer = SourceAnswer(self._pods)
         self._tried.set()
 
     def _decode(self, answer: bytes) -> Pods:

@@ -70,10 +70,10 @@ class ProcfsSource:
         same = visible and not changed and self._held_pids == wanted
         if table is not None and same and _all_before(table, not_after):
             return SourceAnswer(replace(table, visibility_reason=reason))
-        told = self._read_all(wanted, own, not_after, visible, reason)
-        is_held = visible and len(self._known) == len(wanted) == len(told.value.entries)
-        self._held, self._held_pids = told.value if is_held else None, wanted
-        return told
+        answer = self._read_all(wanted, own, not_after, visible, reason)
+        is_held = visible and len(self._known) == len(wanted) == len(answer.value.entries)
+        self._held, self._held_pids = answer.value if is_held else None, wanted
+        return answer
 
     def _read_all(
         self, wanted: frozenset[int], own: cgroups.OwnCgroup, not_after: int | None, visible: bool, reason: str

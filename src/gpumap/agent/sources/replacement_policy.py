@@ -1,8 +1,8 @@
 """When a worker that hangs is replaced, and which GPUs the next one leaves alone. Pure.
 
-A process that hangs in the driver may outlive its end, so that there must not be more of them all the time: patience
-doubles. Where the driver is to be let go of between reads, no worker may hang for long; instead whoever hung is left
-alone, twice as long each time.
+A process that hangs in the driver may survive SIGKILL. Their number must not grow without an end, so the time until the
+next replacement doubles. If the driver is to be released between reads, no worker may hang for long. Then the GPUs that
+hung are left out instead, twice as long each time.
 """
 
 from collections.abc import Mapping
@@ -11,17 +11,20 @@ LONGEST_SECONDS = 600.0
 
 
 class ReplacementPolicy:
-    """Of one source, over all its workers. Times are of one monotonic clock."""
+    """The policy of one source, over all its workers. Times are of one monotonic clock."""
 
     def __init__(self, seconds: float, *, lets_rest: bool = False) -> None:
         self.resting: frozenset[int] = frozenset()
-        """Who is not asked for now."""
+        """The indices of GPUs that are not read for now."""
         self._first = self._seconds = seconds
         self._lets_rest = lets_rest
         self._rest_ends = self._rest_ended = 0.0
 
     def is_over(self, now: float, unanswered: Mapping[int, float], started: float | None) -> bool:
-        """Whether to end the worker that was started then: for some, by index, since when they have not answered."""
+        """Return whether to end the worker that started at `started`.
+
+        `unanswered` has the GPUs that have not answered, by index, with the time since when.
+        """
         if not unanswered:
             self._seconds = self._first
         if self.resting and (now >= self._rest_ends or not unanswered):

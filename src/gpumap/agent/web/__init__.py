@@ -1,1 +1,1 @@
-"""The HTTP face: what is served, in which form, to whom, and the page for people. It asks no source."""
+"""HTTP: the pages, their forms, which client gets them, and the page for people. It reads no source."""

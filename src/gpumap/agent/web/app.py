@@ -1,6 +1,6 @@
-"""The HTTP face: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
+"""The HTTP routes: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
 
-It serves what is ready and asks nothing.
+They serve what is ready. No request reads a source.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpumap.agent.web.pages import Pages, Wanted
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
-"""What is larger is written piece by piece: a client that does not take a page makes no copy of it wait in memory."""
+"""A larger page is written piece by piece: for a client that does not read it no copy waits in memory."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,7 +51,7 @@ def _metrics(pages: Pages) -> Handler:
 
 
 def _page(pages: Pages, form: Wanted, content_type: str, *, versioned: bool = False) -> Handler:
-    """Answer with a page; a versioned one is not sent again to who has it already."""
+    """Answer with a page. A versioned one is not sent again to a client that has it already."""
     plain = {**_HEADERS, "Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
     compressed = {**plain, "Content-Encoding": "gzip"}
 
@@ -79,7 +79,7 @@ async def _in_pieces(request: web.Request, body: bytes, headers: dict[str, str])
     await response.prepare(request)
     if request.method != "HEAD":
         rest = memoryview(body)
-        with contextlib.suppress(ConnectionError):  # the client has gone: nobody is left to be told
+        with contextlib.suppress(ConnectionError):  # the client has gone
             for start in range(0, len(body), _PIECE_BYTES):
                 await response.write(rest[start : start + _PIECE_BYTES])
     return response

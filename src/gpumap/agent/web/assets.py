@@ -1,4 +1,4 @@
-"""The files that are served as they are (the page `/`, the schema), read once, with what a client is told of each."""
+"""The files that are served as they are (the page `/`, the schema), read once, with their headers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
 """The last hour of each device and of each container on one, in bounded memory: buckets of half a minute.
 
-Memory is a bucket's maximum, SM its mean. Where nothing was known there is a gap, never 0. It asks no clock: time is
-the snapshots' own.
+Memory is a bucket's maximum, SM its mean. An unknown value is a gap, never 0. No clock is read: the time is that of the
+snapshots.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import Uuid
@@ -22,7 +24,7 @@ MAX_SERIES = 2048
 
 _GAP = -1
 _MOST_MIB = (1 << 31) - 1
-"""A driver may say anything; a curve holds no more."""
+"""A driver may report any number; a curve holds no more."""
 _GAPS_MIB = array("i", [_GAP]) * BUCKETS
 _GAPS_SM = array("h", [_GAP]) * BUCKETS
 _MIB = 1 << 20
@@ -32,7 +34,7 @@ _Key = tuple[Uuid, ContainerName | None]
 
 
 class Curve(NamedTuple):
-    """A series as it was when it was asked for: rings of MiB and thousandths. `newest` is its last bucket's number."""
+    """A copy of a series: rings of MiB and thousandths. `newest` is its last bucket's number."""
 
     uuid: Uuid
     name: ContainerName | None
@@ -42,9 +44,9 @@ class Curve(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """Every series at one moment. `timestamp` is when the newest of them was measured, `bucket` then.
+    """Every series at one moment. `timestamp` is the time of the newest snapshot, `bucket` is the bucket of that time.
 
-    `interval_seconds` is how long the next snapshot may be in coming; `None` before the second.
+    `interval_seconds` is the expected time until the next snapshot; `None` before the second.
     """
 
     timestamp: float
@@ -54,7 +56,7 @@ class Curves(NamedTuple):
 
 
 class _Series:
-    """Two rings; bucket n is at n modulo their length. What lies after `newest` is not yet known."""
+    """Two rings; bucket n is at n modulo their length. After `newest` nothing is known yet."""
 
     __slots__ = ("memory", "newest", "sm", "sm_count", "sm_sum")
 
@@ -84,7 +86,7 @@ class _Series:
 
 
 class History:
-    """Keeps the curves. What has been gone longest makes room for what is new; what is there is never dropped."""
+    """Keeps the curves. A new series takes the place of the one that ended first; a current one is never dropped."""
 
     def __init__(self, max_series: int = MAX_SERIES) -> None:
         self._max_series = max_series
@@ -100,7 +102,7 @@ class History:
             self._series = {key: one for key, one in self._series.items() if one.newest > bucket - BUCKETS}
         if self._newest is not None:
             passed = snapshot.at.monotonic - self._newest.monotonic
-            # The kubelet's allocations bring snapshots early: those in between say little of when the next is due.
+            # The kubelet's allocations start collections early: a short time between two says little about the next.
             self._interval_seconds = max(passed, 0.9 * (self._interval_seconds or 0.0))
         self._bucket, self._newest = bucket, snapshot.at
         for key, memory_bytes, sm_ratio in _measured(snapshot):
@@ -138,27 +140,45 @@ def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | No
             yield (row.uuid, row.name), use.memory_bytes, use.sm_ratio
 
 
-def history_document(curves: Curves) -> dict[str, Any]:
-    """The JSON of /api/v1/history: oldest value first, the last one is of the newest bucket; null is a gap."""
-    return {
-        "version": VERSION,
-        "timestamp": curves.timestamp,
-        "interval_seconds": curves.interval_seconds,
-        "bucket_seconds": BUCKET_SECONDS,
-        "buckets": BUCKETS,
-        "series": [
-            {
-                "uuid": curve.uuid,
-                **(curve.name._asdict() if curve.name else {"namespace": None, "pod": None, "container": None}),
-                "memory_mib": _unrolled(curve.memory, curve.newest, curves.bucket),
-                "sm_permille": _unrolled(curve.sm, curve.newest, curves.bucket),
-            }
-            for curve in curves.curves
-        ],
-    }
+class SeriesDocument(msgspec.Struct, frozen=True):
+    """A curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
+
+    uuid: Uuid
+    namespace: str | None
+    pod: str | None
+    container: str | None
+    memory_mib: list[int | None]
+    sm_permille: list[int | None]
 
 
-def _unrolled(ring: array[int], newest: int, bucket: int) -> list[int | None]:
+class HistoryDocument(msgspec.Struct, frozen=True):
+    """The JSON of /api/v1/history."""
+
+    version: int
+    timestamp: float
+    interval_seconds: float | None
+    bucket_seconds: int
+    buckets: int
+    series: list[SeriesDocument]
+
+
+def history_document(curves: Curves) -> HistoryDocument:
+    """Lay the curves out by age."""
+    series = [
+        SeriesDocument(
+            curve.uuid,
+            curve.name.namespace if curve.name else None,
+            curve.name.pod if curve.name else None,
+            curve.name.container if curve.name else None,
+            memory_mib=_by_age(curve.memory, curve.newest, curves.bucket),
+            sm_permille=_by_age(curve.sm, curve.newest, curves.bucket),
+        )
+        for curve in curves.curves
+    ]
+    return HistoryDocument(VERSION, curves.timestamp, curves.interval_seconds, BUCKET_SECONDS, BUCKETS, series)
+
+
+def _by_age(ring: array[int], newest: int, bucket: int) -> list[int | None]:
     """A ring's values up to `bucket`, without the gaps before the first; empty where there are only gaps."""
     values = [ring[number % BUCKETS] for number in range(bucket - BUCKETS + 1, newest + 1)]
     values += [_GAP] * (bucket - newest)

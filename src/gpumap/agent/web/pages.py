@@ -1,18 +1,18 @@
-"""The newest snapshot in every form that is asked for, each made once a snapshot and only on request.
+"""The newest snapshot in every form that clients ask for. Each is rendered once per snapshot, and only on request.
 
-A reader never waits for a source: what there is, is there. A snapshot that is too old is not served; then the pages
-tell of gpumap itself alone.
+A client never waits for a source. A snapshot that is too old is not served: the pages then hold only the metrics of
+gpumap itself.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+import msgspec
 import prometheus_client
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -33,11 +33,11 @@ _UTF8 = ("utf-8", "backslashreplace")
 
 
 LATE = "collections are late, fail or do not end: see gpumap's log"
-"""Where nothing else is known."""
+"""The reason if no other is known."""
 
 
-class _What(NamedTuple):
-    """What a page is made of. `curves` are the history's. `stale`: why there is no data, a sentence."""
+class _Inputs(NamedTuple):
+    """What a page is rendered from. `curves` are the history's. `stale` says why there is no data."""
 
     snapshot: Snapshot
     curves: Curves | None
@@ -47,8 +47,8 @@ class _What(NamedTuple):
 class Pages:
     """Keeps the newest snapshot and its pages. `families` are the main page's; `by_path` has those of other pages.
 
-    `interval_seconds`, the time between snapshots, and `collect`, the groups that are asked for, are told to readers of
-    the map. `why_late` tells why no newer snapshot comes; an empty text where nothing is known of it.
+    The map shows `interval_seconds`, the time between snapshots, and `collect`, the groups that NVML is asked for.
+    `why_late` returns why no newer snapshot comes; an empty text if the reason is unknown.
     """
 
     def __init__(
@@ -75,47 +75,49 @@ class Pages:
         self.why_late: Callable[[], str] = str
         self._process = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._process)
-        self._lane = SerialExecutor("gpumap-pages")
+        self._thread = SerialExecutor("gpumap-pages")
         self._snapshot: Snapshot | None = None
         self._stale = ""
-        self._made: dict[tuple[Wanted, bool], bytes] = {}
+        self._rendered: dict[tuple[Wanted, bool], bytes] = {}
         self._history = History()
         self._process_name = secrets.token_hex(4)
         self._versions = 0
 
     def publish(self, snapshot: Snapshot) -> None:
         """Take the newest snapshot. Pages of the one before are dropped."""
-        self._snapshot, self._stale, self._made = snapshot, "", {}
+        self._snapshot, self._stale, self._rendered = snapshot, "", {}
         self._versions += 1
         self._history.add(snapshot)
 
     def current(self) -> Snapshot | None:
-        """Give the newest snapshot; too old a one without its data; `None` before the first."""
+        """Return the newest snapshot, without its data if it is too old; `None` before the first."""
         snapshot = self._snapshot
         if snapshot is not None and self._is_too_old(snapshot) and not self._stale:
             stale = f"no collection for more than {self._stale_after_seconds:g} s: {self.why_late() or LATE}"
-            self._snapshot, self._stale, self._made = _without_data(snapshot), stale, {}
+            self._snapshot, self._stale, self._rendered = _without_data(snapshot), stale, {}
             self._versions += 1
         return self._snapshot
 
     def version(self) -> str | None:
-        """Name what `page` gives now, unlike any other of this process or another; `None` before the first."""
+        """Name the current content of `page`, unlike that of any other time or process; `None` before the first."""
         return f"{self._process_name}-{self._versions}" if self.current() else None
 
     async def page(self, form: Wanted, *, gzipped: bool) -> bytes | None:
-        """Give a page's bytes, `None` before the first snapshot."""
+        """Return a page's bytes; `None` before the first snapshot."""
         snapshot = self.current()
         if snapshot is None:
             return None
-        made, key = self._made, (form, gzipped)
-        if key not in made:
+        rendered, key = self._rendered, (form, gzipped)
+        if key not in rendered:
             curves = self._history.curves() if form == "history" else None  # here, where nothing adds to it meanwhile
-            what = _What(snapshot, curves, self._stale)
-            made[key] = await self._lane.run(lambda: made.get(key) or self._make(form, gzipped, what, made))
-        return made[key]
+            inputs = _Inputs(snapshot, curves, self._stale)
+            rendered[key] = await self._thread.run(
+                lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered)
+            )
+        return rendered[key]
 
     def not_ready(self) -> str | None:
-        """Say why gpumap is not ready: neither kubelet nor NVML has answered lately. `None`: it is."""
+        """Return why gpumap is not ready: neither kubelet nor NVML has answered lately. `None` if it is ready."""
         snapshot = self._snapshot
         if snapshot is None:
             return "the first collection is not finished"
@@ -124,28 +126,32 @@ class Pages:
         for health in asked:
             if health.last_success and now - health.last_success.monotonic <= self._stale_after_seconds:
                 return None
-        said = [f"{one.source.value}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up]
-        if not said or self._is_too_old(snapshot):  # what they said then may be a reason, too
-            said.insert(0, f"no collection for {now - snapshot.at.monotonic:.0f} s: {self.why_late() or LATE}")
-        return "; ".join(said)
+        reasons = [
+            f"{one.source.value}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up
+        ]
+        if not reasons or self._is_too_old(snapshot):  # old reasons may still hold
+            reasons.insert(0, f"no collection for {now - snapshot.at.monotonic:.0f} s: {self.why_late() or LATE}")
+        return "; ".join(reasons)
 
     def close(self) -> None:
-        """Let the rendering thread end."""
-        self._lane.close()
+        """End the rendering thread."""
+        self._thread.close()
 
     def _is_too_old(self, snapshot: Snapshot) -> bool:
         return self._monotonic() - snapshot.at.monotonic > self._stale_after_seconds
 
-    def _make(self, form: Wanted, gzipped: bool, what: _What, made: dict[tuple[Wanted, bool], bytes]) -> bytes:
+    def _render(
+        self, form: Wanted, gzipped: bool, inputs: _Inputs, rendered: dict[tuple[Wanted, bool], bytes]
+    ) -> bytes:
         if gzipped:
-            plain = made.get((form, False)) or self._make(form, False, what, made)
-            made[form, False] = plain
+            plain = rendered.get((form, False)) or self._render(form, False, inputs, rendered)
+            rendered[form, False] = plain
             return gzip.compress(plain, _GZIP_LEVEL, mtime=0)
-        if what.curves is not None:
-            return json.dumps(history_document(what.curves), ensure_ascii=False, separators=(",", ":")).encode(*_UTF8)
+        if inputs.curves is not None:
+            return msgspec.json.encode(history_document(inputs.curves))
         if form == "map":
-            return encode(node_map(what.snapshot, self._interval_seconds, self._collect, what.stale))
-        page = self._pages[form].render(what.snapshot)
+            return encode(node_map(inputs.snapshot, self._interval_seconds, self._collect, inputs.stale))
+        page = self._pages[form].render(inputs.snapshot)
         if form == "text":
             return page + prometheus_client.generate_latest(self._process)
         if form == "openmetrics":

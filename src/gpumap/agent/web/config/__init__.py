@@ -1,4 +1,4 @@
-"""`--web-config`: who may ask, and over what: TLS, client certificates, users and headers, as exporters are told them.
+"""`--web-config`: TLS, client certificates, users and headers, in the file that Prometheus's exporters take.
 
 The file is that of Prometheus's exporter-toolkit (its docs/web-configuration.md); what differs: docs/web-config.md.
 """
