@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +11,7 @@ from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_d
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
+from gpumap.model.text import json_bytes
 from tests.snapshots import busy_node, gpu, instances, leaf, row
 
 UUID = Uuid("GPU-1")
@@ -143,3 +145,12 @@ def test_absurd_values_of_a_driver_cost_nothing_but_themselves() -> None:
     history.add(snapshot(START + 1, used=GIB, sm=-3.0, pods=("pod", "other")))
     assert series(history) == ([(1 << 31) - 1], [500])
     assert series(history, "other") == ([1024], [0])
+
+
+def test_names_that_are_no_utf_8_do_not_break_it() -> None:
+    """A file name of other bytes (a lone surrogate in Python) is escaped; the document stays JSON."""
+    history = History()
+    history.add(snapshot(START, pods=("pod-\udcff",)))
+    text = json_bytes(history_document(history.curves()))
+    assert b'"pod":"pod-\\udcff"' in text
+    assert json.loads(text)["series"][0]["pod"] in (None, "pod-\udcff")

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Owner
+from gpumap.model.text import json_bytes
 
 VERSION = 1
 """Of this format. A map of another version is refused."""
@@ -491,7 +492,6 @@ xid_events."""
 
 
 _DECODER = msgspec.json.Decoder(NodeMap)
-_ENCODER = msgspec.json.Encoder()
 
 
 def decode(text: bytes) -> NodeMap:
@@ -504,7 +504,7 @@ def decode(text: bytes) -> NodeMap:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        # msgspec refuses the escapes of lone surrogates, which `encode` writes for names that are no UTF-8.
+        # msgspec refuses the escapes of lone surrogates, which `json_bytes` writes for names that are no UTF-8.
         return msgspec.convert(json.loads(text, parse_constant=_refuse), NodeMap)
 
 
@@ -513,9 +513,5 @@ def _refuse(constant: str) -> float:
 
 
 def encode(node_map: NodeMap) -> bytes:
-    """Write a map as compact JSON in UTF-8. Names that are no UTF-8 (lone surrogates) are escaped."""
-    try:
-        return _ENCODER.encode(node_map)
-    except UnicodeEncodeError:
-        text = json.dumps(msgspec.to_builtins(node_map), ensure_ascii=False, separators=(",", ":"))
-        return text.encode(errors="backslashreplace")
+    """Write a map as compact JSON."""
+    return json_bytes(node_map)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-import msgspec
 import prometheus_client
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -24,12 +23,12 @@ from gpumap.model.families import Family, Numbered
 from gpumap.model.map import encode
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.text import json_bytes
 
 Form = Literal["text", "openmetrics", "map", "history"]
 Wanted = Form | tuple[Literal["path"], str]
 """A form of the snapshot, or a dialect's own page by its path."""
 _GZIP_LEVEL = 1
-_UTF8 = ("utf-8", "backslashreplace")
 
 
 LATE = "collections are late, fail or do not end: see gpumap's log"
@@ -148,7 +147,7 @@ class Pages:
             rendered[form, False] = plain
             return gzip.compress(plain, _GZIP_LEVEL, mtime=0)
         if inputs.curves is not None:
-            return msgspec.json.encode(history_document(inputs.curves))
+            return json_bytes(history_document(inputs.curves))
         if form == "map":
             return encode(node_map(inputs.snapshot, self._interval_seconds, self._collect, inputs.stale))
         page = self._pages[form].render(inputs.snapshot)
