@@ -15,7 +15,7 @@ from gpumap.agent.join.ledger import KEPT_SECONDS
 from gpumap.cli.bill.counting import ENERGY, GAP, HELD
 from tests.prometheus import prometheus
 from tests.scraped import Samples, labels, store
-from tests.test_bill_prometheus import END, EVERY, FIRST, HOUR, LAST, MINUTE, START, Play, ask, life
+from tests.servers.test_bill_prometheus import END, EVERY, FIRST, HOUR, LAST, MINUTE, START, Play, ask, life
 
 KEPT = int(KEPT_SECONDS)
 LIVES = 300
