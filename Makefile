@@ -31,7 +31,7 @@ test: check ## What a contributor runs: all checks, and the tests beside the fol
 	@$(BIN)/python -m scripts.install_tools prometheus promtool || echo "The tests that need it are skipped." >&2
 	$(PYTEST) $(TESTS) $(ARGS)
 
-test-all: check ## The same and tests/*/: chart, image, boards, documents, shells, browser; the CI runs this
+test-all: check ## The same and tests/*/: bill, chart, image, boards, documents, shells, browser; the CI runs this
 	@$(BIN)/python -m scripts.install_tools || echo "The tests that need it are skipped; under CI they fail." >&2
 	$(PYTEST) $(ARGS)
 

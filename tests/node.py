@@ -99,10 +99,15 @@ class Node:
         return self.directory / "driver-state"
 
     @property
+    def checkpoint(self) -> Path:
+        return self.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
+
+    @property
     def flags(self) -> list[str]:
         """What points gpumap at this node, but for the driver."""
         return [
             *("--kubelet-root", str(self.kubelet_root)),
+            *("--device-checkpoint", str(self.checkpoint)),  # else that of a kubelet of this machine may be taken too
             *("--pod-log-root", str(self.directory / "log")),
             *("--proc", str(self.processes.root)),
         ]
@@ -152,10 +157,9 @@ class Node:
             for name, ids in pod.devices.items()
             for devices in _by_resource(ids)
         ]
-        checkpoint = self.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
-        temporary = checkpoint.with_suffix(".tmp")
+        temporary = self.checkpoint.with_suffix(".tmp")
         temporary.write_text(texts.checkpoint_text(rows, self.offered, {}))
-        temporary.rename(checkpoint)
+        temporary.rename(self.checkpoint)
 
     # --- processes ---
 

@@ -332,9 +332,8 @@ async def test_map_of_this_node(node: Node) -> None:
 async def test_map_where_nothing_answers(tmp_path: Path) -> None:
     """No kubelet and no driver: it says which, and exits with 1."""
     missing = str(tmp_path / "missing")
-    done = await run_command_in_loop(
-        "map", "--kubelet-root", missing, "--nvml-library", missing, "--pod-log-root", missing
-    )
+    sources = ("--kubelet-root", "--device-checkpoint", "--nvml-library", "--pod-log-root")
+    done = await run_command_in_loop("map", *(word for flag in sources for word in (flag, missing)))
     assert done.returncode == 1
     assert done.stderr.endswith(": neither its kubelet nor NVML answers\n")
     assert len(done.stderr.splitlines()) == 1

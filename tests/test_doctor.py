@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +17,13 @@ from gpumap.agent.node_map import node_map
 from gpumap.agent.self_check import CAPABILITIES, look, privileges
 from gpumap.agent.settings import resolve
 from gpumap.cli import this_node
+from gpumap.cli.command_line import parse
 from gpumap.cli.doctor.checks import as_values, examine, works
 from gpumap.cli.doctor.gpu_checks import Result
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, doctor_table
 from gpumap.cli.terminal import Screen, cells
+from gpumap.dispatch import command_parser
 from gpumap.model import remedies
 from gpumap.model.map import NodeMap, decode
 from gpumap.model.node_facts import Answer, Facts, Privileges
@@ -442,8 +444,8 @@ async def test_files_that_may_not_be_read() -> None:
 
 async def here(node: Node) -> tuple[NodeMap, Facts]:
     """What doctor learns when it runs in this process."""
-    flags = {"kubelet_root": str(node.kubelet_root), "pod_log_root": str(node.directory / "log")}
-    settings = resolve(argparse.Namespace(**flags, proc=str(node.processes.root), nvml_library="/none"), {})
+    given = parse(command_parser(), ["doctor", *node.flags, "--nvml-library", "/none"])
+    settings = resolve(given, {})
     async with contextlib.aclosing(this_node.from_node(settings, 1.0)) as answers:
         found = await anext(answers)
     assert isinstance(found, NodeMaps)
@@ -463,19 +465,34 @@ async def make_node(directory: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield node
 
 
-async def diagnose(node: Node, *, code: int, library: str | None = None) -> dict[str, dict[str, str | bool | None]]:
-    """Run `gpumap doctor -o json` on a node: valid JSON alone on stdout, nothing on stderr."""
+Diagnosis = dict[str, dict[str, str | bool | None]]
+
+
+async def diagnose(node: Node, *, code: int, library: str | None = None, **states: str) -> Diagnosis:
+    """Run `gpumap doctor -o json` on a node: valid JSON alone on stdout, nothing on stderr.
+
+    On a busy machine a check may not be done in its time: it is run until the checks have these states.
+    """
     flags = [*node.flags, "--nvml-library", library or str(node.library)]
-    done = await run_command_in_loop("doctor", "-o", "json", *flags, **standin.environment(node.library, node.state))
-    values = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, values["ok"]) == (code, "", code == 0), done
-    return {one["check"]: one for one in values["checks"]}
+
+    async def ask() -> tuple[int, Diagnosis]:
+        variables = standin.environment(node.library, node.state)
+        done = await run_command_in_loop("doctor", "-o", "json", *flags, **variables)
+        values = json.loads(done.stdout)
+        assert (done.stderr, values["ok"]) == ("", done.returncode == 0), done
+        return done.returncode, {one["check"]: one for one in values["checks"]}
+
+    def holds(answer: tuple[int, Diagnosis]) -> bool:
+        return answer[0] == code and {name: answer[1][name]["state"] for name in states} == states
+
+    return (await until(ask, holds, f"not {code} with {states}"))[1]
 
 
 async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     """Everything works, with what each source was seen to say; the same as a table. GPM is not on every GPU."""
-    found = await diagnose(node, code=0)
-    assert {one: found[one]["state"] for one in LADDER} == {**dict.fromkeys(LADDER, "ok"), "gpm": "not needed"}
+    well = {**dict.fromkeys(LADDER, "ok"), "gpm": "not needed"}
+    del well["nvml_second_opinion"]
+    found = await diagnose(node, code=0, **well)
     assert found["xid_events"]["seen"] == "listened for on 3 GPUs"
     assert found["kubelet"]["seen"] == (
         "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots offered on devices"
@@ -519,17 +536,14 @@ async def test_doctor_where_nothing_is(directory: Path) -> None:
 async def test_doctor_while_the_kubelet_is_away(node: Node) -> None:
     """Required, and not there: 1. Everything else is examined all the same."""
     await node.kubelet.stop()
-    found = await diagnose(node, code=1)
-    assert (found["kubelet"]["state"], found["nvml"]["state"], found["pod_logs"]["state"]) == ("missing", "ok", "ok")
+    await diagnose(node, code=1, kubelet="missing", nvml="ok", pod_logs="ok")
 
 
 async def test_doctor_without_the_drivers_library(node: Node) -> None:
     """It says which library was looked for, and what brings it into a container."""
-    found = await diagnose(node, code=1, library="/none/libnvidia-ml.so.1")
-    assert found["nvml"]["state"] == "missing"
+    found = await diagnose(node, code=1, library="/none/libnvidia-ml.so.1", nvml="missing", kubelet="ok")
     assert "/none/libnvidia-ml.so.1" in str(found["nvml"]["why"])
     assert "runtimeClassName" in str(found["nvml"]["remedy"])
-    assert found["kubelet"]["state"] == "ok"
 
 
 @pytest.mark.parametrize(("hung", "code", "state"), [([0], 0, "degraded"), ([0, 1, 2], 1, "failed")])
@@ -538,11 +552,9 @@ async def test_doctor_while_a_gpu_hangs(node: Node, hung: list[int], code: int, 
     for index in hung:
         node.driver.delay["*", index] = float("inf")
     node.tell_driver()
-    found = await diagnose(node, code=code)
-    assert found["nvml"]["state"] == state
+    found = await diagnose(node, code=code, nvml=state, kubelet="ok")
     assert "hung" in str(found["nvml"]["why"])
     assert found["nvml"]["remedy"] == remedies.SOURCES[Source.NVML]["hung"]
-    assert found["kubelet"]["state"] == "ok"
 
 
 async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
@@ -552,8 +564,12 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
         node.driver.delay["*", 1] = float("inf")
         node.tell_driver()
         await agent.until(lambda page: page.value("gpumap_gpu_up", uuid=gpu_uuid(1)) == 0, "the hang is not told")
-        done = await run_command_in_loop("doctor", "--url", agent.url)
-    assert (done.returncode, done.stderr) == (0, "")
+
+        async def ask() -> subprocess.CompletedProcess[str]:
+            return await run_command_in_loop("doctor", "--url", agent.url)
+
+        done = await until(ask, lambda done: done.returncode == 0, "another source does not answer")
+    assert done.stderr == ""
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("gpu/1 ")]
     assert line.split()[:3] == ["gpu/1", "failed", gpu_uuid(1)]
     assert " – hung" in line
@@ -565,20 +581,17 @@ async def test_doctor_while_the_whole_driver_hangs(node: Node) -> None:
     """No call returns: NVML fails by its deadline, everything else is told."""
     node.driver.delay["*", "*"] = float("inf")
     node.tell_driver()
-    found = await diagnose(node, code=1)
-    assert found["nvml"]["state"] == "failed"
+    states = {"nvml": "failed", "kubelet": "ok", "device_checkpoint": "ok"}
+    found = await diagnose(node, code=1, **states)
     assert "deadline_exceeded" in str(found["nvml"]["why"])
-    assert (found["kubelet"]["state"], found["device_checkpoint"]["state"]) == ("ok", "ok")
 
 
 async def test_doctor_without_pid_visibility(node: Node) -> None:
     """A process tree that shows nobody outside: what it takes, and 0, for it is optional."""
     for pid in node.processes.root.iterdir():
         node.processes.end(int(pid.name))
-    found = await diagnose(node, code=0)
-    assert found["pid_visibility"]["state"] == "missing"
+    found = await diagnose(node, code=0, pid_visibility="missing", proc="ok")
     assert "hostPID" in str(found["pid_visibility"]["remedy"])
-    assert found["proc"]["state"] == "ok"
 
 
 async def test_doctor_of_an_agent_that_was_told_to_let_go(node: Node) -> None:
@@ -606,21 +619,25 @@ async def test_doctor_of_an_agent_that_was_told_to_let_go(node: Node) -> None:
 async def test_doctor_of_a_corrupt_checkpoint(node: Node) -> None:
     """The file is there and says nothing: failed, not missing; the logs still name pods."""
     (node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint").write_text('{"Data": 7}')
-    found = await diagnose(node, code=0)
-    assert found["device_checkpoint"]["state"] == "failed"
+    found = await diagnose(node, code=0, device_checkpoint="failed", pod_logs="ok")
     assert str(found["device_checkpoint"]["why"]).startswith("checkpoint_corrupt: ")
     assert found["device_checkpoint"]["remedy"] == remedies.SOURCES[Source.POD_IDENTITY]["checkpoint_corrupt"]
-    assert found["pod_logs"]["state"] == "ok"
 
 
 async def test_doctor_of_an_agent() -> None:
     """With --url the agent's own document is judged, and this machine is not looked at."""
     async with run_agent("demo", "--interval", "200ms") as agent:
-        await agent.later(1)
-        done = await run_command_in_loop("doctor", "-o", "json", "--url", agent.url)
-    found = {one["check"]: one["state"] for one in json.loads(done.stdout)["checks"]}
-    assert (done.returncode, done.stderr) == (0, "")
-    assert {name: found[name] for name in LADDER} == dict.fromkeys(LADDER, "ok")
+
+        async def ask() -> tuple[int, str, dict[str, str]]:
+            done = await run_command_in_loop("doctor", "-o", "json", "--url", agent.url)
+            checks = json.loads(done.stdout)["checks"] if done.stdout else []
+            return done.returncode, done.stderr, {one["check"]: one["state"] for one in checks}
+
+        well = (0, "", dict.fromkeys(LADDER, "ok"))
+        # Its first collection, or one on a busy machine, may lack a source.
+        _, _, found = await until(
+            ask, lambda said: (*said[:2], {name: said[2].get(name) for name in LADDER}) == well, "it is not well"
+        )
     assert found["unmatched_slots/not_in_nvml"] == "degraded"
     assert "capabilities" not in found
     gone = await run_command_in_loop("doctor", "--url", agent.url)

@@ -274,7 +274,8 @@ async def blocks(stream: asyncio.StreamReader, count: int) -> None:
 
 async def test_watch_of_this_node(tmp_path: Path) -> None:
     """Without --url it collects here, again and again; that nothing is there is shown, not a reason to end."""
-    missing = [f"--{name}={tmp_path / 'missing'}" for name in ("kubelet-root", "nvml-library", "pod-log-root")]
+    sources = ("--kubelet-root", "--device-checkpoint", "--nvml-library", "--pod-log-root")
+    missing = [f"{flag}={tmp_path / 'missing'}" for flag in sources]
     with terminal("waste", "--watch", "--interval", "100ms", *missing) as shown:
         await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
         assert "No devices." in shown.frames[1]

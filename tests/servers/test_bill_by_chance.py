@@ -19,7 +19,20 @@ from gpumap.agent.join.accounting import KEPT_SECONDS
 from gpumap.cli.bill.promql import ENERGY, HELD
 from tests.prometheus import prometheus
 from tests.scraped import Samples, store
-from tests.test_bill_prometheus import END, EVERY, EXACTLY, FIRST, HOUR, LAST, MINUTE, PATIENT, START, Play, ask, life
+from tests.servers.test_bill_prometheus import (
+    END,
+    EVERY,
+    EXACTLY,
+    FIRST,
+    HOUR,
+    LAST,
+    MINUTE,
+    PATIENT,
+    START,
+    Play,
+    ask,
+    life,
+)
 
 KEPT = int(KEPT_SECONDS)
 LIVES = 300
