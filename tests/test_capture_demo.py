@@ -34,7 +34,7 @@ from tests import agent, golden
 from tests.demo_process import GPUMAP, environment
 
 OWNERS = golden.CAPTURES / "owners"
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 300.0
 
 
 @pytest.fixture(name="copy")

@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import errno
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,8 +45,12 @@ pods:
 """
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
+PATIENCE_SECONDS = 300.0
+"""On a machine that is busy with other work."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
@@ -91,33 +97,41 @@ async def test_cgroups_have_the_style_asked_for(tmp_path: Path, style: str) -> N
 
 async def test_it_changes_as_time_goes_by(tmp_path: Path) -> None:
     """A pod that comes is in the checkpoint and the logs without anyone asking; others are left as they were."""
-    epoch = time.time() - 9.5
-    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, epoch) as node:
+    now = 9.5
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, 0.0, lambda: now) as node:
         pods = node.log_root / "pods"
         checkpoint = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
         before = {path.name: path.stat().st_ino for path in pods.iterdir()}
         assert "job" not in " ".join(before)
         rows = len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"])
+        now = 12.0
         await until(lambda: len(list(pods.iterdir())) == len(before) + 1)
         assert len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]) == rows + 1
         assert before.items() <= {path.name: path.stat().st_ino for path in pods.iterdir()}.items()
 
 
+def refuses(path: Path) -> bool:
+    """Whether the socket is there, and nothing listens on it."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
 async def test_its_kubelet_serves_and_restarts(tmp_path: Path) -> None:
     """The socket answers; during the restart it refuses; afterwards there is another one."""
-    epoch = time.time() - 19.0
-    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, epoch) as node:
-        socket = node.kubelet_root / "pod-resources" / "kubelet.sock"
-        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+    now = 19.0
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), tmp_path, 0.0, lambda: now) as node:
+        path = node.kubelet_root / "pod-resources" / "kubelet.sock"
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(LIST)
-            answer = v1_pb2.ListPodResourcesResponse.FromString(await call(b"", timeout=5))
+            answer = v1_pb2.ListPodResourcesResponse.FromString(await call(b"", timeout=PATIENCE_SECONDS))
             assert {pod.name for pod in answer.pod_resources} == {"steady", "job", "calm-demo-node"}
-        before = socket.stat()
-        await until(lambda: not node.kubelet.running)
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_unix_connection(socket)
+        before = path.stat()
+        now = 20.5
+        await until(lambda: refuses(path))
+        assert not node.kubelet.running
+        now = 21.5
         await until(lambda: node.kubelet.running)
-        after = socket.stat()
+        after = path.stat()
         assert (after.st_ino, after.st_ctime_ns) != (before.st_ino, before.st_ctime_ns)
 
 
@@ -150,7 +164,10 @@ async def test_the_service_tells_whose_gpu_had_an_xid_event(tmp_path: Path) -> N
     scenario, found = parse_scenario(XID), list[Snapshot]()
     async with DemoNode(scenario, tmp_path / "node", epoch=time.time()) as node:
         settings = replace(simulated(resolve(argparse.Namespace(), {}), node), push=False)
-        async with service.collector(settings, node.driver_command, found.append) as loop, asyncio.timeout(30.0):
+        async with (
+            service.collector(settings, node.driver_command, found.append) as loop,
+            asyncio.timeout(PATIENCE_SECONDS),
+        ):
             while not found or not found[-1].container_xids:
                 await loop.collect()
                 await asyncio.sleep(0.1)

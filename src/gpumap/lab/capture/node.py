@@ -26,7 +26,7 @@ from gpumap.lab.demo import kubelet as fake
 from gpumap.model.errors import FatalError
 
 STILL_SECONDS = 5.0
-"""How long a capture of one frame stands until it begins anew; nobody will see it."""
+"""How long a capture of one frame lasts until it begins again, which changes nothing."""
 
 _log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class CapturedFiles:
 
 
 def things(frame: Mapping[str, bytes]) -> dict[str, Thing]:
-    """What stands on the node, a folder before what is in it, in the order in which it appears."""
+    """What is on the node, a folder before what is in it, in the order in which it appears."""
     down = contents.down(frame)
     found: dict[str, Thing] = {}
     if "checkpoint" in down:
@@ -217,7 +217,7 @@ def things(frame: Mapping[str, bytes]) -> dict[str, Thing]:
                 found.setdefault(parent, None)
             found[entry.path] = entry.target if entry.kind == "l" else None if entry.kind == "d" else b""
     elif down["pod_logs"].reason != "pod_logs_missing":
-        found |= {**dict.fromkeys(_parents(LOGS)), LOGS: None, f"{LOGS}/pods": b""}  # no directory: nobody can read it
+        found |= {**dict.fromkeys(_parents(LOGS)), LOGS: None, f"{LOGS}/pods": b""}  # no directory, and so unreadable
     found[PROC] = None
     if "procfs" not in down:  # without its own entry gpumap cannot judge any other
         found |= {OWN: None, f"{OWN}/cgroup": frame[contents.OWN_CGROUP]}

@@ -13,7 +13,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -28,12 +28,22 @@ _log = logging.getLogger(__name__)
 
 
 class DemoNode:
-    """Plays `scenario` below `directory` while it is entered. `epoch` (Unix seconds) is when the play began: now."""
+    """Plays `scenario` below `directory` while it is entered. `epoch` is when the play began, by default now.
 
-    def __init__(self, scenario: Scenario, directory: Path, epoch: float | None = None) -> None:
+    `clock` gives Unix seconds; the driver, another process, goes by the machine's.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        directory: Path,
+        epoch: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._scenario = scenario
         self._directory = directory
         self._epoch = epoch
+        self._clock = clock
         self._made_directory = False
         self._files = NodeFiles(directory)
         self._over = asyncio.Event()
@@ -70,7 +80,7 @@ class DemoNode:
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / "scenario.yaml").write_text(self._scenario.text, encoding="utf-8")
         if self._epoch is None:
-            self._epoch = time.time()
+            self._epoch = self._clock()
         try:
             await self._show(self._now())
         except BaseException:
@@ -90,7 +100,7 @@ class DemoNode:
             await self._remove()
 
     def _now(self) -> World:
-        return world(self._scenario, time.time() - (self._epoch or 0.0))
+        return world(self._scenario, self._clock() - (self._epoch or 0.0))
 
     async def _play(self) -> None:
         trouble = ""
