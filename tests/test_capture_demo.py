@@ -24,8 +24,9 @@ from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.contents import Down
 from gpumap.lab.capture.driver import Player
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits
-from gpumap.lab.capture.node import CapturedFiles, CapturedNode
+from gpumap.lab.capture.node import CapturedNode, files_of
 from gpumap.lab.capture.run import load_capture
+from gpumap.lab.node_files import NodeFiles
 from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import NvmlReading, Source
@@ -553,14 +554,14 @@ def test_notes_beside_the_files_are_nobodys_business(copy: Path) -> None:
 
 def test_only_what_changed_is_touched(directory: Path) -> None:
     """A file that stays is the same file; what changes is replaced whole; what goes is gone, also as another kind."""
-    files = CapturedFiles(directory)
+    files = NodeFiles(directory)
     capture = on_disk.load(OWNERS)
-    files.show(capture.frames[0].files)
+    files.show(files_of(capture.frames[0].files))
     before = {path: path.lstat().st_ino for path in directory.rglob("*")}
     cgroup = b"0::/system.slice/other.service\n"
     later = with_files(capture, **{"proc/101/cgroup": cgroup, "proc/102/stat": None, "proc/102/cgroup": None})
     later |= {contents.DOWN: contents.down_text({"checkpoint": Down("checkpoint_unreadable", "")})}
-    files.show(later)
+    files.show(files_of(later))
     after = {path: path.lstat().st_ino for path in directory.rglob("*")}
     names = {str(path.relative_to(directory)) for path in before.keys() ^ after.keys()}
     assert names == {"proc/102", "proc/102/stat", "proc/102/cgroup"}
@@ -570,7 +571,7 @@ def test_only_what_changed_is_touched(directory: Path) -> None:
     assert replaced - {"kubelet/device-plugins/kubelet_internal_checkpoint"} == {"proc/101/cgroup"}
     assert (directory / "proc/101/cgroup").read_bytes() == cgroup
     assert (directory / "kubelet/device-plugins/kubelet_internal_checkpoint").is_dir()
-    files.show(capture.frames[0].files)
+    files.show(files_of(capture.frames[0].files))
     assert {path.relative_to(directory) for path in directory.rglob("*")} == {
         path.relative_to(directory) for path in before
     }
