@@ -575,3 +575,16 @@ def test_only_what_changed_is_touched(directory: Path) -> None:
     assert {path.relative_to(directory) for path in directory.rglob("*")} == {
         path.relative_to(directory) for path in before
     }
+
+
+def test_what_could_not_be_written_is_written_the_next_time(directory: Path) -> None:
+    """An error leaves what was written before it; the next call writes the rest, and nothing twice."""
+    files = NodeFiles(directory)
+    (directory / "proc").touch()
+    with pytest.raises(OSError, match="proc"):
+        files.show({"log": None, "proc/1": b"a"})
+    before = (directory / "log").stat().st_ino
+    (directory / "proc").unlink()
+    files.show({"log": None, "proc/1": b"a"})
+    assert (directory / "proc/1").read_bytes() == b"a"
+    assert (directory / "log").stat().st_ino == before
