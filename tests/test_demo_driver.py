@@ -12,6 +12,8 @@ from gpumap.lab.demo.fake_worker import reading_for
 from gpumap.lab.demo.scenario import parse_scenario
 from gpumap.lab.demo.world import world
 
+PATIENCE_SECONDS = 300.0
+"""On a machine that is busy with other work."""
 TEXT = """
 gpus:
   - {model: H100, memory: 80GiB, faults: [{kind: hung, from: 10s, until: 20s}]}
@@ -150,12 +152,12 @@ async def test_the_program_tells_an_event_between_two_reads(tmp_path: Path) -> N
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(wire.encode_request(LISTENING))
-    lines = [wire.decode(await asyncio.wait_for(process.stdout.readline(), 30)) for _ in range(3)]
+    lines = [wire.decode(await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)) for _ in range(3)]
     process.stdin.close()
-    await asyncio.wait_for(process.wait(), 10)
+    await asyncio.wait_for(process.wait(), PATIENCE_SECONDS)
     event = next(line for line in lines if isinstance(line, wire.XidMessage))
     assert event.code == 48
-    assert abs(event.at - time.monotonic()) < 60
+    assert abs(event.at - time.monotonic()) < PATIENCE_SECONDS
 
 
 async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:
@@ -168,9 +170,9 @@ async def test_the_program_answers_until_stdin_ends(tmp_path: Path) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(wire.encode_request(wire.Request(1, 5.0)) + wire.encode_request(wire.Request(2, 5.0)))
-    answers = [wire.decode(await asyncio.wait_for(process.stdout.readline(), 10)) for _ in range(6)]
+    answers = [wire.decode(await asyncio.wait_for(process.stdout.readline(), PATIENCE_SECONDS)) for _ in range(6)]
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_SECONDS) == 0
     assert [getattr(answer, "read", None) for answer in answers] == [1, 1, 1, 2, 2, 2]
     lost = answers[2]
     assert isinstance(lost, wire.GpuMessage)
@@ -183,6 +185,6 @@ async def test_a_bad_scenario_is_one_line_and_exit_2(tmp_path: Path) -> None:
     path.write_text("gpus: 3")
     arguments = ["-m", "gpumap.lab.demo.driver", "--scenario", str(path), "--epoch", "0"]
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE)
-    _, complaint = await asyncio.wait_for(process.communicate(), 10)
+    _, complaint = await asyncio.wait_for(process.communicate(), PATIENCE_SECONDS)
     assert process.returncode == 2
     assert complaint.decode() == f'gpumap.lab.demo.driver: {path}: gpus: expected a list, found "3"\n'

@@ -100,13 +100,14 @@ async def test_cgroups_have_the_style_asked_for(directory: Path, style: str) -> 
 
 async def test_it_changes_as_time_goes_by(directory: Path) -> None:
     """A pod that comes is in the checkpoint and the logs without anyone asking; others are left as they were."""
-    epoch = time.time() - 9.5
-    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), directory, epoch) as node:
+    now = 9.5
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), directory, 0.0, lambda: now) as node:
         pods = node.log_root / "pods"
         checkpoint = node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint"
         before = {path.name: path.stat().st_ino for path in pods.iterdir()}
         assert "job" not in " ".join(before)
         rows = len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"])
+        now = 12.0
         await until(lambda: len(list(pods.iterdir())) == len(before) + 1)
         assert len(json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]) == rows + 1
         assert before.items() <= {path.name: path.stat().st_ino for path in pods.iterdir()}.items()
@@ -114,15 +115,18 @@ async def test_it_changes_as_time_goes_by(directory: Path) -> None:
 
 async def test_its_kubelet_serves_and_restarts(directory: Path) -> None:
     """The socket answers; during the restart it refuses; afterwards there is another one."""
-    epoch = time.time() - 19.0
-    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), directory, epoch) as node:
+    now = 19.0
+    async with DemoNode(parse_scenario(SHORT.format(style="v2-systemd")), directory, 0.0, lambda: now) as node:
         path = node.kubelet_root / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(LIST)
-            answer = v1_pb2.ListPodResourcesResponse.FromString(await call(b"", timeout=5))
+            answer = v1_pb2.ListPodResourcesResponse.FromString(await call(b"", timeout=PATIENCE_SECONDS))
             assert {pod.name for pod in answer.pod_resources} == {"steady", "job", "calm-demo-node"}
         before = path.stat()
+        now = 20.5
         await until(lambda: refuses(path))
+        assert not node.kubelet.running
+        now = 21.5
         await until(lambda: node.kubelet.running)
         after = path.stat()
         assert (after.st_ino, after.st_ctime_ns) != (before.st_ino, before.st_ctime_ns)

@@ -143,6 +143,10 @@ class Collector:
         self._keep = keep
         self._last: Snapshot | None = None
 
+    def set_deadline(self, seconds: float) -> None:
+        """Wait so long for each source. A replay must not depend on how fast the machine is."""
+        self._deadline_seconds = seconds
+
     async def run(self) -> None:
         """Collect for ever: at each interval, when the trigger fires, and as soon as a missing kubelet is back."""
         trigger = "interval"

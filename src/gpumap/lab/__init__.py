@@ -1,7 +1,8 @@
 """Simulated nodes and captures: the demo, record and replay.
 
 In come scenarios (YAML) and captures (folders); out goes a node that the agent's own sources read: a real gRPC socket,
-files, and a stand-in for the NVML worker. Nothing here runs on a GPU node, except `record`.
+files, and a fake of the NVML worker. Nothing here runs on a GPU node, except `record`.
 
-Start with `demo/scenario` and `demo/run`, then `capture/format` and `capture/replay`.
+Start with the docstrings of `demo` and `capture`. Both use `decoding` (declared types from YAML and JSON, mistakes in
+words) and `node_files` (files that appear and disappear as on a real node).
 """

@@ -1,4 +1,4 @@
-"""A capture under other names: file by file, with one set of pseudonyms for all, and in an order that tells nothing.
+"""A capture under other names: file by file, with one set of pseudonyms for all, and in an order that reveals nothing.
 
 What cannot be read cannot be renamed, and is left out. The map that gpumap makes of it is the same but for the names.
 """
@@ -26,16 +26,16 @@ _CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
 
 
 def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
-    """Rename everything that may tell whose node it is. Models, versions, resources, PIDs and bus ids stay."""
+    """Rename everything that may reveal the owner of the node. Models, versions, resources, PIDs and bus ids stay."""
     is_gpu_resource = gpu_resource(capture.about)
     renamed: dict[tuple[str, bytes], bytes | None] = {}  # what did not change from frame to frame is renamed once
 
     def frame(one: Frame) -> Frame:
         out: dict[str, bytes] = {}
-        for name, said in one.files.items():
-            if (name, said) not in renamed:
-                renamed[name, said] = _renamed(name, said, names, is_gpu_resource)
-            found = renamed[name, said]
+        for name, content in one.files.items():
+            if (name, content) not in renamed:
+                renamed[name, content] = _renamed(name, content, names, is_gpu_resource)
+            found = renamed[name, content]
             if found is not None:
                 out[name.replace(".json", ".pb") if name.startswith("kubelet/") else name] = found
         return replace(one, files=_with_undecoded(one.files, out))
@@ -60,42 +60,42 @@ def _origin(about: About) -> str:
     return about.origin if re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", about.origin) else "another capture"
 
 
-def _renamed(name: str, said: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
+def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
     """One file under other names; `None` where it cannot be."""
     try:
         if name in (f"{contents.LIST}.pb", f"{contents.LIST}.json"):
-            return answers.renamed_list(answers.answer({name: said}, contents.LIST) or b"", names, is_gpu_resource)
+            return answers.renamed_list(answers.answer({name: content}, contents.LIST) or b"", names, is_gpu_resource)
         if name in (f"{contents.ALLOCATABLE}.pb", f"{contents.ALLOCATABLE}.json"):
-            raw = answers.answer({name: said}, contents.ALLOCATABLE) or b""
+            raw = answers.answer({name: content}, contents.ALLOCATABLE) or b""
             return answers.renamed_allocatable(raw, names, is_gpu_resource)
         if name == contents.CHECKPOINT:
             return checkpoints.cut_checkpoint(
-                said, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device
+                content, is_gpu_resource, uid=names.uid, container=names.container, id_=names.device
             )
         if name == contents.DRA_STATE:
-            return checkpoints.renamed_dra_state(said, names)
+            return checkpoints.renamed_dra_state(content, names)
         if name == contents.DRA_CHECKPOINT:
-            return checkpoints.renamed_dra_checkpoint(said, names)
+            return checkpoints.renamed_dra_checkpoint(content, names)
     except ValueError:
         return None
     if name == contents.LOG_TREE:
-        return contents.log_text(_log_entries(said, names))
+        return contents.log_text(_log_entries(content, names))
     if name == contents.NVML:
-        return contents.reading_text(_reading(contents.reading({name: said}), names))
+        return contents.reading_text(_reading(contents.reading({name: content}), names))
     if name == contents.DOWN:
-        whys = contents.down({name: said})
+        whys = contents.down({name: content})
         return contents.down_text({source: _reason_alone(why) for source, why in whys.items()})
     if name.endswith("/cgroup"):
-        return _cgroup(said, names)
+        return _cgroup(content, names)
     if name.endswith("/stat"):
-        return _stat(said, names)
+        return _stat(content, names)
     if name == contents.SOCKET:
-        return b"%d\n" % contents.starts({name: said})
+        return b"%d\n" % contents.starts({name: content})
     return b""  # own/pid_in_tree
 
 
 def _reason_alone(why: contents.Down) -> contents.Down:
-    """A reason is a word of gpumap's. What a source said of it may name anything, in any form."""
+    """A reason is a word of gpumap's. The source's own message may name anything, in any form."""
     return contents.Down(_reason(why.reason), "")
 
 
@@ -104,7 +104,7 @@ def _reason(word: str) -> str:
 
 
 def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
-    """An answer or checkpoint that could not be renamed is gone; that it could not be decoded is told."""
+    """An answer or checkpoint that could not be renamed is gone; down.json says that it could not be decoded."""
     whys = contents.down(out)
     had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
     if had_list and f"{contents.LIST}.pb" not in out:
@@ -114,10 +114,10 @@ def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[
     return {**out, contents.DOWN: contents.down_text(whys)} if whys else out
 
 
-def _log_entries(said: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
+def _log_entries(content: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
     """Pods' directories, what is in them, and links to them; any other name is left out."""
     found = []
-    for entry in contents.log_entries({contents.LOG_TREE: said}) or ():
+    for entry in contents.log_entries({contents.LOG_TREE: content}) or ():
         path = _log_path(entry.path, names) if entry.kind != "l" else _link_path(entry, names)
         if path is not None:
             found.append(entry._replace(path=path, target=(entry.target and _log_path(entry.target, names)) or ""))
@@ -151,14 +151,14 @@ def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
     return f"{folder}/{renamed}-{names.container_id(id_)}.log"
 
 
-def _reading(said: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlReading | contents.Down:
-    if isinstance(said, contents.Down):
-        return _reason_alone(said)
+def _reading(reading: NvmlReading | contents.Down, names: Pseudonyms) -> NvmlReading | contents.Down:
+    if isinstance(reading, contents.Down):
+        return _reason_alone(reading)
     return replace(
-        said,
-        gpus=tuple(_gpu(gpu, names) for gpu in said.gpus),
-        xids=tuple(xid._replace(uuid=Uuid(names.device(xid.uuid))) for xid in said.xids),
-        listening=tuple(heard._replace(uuid=Uuid(names.device(heard.uuid))) for heard in said.listening),
+        reading,
+        gpus=tuple(_gpu(gpu, names) for gpu in reading.gpus),
+        xids=tuple(xid._replace(uuid=Uuid(names.device(xid.uuid))) for xid in reading.xids),
+        listening=tuple(period._replace(uuid=Uuid(names.device(period.uuid))) for period in reading.listening),
     )
 
 
@@ -172,9 +172,9 @@ def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
     )
 
 
-def _cgroup(said: bytes, names: Pseudonyms) -> bytes:
+def _cgroup(content: bytes, names: Pseudonyms) -> bytes:
     """`N:controllers:PATH` a line; what is no such line is left out."""
-    lines = (line.split(":", 2) for line in said.decode(errors="replace").splitlines())
+    lines = (line.split(":", 2) for line in content.decode(errors="replace").splitlines())
     return "".join(
         f"{line[0] if _NUMBER.fullmatch(line[0]) else 0}:{names.controllers(line[1])}:{names.cgroup(line[2])}\n"
         for line in lines
@@ -182,7 +182,7 @@ def _cgroup(said: bytes, names: Pseudonyms) -> bytes:
     ).encode()
 
 
-def _stat(said: bytes, names: Pseudonyms) -> bytes:
+def _stat(content: bytes, names: Pseudonyms) -> bytes:
     """The process's name alone; numbers stay. What is no such line could not have been read."""
-    found = _STAT.fullmatch(said.decode(errors="replace"))
+    found = _STAT.fullmatch(content.decode(errors="replace"))
     return f"{found[1]}({names.comm(found[2])}){found[3]}".encode() if found else b""

@@ -110,7 +110,7 @@ def _claims(
 ) -> list[v1_pb2.DynamicResource]:
     """Without the names that a container runtime knows the devices by: they hold the claims' UIDs.
 
-    Of a claim without a GPU its name stays, which tells pods apart, and no device.
+    Of a claim without a GPU its name stays, which distinguishes pods, and no device.
     """
     found = []
     for entry in entries:

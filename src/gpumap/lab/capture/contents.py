@@ -32,7 +32,7 @@ NVML = "nvml.json"
 DOWN = "down.json"
 OWN_CGROUP = "own/cgroup"
 OWN_PID_IN_TREE = "own/pid_in_tree"
-"""gpumap ran on the bare host: its own PID stands in the process tree."""
+"""gpumap ran on the bare host: its own PID is in the process tree."""
 _SOURCES = ("kubelet", "checkpoint", "pod_logs", "procfs")
 Source = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(_SOURCES)})\Z", description=f"one of {', '.join(_SOURCES)}")]
 """The sources that can be down by `down.json`; NVML's errors are in `nvml.json`, in the worker's words."""
@@ -177,7 +177,7 @@ def down(files: Mapping[str, bytes]) -> dict[str, Down]:
 
 
 def starts(files: Mapping[str, bytes]) -> int:
-    """How often the kubelet had made its socket anew, this time included."""
+    """How often the kubelet had made its socket, this time included."""
     text = files.get(SOCKET, b"1").strip()
     if re.fullmatch(rb"[0-9]{1,9}", text) is None:
         raise ValueError(f"{SOCKET}: is not a number")
@@ -244,24 +244,24 @@ def _parents(path: str) -> Iterator[str]:
 # --- out --------------------------------------------------------------------------------------------------------------
 
 
-def reading_text(said: NvmlReading | Down) -> bytes:
+def reading_text(answer: NvmlReading | Down) -> bytes:
     """`nvml.json`, a GPU a line, and an XID event or a GPU that was listened to."""
-    if isinstance(said, Down):
-        return json.dumps({"error": {"code": 0, "reason": said.reason, "detail": said.detail}}).encode() + b"\n"
-    versions = {name: getattr(said, name) for name in ("driver_version", "cuda_version", "nvml_version")}
+    if isinstance(answer, Down):
+        return json.dumps({"error": {"code": 0, "reason": answer.reason, "detail": answer.detail}}).encode() + b"\n"
+    versions = {name: getattr(answer, name) for name in ("driver_version", "cuda_version", "nvml_version")}
     head = json.dumps(versions).removesuffix("}")
-    parts = [_rows_text("gpus", map(wire.gpu_object, map(_plain, said.gpus)))]
-    if said.xids:
-        xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in said.xids)
+    parts = [_rows_text("gpus", map(wire.gpu_object, map(_plain, answer.gpus)))]
+    if answer.xids:
+        xids = (one._replace(age_seconds=round(one.age_seconds, 6)) for one in answer.xids)
         parts.append(_rows_text("xids", xids))
-    if said.listening:
-        listening = ((uuid, round(since, 6), round(until, 6)) for uuid, since, until in said.listening)
+    if answer.listening:
+        listening = ((uuid, round(since, 6), round(until, 6)) for uuid, since, until in answer.listening)
         parts.append(_rows_text("listening", listening))
     return ",\n".join([head, *parts]).encode() + b"}\n"
 
 
 def _plain(gpu: GpuReading) -> GpuReading:
-    """As it is told of a GPU that has not changed. How long samples cover differs by microseconds, and only where they
+    """As a GPU that has not changed is written. How long samples cover differs by microseconds, and only where they
     cover nothing new is it something else than the time between two frames."""
     return gpu if gpu.sampled_seconds == 0 else gpu._replace(sampled_seconds=None)
 

@@ -1,7 +1,7 @@
-"""Stands in for the NVML worker: `python -m gpumap.lab.capture.driver FILE`, spoken to in the same lines.
+"""A fake of the NVML worker: `python -m gpumap.lab.capture.driver FILE`, with the same lines on stdin and stdout.
 
-Answers with what the file, an nvml.json, says at that moment, and tells the XID events of each text of it once, when it
-comes. Ends when stdin does.
+It answers with the content of the file, an nvml.json, at that moment. It sends the XID events of each content once,
+when the content comes. It ends when stdin does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import Uuid
 
 POLL_SECONDS = 0.2
-"""How soon an event of a frame is told that nobody asks for: frames may be shorter than the interval."""
+"""How soon the driver sends an event that no request asked for: frames may be shorter than the interval."""
 
 
 class Player:
@@ -29,8 +29,8 @@ class Player:
         self._path = path
         self._now = now
         self._text = b""
-        self._said: NvmlReading | contents.Down = contents.Down("", "")
-        self._since: dict[Uuid, float] = {}  # on our clock; a text that stays the same was said once
+        self._reading: NvmlReading | contents.Down = contents.Down("", "")
+        self._since: dict[Uuid, float] = {}  # on our clock; each content counts once
         self._listens = False
 
     @property
@@ -41,18 +41,18 @@ class Player:
         """The lines that answer a request: an error; or what was listened to, the driver, and then each GPU."""
         self._listens = LISTENING_GROUP in asked.groups and not asked.release
         yield from self._new()
-        said, now = self._said, self._now()
-        if isinstance(said, contents.Down):
-            yield wire.encode_error(wire.ErrorMessage(asked.read, 0, said.reason, said.detail))
+        reading, now = self._reading, self._now()
+        if isinstance(reading, contents.Down):
+            yield wire.encode_error(wire.ErrorMessage(asked.read, 0, reading.reason, reading.detail))
             return
         if self._listens:
-            yield wire.encode_listening(wire.ListeningMessage(tuple(self._heard(said))))
-        elif LISTENING_GROUP in asked.groups:  # nobody listens to what there is, which is blind time
-            deaf = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(heard.uuid for heard in said.listening))
-            yield wire.encode_listening(wire.ListeningMessage(tuple(deaf)))
-        versions = said.driver_version, said.cuda_version, said.nvml_version
-        yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(said.gpus)))
-        for gpu in sorted(said.gpus, key=lambda gpu: gpu.index in asked.last):
+            yield wire.encode_listening(wire.ListeningMessage(tuple(self._periods(reading))))
+        elif LISTENING_GROUP in asked.groups:  # the worker does not listen, which is blind time
+            closed = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(period.uuid for period in reading.listening))
+            yield wire.encode_listening(wire.ListeningMessage(tuple(closed)))
+        versions = reading.driver_version, reading.cuda_version, reading.nvml_version
+        yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(reading.gpus)))
+        for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in asked.last):
             if gpu.index not in asked.skip:
                 yield wire.encode_gpu(
                     asked.read, reading_for(gpu, answered_groups(asked.groups, release=asked.release))
@@ -69,17 +69,20 @@ class Player:
             return  # the node is being taken down
         if text == self._text:
             return
-        self._text, self._said = text, contents.reading({contents.NVML: text})
-        if isinstance(self._said, contents.Down):
+        self._text, self._reading = text, contents.reading({contents.NVML: text})
+        if isinstance(self._reading, contents.Down):
             return
         now = self._now()
-        self._since = {heard.uuid: now - heard.since_seconds for heard in self._said.listening}
-        for xid in self._said.xids if self._listens else ():
+        self._since = {period.uuid: now - period.since_seconds for period in self._reading.listening}
+        for xid in self._reading.xids if self._listens else ():
             yield wire.encode_xid(wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times))
 
-    def _heard(self, said: NvmlReading) -> Iterator[wire.Heard]:
+    def _periods(self, reading: NvmlReading) -> Iterator[wire.Heard]:
         now = self._now()
-        return (wire.Heard(heard.uuid, self._since[heard.uuid], now - heard.until_seconds) for heard in said.listening)
+        return (
+            wire.Heard(period.uuid, self._since[period.uuid], now - period.until_seconds)
+            for period in reading.listening
+        )
 
 
 def main(path: Path) -> None:

@@ -1,6 +1,6 @@
 """A capture on disk: the first frame at the top of the folder, each later one in `frames/<n>/` with what changed.
 
-Reads nothing but regular files of known names, and says in one line what is wrong with a folder. Writes a capture whole
+Reads only regular files of known names, and reports in one line what is wrong with a folder. Writes a capture whole
 or not at all. What the files mean is in `contents`.
 """
 
@@ -34,7 +34,7 @@ _FILE = re.compile(
     r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
     re.ASCII,
 )
-"""A frame's files. What else stands in the folder (notes, expected.prom) is nobody's business here."""
+"""A frame's files. gpumap ignores what else is in the folder (notes, expected.prom)."""
 
 
 class About(Struct, frozen=True):
@@ -49,7 +49,7 @@ class About(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What the sources said in one collection: all its files by path, `offset_seconds` after the first frame."""
+    """The sources' answers in one collection: all its files by path, `offset_seconds` after the first frame."""
 
     offset_seconds: float
     files: Mapping[str, bytes]
@@ -65,7 +65,7 @@ class Capture:
     @property
     def size_bytes(self) -> int:
         """What writing it takes."""
-        return sum(len(said) for _, changed, _ in _deltas(self) for said in changed.values())
+        return sum(len(content) for _, changed, _ in _deltas(self) for content in changed.values())
 
 
 # --- in ---------------------------------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
             _put(temporary / EXPECTED, expected)
             for number, (frame, changed, gone) in enumerate(_deltas(capture)):
                 place = temporary / "frames" / f"{number:04}" if number else temporary
-                for name, said in changed.items():
-                    _put(place / name, said)
+                for name, content in changed.items():
+                    _put(place / name, content)
                 if number:
                     _put(place / "frame.json", _frame_text(frame, gone))
             temporary.rename(os.path.abspath(folder))
@@ -188,7 +188,7 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
 
 
 def _beside(folder: Path) -> Path:
-    """A name in the same folder that nobody has."""
+    """A name in the same folder that no file has."""
     place = Path(os.path.abspath(folder))
     return place.with_name(f".{place.name[:64]}.{secrets.token_hex(4)}")
 
@@ -197,13 +197,13 @@ def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[st
     """Each frame with the files that differ from the frame before, and those that are gone."""
     before: Mapping[str, bytes] = {}
     for frame in capture.frames:
-        changed = {name: said for name, said in frame.files.items() if before.get(name) != said}
+        changed = {name: content for name, content in frame.files.items() if before.get(name) != content}
         yield frame, changed, sorted(before.keys() - frame.files.keys())
         before = frame.files
 
 
 def _about_text(about: About) -> bytes:
-    said: dict[str, object] = {
+    plain: dict[str, object] = {
         "version": VERSION,
         "node": about.node,
         "podresources": about.podresources,
@@ -211,21 +211,21 @@ def _about_text(about: About) -> bytes:
         "description": about.description,
     }
     if about.resource != DEFAULT_RESOURCE_PATTERN:
-        said["resource"] = about.resource
-    return json.dumps(said, indent=2, ensure_ascii=False).encode() + b"\n"
+        plain["resource"] = about.resource
+    return json.dumps(plain, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
 def _frame_text(frame: Frame, gone: list[str]) -> bytes:
-    said: dict[str, object] = {"offset_seconds": round(frame.offset_seconds, 3)}
+    plain: dict[str, object] = {"offset_seconds": round(frame.offset_seconds, 3)}
     if gone:
-        said["gone"] = gone
-    return json.dumps(said).encode() + b"\n"
+        plain["gone"] = gone
+    return json.dumps(plain).encode() + b"\n"
 
 
-def _put(path: Path, said: bytes) -> None:
+def _put(path: Path, content: bytes) -> None:
     for folder in reversed(path.parents):
         if not folder.exists():
             folder.mkdir(mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "wb") as file:
-        file.write(said)
+        file.write(content)

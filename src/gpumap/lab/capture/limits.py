@@ -18,7 +18,7 @@ from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import UsageError
 
 _FOLDER = re.compile(r"kubelet|own|proc|proc/[1-9]\d{0,9}", re.ASCII)
-"""Where a frame's files stand, besides its own folder. No other is looked into."""
+"""The folders of a frame's files, in addition to its own. The reader opens no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class BoundedReader:
         if self._bytes_left < 0:
             raise UsageError(f"{self._folder}: is larger than {self._limits.total_bytes >> 20} MiB")
         with open(path, "rb", opener=_opened) as file:
-            said = file.read(found.st_size + 1)
-        if len(said) > found.st_size:
+            content = file.read(found.st_size + 1)
+        if len(content) > found.st_size:
             raise UsageError(f"{path}: grew while it was read")
-        return said
+        return content
 
     def hold(self, files: int) -> None:
         """A frame keeps so many files."""
@@ -134,7 +134,7 @@ def refused(pattern: str) -> str | None:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"is not a regular expression: {error}"
-    # What stands for one character becomes one, and a group's head a mere parenthesis.
+    # An expression for one character becomes one, and a group's head a mere parenthesis.
     bare = _LITERAL.sub(lambda match: "(" if match[0].startswith("(") else "x", _DEFAULT.sub("x", pattern, count=1))
     if _REPEATED_GROUP.search(bare):
         return "repeats a group, which may take for ever"

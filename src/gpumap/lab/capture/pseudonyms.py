@@ -1,6 +1,6 @@
 """Other names for a node's names: the same for the same everywhere, of the same length and form, and not to be undone.
 
-The key is drawn anew for each recording and never written. Hexadecimal ids are mapped digit by digit, each by all the
+A new key is drawn for each recording and never written. Hexadecimal ids are mapped digit by digit, each by all the
 digits before it (as Crypto-PAn does with addresses): no two ids become one, and an id that was cut off stays the
 beginning of the whole. Names are drawn letter by letter and remembered.
 """
@@ -46,7 +46,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz"
 _UUID = r"[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}"
 _HEX = re.compile(rf"(?<![0-9a-zA-Z])(pod)?({_UUID}|[0-9a-fA-F]{{12,64}})(?![0-9a-zA-Z])")
 _WORD = re.compile(r"(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w.])|[^-/._:=,;@()+ ]+", re.ASCII)
-"""An address, or what stands between the punctuation of ids and paths: no symbol is left, whatever it is."""
+"""An address, or what is between the punctuation of ids and paths: no symbol is left, whatever it is."""
 _AMOUNT = re.compile(
     r"[0-9]{1,7}[kKmMgG]?|268435456|(?:gi|vgpu|nvidia|renderD|card|cap)[0-9]{1,4}|[1-7][cg]|(?:[1-7]g)?[0-9]{1,3}gb"
 )
@@ -157,6 +157,6 @@ class Pseudonyms:
 
 
 def _means_something(word: str) -> bool:
-    """A word that stays where it stands: two would become one, or a name an amount. Bare numbers become numbers."""
+    """A word that is kept wherever it is: two would become one, or a name an amount. Bare numbers become numbers."""
     is_amount = _AMOUNT.fullmatch(word) is not None and not word.isdigit()
     return is_amount or word in KEPT_NAMESPACES or word in KEPT_WORDS

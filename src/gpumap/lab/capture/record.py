@@ -63,11 +63,11 @@ class Recorder:
         )
 
     async def frame(self) -> tuple[Files, Snapshot]:
-        """Collect once: what was said, and what the service makes of it."""
+        """Collect once: the files of the answers, and the snapshot that the service makes of them."""
         self._nvml.recorded = self._procfs.recorded = self._kubelet.recorded = None
         self._identity.recorded = None, None, None
         snapshot = await self._loop.collect()
-        checkpoint, logs, dra = (_in_time(said, snapshot, Source.POD_IDENTITY) for said in self._identity.recorded)
+        checkpoint, logs, dra = (_in_time(one, snapshot, Source.POD_IDENTITY) for one in self._identity.recorded)
         files: Files = {**(self._nvml.recorded or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
         files |= dra if isinstance(dra, dict) else {}  # steps of the ladder that need not be taken
         recorded = {
@@ -77,11 +77,11 @@ class Recorder:
             "procfs": _in_time(self._procfs.recorded, snapshot, Source.PROCFS),
         }
         down: dict[str, Down] = {}
-        for source, said in recorded.items():
-            if isinstance(said, dict):
-                files |= said
+        for source, answer in recorded.items():
+            if isinstance(answer, dict):
+                files |= answer
             else:
-                down[source] = said or _NO_ANSWER
+                down[source] = answer or _NO_ANSWER
         return files | ({contents.DOWN: contents.down_text(down)} if down else {}), snapshot
 
     def about(self) -> About:
@@ -101,8 +101,8 @@ class Recorder:
 
 
 def _in_time(recorded: Recorded, snapshot: Snapshot, source: Source) -> Recorded:
-    """What a source said in this collection. A read of files that was given up ends in a thread of its own, now or in a
-    later collection: what it says then is of none.
+    """What a source answered in this collection. A read of files that missed its deadline ends in a thread of its
+    own, now or in a later collection. Its result then belongs to no collection.
     """
     given_up = any(one.source is source and not one.up and one.reason == _GIVEN_UP for one in snapshot.sources)
     return None if given_up else recorded
@@ -140,7 +140,7 @@ async def record(
 
 def _new_bytes(frames: list[Frame]) -> int:
     before = frames[-2].files if len(frames) > 1 else {}
-    return sum(len(said) for name, said in frames[-1].files.items() if before.get(name) is not said)
+    return sum(len(content) for name, content in frames[-1].files.items() if before.get(name) is not content)
 
 
 async def _unless(stop: asyncio.Event, recorder: Recorder) -> tuple[Files, Snapshot] | None:

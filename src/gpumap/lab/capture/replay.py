@@ -29,6 +29,8 @@ COLLECTIONS_MIN = 2
 TEMPORARY_BYTES_MAX = 48
 """A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
 INTERVAL_SECONDS = 5.0
+PATIENCE_SECONDS = 300.0
+"""For each source: the page must not depend on how fast the machine is. What is down in a capture answers at once."""
 BEGAN = Moment(1000.0, 1.7e9)
 """When a replay begins, whenever it does."""
 GROUPS = tuple(metrics.GROUPS)
@@ -79,6 +81,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
         try:
             await node.show(frames[0])
             async with service.collector(settings, node.driver_command, found.append, clock) as loop:
+                loop.set_deadline(PATIENCE_SECONDS)
                 for frame in frames:
                     offset = frame.offset_seconds
                     await node.show(frame)
@@ -89,9 +92,9 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder in which a socket's path can be said; where the root is read-only, /dev/shm alone may be writable.
+    """A folder in which a socket's path is short enough. If the root is read-only, only /dev/shm may be writable.
 
-    Raises FatalError where there is none.
+    Raises FatalError if there is none.
     """
     for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         if place and len(os.fsencode(place)) <= TEMPORARY_BYTES_MAX and os.access(place, os.W_OK | os.X_OK):

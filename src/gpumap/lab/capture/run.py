@@ -36,7 +36,7 @@ async def record_node(
     why = refused(settings.resource.pattern)
     if why is not None:
         raise UsageError(f"--resource {why}: a capture cannot bring it")
-    replay.temporary_folder().cleanup()  # said before the recording, not after it, where there can be none
+    replay.temporary_folder().cleanup()  # fail before the recording, not after it, if there is no such folder
     found = await record(settings, driver_command, seconds, stop_by_signal())
     if found is None:
         print("gpumap: stopped before anything was recorded", file=sys.stderr)
@@ -91,7 +91,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
-    """Serve a captured node until a signal comes. What `settings` says of sources is overruled by the capture's."""
+    """Serve a captured node until a signal comes. The capture's sources replace those of `settings`."""
     stop = stop_by_signal()  # before there is anything that would be left behind
     with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))

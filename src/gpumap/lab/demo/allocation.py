@@ -44,13 +44,13 @@ def numa_nodes(scenario: Scenario) -> dict[DeviceId, tuple[int, ...]]:
 
 
 def answer_to(scenario: Scenario, container: ContainerSpec, devices: ResourceDevices) -> PluginAnswer:
-    """What the scenario says. The NVIDIA plugin sets a variable, too, if it was not told to name devices otherwise."""
-    said = dict(container.answers).get(devices.resource, PluginAnswer())
-    otherwise = said.annotations or said.mount_paths or said.cdi_devices
+    """The scenario's answer. The NVIDIA plugin also sets a variable, unless the answer names devices in another way."""
+    answer = dict(container.answers).get(devices.resource, PluginAnswer())
+    otherwise = answer.annotations or answer.mount_paths or answer.cdi_devices
     if otherwise or _own_ids(scenario).get(devices.resource, frozenset()).isdisjoint(devices.ids):
-        return said
+        return answer
     uuids = dict.fromkeys(id_.partition("::")[0] for id_ in devices.ids)
-    return replace(said, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(said.envs)).items()))
+    return replace(answer, envs=tuple(({"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} | dict(answer.envs)).items()))
 
 
 def _is_unhealthy(gpu: GpuSpec, moment: float) -> bool:
@@ -77,7 +77,7 @@ def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDe
 
 
 def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
-    """What other makers' plugins offer: a scenario need not say so of what is held."""
+    """What other makers' plugins offer: a scenario need not list what pods hold."""
     yield from scenario.offers
     own = _own_ids(scenario)
     for pod in scenario.pods:
@@ -88,7 +88,7 @@ def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
 
 
 def _names(gpu: GpuSpec) -> re.Pattern[str]:
-    """The ids of a card that say so: by its uuid, by those of its MIG devices, or by its device node (GKE's)."""
+    """The ids that name a GPU: by its uuid, by those of its MIG devices, or by its device node (GKE's)."""
     uuids: list[str] = [gpu.uuid, *(device.uuid for device in gpu.mig)]
     return re.compile("|".join([*map(re.escape, uuids), rf"^nvidia{gpu.minor}(?:/|$)"]))
 

@@ -1,7 +1,7 @@
-"""Stands in for the NVML worker: `python -m gpumap.lab.demo.driver`, spoken to in the same lines on stdin and stdout.
+"""A fake of the NVML worker: `python -m gpumap.lab.demo.driver`, with the same lines on stdin and stdout.
 
-Plays a scenario by the wall clock, so that it agrees with the node that another process plays. A GPU that is hung
-answers when its fault is over. Ends when stdin does.
+It plays a scenario by the wall clock, and agrees with the node that another process plays. A GPU that is hung
+answers when its fault is over. The driver ends when stdin does.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ POLL_SECONDS = 0.1
 
 
 class Driver:
-    """Answers requests. `now` tells the seconds since the play began; a hung GPU's read stays pending until it ends.
+    """Answers requests. `now` gives the seconds since the play began; a hung GPU's read stays pending until it ends.
 
-    From the first request on that wants them, XID events are told as they come.
+    From the first request on that wants them, the driver sends XID events as they come.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Driver:
 
     @property
     def patience_seconds(self) -> float | None:
-        """When there may be something to say that was not asked; `None`: never."""
+        """In how long there may be lines that no request asked for; `None`: never."""
         cue = None if self._listening_since is None else next_cue(self._scenario, self._listened_until)
         event = None if cue is None else max(cue - self._now(), 0.0)
         hung = POLL_SECONDS if self._pending else None
@@ -54,11 +54,11 @@ class Driver:
     def read(self, request: wire.Request) -> Iterator[bytes]:
         """What was listened to, the driver's line, then a line for each GPU that answers now."""
         self._groups = answered_groups(request.groups, release=request.release)
-        yield from self._heard(release=request.release)
+        yield from self._listening(release=request.release)
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
-        said = wire.DriverMessage(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
-        yield wire.encode_driver(said)
+        message = wire.DriverMessage(request.read, DRIVER_VERSION, CUDA_VERSION, NVML_VERSION, gpus, busy)
+        yield wire.encode_driver(message)
         for gpu in sorted(self._readings(), key=lambda gpu: gpu.index in request.last):
             if gpu.index in busy or gpu.index in request.skip:
                 continue
@@ -74,8 +74,8 @@ class Driver:
             if gpu.index in self._pending and gpu.fault != "hung":
                 yield wire.encode_gpu(self._pending.pop(gpu.index), gpu)
 
-    def _heard(self, *, release: bool) -> Iterator[bytes]:
-        """Every event until now, then for how long there was a listener: no time, where the driver is let go of."""
+    def _listening(self, *, release: bool) -> Iterator[bytes]:
+        """Every event until now, then for how long there was a listener: no time if the driver is released."""
         if LISTENING_GROUP not in self._groups:
             self._listening_since = None
             return
@@ -83,8 +83,8 @@ class Driver:
             self._listening_since, self._listened_until = self._monotonic(), self._now()
         until = self._listening_since if release else self._monotonic()
         yield from self._xids()
-        heard = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
-        yield wire.encode_listening(wire.ListeningMessage(tuple(heard)))
+        periods = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
+        yield wire.encode_listening(wire.ListeningMessage(tuple(periods)))
         if release:
             self._listening_since = None
 
@@ -95,7 +95,7 @@ class Driver:
         for cue in cues(self._scenario, self._listened_until, now):
             when = at - (now - cue.seconds)
             yield wire.encode_xid(wire.XidMessage(cue.gpu.uuid, cue.xid.code, *cue.instance_ids, when))
-        self._listened_until = max(self._listened_until, now)  # a clock that is set back tells nothing twice
+        self._listened_until = max(self._listened_until, now)  # a clock that is set back repeats no event
 
     def _readings(self) -> tuple[GpuReading, ...]:
         seconds = self._now()

@@ -1,6 +1,6 @@
 """What the two fakes of the NVML worker share: the loop over stdin and stdout, and the groups of families.
 
-Requests come on stdin; answers, and XID events that nobody asked for, go to stdout.
+Requests come on stdin; answers, and XID events that no request asked for, go to stdout.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def is_hopper(model: str) -> bool:
 
 
 def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counters, seconds: float) -> GpuReading:
-    """What is told for the group of families `health`."""
+    """Add the values of the group of families `health`."""
     capped, idle = is_capped(gpu, load), is_idle(load)
     has_process = bool(reading.processes) or any(instance.processes for instance in reading.instances)
     events = {"gpu_idle": idle, "sw_power_cap": capped}
@@ -208,7 +208,7 @@ def with_health(reading: GpuReading, gpu: GpuSpec, load: float, counted: Counter
 
 
 def with_card(reading: GpuReading, gpu: GpuSpec, seconds: float) -> GpuReading:
-    """What is told for the group `card`; nobody has set another power limit than its default."""
+    """Add the values of the group `card`. The power limit is the default one."""
     hopper = is_hopper(gpu.model)
     watts = gpu.power_limit_watts
     limits = {"requested": watts, "default": watts, "min": min(LEAST_POWER_WATTS, watts), "max": watts}
@@ -272,7 +272,7 @@ def _grown(gpu: GpuSpec, seconds: float) -> int:
 
 
 def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReading:
-    """What is told for the group of families `links`."""
+    """Add the values of the group of families `links`."""
     over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if _NVLINKED.search(gpu.model) else None  # NVML counts KiB
     return reading._replace(
         pcie_transmit_bytes=int(counted.pcie_transmit_bytes),

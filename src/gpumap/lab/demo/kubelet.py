@@ -29,7 +29,7 @@ GET = "/v1.PodResourcesLister/Get"
 LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 
 GRACE_SECONDS = 0.1
-"""For calls under way. Without it gRPC tells its clients of an error, and they write it to stderr."""
+"""For calls under way. Without it gRPC reports an error to its clients, and they write it to stderr."""
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class FakeKubelet:
         self._allocatable = tuple(devices)
 
     def set_numa(self, numa: Mapping[DeviceId, tuple[int, ...]]) -> None:
-        """The NUMA nodes of device ids. An id that is not in it has no topology; one with two is told twice."""
+        """The NUMA nodes of device ids. An id without an entry has no topology; one with two is listed twice."""
         self._numa = numa
 
     def misbehave(self, behaviour: Behaviour, method: str = LIST, times: float = float("inf")) -> None:
@@ -172,7 +172,7 @@ class FakeKubelet:
         await self.stop()
 
     async def answer(self, method: str, request: bytes, context: _Context) -> bytes:
-        """One call, as bytes: a fake may answer what no protobuf can say."""
+        """One call, as bytes: a fake may answer bytes that are no protobuf."""
         self.calls[method] += 1
         self._called.set()
         behaviour = self._next_behaviour(method)

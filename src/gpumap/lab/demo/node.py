@@ -1,7 +1,7 @@
 """A simulated node: its kubelet, its files and its GPUs' driver, where the real sources find them, while time goes by.
 
 `DemoNode` plays a scenario below a directory and removes all of it at the end. Another process plays the GPUs
-(`driver_command`), in the place of the NVML worker. `NodeFiles` keeps the node's files as a `World` says: its
+(`driver_command`), in the place of the NVML worker. `files_of` says which files a `World` has: the
 checkpoints, /var/log and /proc.
 """
 
@@ -13,7 +13,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +21,7 @@ from gpumap.lab.demo.kubelet import FakeKubelet
 from gpumap.lab.demo.scenario_model import Scenario
 from gpumap.lab.demo.texts import link_name, link_target, tree_name
 from gpumap.lab.demo.world import World, world
+from gpumap.lab.node_files import Content, NodeFiles
 
 TICK_SECONDS = 0.25
 
@@ -28,12 +29,22 @@ _log = logging.getLogger(__name__)
 
 
 class DemoNode:
-    """Plays `scenario` below `directory` while it is entered. `epoch` (Unix seconds) is when the play began: now."""
+    """Plays `scenario` below `directory` while it is entered. `epoch` is when the play began, by default now.
 
-    def __init__(self, scenario: Scenario, directory: Path, epoch: float | None = None) -> None:
+    `clock` gives Unix seconds; the driver, another process, goes by the machine's.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        directory: Path,
+        epoch: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._scenario = scenario
         self._directory = directory
         self._epoch = epoch
+        self._clock = clock
         self._made_directory = False
         self._files = NodeFiles(directory)
         self._over = asyncio.Event()
@@ -70,7 +81,7 @@ class DemoNode:
         self._directory.mkdir(parents=True, exist_ok=True)
         (self._directory / "scenario.yaml").write_text(self._scenario.text, encoding="utf-8")
         if self._epoch is None:
-            self._epoch = time.time()
+            self._epoch = self._clock()
         try:
             await self._show(self._now())
         except BaseException:
@@ -90,7 +101,7 @@ class DemoNode:
             await self._remove()
 
     def _now(self) -> World:
-        return world(self._scenario, time.time() - (self._epoch or 0.0))
+        return world(self._scenario, self._clock() - (self._epoch or 0.0))
 
     async def _play(self) -> None:
         trouble = ""
@@ -108,7 +119,7 @@ class DemoNode:
     async def _show(self, now: World) -> None:
         """In a node's order: the kubelet knows of a pod first, then its files do, and its processes come last."""
         await self._show_kubelet(now)
-        await asyncio.to_thread(self._files.show, now)
+        await asyncio.to_thread(self._files.show, files_of(now))
 
     async def _show_kubelet(self, now: World) -> None:
         self.kubelet.set_numa(now.numa)
@@ -131,89 +142,20 @@ class DemoNode:
                 self._directory.rmdir()
 
 
-Folder = tuple[tuple[str, str], ...]
-"""Files of a folder: relative path and content."""
-
-
-class NodeFiles:
-    """The files below `directory`, as they were shown last. It writes only what changed.
-
-    What others read while it changes appears and disappears whole, by renaming, as it does on a real node.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.staging = directory / "staging"
-        self._checkpoint = directory / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint"
-        self._notes = directory / "kubelet" / "plugins" / "gpu.nvidia.com" / "checkpoint.json"
-        self._pods = directory / "log" / "pods"
-        self._containers = directory / "log" / "containers"
-        self._proc = directory / "proc"
-        self._written: dict[Path, str] = {}
-        self._trees: dict[str, Folder] = {}
-        self._processes: dict[str, Folder] = {}
-        self._links: dict[str, str] = {}
-
-    def show(self, now: World) -> None:
-        """What appears does so from the kubelet's files to the processes; what disappears, the other way round."""
-        for folder in (self.staging, self._pods, self._containers, self._proc):
-            folder.mkdir(parents=True, exist_ok=True)
-        trees = {
-            tree_name(tree): tuple((f"{container}/0.log", "") for container in tree.containers)
-            for tree in now.logs.trees
-        }
-        links = {link_name(link): link_target(link) for link in now.logs.links}
-        processes = {
-            str(proc.pid): (("comm", f"{proc.comm}\n"), ("stat", proc.stat), ("cgroup", proc.cgroup))
-            for proc in now.procs
-        }
-        self._write(self._checkpoint, now.checkpoint)
-        if now.notes:
-            self._write(self._notes, now.notes)
-        self._add(self._pods, self._trees, trees)
-        self._link(links)
-        self._add(self._proc, self._processes, processes)
-        self._remove(self._proc, self._processes, processes)
-        self._unlink(links)
-        self._remove(self._pods, self._trees, trees)
-
-    def _write(self, path: Path, text: str) -> None:
-        """As the kubelet's file store: a temporary file in the same directory, then a rename."""
-        if text == self._written.get(path):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(0o600)
-        temporary.rename(path)
-        self._written[path] = text
-
-    def _add(self, root: Path, shown: dict[str, Folder], wanted: Mapping[str, Folder]) -> None:
-        for name, files in wanted.items():
-            if shown.get(name) == files:
-                continue
-            new = name not in shown
-            folder = self.staging / name if new else root / name
-            folder.mkdir(exist_ok=True)
-            for relative, content in files:
-                (folder / relative).parent.mkdir(exist_ok=True)
-                (folder / relative).write_text(content, encoding="utf-8")
-            if new:
-                folder.rename(root / name)
-            shown[name] = files
-
-    def _remove(self, root: Path, shown: dict[str, Folder], wanted: Mapping[str, Folder]) -> None:
-        for name in shown.keys() - wanted.keys():
-            gone = self.staging / "gone"  # a longer name than its own might be too long
-            (root / name).rename(gone)
-            shutil.rmtree(gone)
-            del shown[name]
-
-    def _link(self, wanted: Mapping[str, str]) -> None:
-        for name in wanted.keys() - self._links.keys():
-            (self._containers / name).symlink_to(wanted[name])
-            self._links[name] = wanted[name]
-
-    def _unlink(self, wanted: Mapping[str, str]) -> None:
-        for name in self._links.keys() - wanted.keys():
-            (self._containers / name).unlink(missing_ok=True)
-            del self._links[name]
+def files_of(now: World) -> dict[str, Content]:
+    """The node's files, from the kubelet's to the processes: in this order they appear."""
+    files: dict[str, Content] = {"kubelet/device-plugins/kubelet_internal_checkpoint": now.checkpoint.encode()}
+    if now.notes:
+        files["kubelet/plugins/gpu.nvidia.com/checkpoint.json"] = now.notes.encode()
+    files |= {"log/pods": None, "log/containers": None, "proc": None}
+    for tree in now.logs.trees:
+        folder = f"log/pods/{tree_name(tree)}"
+        files[folder] = None
+        for container in tree.containers:
+            files |= {f"{folder}/{container}": None, f"{folder}/{container}/0.log": b""}
+    files |= {f"log/containers/{link_name(link)}": link_target(link) for link in now.logs.links}
+    for proc in now.procs:
+        folder = f"proc/{proc.pid}"
+        files |= {folder: None, f"{folder}/comm": f"{proc.comm}\n".encode()}
+        files |= {f"{folder}/stat": proc.stat.encode(), f"{folder}/cgroup": proc.cgroup.encode()}
+    return files

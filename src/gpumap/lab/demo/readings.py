@@ -1,4 +1,4 @@
-"""What NVML would say of the simulated GPUs at one moment: memory, processes, load, heat, and how the cards are.
+"""What NVML would report of the simulated GPUs at one moment: memory, processes, load, heat and state.
 
 Pure.
 """
@@ -104,7 +104,7 @@ def _basic(gpu: GpuSpec, lives: Sequence[ProcessLife], load: float, seconds: flo
 
 
 def _sum(waves: Sequence[Wave], moment: float) -> float:
-    """NVML tells whole percents."""
+    """NVML reports whole percents."""
     return min(1.0, round(sum(wave_at(wave, moment) for wave in waves), 2))
 
 
@@ -136,7 +136,7 @@ def _activity(leaf: LeafPlace, specs: Sequence[ProcessSpec], moment: float) -> A
 
 
 def _memory_of(life: ProcessLife, seconds: float, moment: float) -> int | None:
-    """A process that is always there grows anew with each play."""
+    """The memory of a process that always runs grows again in each play."""
     if life.spec is None or life.spec.memory is None:
         return None
     return life.spec.memory.at(moment if life.window.start == -math.inf else seconds - life.window.start)

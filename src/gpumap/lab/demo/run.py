@@ -19,7 +19,7 @@ TEMPORARY_BYTES_MAX = 48
 
 
 async def serve_demo(settings: Settings, scenario: Scenario) -> None:
-    """Serve a scenario until a signal comes. What `settings` says of sources is overruled by the simulated ones."""
+    """Serve a scenario until a signal comes. The simulated sources replace those of `settings`."""
     stop = stop_by_signal()  # before there is anything that would be left behind
     with service.bind(settings.listen) as listener, _temporary_folder() as folder:
         async with DemoNode(scenario, Path(folder)) as node:

@@ -29,7 +29,7 @@ V1_CONTROLLERS = ("name=systemd", "pids", "blkio", "freezer", "devices", "memory
 
 @dataclass(frozen=True, slots=True)
 class AllocatedEntry:
-    """A row of the checkpoint. The plugin's answer has `env`, and what `entry.answer` says."""
+    """A row of the checkpoint. The plugin's answer has `env`, and what is in `entry.answer`."""
 
     entry: CheckpointEntry
     env: tuple[tuple[str, str], ...] = ()
@@ -105,8 +105,8 @@ def _entry_object(row: AllocatedEntry, numa: Mapping[DeviceId, tuple[int, ...]])
 
 
 def _answer(row: AllocatedEntry) -> PluginAnswer:
-    said = row.entry.answer or PluginAnswer()
-    return replace(said, envs=(*row.env, *said.envs))
+    answer = row.entry.answer or PluginAnswer()
+    return replace(answer, envs=(*row.env, *answer.envs))
 
 
 def _alloc_response(answer: PluginAnswer) -> bytes:

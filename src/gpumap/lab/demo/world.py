@@ -1,4 +1,4 @@
-"""The simulated node at one moment: `world(scenario, seconds)` is all that a kubelet, /proc and NVML would say then.
+"""The simulated node at one moment: `world(scenario, seconds)` is all that a kubelet, /proc and NVML would report then.
 
 A pure function: no clock, no files, no randomness. Two processes that play one scenario see the same world.
 """
@@ -110,7 +110,7 @@ def _checkpoint(scenario: Scenario, seconds: float) -> str:
 
 
 def _notes(scenario: Scenario, pods: Iterable[PodLife], seconds: float) -> str:
-    """Of the pods that are there: a driver unprepares what nobody has any more."""
+    """Of the pods that exist: a driver unprepares what no pod has any more."""
     if not any(container.notes for pod in scenario.pods for container in pod.containers):
         return ""
     there = (pod for pod in pods if seconds in pod.window)

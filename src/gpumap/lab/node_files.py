@@ -1,0 +1,104 @@
+"""The files of a simulated or captured node, below one directory. Nothing is written outside it.
+
+What others read while it changes appears and disappears whole, by renaming, as it does on a real node. Only what
+changed is written. After an error, such as a full disk, the next call writes what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+Content = bytes | str | None
+"""A file's bytes, a link's target, or a folder."""
+Tree = Mapping[str, Content]
+"""By path, a folder before what is in it, in the order in which it appears."""
+
+
+class NodeFiles:
+    """The files below `directory`, as they were shown last."""
+
+    def __init__(self, directory: Path) -> None:
+        self.staging = directory / "staging"
+        self._root = directory
+        self._shown: dict[str, Content] = {}
+        self._number = 0
+
+    def show(self, wanted: Tree) -> None:
+        """Remove what is gone, the last of the tree first; then add what is new in the order of the tree."""
+        self.staging.mkdir(exist_ok=True)
+        for path in _tops([path for path, content in self._shown.items() if not _stays(content, wanted, path)]):
+            self._remove(path)
+        below = _below(wanted)
+        for path, content in wanted.items():
+            if path not in self._shown or not _same(self._shown[path], content):
+                self._add(path, wanted, below)
+
+    def _remove(self, path: str) -> None:
+        aside = self._aside()
+        os.rename(self._root / path, aside)
+        self._shown = {one: content for one, content in self._shown.items() if not f"{one}/".startswith(f"{path}/")}
+        if aside.is_dir() and not aside.is_symlink():
+            shutil.rmtree(aside)
+        else:
+            aside.unlink()
+
+    def _add(self, path: str, wanted: Tree, below: Mapping[str, list[str]]) -> None:
+        """Make a thing, and what is below it, beside the tree; then put all of it in its place."""
+        aside = self._aside()
+        made = [path]
+        for one in made:  # grows in the loop: a folder before what is in it
+            _make(aside / one.removeprefix(path).removeprefix("/"), wanted[one])
+            made += below.get(one, ())
+        if path.startswith("kubelet/") and aside.is_file():
+            aside.chmod(0o600)  # as the kubelet's file store does
+        (self._root / path).parent.mkdir(parents=True, exist_ok=True)
+        os.rename(aside, self._root / path)
+        self._shown |= {one: wanted[one] for one in made}
+
+    def _aside(self) -> Path:
+        """A new name, of a constant length: that of a pod's directory may be as long as names can be."""
+        self._number += 1
+        return self.staging / str(self._number)
+
+
+def parents(path: str) -> list[str]:
+    """The folders above a path, the first one first."""
+    steps = path.split("/")
+    return ["/".join(steps[:number]) for number in range(1, len(steps))]
+
+
+def _below(wanted: Iterable[str]) -> dict[str, list[str]]:
+    """What is in each folder."""
+    found: dict[str, list[str]] = {}
+    for path in wanted:
+        found.setdefault(path.rpartition("/")[0], []).append(path)
+    return found
+
+
+def _same(before: Content, after: Content) -> bool:
+    return type(before) is type(after) and before == after
+
+
+def _stays(content: Content, wanted: Tree, path: str) -> bool:
+    """Whether a path need not be removed: also a file that gets another content is only replaced."""
+    if path not in wanted:
+        return False
+    return _same(content, wanted[path]) or (isinstance(content, bytes) and isinstance(wanted[path], bytes))
+
+
+def _tops(paths: list[str]) -> list[str]:
+    """Those that are not below another, the last first."""
+    gone = set(paths)
+    return [path for path in reversed(paths) if gone.isdisjoint(parents(path))]
+
+
+def _make(place: Path, content: Content) -> None:
+    if content is None:
+        place.mkdir()
+    elif isinstance(content, str):
+        place.symlink_to(content)
+    else:
+        place.write_bytes(content)
