@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpumap.agent.join.inventory import take
 from gpumap.agent.join.lost_driver import LostDriverMemory, find_lost_driver
 from gpumap.agent.metrics import GROUPS
-from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
+from gpumap.agent.nvml_worker.driver import ReinitBackoff
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.model.observations import Complaint, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Uuid
@@ -212,7 +212,7 @@ def test_a_gpu_that_is_bound_or_unbound_is_noticed(start: Start, tmp_path: Path)
     bound.mkdir()
     for name in ("bind", "module", "0000:3b:00.0"):
         (bound / name).touch()
-    worker = start(changed={"kernel.BOUND": str(bound)}, GPUMAP_STANDIN_CALLS=str(calls))
+    worker = start(changed={"driver.BOUND": str(bound)}, GPUMAP_STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A)])
     for _ in range(3):
         worker.read(driver)

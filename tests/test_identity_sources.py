@@ -221,11 +221,11 @@ def test_plain_file_tree_is_read_as_proc(tmp_path: Path) -> None:
 
 def test_process_that_started_after_the_question_has_a_reused_pid(tmp_path: Path) -> None:
     """NVML named the PID before this process began: it is another one, and counts as having left."""
-    root = tmp_path / "proc"
-    make_process(root, 10, f"/kubepods/pod{UID}/{CID}", start=500)
+    root, pid = tmp_path / "proc", os.getpid()  # of a process that runs on any machine: the source holds it by a pidfd
+    make_process(root, pid, f"/kubepods/pod{UID}/{CID}", start=500)
     source = ProcfsSource(root, own_at(tmp_path, "/"))
-    assert [entry.pid for entry in source.read([10], 500).value.entries] == [10]
-    assert source.read([10], 499).value.entries == ()
+    assert [entry.pid for entry in source.read([pid], 500).value.entries] == [pid]
+    assert source.read([pid], 499).value.entries == ()
 
 
 @pytest.mark.parametrize(

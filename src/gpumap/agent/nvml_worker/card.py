@@ -50,12 +50,12 @@ class _Made(NamedTuple):
 class CardOfGpu:
     """Of one handle. One thread at a time asks."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._made: _Made | None = None
-        self._forgotten = asking.forgotten
+        self._forgotten = calls.forgotten
 
     def add_to(self, reading: GpuReading, said: Values) -> GpuReading:
         """The reading with the group `card`, of which `said` are the field values.
@@ -63,8 +63,8 @@ class CardOfGpu:
         Raises `RefusedError` where the GPU is gone.
         """
         made = self._read_made()
-        mode = self._asking.ask(self._compute_mode)
-        requested = self._asking.ask(self._requested_power_limit)
+        mode = self._calls.ask(self._compute_mode)
+        requested = self._calls.ask(self._requested_power_limit)
         set_to = () if requested is None else (("requested", requested),)
         return reading._replace(
             ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
@@ -79,25 +79,25 @@ class CardOfGpu:
 
     def _read_made(self) -> _Made:
         """Kept once every part has been told, or is not supported."""
-        if self._made is not None and self._forgotten == self._asking.forgotten:
+        if self._made is not None and self._forgotten == self._calls.forgotten:
             return self._made
-        self._forgotten, before = self._asking.forgotten, self._asking.refusals
+        self._forgotten, before = self._calls.forgotten, self._calls.refusals
         made = _Made(
-            self._asking.ask(self._library.vbios_version, self._gpu) or "",
-            self._asking.ask(self._library.compute_capability, self._gpu) or "",
+            self._calls.ask(self._library.vbios_version, self._gpu) or "",
+            self._calls.ask(self._library.compute_capability, self._gpu) or "",
             self._max_clocks(),
             self._power_limits(),
         )
-        self._made = made if self._asking.refusals == before else None
+        self._made = made if self._calls.refusals == before else None
         return made
 
     def _max_clocks(self) -> tuple[tuple[str, float], ...]:
-        told = [(name, self._asking.ask(self._max_clock, number, on=on)) for name, number, on in _CLOCKS_ON]
+        told = [(name, self._calls.ask(self._max_clock, number, on=on)) for name, number, on in _CLOCKS_ON]
         return tuple([(domain, hertz) for domain, hertz in told if hertz is not None])
 
     def _power_limits(self) -> tuple[tuple[str, float], ...]:
-        default = self._asking.ask(self._default_power_limit)
-        span = self._asking.ask(self._power_limit_range)
+        default = self._calls.ask(self._default_power_limit)
+        span = self._calls.ask(self._power_limit_range)
         limits = () if default is None else (("default", default),)
         return limits if span is None else (*limits, ("min", span[0]), ("max", span[1]))
 

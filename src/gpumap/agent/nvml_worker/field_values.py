@@ -50,9 +50,9 @@ def whole(number: float | None) -> int | None:
 class FieldValues:
     """Those of one GPU. What it does not support is left out of the next call, until `NvmlCalls.forget`."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._wanted: tuple[int, ...] = ()
         self._forgotten = -1
@@ -61,10 +61,10 @@ class FieldValues:
 
     def read(self, wanted: tuple[int, ...]) -> Values:
         """A value that is refused costs itself. Raises `RefusedError` where the GPU is gone."""
-        if wanted is not self._wanted or self._asking.forgotten != self._forgotten:
+        if wanted is not self._wanted or self._calls.forgotten != self._forgotten:
             self._lay_out(wanted)
         told: Values = {}
-        if not self._asked or self._asking.ask(self._field_values) is None:
+        if not self._asked or self._calls.ask(self._field_values) is None:
             return told
         odd: list[tuple[int, Any]] = []
         for place, (value_type, code, whole) in enumerate(_ROW.iter_unpack(self._array)):
@@ -83,7 +83,7 @@ class FieldValues:
             try:
                 told[field] = _number(field, row)
             except RefusedError as refused:
-                self._asking.take(refused, _key(field))
+                self._calls.take(refused, _key(field))
                 new = new or refused.code in UNSUPPORTED
         if new:
             self._lay_out(self._wanted)
@@ -93,8 +93,8 @@ class FieldValues:
         return True
 
     def _lay_out(self, wanted: tuple[int, ...]) -> None:
-        self._wanted, self._forgotten = wanted, self._asking.forgotten
-        self._asked = [field for field in wanted if self._asking.is_supported(_key(field))]
+        self._wanted, self._forgotten = wanted, self._calls.forgotten
+        self._asked = [field for field in wanted if self._calls.is_supported(_key(field))]
         self._array = _array(self._asked)
 
 

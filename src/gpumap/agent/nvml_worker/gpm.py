@@ -55,9 +55,9 @@ class _Meter:
 class Activities:
     """Those of one GPU's handle. Whoever drops it calls `free`, while NVML is initialised."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._supported: bool | None = None
         self._meters: dict[Measured, _Meter] = {}
@@ -78,11 +78,11 @@ class Activities:
     def read(self, measured: Measured) -> Activity | None:
         """Since the reading before; `None` in the first one. Raises `RefusedError` where the GPU is gone."""
         if self._supported is None:
-            self._supported = self._asking.ask(self._gpm_support)
+            self._supported = self._calls.ask(self._gpm_support)
         if not self._supported:
             return None
         on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
-        if not self._asking.is_supported((self._activity.__name__, on)):
+        if not self._calls.is_supported((self._activity.__name__, on)):
             return None
         self._in_use.add(measured)
         meter = self._meters.get(measured)
@@ -91,7 +91,7 @@ class Activities:
         elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
             return meter.told  # of an interval that has ended just now
         # What is measured may be kept back from us as a GPU instance's place is: then it is absent, and no fault.
-        meter.told = self._asking.ask(self._activity, measured, meter, on=on, privileged=True)
+        meter.told = self._calls.ask(self._activity, measured, meter, on=on, privileged=True)
         return meter.told
 
     # --- single questions; each raises RefusedError ---
@@ -126,7 +126,7 @@ class Activities:
         code = metric.nvmlReturn
         if code and code not in UNSUPPORTED:
             call = f"nvmlGpmMetricsGet({metric.metricId})"
-            self._asking.take(RefusedError(call, code), (call, "gpu"))
+            self._calls.take(RefusedError(call, code), (call, "gpu"))
         percent = metric.value
         return min(percent / 100, 1.0) if not code and 0.0 <= percent <= _ROUNDING_PERCENT else None
 

@@ -225,7 +225,7 @@ class Library:
         self.ask("nvmlDeviceGetTotalEnergyConsumption", device, byref(millijoules))
         return millijoules.value / 1000
 
-    # --- asking ---
+    # --- calls ---
 
     def function(self, call: str) -> Callable[..., int]:
         """The function of this name. Raises `RefusedError` if the library, an older one, lacks it.

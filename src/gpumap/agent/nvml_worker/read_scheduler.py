@@ -13,15 +13,14 @@ from queue import Empty, SimpleQueue
 
 import pynvml
 
-from gpumap.agent.nvml_worker import kernel, wire
+from gpumap.agent.nvml_worker import driver, wire
 from gpumap.agent.nvml_worker.calls import GONE, LOST_TOUCH, UNINITIALIZED
 from gpumap.agent.nvml_worker.codes import word
+from gpumap.agent.nvml_worker.driver import ReinitBackoff, Shutdown
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
-from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
-from gpumap.agent.nvml_worker.shutdown import Shutdown
 
 NEEDS_NEW_PROCESS = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 """The library is not the driver's, and a process that has one of this name mapped never gets another."""
@@ -94,7 +93,7 @@ def _listens(request: wire.Request) -> bool:
     return "health" in request.groups and not request.release
 
 
-class Rounds:
+class ReadScheduler:
     """Answers one request after the other; of several that wait, the newest."""
 
     def __init__(self, library: Library, output: Output, exit_process: Callable[[int], None]) -> None:
@@ -122,7 +121,7 @@ class Rounds:
             while not self._requests.empty():
                 request = self._requests.get()
             try:
-                driver = self._driver(request)
+                message = self._driver(request)
             except LibraryError as error:
                 self._write(wire.encode_error(wire.ErrorMessage(request.read, error.code, error.reason, str(error))))
                 if error.code in NEEDS_NEW_PROCESS:
@@ -130,8 +129,8 @@ class Rounds:
             else:
                 if _listens(request):
                     self._listener.tell()
-                self._write(wire.encode_driver(driver))
-                self._read_gpus(request, driver)
+                self._write(wire.encode_driver(message))
+                self._read_gpus(request, message)
             if request.release:
                 self._let_go()
 
@@ -143,7 +142,7 @@ class Rounds:
         if self._open and (self._lost_touch() or self._may_find_more()):
             self._close_unless_busy()
         if not self._open:
-            self._bound = kernel.bound_devices()
+            self._bound = driver.bound_devices()
             self._library.open()
             self._open = True
             self._epoch = self._epoch._replace(initialised=self._epoch.initialised + 1)
@@ -170,7 +169,7 @@ class Rounds:
 
     def _may_find_more(self) -> bool:
         """Whether a GPU was bound or unbound since NVML was initialised, or it is time to look for a lost one."""
-        if kernel.bound_devices() != self._bound:
+        if driver.bound_devices() != self._bound:
             return True
         gpus = self._gpus[: self._epoch.gpus]
         lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
@@ -184,7 +183,7 @@ class Rounds:
                 return
             time.sleep(PATIENCE_SECONDS)
         self._close_unless_busy()
-        if self._open or kernel.holds_devices():
+        if self._open or driver.holds_devices():
             self._end()
 
     def _close_unless_busy(self) -> None:
@@ -213,11 +212,11 @@ class Rounds:
         except RefusedError:
             return ""
 
-    def _read_gpus(self, request: wire.Request, driver: wire.DriverMessage) -> None:
-        while len(self._gpus) < driver.gpus:
+    def _read_gpus(self, request: wire.Request, message: wire.DriverMessage) -> None:
+        while len(self._gpus) < message.gpus:
             self._gpus.append(_Gpu(self._library, len(self._gpus)))
-        left_out = {*driver.busy, *request.skip}
-        asked = [gpu for gpu in self._gpus[: driver.gpus] if gpu.index not in left_out]
+        left_out = {*message.busy, *request.skip}
+        asked = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
         sweep = _Sweep(request, self._epoch, [gpu for gpu in asked if gpu.index not in request.last])
         self._sweep(sweep)
         suspects = sorted(

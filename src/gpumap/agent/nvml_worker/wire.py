@@ -77,7 +77,7 @@ class XidMessage(NamedTuple):
     times: int = 1
 
 
-class Heard(NamedTuple):
+class ListeningPeriod(NamedTuple):
     """Between these times of the monotonic clock every XID event of a GPU was told."""
 
     uuid: Uuid
@@ -88,7 +88,7 @@ class Heard(NamedTuple):
 class ListeningMessage(NamedTuple):
     """Of each GPU at most one."""
 
-    heard: tuple[Heard, ...]
+    heard: tuple[ListeningPeriod, ...]
 
 
 Answer = DriverMessage | GpuMessage | ErrorMessage | XidMessage | ListeningMessage
@@ -231,6 +231,6 @@ def _decoders() -> _Decoders:
         "driver": object_of(DriverMessage, gpus=Annotated[int, msgspec.Meta(ge=0, le=MAX_GPUS)]),
         "error": object_of(ErrorMessage),
     }
-    kinds = {"read": int, **of_read, "xid": XidMessage, "listening": tuple[Heard, ...]}
+    kinds = {"read": int, **of_read, "xid": XidMessage, "listening": tuple[ListeningPeriod, ...]}
     line = msgspec.defstruct("Line", [(name, kind | None, None) for name, kind in kinds.items()])
     return _Decoders(msgspec.json.Decoder(line), msgspec.json.Decoder(gpu), msgspec.structs.astuple)

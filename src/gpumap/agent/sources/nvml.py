@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.codes import word
-from gpumap.agent.sources.crash_isolation import CrashSuspects
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
-from gpumap.agent.sources.nvml_xids import XidEvents
-from gpumap.agent.sources.replacement_policy import ReplacementPolicy
+from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, XidEvents
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading, Listening
 

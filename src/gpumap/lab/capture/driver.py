@@ -49,7 +49,9 @@ class Player:
         if self._listens:
             yield wire.encode_listening(wire.ListeningMessage(tuple(self._heard(said))))
         elif groups.LISTENS in asked.groups:  # nobody listens to what there is, which is blind time
-            deaf = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(heard.uuid for heard in said.listening))
+            deaf = (
+                wire.ListeningPeriod(uuid, now, now) for uuid in dict.fromkeys(heard.uuid for heard in said.listening)
+            )
             yield wire.encode_listening(wire.ListeningMessage(tuple(deaf)))
         versions = said.driver_version, said.cuda_version, said.nvml_version
         yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(said.gpus)))
@@ -76,9 +78,12 @@ class Player:
         for xid in self._said.xids if self._listens else ():
             yield wire.encode_xid(wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times))
 
-    def _heard(self, said: NvmlReading) -> Iterator[wire.Heard]:
+    def _heard(self, said: NvmlReading) -> Iterator[wire.ListeningPeriod]:
         now = self._now()
-        return (wire.Heard(heard.uuid, self._since[heard.uuid], now - heard.until_seconds) for heard in said.listening)
+        return (
+            wire.ListeningPeriod(heard.uuid, self._since[heard.uuid], now - heard.until_seconds)
+            for heard in said.listening
+        )
 
 
 def main(path: Path) -> None:

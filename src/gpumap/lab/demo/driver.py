@@ -85,7 +85,7 @@ class Driver:
             self._listening_since, self._listened_until = self._monotonic(), self._now()
         until = self._listening_since if release else self._monotonic()
         yield from self._xids()
-        heard = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
+        heard = (wire.ListeningPeriod(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
         yield wire.encode_listening(wire.ListeningMessage(tuple(heard)))
         if release:
             self._listening_since = None
