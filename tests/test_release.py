@@ -115,7 +115,7 @@ def test_a_device_that_is_still_mapped_is_held(start: Start, device: Path) -> No
 
 def test_a_gpu_that_hangs_is_let_go_of_by_the_end_of_the_process(start: Start, device: Path) -> None:
     """A shutdown would hang too: after a time the worker ends itself; the other GPUs' answers stand."""
-    changed = {"driver.DEVICES": str(device.parent), "read_scheduler.LET_GO_SECONDS": 0.3}
+    changed = {"driver.DEVICES": str(device.parent), "read_scheduler.RELEASE_SECONDS": 0.3}
     worker = start(changed=changed)
     worker.release = True
     driver = Driver(gpus=[Gpu(A), Gpu(B)], holds=device, delay={("nvmlDeviceGetMemoryInfo_v2", 0): float("inf")})

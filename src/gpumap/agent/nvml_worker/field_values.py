@@ -17,7 +17,7 @@ from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 CALL = "nvmlDeviceGetFieldValues"
 
 Values = dict[int, float]
-"""By field, those that were told."""
+"""By field, those that the driver reported."""
 
 _ALL_LINKS = 0xFFFF_FFFF  # nvml.h: "A link ID of UINT_MAX returns aggregate value summed up across all links"
 _SCOPES = {
@@ -63,25 +63,25 @@ class FieldValues:
         """A value that is refused costs itself. Raises `RefusedError` where the GPU is gone."""
         if wanted is not self._wanted or self._calls.forgotten != self._forgotten:
             self._lay_out(wanted)
-        told: Values = {}
+        values: Values = {}
         if not self._asked or self._calls.ask(self._field_values) is None:
-            return told
+            return values
         odd: list[tuple[int, Any]] = []
         for place, (value_type, code, whole) in enumerate(_ROW.iter_unpack(self._array)):
             if code == 0 and value_type in _WHOLE_TYPES:
-                told[self._asked[place]] = whole
+                values[self._asked[place]] = whole
             else:
                 odd.append((self._asked[place], self._array[place]))
         if odd:
-            self._take(odd, told)
-        return told
+            self._take(odd, values)
+        return values
 
-    def _take(self, odd: Sequence[tuple[int, Any]], told: Values) -> None:
+    def _take(self, odd: Sequence[tuple[int, Any]], values: Values) -> None:
         """What was refused, or is of a rarer type."""
         new = False
         for field, row in odd:
             try:
-                told[field] = _number(field, row)
+                values[field] = _number(field, row)
             except RefusedError as refused:
                 self._calls.take(refused, _key(field))
                 new = new or refused.code in UNSUPPORTED
@@ -111,7 +111,7 @@ def _array(fields: Sequence[int]) -> Array[Any]:
 
 
 def _number(field: int, row: Any) -> float:
-    """Raises `RefusedError` with the value's own code, or with ours where it is told and cannot be used."""
+    """Raises `RefusedError` with the value's own code, or with ours if the value cannot be used."""
     code = row.nvmlReturn or _misfit(field, row.valueType)
     if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
         code = pynvml.NVML_ERROR_NOT_SUPPORTED  # so drivers answer that do not know a field

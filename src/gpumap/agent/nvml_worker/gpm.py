@@ -43,13 +43,13 @@ WHOLE_GPU = Measured()
 
 
 class _Meter:
-    """Two samples' room, and what they told last."""
+    """Two samples, and the last activity between two."""
 
     def __init__(self) -> None:
         self.older: Sample | None = None
         self.spare: Sample | None = None
         self.taken_at = 0.0
-        self.told: Activity | None = None
+        self.activity: Activity | None = None
 
 
 class Activities:
@@ -89,17 +89,17 @@ class Activities:
         if meter is None:
             meter = self._meters[measured] = _Meter()
         elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
-            return meter.told  # of an interval that has ended just now
+            return meter.activity  # of an interval that has ended just now
         # What is measured may be kept back from us as a GPU instance's place is: then it is absent, and no fault.
-        meter.told = self._calls.ask(self._activity, measured, meter, on=on, privileged=True)
-        return meter.told
+        meter.activity = self._calls.ask(self._activity, measured, meter, on=on, privileged=True)
+        return meter.activity
 
     # --- single questions; each raises RefusedError ---
 
     def _gpm_support(self) -> bool:
-        said = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
-        self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(said))
-        return bool(said.isSupportedDevice)
+        support = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
+        self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(support))
+        return bool(support.isSupportedDevice)
 
     def _activity(self, measured: Measured, meter: _Meter) -> Activity | None:
         if meter.spare is None:
@@ -122,7 +122,7 @@ class Activities:
         return Activity(*[self._ratio(metric) for metric in get.metrics[: len(METRICS)]])
 
     def _ratio(self, metric: Any) -> float | None:
-        """A metric that is refused costs itself; what is no percentage is not told."""
+        """A metric that is refused costs itself; a value that is no percentage is absent."""
         code = metric.nvmlReturn
         if code and code not in UNSUPPORTED:
             call = f"nvmlGpmMetricsGet({metric.metricId})"

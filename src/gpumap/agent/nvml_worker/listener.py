@@ -1,8 +1,8 @@
-"""Listens for XID events, in a thread of its own, and tells them as they come.
+"""Listens for XID events, in a thread of its own, and sends them as they come.
 
 Each GPU has an event set to itself: with one for all, a GPU that is lost would make every wait fail, for all of them.
-The thread takes out what has come every few seconds, and when a read begins, and never waits in a call: the driver
-keeps events until then, and NVML can be shut down at any moment. A set that was found empty proves that all was told.
+The thread empties the sets every few seconds, and when a read begins. It never waits in a call: the driver keeps events
+until then, and NVML can be shut down at any moment. A set that was found empty proves that every event was sent.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from gpumap.model.readings import GpuReading, Uuid
 LISTEN_SECONDS = 10.0
 """Between reads that are farther apart: each read hears first, and waking up costs as much as reading a GPU."""
 PATIENCE_SECONDS = 0.05
-"""How long a read waits for news of this moment; what came later is told with the next one."""
+"""How long a read waits for events of this moment. The next read sends those that came later."""
 HUNG_SECONDS = 1.0
 """A call that has not returned after so long is left to hang, and another thread listens to the other GPUs. Less than
-any interval: what has come for them is told by the next read, as if nothing hung."""
+any interval: the next read sends their events, as if nothing hung."""
 MOST_EVENTS = 10_000
 """Of one GPU at a time: a flood must not keep the others from being heard."""
 
@@ -68,16 +68,16 @@ class Events:
         self._library.ask("nvmlDeviceRegisterEvents", device, c_ulonglong(XID), event_set)
 
     def next(self, event_set: EventSet) -> Event | None:
-        """The oldest event that waits to be told; `None` if there is none."""
-        said = pynvml.c_nvmlEventData_t()
+        """The oldest event in the set; `None` if it is empty."""
+        event = pynvml.c_nvmlEventData_t()
         try:
-            self._library.ask("nvmlEventSetWait_v2", event_set, byref(said), 0)
+            self._library.ask("nvmlEventSetWait_v2", event_set, byref(event), 0)
         except RefusedError as refused:
             if refused.code == pynvml.NVML_ERROR_TIMEOUT:
                 return None
             raise
-        xid = said.eventData if said.eventType & XID else None
-        return Event(xid, _id(said.gpuInstanceId), _id(said.computeInstanceId))
+        xid = event.eventData if event.eventType & XID else None
+        return Event(xid, _id(event.gpuInstanceId), _id(event.computeInstanceId))
 
     def free(self, event_set: EventSet) -> None:
         self._library.ask("nvmlEventSetFree", event_set)
@@ -226,8 +226,8 @@ class Listener:
         now = time.monotonic()
         for (xid, gpu_instance, compute_instance), times in heard.items():
             if xid is not None:
-                said = wire.XidMessage(listener.uuid, xid, gpu_instance, compute_instance, now, times)
-                self._output.add(wire.encode_xid(said))
+                message = wire.XidMessage(listener.uuid, xid, gpu_instance, compute_instance, now, times)
+                self._output.add(wire.encode_xid(message))
         listener.until = until  # not before its events are on their way
         if refused:
             self._close(listener)

@@ -58,7 +58,7 @@ class GpuReader:
         self._calls = NvmlCalls()
         self._processes = ProcessesOfGpu()
         self._sampler = Sampler()
-        self._epoch = HandleGeneration(0, 0)
+        self._generation = HandleGeneration(0, 0)
         self._device: _Device | None = None
         self._identity = GpuReading(index)
         self._partitioned = False
@@ -70,15 +70,15 @@ class GpuReader:
         """Of the GPU as it was last read; `None` if it was not."""
         return self._device.handle if self._device else None
 
-    def read(self, epoch: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
+    def read(self, generation: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
         """`groups` are those of the wire's whose calls are made."""
         if groups != self._groups:
             self._groups, self._fields = groups, fields_of(groups)
-        if epoch != self._epoch:
+        if generation != self._generation:
             self._drop_device()
-            if epoch.gpus != self._epoch.gpus:
+            if generation.gpus != self._generation.gpus:
                 self._identity = GpuReading(self._index)
-            self._epoch = epoch
+            self._generation = generation
         try:
             reading = self._ask_all(interval_seconds)
         except RefusedError as refused:

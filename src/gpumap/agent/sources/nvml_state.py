@@ -14,7 +14,7 @@ LONGEST_SECONDS = 600.0
 LONGEST_PAUSE_READS = 64
 """Of a GPU that crashes the worker."""
 MOST_EVENTS = 1000
-"""Beyond it equal events are told together, as if they had come with the last of them."""
+"""Beyond it equal events are counted together, as if they had come with the last of them."""
 MOST_STRETCHES = 4096
 """Beyond it the oldest are forgotten, and so that time is blind: for as many GPUs that are registered so often."""
 
@@ -109,21 +109,21 @@ class XidEvents:
         self._most_events = MOST_EVENTS
         self._until: dict[tuple[Uuid, float], float] = {}  # by since when
 
-    def hear(self, said: XidMessage | ListeningMessage) -> None:
-        if isinstance(said, XidMessage):
-            self._events.append(said)
+    def hear(self, message: XidMessage | ListeningMessage) -> None:
+        if isinstance(message, XidMessage):
+            self._events.append(message)
             if len(self._events) > self._most_events:
                 self._events = _together(self._events)
                 self._most_events = max(MOST_EVENTS, 2 * len(self._events))
             return
-        for uuid, since, until in said.heard:
+        for uuid, since, until in message.heard:
             self._until[uuid, since] = max(until, self._until.get((uuid, since), since))
         while len(self._until) > MOST_STRETCHES:
             del self._until[next(iter(self._until))]
 
     def tell(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
         """What was heard until now, monotonic, and forget it: a worker that still listens says so at each read."""
-        events = tuple(XidError(*said[:4], now - said.at, said.times) for said in self._events)
+        events = tuple(XidError(*event[:4], now - event.at, event.times) for event in self._events)
         listening = tuple(Listening(uuid, now - since, now - until) for (uuid, since), until in self._until.items())
         self._events, self._until, self._most_events = [], {}, MOST_EVENTS
         return events, listening
@@ -131,7 +131,7 @@ class XidEvents:
 
 def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
     found: dict[tuple[object, ...], XidMessage] = {}
-    for said in events:
-        before = found.get(said[:4])
-        found[said[:4]] = said if before is None else said._replace(times=before.times + said.times)
+    for event in events:
+        before = found.get(event[:4])
+        found[event[:4]] = event if before is None else event._replace(times=before.times + event.times)
     return list(found.values())
