@@ -176,11 +176,11 @@ def test_a_frames_xid_events_are_told_once(directory: Path) -> None:
     assert list(player.unasked()) == []
     xid, heard, driver, gpu = told_by(player, wire.Request(1, 1.0, groups=replay.GROUPS))
     assert xid == wire.XidMessage(GPU, 31, None, None, 997.5, 2)
-    assert heard == wire.ListeningMessage((wire.Heard(GPU, 900.0, 999.75),))
+    assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 999.75),))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY))
     now = 1500.0
     heard, *_ = told_by(player, wire.Request(2, 1.0, groups=replay.GROUPS))
-    assert heard == wire.ListeningMessage((wire.Heard(GPU, 900.0, 1499.75),))
+    assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 900.0, 1499.75),))
     path.write_bytes(contents.reading_text(replace(XIDS, xids=())))
     assert list(player.unasked()) == []
     path.write_bytes(contents.reading_text(XIDS))
@@ -195,7 +195,7 @@ def test_who_lets_go_of_the_driver_is_told_no_event(directory: Path) -> None:
     player = Player(path, lambda: 1000.0)
     asked = wire.Request(1, 1.0, groups=replay.GROUPS, release=True)
     heard, driver, gpu = told_by(player, asked)
-    assert heard == wire.ListeningMessage((wire.Heard(GPU, 1000.0, 1000.0),))
+    assert heard == wire.ListeningMessage((wire.ListeningPeriod(GPU, 1000.0, 1000.0),))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (True, wire.GpuMessage(1, HEALTHY._replace(activity=None)))
     assert list(player.unasked()) == []
 

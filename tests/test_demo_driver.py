@@ -87,7 +87,7 @@ def test_xid_events_come_when_it_is_their_time() -> None:
     driver = Driver(scenario, lambda: now, lambda: 1000.0 + now)
     first, second = scenario.gpus
     assert wire.decode(next(driver.read(LISTENING))) == wire.ListeningMessage(
-        (wire.Heard(first.uuid, 1010.0, 1010.0), wire.Heard(second.uuid, 1010.0, 1010.0))
+        (wire.ListeningPeriod(first.uuid, 1010.0, 1010.0), wire.ListeningPeriod(second.uuid, 1010.0, 1010.0))
     )
     assert driver.patience_seconds == 10.0
     now = 21.5
@@ -104,7 +104,9 @@ def test_xid_events_come_when_it_is_their_time() -> None:
         on_card._replace(at=1080.0),
         on_instance._replace(at=1080.0),
     ]
-    assert heard == wire.ListeningMessage(tuple(wire.Heard(gpu.uuid, 1010.0, 1085.0) for gpu in scenario.gpus))
+    assert heard == wire.ListeningMessage(
+        tuple(wire.ListeningPeriod(gpu.uuid, 1010.0, 1085.0) for gpu in scenario.gpus)
+    )
 
 
 def test_nobody_listens_where_nobody_asks_for_it() -> None:

@@ -220,8 +220,7 @@ def test_plain_file_tree_is_read_as_proc(tmp_path: Path) -> None:
 
 def test_process_that_started_after_the_question_has_a_reused_pid(tmp_path: Path) -> None:
     """NVML named the PID before this process began: it is another one, and counts as having left."""
-    root = tmp_path / "proc"
-    pid = os.getpid()  # a process of a real tree is held by a pidfd: there must be one
+    root, pid = tmp_path / "proc", os.getpid()  # of a process that runs on any machine: the source holds it by a pidfd
     make_process(root, pid, f"/kubepods/pod{UID}/{CID}", start=500)
     source = ProcfsSource(root, own_at(tmp_path, "/"))
     assert [entry.pid for entry in source.read([pid], 500).value.entries] == [pid]

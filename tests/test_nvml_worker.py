@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.nvml_worker import codes, library, wire
-from gpumap.agent.sources.crash_isolation import LONGEST_PAUSE_READS, CrashSuspects
+from gpumap.agent.sources.nvml_state import LONGEST_PAUSE_READS, CrashSuspects
 from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from tests import standin
 from tests.standin import Code, Driver, Gpu, Process, Sample

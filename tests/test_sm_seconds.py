@@ -9,8 +9,7 @@ import pytest
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
-from gpumap.agent.nvml_worker.lists import Lists, SampleRow
-from gpumap.agent.nvml_worker.processes import Sampler
+from gpumap.agent.nvml_worker.processes import Lists, Sampler, SampleRow
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 
 GPU = gpu_uuid(0)

@@ -44,14 +44,14 @@ def told(worker: Worker) -> list[wire.XidMessage]:
     return [said for said in worker.unasked if isinstance(said, wire.XidMessage)]
 
 
-def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uuid, wire.Heard]:
+def read(worker: Worker, driver: Driver | None = None, hung: int = 0) -> dict[Uuid, wire.ListeningPeriod]:
     """What a new read says of who is listened to, the newest of each GPU."""
     worker.unasked.clear()
     worker.read(driver, hung=hung)
     return {heard.uuid: heard for heard in stretches(worker)}
 
 
-def stretches(worker: Worker) -> list[wire.Heard]:
+def stretches(worker: Worker) -> list[wire.ListeningPeriod]:
     return [heard for said in worker.unasked if isinstance(said, wire.ListeningMessage) for heard in said.heard]
 
 

@@ -15,8 +15,8 @@ from gpumap.agent.join.accounting import GPUS_AWAY_MAX, KEPT_SECONDS, UNSEEN_SEC
 from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.join.xid_containers import CARRIED_SECONDS
 from gpumap.agent.join.xids import JITTER_SECONDS, OPEN_SECONDS, XidMemory, count_xids
-from gpumap.agent.nvml_worker.wire import Heard, ListeningMessage, XidMessage
-from gpumap.agent.sources.nvml_xids import MOST_EVENTS, XidEvents
+from gpumap.agent.nvml_worker.wire import ListeningMessage, ListeningPeriod, XidMessage
+from gpumap.agent.sources.nvml_state import MOST_EVENTS, XidEvents
 from gpumap.model.observations import Complaint, ContainerName, Failed, Moment, NvmlReading, Observed
 from gpumap.model.readings import GpuReading, Listening, MigInstance, Uuid, XidError
 from gpumap.model.snapshot import ContainerOnDevice, ContainerXids, GpuXids
@@ -494,9 +494,9 @@ def test_a_source_keeps_what_was_said_until_it_is_told() -> None:
     """Once, with ages; the newest end of each stretch."""
     news = XidEvents()
     news.hear(XidMessage(A, 31, 1, 0, 10.0, 2))
-    news.hear(ListeningMessage((Heard(A, 5.0, 9.0),)))
-    news.hear(ListeningMessage((Heard(A, 5.0, 11.0), Heard(B, 6.0, 7.0))))
-    news.hear(ListeningMessage((Heard(A, 11.5, 12.0),)))
+    news.hear(ListeningMessage((ListeningPeriod(A, 5.0, 9.0),)))
+    news.hear(ListeningMessage((ListeningPeriod(A, 5.0, 11.0), ListeningPeriod(B, 6.0, 7.0))))
+    news.hear(ListeningMessage((ListeningPeriod(A, 11.5, 12.0),)))
     events, listening = news.tell(20.0)
     assert events == (XidError(A, 31, 1, 0, 10.0, 2),)
     assert listening == (Listening(A, 15.0, 9.0), Listening(B, 14.0, 13.0), Listening(A, 8.5, 8.0))

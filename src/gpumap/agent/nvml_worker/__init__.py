@@ -1,4 +1,6 @@
-"""The process that alone loads the NVIDIA library. A foreign library may hang, crash or leak here, not in the service.
+"""The process that loads the NVIDIA library, the only one. A foreign library may hang, crash or leak here.
 
-`wire` and `codes` are what both ends share; `parent` is the service's end of the pipe; the rest runs in the worker.
+In come requests on stdin, out go readings on stdout (`wire`, which the service and the lab use too, with `codes`).
+Start at `__main__`, `read_scheduler` (which thread reads which GPU) and `reading` (one GPU). The service's end of the
+pipe is `gpumap.agent.sources.nvml`.
 """

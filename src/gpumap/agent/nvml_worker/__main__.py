@@ -13,7 +13,7 @@ from typing import NoReturn
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.library import Library
 from gpumap.agent.nvml_worker.output import Output
-from gpumap.agent.nvml_worker.read_scheduler import Rounds
+from gpumap.agent.nvml_worker.read_scheduler import ReadScheduler
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -24,11 +24,11 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # likewise
     threading.excepthook = _die
     gc.freeze()  # a reading leaves no cycles behind, and what was imported stays
-    rounds = Rounds(Library(library), Output(), os._exit)
-    threading.Thread(target=rounds.run, name="rounds", daemon=True).start()
+    scheduler = ReadScheduler(Library(library), Output(), os._exit)
+    threading.Thread(target=scheduler.run, name="scheduler", daemon=True).start()
     for line in sys.stdin.buffer:
         try:
-            rounds.ask(wire.decode_request(line))
+            scheduler.ask(wire.decode_request(line))
         except ValueError as error:
             sys.stderr.write(f"not a request: {error}\n")
             os._exit(2)

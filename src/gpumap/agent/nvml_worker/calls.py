@@ -70,16 +70,16 @@ class NvmlCalls:
         """Ask them again also what they did not support; what the card does not, stands."""
         self._unsupported = {key for key in self._unsupported if not key[1].startswith(("mig", "gpu instance"))}
 
-    def withdraw(self, told: tuple[tuple[str, int], ...]) -> None:
-        """Tell only what was refused when `refusals` was `told`: the rest was of a device that is no more."""
-        self._refused = dict.fromkeys(told)
+    def withdraw(self, before: tuple[tuple[str, int], ...]) -> None:
+        """Report only what was refused when `refusals` was `before`. The rest was of a device that is gone."""
+        self._refused = dict.fromkeys(before)
 
     def ask(
         self, function: Callable[..., T], *arguments: object, on: str = "gpu", privileged: bool = False
     ) -> T | None:
         """What the function returns; `None` where NVML refuses. `on` tells GPUs' handles from MIG devices'.
 
-        Not to be permitted what is `privileged` is no fault: it is not told, and not asked again.
+        A call that is `privileged` and not permitted is no fault: its value is absent, and it is not asked again.
         Raises `RefusedError` where the refusal says that the whole GPU is gone, or the driver.
         """
         self.refused_with = 0

@@ -50,54 +50,56 @@ class _Made(NamedTuple):
 class CardOfGpu:
     """Of one handle. One thread at a time asks."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._made: _Made | None = None
-        self._forgotten = asking.forgotten
+        self._forgotten = calls.forgotten
 
-    def add_to(self, reading: GpuReading, said: Values) -> GpuReading:
-        """The reading with the group `card`, of which `said` are the field values.
+    def add_to(self, reading: GpuReading, values: Values) -> GpuReading:
+        """The reading with the group `card`, of which `values` are the field values.
 
         Raises `RefusedError` where the GPU is gone.
         """
         made = self._read_made()
-        mode = self._asking.ask(self._compute_mode)
-        requested = self._asking.ask(self._requested_power_limit)
+        mode = self._calls.ask(self._compute_mode)
+        requested = self._calls.ask(self._requested_power_limit)
         set_to = () if requested is None else (("requested", requested),)
         return reading._replace(
-            ecc_totals=tuple([(kind, since, int(said[field])) for kind, since, field in _ECC_TOTALS if field in said]),
-            retired_pages_pending=flag(said.get(pynvml.NVML_FI_DEV_RETIRED_PENDING)),
+            ecc_totals=tuple(
+                [(kind, since, int(values[field])) for kind, since, field in _ECC_TOTALS if field in values]
+            ),
+            retired_pages_pending=flag(values.get(pynvml.NVML_FI_DEV_RETIRED_PENDING)),
             compute_mode=None if mode is None else word_of(COMPUTE_MODES, mode),
             power_limits_watts=set_to + made.power_limits_watts,
             max_clocks_hertz=made.max_clocks_hertz,
             vbios_version=made.vbios_version,
             compute_capability=made.compute_capability,
-            pcie_replays=whole(said.get(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)),
+            pcie_replays=whole(values.get(pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)),
         )
 
     def _read_made(self) -> _Made:
-        """Kept once every part has been told, or is not supported."""
-        if self._made is not None and self._forgotten == self._asking.forgotten:
+        """Kept once the driver has reported every part, or does not support it."""
+        if self._made is not None and self._forgotten == self._calls.forgotten:
             return self._made
-        self._forgotten, before = self._asking.forgotten, self._asking.refusals
+        self._forgotten, before = self._calls.forgotten, self._calls.refusals
         made = _Made(
-            self._asking.ask(self._library.vbios_version, self._gpu) or "",
-            self._asking.ask(self._library.compute_capability, self._gpu) or "",
+            self._calls.ask(self._library.vbios_version, self._gpu) or "",
+            self._calls.ask(self._library.compute_capability, self._gpu) or "",
             self._max_clocks(),
             self._power_limits(),
         )
-        self._made = made if self._asking.refusals == before else None
+        self._made = made if self._calls.refusals == before else None
         return made
 
     def _max_clocks(self) -> tuple[tuple[str, float], ...]:
-        told = [(name, self._asking.ask(self._max_clock, number, on=on)) for name, number, on in _CLOCKS_ON]
-        return tuple([(domain, hertz) for domain, hertz in told if hertz is not None])
+        clocks = [(name, self._calls.ask(self._max_clock, number, on=on)) for name, number, on in _CLOCKS_ON]
+        return tuple([(domain, hertz) for domain, hertz in clocks if hertz is not None])
 
     def _power_limits(self) -> tuple[tuple[str, float], ...]:
-        default = self._asking.ask(self._default_power_limit)
-        span = self._asking.ask(self._power_limit_range)
+        default = self._calls.ask(self._default_power_limit)
+        span = self._calls.ask(self._power_limit_range)
         limits = () if default is None else (("default", default),)
         return limits if span is None else (*limits, ("min", span[0]), ("max", span[1]))
 

@@ -17,7 +17,7 @@ from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 CALL = "nvmlDeviceGetFieldValues"
 
 Values = dict[int, float]
-"""By field, those that were told."""
+"""By field, those that the driver reported."""
 
 _ALL_LINKS = 0xFFFF_FFFF  # nvml.h: "A link ID of UINT_MAX returns aggregate value summed up across all links"
 _SCOPES = {
@@ -50,9 +50,9 @@ def whole(number: float | None) -> int | None:
 class FieldValues:
     """Those of one GPU. What it does not support is left out of the next call, until `NvmlCalls.forget`."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._wanted: tuple[int, ...] = ()
         self._forgotten = -1
@@ -61,29 +61,29 @@ class FieldValues:
 
     def read(self, wanted: tuple[int, ...]) -> Values:
         """A value that is refused costs itself. Raises `RefusedError` where the GPU is gone."""
-        if wanted is not self._wanted or self._asking.forgotten != self._forgotten:
+        if wanted is not self._wanted or self._calls.forgotten != self._forgotten:
             self._lay_out(wanted)
-        told: Values = {}
-        if not self._asked or self._asking.ask(self._field_values) is None:
-            return told
+        values: Values = {}
+        if not self._asked or self._calls.ask(self._field_values) is None:
+            return values
         odd: list[tuple[int, Any]] = []
         for place, (value_type, code, whole) in enumerate(_ROW.iter_unpack(self._array)):
             if code == 0 and value_type in _WHOLE_TYPES:
-                told[self._asked[place]] = whole
+                values[self._asked[place]] = whole
             else:
                 odd.append((self._asked[place], self._array[place]))
         if odd:
-            self._take(odd, told)
-        return told
+            self._take(odd, values)
+        return values
 
-    def _take(self, odd: Sequence[tuple[int, Any]], told: Values) -> None:
+    def _take(self, odd: Sequence[tuple[int, Any]], values: Values) -> None:
         """What was refused, or is of a rarer type."""
         new = False
         for field, row in odd:
             try:
-                told[field] = _number(field, row)
+                values[field] = _number(field, row)
             except RefusedError as refused:
-                self._asking.take(refused, _key(field))
+                self._calls.take(refused, _key(field))
                 new = new or refused.code in UNSUPPORTED
         if new:
             self._lay_out(self._wanted)
@@ -93,8 +93,8 @@ class FieldValues:
         return True
 
     def _lay_out(self, wanted: tuple[int, ...]) -> None:
-        self._wanted, self._forgotten = wanted, self._asking.forgotten
-        self._asked = [field for field in wanted if self._asking.is_supported(_key(field))]
+        self._wanted, self._forgotten = wanted, self._calls.forgotten
+        self._asked = [field for field in wanted if self._calls.is_supported(_key(field))]
         self._array = _array(self._asked)
 
 
@@ -111,7 +111,7 @@ def _array(fields: Sequence[int]) -> Array[Any]:
 
 
 def _number(field: int, row: Any) -> float:
-    """Raises `RefusedError` with the value's own code, or with ours where it is told and cannot be used."""
+    """Raises `RefusedError` with the value's own code, or with ours if the value cannot be used."""
     code = row.nvmlReturn or _misfit(field, row.valueType)
     if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
         code = pynvml.NVML_ERROR_NOT_SUPPORTED  # so drivers answer that do not know a field

@@ -43,21 +43,21 @@ WHOLE_GPU = Measured()
 
 
 class _Meter:
-    """Two samples' room, and what they told last."""
+    """Two samples, and the last activity between two."""
 
     def __init__(self) -> None:
         self.older: Sample | None = None
         self.spare: Sample | None = None
         self.taken_at = 0.0
-        self.told: Activity | None = None
+        self.activity: Activity | None = None
 
 
 class Activities:
     """Those of one GPU's handle. Whoever drops it calls `free`, while NVML is initialised."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._supported: bool | None = None
         self._meters: dict[Measured, _Meter] = {}
@@ -78,28 +78,28 @@ class Activities:
     def read(self, measured: Measured) -> Activity | None:
         """Since the reading before; `None` in the first one. Raises `RefusedError` where the GPU is gone."""
         if self._supported is None:
-            self._supported = self._asking.ask(self._gpm_support)
+            self._supported = self._calls.ask(self._gpm_support)
         if not self._supported:
             return None
         on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
-        if not self._asking.is_supported((self._activity.__name__, on)):
+        if not self._calls.is_supported((self._activity.__name__, on)):
             return None
         self._in_use.add(measured)
         meter = self._meters.get(measured)
         if meter is None:
             meter = self._meters[measured] = _Meter()
         elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
-            return meter.told  # of an interval that has ended just now
+            return meter.activity  # of an interval that has ended just now
         # What is measured may be kept back from us as a GPU instance's place is: then it is absent, and no fault.
-        meter.told = self._asking.ask(self._activity, measured, meter, on=on, privileged=True)
-        return meter.told
+        meter.activity = self._calls.ask(self._activity, measured, meter, on=on, privileged=True)
+        return meter.activity
 
     # --- single questions; each raises RefusedError ---
 
     def _gpm_support(self) -> bool:
-        said = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
-        self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(said))
-        return bool(said.isSupportedDevice)
+        support = pynvml.c_nvmlGpmSupport_t(pynvml.NVML_GPM_SUPPORT_VERSION)
+        self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(support))
+        return bool(support.isSupportedDevice)
 
     def _activity(self, measured: Measured, meter: _Meter) -> Activity | None:
         if meter.spare is None:
@@ -122,11 +122,11 @@ class Activities:
         return Activity(*[self._ratio(metric) for metric in get.metrics[: len(METRICS)]])
 
     def _ratio(self, metric: Any) -> float | None:
-        """A metric that is refused costs itself; what is no percentage is not told."""
+        """A metric that is refused costs itself; a value that is no percentage is absent."""
         code = metric.nvmlReturn
         if code and code not in UNSUPPORTED:
             call = f"nvmlGpmMetricsGet({metric.metricId})"
-            self._asking.take(RefusedError(call, code), (call, "gpu"))
+            self._calls.take(RefusedError(call, code), (call, "gpu"))
         percent = metric.value
         return min(percent / 100, 1.0) if not code and 0.0 <= percent <= _ROUNDING_PERCENT else None
 

@@ -77,54 +77,54 @@ def with_links(reading: GpuReading, values: Values) -> GpuReading:
 class HealthOfGpu:
     """Of one handle. One thread at a time asks."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, gpu: Handle) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._questions = _Questions(library)
-        self._asking = asking
+        self._calls = calls
         self._gpu = gpu
         self._known_events: tuple[tuple[str, int], ...] | None = None
         self._events: dict[int, tuple[tuple[str, bool], ...]] = {}
         self._fans: tuple[tuple[int, str], ...] | None = None
         self._ecc = _ECC
-        self._forgotten = asking.forgotten
+        self._forgotten = calls.forgotten
 
-    def add_to(self, reading: GpuReading, said: Values) -> GpuReading:
-        """The reading with the group `health`, of which `said` are the field values.
+    def add_to(self, reading: GpuReading, values: Values) -> GpuReading:
+        """The reading with the group `health`, of which `values` are the field values.
 
         Raises `RefusedError` where the GPU is gone.
         """
-        action = said.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+        action = values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return reading._replace(
             clocks_hertz=self._read_clocks(),
             clock_events=self._read_clock_events(),
             clock_event_seconds=tuple(
-                [(word, said[field] / 1e9) for word, field in CLOCK_EVENT_FIELDS if field in said]
+                [(word, values[field] / 1e9) for word, field in CLOCK_EVENT_FIELDS if field in values]
             ),
             performance_state=self._read_performance_state(),
             fan_ratios=self._read_fans(),
             ecc_errors=self._read_ecc_errors(),
-            remapped_rows=tuple([(word, int(said[field])) for word, field in _REMAPPED if field in said]),
-            row_remap_pending=flag(said.get(pynvml.NVML_FI_DEV_REMAPPED_PENDING)),
-            row_remap_failure=flag(said.get(pynvml.NVML_FI_DEV_REMAPPED_FAILURE)),
-            retired_pages=tuple([(word, int(said[field])) for word, field in _RETIRED if field in said]),
+            remapped_rows=tuple([(word, int(values[field])) for word, field in _REMAPPED if field in values]),
+            row_remap_pending=flag(values.get(pynvml.NVML_FI_DEV_REMAPPED_PENDING)),
+            row_remap_failure=flag(values.get(pynvml.NVML_FI_DEV_REMAPPED_FAILURE)),
+            retired_pages=tuple([(word, int(values[field])) for word, field in _RETIRED if field in values]),
             recovery_action=None if action is None else recovery_word(action),
         )
 
     def _read_clocks(self) -> tuple[tuple[str, float], ...]:
-        told: list[tuple[str, float]] = []
+        clocks: list[tuple[str, float]] = []
         for domain, number, on in _CLOCKS_ON:
-            hertz = self._asking.ask(self._questions.clock_hertz, self._gpu, number, on=on)
+            hertz = self._calls.ask(self._questions.clock_hertz, self._gpu, number, on=on)
             if hertz is not None:
-                told.append((domain, hertz))
-        return tuple(told)
+                clocks.append((domain, hertz))
+        return tuple(clocks)
 
     def _read_clock_events(self) -> tuple[tuple[str, bool], ...]:
-        ask, questions = self._asking.ask_newest, self._questions
+        ask, questions = self._calls.ask_newest, self._questions
         now = ask((questions.clock_events, questions.clock_throttling), self._gpu)
         if now is None:
             return ()
         if self._known_events is None:
             mask = ask((questions.supported_clock_events, questions.supported_clock_throttling), self._gpu)
-            if mask is None and self._asking.refused_with:
+            if mask is None and self._calls.refused_with:
                 return _events_of(now, _EVENT_BITS)  # asked again, or in the next reading known to be not supported
             self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
         if now not in self._events:
@@ -132,41 +132,41 @@ class HealthOfGpu:
         return self._events[now]
 
     def _read_performance_state(self) -> int | None:
-        state = self._asking.ask(self._questions.performance_state, self._gpu)
+        state = self._calls.ask(self._questions.performance_state, self._gpu)
         return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
     def _read_fans(self) -> tuple[tuple[str, float], ...]:
-        """Where no fan is told by its number, what drivers before 450 tell of one."""
-        ask, questions = self._asking.ask, self._questions
+        """If the driver reports no fan by its number, the one fan that drivers before 450 report."""
+        ask, questions = self._calls.ask, self._questions
         if self._fans is None:
             count = ask(questions.fans, self._gpu)
             if count is not None:
                 self._fans = tuple([(fan, f"fan {fan}") for fan in range(min(count, 64))])
-        told: list[tuple[str, float]] = []
+        fans: list[tuple[str, float]] = []
         for fan, on in self._fans or ():
             ratio = ask(questions.fan_ratio, self._gpu, fan, on=on)
             if ratio is not None:
-                told.append((str(fan), ratio))
-        if not told and (ratio := ask(questions.only_fan_ratio, self._gpu)) is not None:
-            told.append(("0", ratio))
-        return tuple(told)
+                fans.append((str(fan), ratio))
+        if not fans and (ratio := ask(questions.only_fan_ratio, self._gpu)) is not None:
+            fans.append(("0", ratio))
+        return tuple(fans)
 
     def _read_ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
         """Most cards count in a few of the places: the others are asked once."""
-        if self._forgotten != self._asking.forgotten:
-            self._forgotten, self._ecc = self._asking.forgotten, _ECC
+        if self._forgotten != self._calls.forgotten:
+            self._forgotten, self._ecc = self._calls.forgotten, _ECC
         question = self._questions.ecc_errors
-        told: list[tuple[str, str, int]] = []
+        errors: list[tuple[str, str, int]] = []
         new = False
         for kind, location, type_, place, on in self._ecc:
-            count = self._asking.ask(question, self._gpu, type_, place, on=on)
+            count = self._calls.ask(question, self._gpu, type_, place, on=on)
             if count is not None:
-                told.append((kind, location, count))
+                errors.append((kind, location, count))
             else:
                 new = True
         if new:
-            self._ecc = tuple([row for row in self._ecc if self._asking.is_supported((question.__name__, row[-1]))])
-        return tuple(told)
+            self._ecc = tuple([row for row in self._ecc if self._calls.is_supported((question.__name__, row[-1]))])
+        return tuple(errors)
 
 
 class _Questions:

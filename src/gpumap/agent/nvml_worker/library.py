@@ -164,34 +164,34 @@ class Library:
         return self.ask_number("nvmlDeviceGetComputeInstanceId", instance)
 
     def attributes(self, instance: Handle) -> Attributes:
-        said = pynvml.c_nvmlDeviceAttributes()
-        self.ask("nvmlDeviceGetAttributes_v2", instance, byref(said))
-        return Attributes(said.gpuInstanceSliceCount, said.computeInstanceSliceCount, said.memorySizeMB)
+        info = pynvml.c_nvmlDeviceAttributes()
+        self.ask("nvmlDeviceGetAttributes_v2", instance, byref(info))
+        return Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
     def placement(self, device: Handle, gpu_instance_id: int) -> Placement:
         """Of a GPU instance: not permitted to who may not look at others' instances (nvml.h, MIG monitor)."""
-        instance, said = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
+        instance, info = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
         self.ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
-        self.ask("nvmlGpuInstanceGetInfo", instance, byref(said))
-        return Placement(said.profileId, said.placement.start, said.placement.size)
+        self.ask("nvmlGpuInstanceGetInfo", instance, byref(info))
+        return Placement(info.profileId, info.placement.start, info.placement.size)
 
     # --- what a device measures ---
 
     def memory(self, device: Handle) -> DeviceMemory:
-        said = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2)
-        self.ask("nvmlDeviceGetMemoryInfo_v2", device, byref(said))
-        return DeviceMemory(said.total, said.used, said.free, said.reserved)
+        info = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2)
+        self.ask("nvmlDeviceGetMemoryInfo_v2", device, byref(info))
+        return DeviceMemory(info.total, info.used, info.free, info.reserved)
 
     def memory_v1(self, device: Handle) -> DeviceMemory:
         """Of drivers before 510: `used` includes what the driver reserves."""
-        said = pynvml.c_nvmlMemory_t()
-        self.ask("nvmlDeviceGetMemoryInfo", device, byref(said))
-        return DeviceMemory(said.total, said.used, said.free)
+        info = pynvml.c_nvmlMemory_t()
+        self.ask("nvmlDeviceGetMemoryInfo", device, byref(info))
+        return DeviceMemory(info.total, info.used, info.free)
 
     def utilization_ratios(self, device: Handle) -> tuple[float, float]:
-        said = pynvml.c_nvmlUtilization_t()
-        self.ask("nvmlDeviceGetUtilizationRates", device, byref(said))
-        return said.gpu / 100, said.memory / 100
+        info = pynvml.c_nvmlUtilization_t()
+        self.ask("nvmlDeviceGetUtilizationRates", device, byref(info))
+        return info.gpu / 100, info.memory / 100
 
     def encoder_ratio(self, device: Handle) -> float:
         percent, period = c_uint(), c_uint()
@@ -204,9 +204,9 @@ class Library:
         return percent.value / 100
 
     def temperature(self, device: Handle) -> float:
-        said = pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1)
-        self.ask("nvmlDeviceGetTemperatureV", device, byref(said))
-        return float(said.temperature)
+        info = pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1)
+        self.ask("nvmlDeviceGetTemperatureV", device, byref(info))
+        return float(info.temperature)
 
     def temperature_v1(self, device: Handle) -> float:
         """The deprecated call: before driver 565 the only one, from CUDA 14 on gone."""
@@ -225,7 +225,7 @@ class Library:
         self.ask("nvmlDeviceGetTotalEnergyConsumption", device, byref(millijoules))
         return millijoules.value / 1000
 
-    # --- asking ---
+    # --- calls ---
 
     def function(self, call: str) -> Callable[..., int]:
         """The function of this name. Raises `RefusedError` if the library, an older one, lacks it.

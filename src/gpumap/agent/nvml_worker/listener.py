@@ -1,39 +1,96 @@
-"""Listens for XID events, in a thread of its own, and tells them as they come.
+"""Listens for XID events, in a thread of its own, and sends them as they come.
 
 Each GPU has an event set to itself: with one for all, a GPU that is lost would make every wait fail, for all of them.
-The thread takes out what has come every few seconds, and when a read begins, and never waits in a call: the driver
-keeps events until then, and NVML can be shut down at any moment. A set that was found empty proves that all was told.
+The thread empties the sets every few seconds, and when a read begins. It never waits in a call: the driver keeps events
+until then, and NVML can be shut down at any moment. A set that was found empty proves that every event was sent.
 """
 
 import contextlib
 import threading
 import time
 from collections import Counter
+from ctypes import byref, c_ulonglong
+from typing import NamedTuple, NewType
 
 import pynvml
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED
-from gpumap.agent.nvml_worker.events import Event, Events, EventSet
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.output import Output
+from gpumap.agent.nvml_worker.processes import NO_ID
 from gpumap.model.readings import GpuReading, Uuid
 
 LISTEN_SECONDS = 10.0
 """Between reads that are farther apart: each read hears first, and waking up costs as much as reading a GPU."""
 PATIENCE_SECONDS = 0.05
-"""How long a read waits for news of this moment; what came later is told with the next one."""
+"""How long a read waits for events of this moment. The next read sends those that came later."""
 HUNG_SECONDS = 1.0
 """A call that has not returned after so long is left to hang, and another thread listens to the other GPUs. Less than
-any interval: what has come for them is told by the next read, as if nothing hung."""
+any interval: the next read sends their events, as if nothing hung."""
 MOST_EVENTS = 10_000
 """Of one GPU at a time: a flood must not keep the others from being heard."""
+
+
+EventSet = NewType("EventSet", object)
+"""nvmlEventSet_t, a pointer."""
+XID: int = pynvml.nvmlEventTypeXidCriticalError
+
+
+class Event(NamedTuple):
+    """An event of a type that is not XID has no `xid`. Ids are `None` where the driver keeps them back, or has none."""
+
+    xid: int | None
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+
+
+class Events:
+    """NVML's calls on events, answered in plain values. Each raises `RefusedError`.
+
+    Any thread may ask, but of one event set only one thread at a time.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def tells_xids(self, device: Handle) -> bool:
+        types = c_ulonglong()
+        self._library.ask("nvmlDeviceGetSupportedEventTypes", device, byref(types))
+        return bool(types.value & XID)
+
+    def create(self) -> EventSet:
+        event_set = pynvml.c_nvmlEventSet_t()
+        self._library.ask("nvmlEventSetCreate", byref(event_set))
+        return EventSet(event_set)
+
+    def register(self, device: Handle, event_set: EventSet) -> None:
+        self._library.ask("nvmlDeviceRegisterEvents", device, c_ulonglong(XID), event_set)
+
+    def next(self, event_set: EventSet) -> Event | None:
+        """The oldest event in the set; `None` if it is empty."""
+        event = pynvml.c_nvmlEventData_t()
+        try:
+            self._library.ask("nvmlEventSetWait_v2", event_set, byref(event), 0)
+        except RefusedError as refused:
+            if refused.code == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
+        xid = event.eventData if event.eventType & XID else None
+        return Event(xid, _id(event.gpuInstanceId), _id(event.computeInstanceId))
+
+    def free(self, event_set: EventSet) -> None:
+        self._library.ask("nvmlEventSetFree", event_set)
+
+
+def _id(number: int) -> int | None:
+    return None if number == NO_ID else number
 
 
 class EventListener:
     """A GPU's event set. Who is in a call on it holds `in_call`, for ever if the call hangs.
 
-    It is `deaf` once it was freed, or a call on it was refused. It is `to_renew` when the GPU could not be read: the
+    It is `closed` once it was freed, or a call on it was refused. It is `to_renew` when the GPU could not be read: the
     driver may have forgotten it by the time when it can.
     """
 
@@ -41,7 +98,7 @@ class EventListener:
         self.uuid = uuid
         self.event_set = event_set
         self.since = self.until = time.monotonic()
-        self.deaf = False
+        self.closed = False
         self.to_renew = False
         self.in_call = threading.Lock()
 
@@ -52,7 +109,7 @@ class Listener:
     def __init__(self, library: Library, output: Output) -> None:
         self._events = Events(library)
         self._output = output
-        self._ears: dict[Uuid, EventListener] = {}
+        self._listeners: dict[Uuid, EventListener] = {}
         self._unsupported: set[Uuid] = set()
         self._changing = threading.Condition()  # of everything below, and who listens to whom
         self._thread: threading.Thread | None = None
@@ -67,14 +124,14 @@ class Listener:
         uuid = reading.uuid
         if uuid is None:
             return reading
-        ear = self._ears.get(uuid)
+        listener = self._listeners.get(uuid)
         if handle is None or reading.fault is not None:
-            if ear is not None:
-                ear.to_renew = True
+            if listener is not None:
+                listener.to_renew = True
             return reading
-        if ear is not None and (ear.deaf or ear.to_renew) and self._let_go(ear):
-            ear = None
-        if ear is not None or uuid in self._unsupported:
+        if listener is not None and (listener.closed or listener.to_renew) and self._release(listener):
+            listener = None
+        if listener is not None or uuid in self._unsupported:
             return reading
         try:
             self._register(uuid, handle)
@@ -88,12 +145,12 @@ class Listener:
     def tell(self) -> None:
         """Add to the output what is listened to; first every event until now, if that takes no time."""
         with self._changing:
-            if self._ears:
+            if self._listeners:
                 wanted = self._ask_for_a_round()
                 if not self._wait_for(wanted) and self._replace_if_hung():
                     self._wait_for(wanted)
-            ears = [ear for ear in self._ears.values() if not ear.deaf]
-        self._say(ears)
+            listeners = [listener for listener in self._listeners.values() if not listener.closed]
+        self._report(listeners)
 
     def leave(self, reading: GpuReading, handle: Handle | None) -> None:
         """Do not listen to a GPU, and tell whether there is something to listen to: a stretch of no length says so.
@@ -105,12 +162,13 @@ class Listener:
         with contextlib.suppress(RefusedError):
             if self._events.tells_xids(handle):
                 now = time.monotonic()
-                self._output.add(wire.encode_listening(wire.ListeningMessage((wire.Heard(reading.uuid, now, now),))))
+                period = wire.ListeningPeriod(reading.uuid, now, now)
+                self._output.add(wire.encode_listening(wire.ListeningMessage((period,))))
 
     def stop(self) -> bool:
         """Before NVML is shut down: let go of all GPUs. Whether that is done; a call that hangs is in the way."""
         self._unsupported.clear()
-        gone = [self._let_go(ear) for ear in list(self._ears.values())]
+        gone = [self._release(listener) for listener in list(self._listeners.values())]
         self._output.flush()
         return all(gone)
 
@@ -126,38 +184,38 @@ class Listener:
         except RefusedError:
             self._free(event_set)
             raise
-        ear = EventListener(uuid, event_set)
-        self._say([ear])
+        listener = EventListener(uuid, event_set)
+        self._report([listener])
         with self._changing:
-            self._ears[uuid] = ear
+            self._listeners[uuid] = listener
             self._ask_for_a_round()
             if self._thread is None:
                 self._start()
 
-    def _let_go(self, ear: EventListener) -> bool:
+    def _release(self, listener: EventListener) -> bool:
         """Tell the last of it and free its event set, unless a call on it hangs."""
-        if not ear.in_call.acquire(timeout=PATIENCE_SECONDS):
+        if not listener.in_call.acquire(timeout=PATIENCE_SECONDS):
             return False
         try:
-            self._take_out(ear)
-            if not ear.deaf:
-                self._end(ear)
-            self._free(ear.event_set)
+            self._take_out(listener)
+            if not listener.closed:
+                self._close(listener)
+            self._free(listener.event_set)
         finally:
-            ear.in_call.release()
+            listener.in_call.release()
         with self._changing:
-            self._ears.pop(ear.uuid, None)
+            self._listeners.pop(listener.uuid, None)
         return True
 
-    def _take_out(self, ear: EventListener) -> None:
+    def _take_out(self, listener: EventListener) -> None:
         """Tell the events that have come, equal ones in one line. `in_call` is held."""
-        if ear.deaf:
+        if listener.closed:
             return
-        heard, until, refused = Counter[Event](), ear.until, False
+        heard, until, refused = Counter[Event](), listener.until, False
         for _ in range(MOST_EVENTS):
             begun = time.monotonic()
             try:
-                event = self._events.next(ear.event_set)
+                event = self._events.next(listener.event_set)
             except RefusedError:
                 refused = True
                 break
@@ -168,20 +226,20 @@ class Listener:
         now = time.monotonic()
         for (xid, gpu_instance, compute_instance), times in heard.items():
             if xid is not None:
-                said = wire.XidMessage(ear.uuid, xid, gpu_instance, compute_instance, now, times)
-                self._output.add(wire.encode_xid(said))
-        ear.until = until  # not before its events are on their way
+                message = wire.XidMessage(listener.uuid, xid, gpu_instance, compute_instance, now, times)
+                self._output.add(wire.encode_xid(message))
+        listener.until = until  # not before its events are on their way
         if refused:
-            self._end(ear)
+            self._close(listener)
         if heard or refused:
             self._output.flush()
 
-    def _end(self, ear: EventListener) -> None:
-        ear.deaf = True
-        self._say([ear])
+    def _close(self, listener: EventListener) -> None:
+        listener.closed = True
+        self._report([listener])
 
-    def _say(self, ears: list[EventListener]) -> None:
-        heard = tuple(wire.Heard(ear.uuid, ear.since, ear.until) for ear in ears)
+    def _report(self, listeners: list[EventListener]) -> None:
+        heard = tuple(wire.ListeningPeriod(listener.uuid, listener.since, listener.until) for listener in listeners)
         self._output.add(wire.encode_listening(wire.ListeningMessage(heard)))
 
     def _free(self, event_set: EventSet) -> None:
@@ -219,19 +277,19 @@ class Listener:
         me = threading.current_thread()
         while True:
             with self._changing:
-                pause = LISTEN_SECONDS if any(not ear.deaf for ear in self._ears.values()) else None
+                pause = LISTEN_SECONDS if any(not listener.closed for listener in self._listeners.values()) else None
                 self._changing.wait_for(lambda: self._asked > self._begun, pause)
                 self._begun += 1
                 number = self._begun
-                ears = [ear for ear in self._ears.values() if not ear.deaf]
-            for ear in ears:
-                if not ear.in_call.acquire(blocking=False):
+                listeners = [listener for listener in self._listeners.values() if not listener.closed]
+            for listener in listeners:
+                if not listener.in_call.acquire(blocking=False):
                     continue  # by who lets go of it, or hangs
                 self._in_call_since = time.monotonic()
                 try:
-                    self._take_out(ear)
+                    self._take_out(listener)
                 finally:
-                    ear.in_call.release()
+                    listener.in_call.release()
                 if self._thread is not me:
                     return
             with self._changing:

@@ -1,13 +1,20 @@
-"""Which processes are on a device, and their time on its engines: NVML's rows, each process once."""
+"""Which processes are on a device, and their time on its engines: NVML's lists, and each process of them once.
+
+`Lists` asks for each list in one call, into an array that is kept: pynvml's own wrappers ask twice, race between the
+two calls, and take an idle GPU for an error. One thread at a time asks.
+"""
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from ctypes import byref, c_ubyte, c_uint, c_ulonglong
+from struct import Struct
+from typing import Any, NamedTuple
+
+import pynvml
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
-from gpumap.agent.nvml_worker.library import Handle
-from gpumap.agent.nvml_worker.lists import Lists, ProcessRow, RawList, SampleRow
+from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.model.readings import GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
@@ -15,6 +22,124 @@ SAMPLING_SECONDS = 1.2
 """A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 FULL_RATIO = 0.9
 """Of an interval: what comes earlier is a reading before its time."""
+SLOTS = 256
+TRIES = 4
+
+NO_ID = 0xFFFF_FFFF  # nvml.h, nvmlProcessInfo_t: "0xFFFFFFFF otherwise"
+NOT_TOLD: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
+
+
+def _layout(structure: Any) -> Struct:
+    """Of an array of structures of plain numbers: unpacking rows costs less than asking ctypes for each field."""
+    return Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
+
+
+ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory; not in nvidia-ml-py, whose drivers have newer ones
+ROW_V2 = _layout(pynvml.c_nvmlProcessInfo_v2_t)  # also _v3's
+ROW_535 = Struct(ROW_V2.format + "Q")  # of drivers 535.43 to 535.98, see `_row_of_v3`
+SAMPLE = _layout(pynvml.c_nvmlProcessUtilizationSample_t)
+LARGEST_ROW_BYTES = 32
+
+
+class ProcessRow(NamedTuple):
+    """A row of a process list. The ids are `None` on whole GPUs, and where the driver keeps them back."""
+
+    pid: int
+    used_memory_bytes: int | None
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+
+
+class RawList(NamedTuple):
+    """A process list as NVML wrote it. Equal ones say the same, so that rows need not be made to know it."""
+
+    data: bytes
+    row: Struct
+
+    def rows(self) -> list[ProcessRow]:
+        return [_process_row(*fields[:4]) for fields in self.row.iter_unpack(self.data)]
+
+
+SampleRow = tuple[int, ...]
+"""A process's time on the engines: PID, the driver's time in microseconds since 1970, and in percent SM, memory
+controller, encoder, decoder."""
+
+
+class Lists:
+    """Of the GPUs that one thread at a time asks for. Raises `RefusedError`."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._functions: dict[str, tuple[str, Callable[..., int], Struct]] = {}
+        self._count = c_uint()
+        self._make_room(SLOTS)
+
+    def compute(self, device: Handle) -> RawList:
+        return self._processes("nvmlDeviceGetComputeRunningProcesses", device)
+
+    def graphics(self, device: Handle) -> RawList:
+        return self._processes("nvmlDeviceGetGraphicsRunningProcesses", device)
+
+    def mps(self, device: Handle) -> RawList:
+        return self._processes("nvmlDeviceGetMPSComputeRunningProcesses", device)
+
+    def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
+        """The samples newer than `since_us`."""
+        name = "nvmlDeviceGetProcessUtilization"
+        ask, since = self._library.function(name), c_ulonglong(since_us)
+        try:
+            data = self._data(name, lambda: ask(device, self._array, byref(self._count), since), SAMPLE)
+        except RefusedError as refused:
+            if refused.code == pynvml.NVML_ERROR_NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
+                return []
+            raise
+        return list(SAMPLE.iter_unpack(data))
+
+    def _processes(self, base: str, device: Handle) -> RawList:
+        if base not in self._functions:
+            self._functions[base] = self._newest(base)
+        name, function, row = self._functions[base]
+        return RawList(self._data(name, lambda: function(device, byref(self._count), self._array), row), row)
+
+    def _newest(self, base: str) -> tuple[str, Callable[..., int], Struct]:
+        for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2), ("", ROW_V1)):
+            if self._library.has(base + suffix):
+                return base + suffix, self._library.function(base + suffix), row
+        raise RefusedError(base, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    def _row_of_v3(self) -> Struct:
+        """Drivers 535.43 to 535.98 wrote longer rows: they have the one symbol and not yet the other.
+
+        nvitop's rule (api/libnvml.py; its issues 75, 76, 79, 88); NVIDIA took the change back with 535.104.05.
+        """
+        window = self._library.has("nvmlDeviceGetConfComputeMemSizeInfo")
+        return ROW_535 if window and not self._library.has("nvmlDeviceGetRunningProcessDetailList") else ROW_V2
+
+    def _data(self, name: str, ask: Callable[[], int], row: Struct) -> bytes:
+        for _ in range(TRIES):
+            self._count.value = self._slots
+            code = ask()
+            if code == 0:
+                return bytes(self._view[: min(self._count.value, self._slots) * row.size])
+            if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                raise RefusedError(name, code)
+            self._make_room(max(self._count.value, self._slots) * 2)
+        raise RefusedError(name, pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+
+    def _make_room(self, slots: int) -> None:
+        # Slots of the longest row there is: a driver whose rows are longer than we think cannot write past the end.
+        self._slots = min(slots, 1 << 16)
+        self._array = (c_ubyte * (self._slots * LARGEST_ROW_BYTES))()
+        self._view = memoryview(self._array).cast("B")
+
+
+def _process_row(pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> ProcessRow:
+    return ProcessRow(
+        pid,
+        None if used == NOT_TOLD else used,
+        None if gpu_instance == NO_ID else gpu_instance,
+        None if compute_instance == NO_ID else compute_instance,
+    )
 
 
 class Row(NamedTuple):
@@ -25,20 +150,20 @@ class Row(NamedTuple):
 
 
 def read_lists(
-    asking: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
+    calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
 ) -> tuple[tuple[str, RawList | None], ...] | None:
     """The three lists of a device. `None` where the compute list is refused; the others cost only themselves."""
-    compute = asking.ask(lists.compute, device, on=on)
+    compute = calls.ask(lists.compute, device, on=on)
     if compute is None:
         return None
-    graphics = asking.ask(lists.graphics, device, on=on)
-    mps = asking.ask(lists.mps, device, on=on)
+    graphics = calls.ask(lists.graphics, device, on=on)
+    mps = calls.ask(lists.mps, device, on=on)
     return ("M", mps), ("C", compute), ("G", graphics)
 
 
-def read_rows(asking: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
+def read_rows(calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
     """Their rows."""
-    found = read_lists(asking, lists, device, on)
+    found = read_lists(calls, lists, device, on)
     return None if found is None else _rows(found)
 
 
@@ -53,8 +178,8 @@ class ProcessesOfGpu:
         self._lists: tuple[tuple[str, RawList | None], ...] = ()
         self._merged: tuple[GpuProcess, ...] = ()
 
-    def read(self, asking: NvmlCalls, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
-        found = read_lists(asking, lists, device)
+    def read(self, calls: NvmlCalls, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
+        found = read_lists(calls, lists, device)
         if found is None:
             return None
         if found != self._lists:
@@ -104,7 +229,7 @@ class Sampler:
         self._newest_at = 0.0
         self._heard = clock()
 
-    def read(self, asking: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
+    def read(self, calls: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
         """The mean of each process over them; no samples, which is not an empty list, where the GPU keeps none."""
         now = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
@@ -113,7 +238,7 @@ class Sampler:
         # A reading before its time, because the kubelet has allocated, is of the interval too: what has no sample since
         # the last reading would be told as idle.
         since = self._since(now, max(seconds, SAMPLING_SECONDS) if full else window, busy=busy)
-        rows = asking.ask(lists.samples, device, since)
+        rows = calls.ask(lists.samples, device, since)
         if rows:
             self._heard = now
         if full:

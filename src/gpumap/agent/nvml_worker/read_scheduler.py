@@ -1,8 +1,8 @@
 """Answers requests: initialises NVML, counts the GPUs, and has each of them read.
 
-One thread reads GPU after GPU as long as the driver answers at once: threads side by side would cost more in waiting
-for each other than all the calls. Where no GPU is done for a moment, another thread goes on with the rest, so that a
-call that hangs costs its GPU alone. A GPU that has not come back from an earlier read is not asked again.
+One thread reads GPU after GPU while the driver answers at once: parallel threads would cost more in waiting for each
+other than all the calls. If no GPU is done for a moment, another thread reads the rest. So a call that hangs costs only
+its GPU. The scheduler does not read a GPU again that is still busy with an earlier read.
 """
 
 import threading
@@ -13,27 +13,26 @@ from queue import Empty, SimpleQueue
 
 import pynvml
 
-from gpumap.agent.nvml_worker import kernel, wire
+from gpumap.agent.nvml_worker import driver, wire
 from gpumap.agent.nvml_worker.calls import GONE, LOST_TOUCH, UNINITIALIZED
 from gpumap.agent.nvml_worker.codes import word
+from gpumap.agent.nvml_worker.driver import ReinitBackoff, Shutdown
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
-from gpumap.agent.nvml_worker.reinit_backoff import ReinitBackoff
-from gpumap.agent.nvml_worker.shutdown import Shutdown
 
 NEEDS_NEW_PROCESS = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 """The library is not the driver's, and a process that has one of this name mapped never gets another."""
 PATIENCE_SECONDS = 0.01
 """No GPU being done for so long, one more thread is put to work."""
-LOOK_AGAIN_SECONDS = 60.0
-"""So long after a GPU is lost NVML is initialised anew; more and more seldom while that does not help."""
+REINIT_SECONDS = 60.0
+"""So long after a GPU is lost NVML is initialised again; more and more seldom while that does not help."""
 CLOSE_SECONDS = 1.5
-"""Letting go of NVML having taken so long, it hangs: the process ends, and another one has the healthy GPUs at once."""
-LET_GO_SECONDS = 30.0
-"""A GPU that is not read after so long is not waited for: the driver is let go of by the end of the process. Without
-persistence mode each takes one to three seconds whenever NVML is initialised (NVIDIA, "Driver Persistence")."""
+"""A shutdown of NVML that takes longer hangs. The process ends, and another one reads the healthy GPUs at once."""
+RELEASE_SECONDS = 30.0
+"""A GPU that is not read after so long is not waited for: the process ends, which releases the driver. Without
+persistence mode each GPU takes one to three seconds whenever NVML is initialised (NVIDIA, "Driver Persistence")."""
 
 
 class _Gpu:
@@ -48,9 +47,9 @@ class _Gpu:
 class _Sweep:
     """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin."""
 
-    def __init__(self, request: wire.Request, epoch: HandleGeneration, gpus: Iterable[_Gpu]) -> None:
+    def __init__(self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[_Gpu]) -> None:
         self.request = request
-        self.epoch = epoch
+        self.generation = generation
         self.to_do = deque(gpus)
         self.engaged = 0
         self.ended: SimpleQueue[None] = SimpleQueue()
@@ -76,7 +75,7 @@ class _Sweeper:
                     gpu = sweep.to_do.popleft()
                 except IndexError:
                     break
-                reading = gpu.reader.read(sweep.epoch, sweep.request.interval_seconds, sweep.request.groups)
+                reading = gpu.reader.read(sweep.generation, sweep.request.interval_seconds, sweep.request.groups)
                 if _listens(sweep.request):
                     reading = self._listener.attend(reading, gpu.reader.handle)
                 elif "health" in sweep.request.groups:
@@ -94,7 +93,7 @@ def _listens(request: wire.Request) -> bool:
     return "health" in request.groups and not request.release
 
 
-class Rounds:
+class ReadScheduler:
     """Answers one request after the other; of several that wait, the newest."""
 
     def __init__(self, library: Library, output: Output, exit_process: Callable[[int], None]) -> None:
@@ -107,10 +106,10 @@ class Rounds:
         self._idle: SimpleQueue[_Sweeper] = SimpleQueue()
         self._sweepers = 0
         self._open = False
-        self._letting_go = Shutdown(self._close)
-        self._look_again = ReinitBackoff(LOOK_AGAIN_SECONDS)
+        self._shutdown = Shutdown(self._close)
+        self._backoff = ReinitBackoff(REINIT_SECONDS)
         self._bound: frozenset[str] = frozenset()
-        self._epoch = HandleGeneration(0, 0)
+        self._generation = HandleGeneration(0, 0)
 
     def ask(self, request: wire.Request) -> None:
         """From any thread."""
@@ -122,7 +121,7 @@ class Rounds:
             while not self._requests.empty():
                 request = self._requests.get()
             try:
-                driver = self._driver(request)
+                message = self._driver(request)
             except LibraryError as error:
                 self._write(wire.encode_error(wire.ErrorMessage(request.read, error.code, error.reason, str(error))))
                 if error.code in NEEDS_NEW_PROCESS:
@@ -130,10 +129,10 @@ class Rounds:
             else:
                 if _listens(request):
                     self._listener.tell()
-                self._write(wire.encode_driver(driver))
-                self._read_gpus(request, driver)
+                self._write(wire.encode_driver(message))
+                self._read_gpus(request, message)
             if request.release:
-                self._let_go()
+                self._release_driver()
 
     def _write(self, line: bytes) -> None:
         self._output.add(line)
@@ -143,16 +142,16 @@ class Rounds:
         if self._open and (self._lost_touch() or self._may_find_more()):
             self._close_unless_busy()
         if not self._open:
-            self._bound = kernel.bound_devices()
+            self._bound = driver.bound_devices()
             self._library.open()
             self._open = True
-            self._epoch = self._epoch._replace(initialised=self._epoch.initialised + 1)
+            self._generation = self._generation._replace(initialised=self._generation.initialised + 1)
         try:
             count = self._library.count()
         except RefusedError as refused:
             self._close_unless_busy()
             raise LibraryError(refused.code, word(refused.code), str(refused)) from refused
-        self._epoch = self._epoch._replace(gpus=count)
+        self._generation = self._generation._replace(gpus=count)
         return wire.DriverMessage(
             request.read,
             driver_version=self._or_unknown(self._library.driver_version),
@@ -163,34 +162,34 @@ class Rounds:
         )
 
     def _lost_touch(self) -> bool:
-        """Whether a GPU's reading said that NVML must be initialised anew, or all of them said what may mean it."""
-        codes = [gpu.reader.refused_with for gpu in self._gpus[: self._epoch.gpus] if not gpu.busy]
+        """Whether a GPU's code means that NVML must be initialised again, or the codes of all of them may mean it."""
+        codes = [gpu.reader.refused_with for gpu in self._gpus[: self._generation.gpus] if not gpu.busy]
         hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
         return hopeless or any(code in UNINITIALIZED for code in codes)
 
     def _may_find_more(self) -> bool:
         """Whether a GPU was bound or unbound since NVML was initialised, or it is time to look for a lost one."""
-        if kernel.bound_devices() != self._bound:
+        if driver.bound_devices() != self._bound:
             return True
-        gpus = self._gpus[: self._epoch.gpus]
+        gpus = self._gpus[: self._generation.gpus]
         lost = frozenset(gpu.index for gpu in gpus if gpu.reader.refused_with in GONE | LOST_TOUCH)
-        return self._look_again.is_due(lost, time.monotonic())
+        return self._backoff.is_due(lost, time.monotonic())
 
-    def _let_go(self) -> None:
+    def _release_driver(self) -> None:
         """Hold nothing of the driver's, unless the next request is there already."""
-        give_up = time.monotonic() + LET_GO_SECONDS
+        give_up = time.monotonic() + RELEASE_SECONDS
         while self._idle.qsize() < self._sweepers and time.monotonic() < give_up:
             if not self._requests.empty():
                 return
             time.sleep(PATIENCE_SECONDS)
         self._close_unless_busy()
-        if self._open or kernel.holds_devices():
+        if self._open or driver.holds_devices():
             self._end()
 
     def _close_unless_busy(self) -> None:
         """A thread that hangs in a call may make a shutdown hang too: then another process is what helps."""
         if self._open and not any(gpu.busy for gpu in self._gpus):
-            if not self._letting_go.within(CLOSE_SECONDS):
+            if not self._shutdown.within(CLOSE_SECONDS):
                 self._end()
             self._open = False
 
@@ -213,12 +212,12 @@ class Rounds:
         except RefusedError:
             return ""
 
-    def _read_gpus(self, request: wire.Request, driver: wire.DriverMessage) -> None:
-        while len(self._gpus) < driver.gpus:
+    def _read_gpus(self, request: wire.Request, message: wire.DriverMessage) -> None:
+        while len(self._gpus) < message.gpus:
             self._gpus.append(_Gpu(self._library, len(self._gpus)))
-        left_out = {*driver.busy, *request.skip}
-        asked = [gpu for gpu in self._gpus[: driver.gpus] if gpu.index not in left_out]
-        sweep = _Sweep(request, self._epoch, [gpu for gpu in asked if gpu.index not in request.last])
+        left_out = {*message.busy, *request.skip}
+        asked = [gpu for gpu in self._gpus[: message.gpus] if gpu.index not in left_out]
+        sweep = _Sweep(request, self._generation, [gpu for gpu in asked if gpu.index not in request.last])
         self._sweep(sweep)
         suspects = sorted(
             (gpu for gpu in asked if gpu.index in request.last), key=lambda g: request.last.index(g.index)
@@ -262,5 +261,5 @@ class Rounds:
                 except Empty:
                     if not self._requests.empty():
                         return
-            before = _Sweep(before.request, before.epoch, [gpu])
+            before = _Sweep(before.request, before.generation, [gpu])
             self._sweep(before)

@@ -14,9 +14,8 @@ from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
 from gpumap.agent.nvml_worker.gpm import WHOLE_GPU, Activities
 from gpumap.agent.nvml_worker.health import HEALTH_FIELDS, LINK_FIELDS, HealthOfGpu, recovery_word, with_links
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.agent.nvml_worker.lists import Lists
 from gpumap.agent.nvml_worker.mig import MigDevices
-from gpumap.agent.nvml_worker.processes import ProcessesOfGpu, Sampler
+from gpumap.agent.nvml_worker.processes import Lists, ProcessesOfGpu, Sampler
 from gpumap.model.readings import CARD, DeviceMemory, GpuReading, Uuid
 
 _FIELDS = {"health": HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
@@ -37,15 +36,15 @@ class HandleGeneration(NamedTuple):
 class _Device:
     """What one handle is good for; dropped with it."""
 
-    def __init__(self, library: Library, asking: NvmlCalls, handle: Handle, uuid: str) -> None:
+    def __init__(self, library: Library, calls: NvmlCalls, handle: Handle, uuid: str) -> None:
         self.handle = handle
         self.uuid = uuid
         self.lists = Lists(library)
-        self.mig_devices = MigDevices(library, asking, self.lists, handle)
-        self.field_values = FieldValues(library, asking, handle)
-        self.health = HealthOfGpu(library, asking, handle)
-        self.card = CardOfGpu(library, asking, handle)
-        self.activities = Activities(library, asking, handle)
+        self.mig_devices = MigDevices(library, calls, self.lists, handle)
+        self.field_values = FieldValues(library, calls, handle)
+        self.health = HealthOfGpu(library, calls, handle)
+        self.card = CardOfGpu(library, calls, handle)
+        self.activities = Activities(library, calls, handle)
         self.identity: GpuReading | None = None
 
 
@@ -56,10 +55,10 @@ class GpuReader:
         self.refused_with = 0
         self._library = library
         self._index = index
-        self._asking = NvmlCalls()
+        self._calls = NvmlCalls()
         self._processes = ProcessesOfGpu()
         self._sampler = Sampler()
-        self._epoch = HandleGeneration(0, 0)
+        self._generation = HandleGeneration(0, 0)
         self._device: _Device | None = None
         self._identity = GpuReading(index)
         self._partitioned = False
@@ -71,15 +70,15 @@ class GpuReader:
         """Of the GPU as it was last read; `None` if it was not."""
         return self._device.handle if self._device else None
 
-    def read(self, epoch: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
+    def read(self, generation: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
         """`groups` are those of the wire's whose calls are made."""
         if groups != self._groups:
             self._groups, self._fields = groups, fields_of(groups)
-        if epoch != self._epoch:
+        if generation != self._generation:
             self._drop_device()
-            if epoch.gpus != self._epoch.gpus:
+            if generation.gpus != self._generation.gpus:
                 self._identity = GpuReading(self._index)
-            self._epoch = epoch
+            self._generation = generation
         try:
             reading = self._ask_all(interval_seconds)
         except RefusedError as refused:
@@ -98,7 +97,7 @@ class GpuReader:
         if self._device is not None:
             self._device.activities.free()
         self._device = None
-        self._asking.forget()
+        self._calls.forget()
 
     def _faulted(self, refused: RefusedError) -> GpuReading:
         return self._identity._replace(
@@ -119,53 +118,53 @@ class GpuReader:
 
     def _ask_all(self, interval_seconds: float) -> GpuReading:
         """Raises `RefusedError` where the GPU cannot be read at all."""
-        self._asking.begin()
+        self._calls.begin()
         device = self._device = self._device or self._find_device()
         identity = device.identity or self._identify(device)
         partitioned = self._is_partitioned(device)
-        memory = self._asking.ask_newest((self._library.memory, self._library.memory_v1), device.handle)
+        memory = self._calls.ask_newest((self._library.memory, self._library.memory_v1), device.handle)
         if partitioned:
             reading = self._partitioned_gpu(device, identity, memory)
         else:
             reading = self._whole_gpu(device, identity, memory, interval_seconds)
         reading = self._with_card(device, reading)
         device.activities.free_unused()
-        if not self._asking.answered and self._asking.refusals:
-            raise RefusedError(*self._asking.refusals[0])  # a stale handle, or a driver that has lost its GPUs
-        if self._asking.learned and self._asking.ask(self._library.mig_enabled, device.handle) is (not partitioned):
-            self._asking.forget()  # MIG was switched in the midst of it, and may be switched back by the next reading
+        if not self._calls.answered and self._calls.refusals:
+            raise RefusedError(*self._calls.refusals[0])  # a stale handle, or a driver that has lost its GPUs
+        if self._calls.learned and self._calls.ask(self._library.mig_enabled, device.handle) is (not partitioned):
+            self._calls.forget()  # MIG was switched in the midst of it, and may be switched back by the next reading
         return reading
 
     def _find_device(self) -> _Device:
         handle = self._library.handle(self._index)
-        return _Device(self._library, self._asking, handle, self._library.uuid(handle))
+        return _Device(self._library, self._calls, handle, self._library.uuid(handle))
 
     def _identify(self, device: _Device) -> GpuReading:
         """A reading with nothing but the identity. Kept with the handle once NVML has answered for every part of it."""
         identity = GpuReading(
             self._index,
             uuid=Uuid(device.uuid),
-            minor=self._asking.ask(self._library.minor, device.handle),
-            pci_bus_id=self._asking.ask(self._library.pci_bus_id, device.handle) or "",
-            model=self._asking.ask(self._library.model, device.handle) or "",
+            minor=self._calls.ask(self._library.minor, device.handle),
+            pci_bus_id=self._calls.ask(self._library.pci_bus_id, device.handle) or "",
+            model=self._calls.ask(self._library.model, device.handle) or "",
         )
-        device.identity = None if self._asking.refusals else identity
+        device.identity = None if self._calls.refusals else identity
         self._identity = identity
         return identity
 
     def _is_partitioned(self, device: _Device) -> bool:
         # Cards that cannot be partitioned say "not supported"; any other refusal leaves what was known.
-        enabled = self._asking.ask(self._library.mig_enabled, device.handle)
+        enabled = self._calls.ask(self._library.mig_enabled, device.handle)
         if enabled is None:
             return self._partitioned
         if enabled != self._partitioned:
-            self._asking.forget()  # much is not supported on one side of the switch alone
+            self._calls.forget()  # much is not supported on one side of the switch alone
         self._partitioned = enabled
         return enabled
 
     def _partitioned_gpu(self, device: _Device, identity: GpuReading, memory: DeviceMemory | None) -> GpuReading:
         """NVML reports no utilisation and no samples for it. Its processes are those of its MIG devices."""
-        slots = self._asking.ask(self._library.max_mig_devices, device.handle, on="mig")
+        slots = self._calls.ask(self._library.max_mig_devices, device.handle, on="mig")
         activities = device.activities if "gpm" in self._groups else None
         instances = device.mig_devices.read(slots or 0, memory, activities)
         return identity._replace(memory=memory, partitioned=True, max_mig_devices=slots, instances=instances)
@@ -173,10 +172,10 @@ class GpuReader:
     def _whole_gpu(
         self, device: _Device, identity: GpuReading, memory: DeviceMemory | None, interval_seconds: float
     ) -> GpuReading:
-        ask, library, handle = self._asking.ask, self._library, device.handle
-        processes = self._processes.read(self._asking, device.lists, handle)
+        ask, library, handle = self._calls.ask, self._library, device.handle
+        processes = self._processes.read(self._calls, device.lists, handle)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
-        sampled = self._sampler.read(self._asking, device.lists, handle, interval_seconds, busy=bool(busy))
+        sampled = self._sampler.read(self._calls, device.lists, handle, interval_seconds, busy=bool(busy))
         codec = "codec" in self._groups
         return identity._replace(
             memory=memory,
@@ -192,9 +191,9 @@ class GpuReader:
 
     def _with_card(self, device: _Device, reading: GpuReading) -> GpuReading:
         """The reading with what is the card's, be it partitioned or not."""
-        ask, library, handle = self._asking.ask, self._library, device.handle
+        ask, library, handle = self._calls.ask, self._library, device.handle
         values = device.field_values.read(self._fields)
-        celsius = self._asking.ask_newest((library.temperature, library.temperature_v1), handle)
+        celsius = self._calls.ask_newest((library.temperature, library.temperature_v1), handle)
         if "health" in self._groups:
             reading = device.health.add_to(reading, values)
         if "links" in self._groups:
@@ -206,7 +205,7 @@ class GpuReader:
             power_watts=ask(library.power_watts, handle),
             power_limit_watts=ask(library.power_limit_watts, handle),
             energy_joules=ask(library.energy_joules, handle),
-            refusals=self._asking.refusals,  # all calls have been made
+            refusals=self._calls.refusals,  # all calls have been made
         )
 
 

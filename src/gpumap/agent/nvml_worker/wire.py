@@ -1,19 +1,23 @@
-"""The words that go over the worker's pipe: JSON, one object a line. The simulator and recordings speak them too.
+"""The messages on the worker's pipe: JSON, one object a line. The simulator and captures use the same messages.
 
     parent → worker  {"read": n, "interval": seconds, "last": [index, …], "skip": [index, …], "groups": [word, …],
-                      "release": whether NVML is to be let go of afterwards}
+                      "release": whether to shut NVML down afterwards}
     worker → parent  {"read": n, "driver": {"driver_version", "cuda_version", "nvml_version", "count", "busy"}}
                      {"read": n, "gpu": {a GpuReading; fields that have their default are left out}}
                      {"read": n, "error": {"code": NVML's, "reason": word, "detail": sentence}}
                      {"xid": [uuid, code, GPU instance, compute instance, at, times]}
                      {"listening": [[uuid, since, until], …]}
 
-A read is answered by one error, or by the driver and then each GPU as soon as it is ready, except those in `skip` and
-those still `busy` with an earlier read. GPUs in `last` are read after the others, one by one. Unknown keys are ignored.
-`groups` are those groups of families whose calls are made besides the basic ones, and `card`. An XID event is told as
-it comes, equal ones of a moment together. Before each driver's line stands what is listened to, every event of that
-time told before; so it does when listening to a GPU begins or ends. Both are of no read; their times are of the
-monotonic clock, which all processes of a machine share.
+The worker answers a read with one error, or with the driver and then each GPU as soon as it is ready. It leaves out the
+GPUs in `skip` and those still `busy` with an earlier read. It reads the GPUs in `last` after the others, one by one.
+`groups` are the groups of families for which it makes more than the basic calls, and `card`. Both ends ignore unknown
+keys of an object.
+
+The worker sends an XID event when it comes, and equal events of one moment together. It sends the listening periods
+before each driver's line, and when it begins or ends to listen to a GPU. The events of these periods come before them.
+Both messages belong to no read. Their times are of the monotonic clock, which all processes of a machine share.
+
+The types below and in `gpumap.model.readings` are the only declaration of a message: encoder and decoder follow them.
 """
 
 from __future__ import annotations
@@ -77,8 +81,8 @@ class XidMessage(NamedTuple):
     times: int = 1
 
 
-class Heard(NamedTuple):
-    """Between these times of the monotonic clock every XID event of a GPU was told."""
+class ListeningPeriod(NamedTuple):
+    """Between these times of the monotonic clock the worker has sent every XID event of a GPU."""
 
     uuid: Uuid
     since: float
@@ -88,7 +92,7 @@ class Heard(NamedTuple):
 class ListeningMessage(NamedTuple):
     """Of each GPU at most one."""
 
-    heard: tuple[Heard, ...]
+    heard: tuple[ListeningPeriod, ...]
 
 
 Answer = DriverMessage | GpuMessage | ErrorMessage | XidMessage | ListeningMessage
@@ -173,24 +177,24 @@ def decode_request(line: bytes) -> Request:
 def decode(line: bytes) -> Answer:
     """A worker's line. Raises `ValueError` where it is none."""
     try:
-        said = _decoders().line.decode(line)
+        message = _decoders().line.decode(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if said.xid is not None:
-        xid: XidMessage = said.xid
+    if message.xid is not None:
+        xid: XidMessage = message.xid
         if xid.times < 1:
             raise ValueError(f"an event that came {xid.times} times")
         return xid
-    if said.listening is not None:
-        return ListeningMessage(said.listening)
-    if said.read is None:
+    if message.listening is not None:
+        return ListeningMessage(message.listening)
+    if message.read is None:
         raise ValueError("no read")
-    if said.gpu is not None:
-        return GpuMessage(said.read, _reading(said.gpu))
-    if said.driver is not None:
-        return DriverMessage(said.read, *_decoders().values(said.driver))
-    if said.error is not None:
-        return ErrorMessage(said.read, *_decoders().values(said.error))
+    if message.gpu is not None:
+        return GpuMessage(message.read, _reading(message.gpu))
+    if message.driver is not None:
+        return DriverMessage(message.read, *_decoders().values(message.driver))
+    if message.error is not None:
+        return ErrorMessage(message.read, *_decoders().values(message.error))
     raise ValueError("neither a driver nor a gpu nor an error")
 
 
@@ -231,6 +235,6 @@ def _decoders() -> _Decoders:
         "driver": object_of(DriverMessage, gpus=Annotated[int, msgspec.Meta(ge=0, le=MAX_GPUS)]),
         "error": object_of(ErrorMessage),
     }
-    kinds = {"read": int, **of_read, "xid": XidMessage, "listening": tuple[Heard, ...]}
+    kinds = {"read": int, **of_read, "xid": XidMessage, "listening": tuple[ListeningPeriod, ...]}
     line = msgspec.defstruct("Line", [(name, kind | None, None) for name, kind in kinds.items()])
     return _Decoders(msgspec.json.Decoder(line), msgspec.json.Decoder(gpu), msgspec.structs.astuple)

@@ -1,7 +1,7 @@
-"""Asks the NVML worker for one reading of every GPU. Never later than the deadline, whatever the driver does.
+"""Asks the NVML worker for one reading of every GPU. Never takes longer than the deadline, whatever the driver does.
 
-A GPU that hangs or crashes the worker costs itself: the others' answers stand. A worker that is dead, talks nonsense
-or has hung for long is replaced. Remembers only what keeps the worker going.
+A GPU that hangs or crashes the worker costs only itself: the source returns the answers of the others. It replaces a
+worker that is dead, writes nonsense or has hung for long. It remembers only what keeps the worker going (`nvml_state`).
 """
 
 import asyncio
@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.codes import word
-from gpumap.agent.sources.crash_isolation import CrashSuspects
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
-from gpumap.agent.sources.nvml_xids import XidEvents
-from gpumap.agent.sources.replacement_policy import ReplacementPolicy
+from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, XidEvents
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading, Listening
 
@@ -80,7 +78,7 @@ class NvmlSource:
         self._command = tuple(command)
         self._groups = tuple(groups)
         self._release = release
-        self._patience = ReplacementPolicy(replace_after_seconds, lets_rest=release)
+        self._replacement = ReplacementPolicy(replace_after_seconds, lets_rest=release)
         self._worker: Worker | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._reads = 0
@@ -94,12 +92,12 @@ class NvmlSource:
             await self._start()
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
-        """Raises `SourceError` where no GPU can be told: with the library's word, or what became of the worker."""
+        """Raises `SourceError` if there is no reading: with the library's reason, or with the worker's end."""
         asked = asyncio.get_running_loop().time()
-        if self._patience.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
+        if self._replacement.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
             self._end_worker()
         self._reads += 1
-        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._patience.resting))
+        read = _Read(self._reads, asked, *self._suspects.plan(), busy=set(self._replacement.resting))
         try:
             async with asyncio.timeout_at(asked + timeout_seconds):
                 if DRIVER not in read.busy:
@@ -110,7 +108,7 @@ class NvmlSource:
             since = self._unanswered.setdefault(DRIVER, asked)
             waited = asyncio.get_running_loop().time() - since
             raise SourceError("deadline_exceeded", f"NVML has not answered for {waited:.1f} s")
-        return self._told(read, read.driver)
+        return self._answer(read, read.driver)
 
     async def close(self) -> bool:
         """Kill the worker, and wait a moment: whether it is gone, and holds nothing of the driver's."""
@@ -172,19 +170,19 @@ class NvmlSource:
             self._worker = None
 
     async def _bury(self, worker: Worker) -> None:
-        """Hear what it had still told of events, and wait until it is gone."""
+        """Take the events that it had still written, and wait until it is gone."""
         try:
             for line in await worker.last_lines():
                 with contextlib.suppress(ValueError):  # it may be why the worker was ended
-                    said = wire.decode(line)
-                    if isinstance(said, wire.XidMessage | wire.ListeningMessage):
-                        self._xid_news.hear(said)
+                    message = wire.decode(line)
+                    if isinstance(message, wire.XidMessage | wire.ListeningMessage):
+                        self._xid_news.hear(message)
         finally:
             worker.end()
         await worker.ended()
 
     async def _listen(self, worker: Worker, read: _Read) -> bool:
-        """Until the read is complete or the worker has ended: whether it told of the driver."""
+        """Until the read is complete or the worker has ended. Returns whether the driver's line came."""
         heard = False
         while not (heard and read.complete):
             try:
@@ -199,10 +197,10 @@ class NvmlSource:
                 case wire.XidMessage() | wire.ListeningMessage():
                     self._xid_news.hear(answer)
                 case _:
-                    heard |= self._take(answer, read)
+                    heard |= self._accept(answer, read)
         return heard
 
-    def _take(self, answer: wire.DriverMessage | wire.GpuMessage | wire.ErrorMessage, read: _Read) -> bool:
+    def _accept(self, answer: wire.DriverMessage | wire.GpuMessage | wire.ErrorMessage, read: _Read) -> bool:
         """Whether the answer tells of the driver, which is the first of a read."""
         if answer.read != read.number:
             # An older read's, too late to be used; but who answers is not stuck.
@@ -225,9 +223,9 @@ class NvmlSource:
                 read.gpus[gpu.index] = gpu
         return False
 
-    # --- what it said ---
+    # --- the answer ---
 
-    def _told(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
+    def _answer(self, read: _Read, driver: wire.DriverMessage) -> SourceAnswer[NvmlReading]:
         now = asyncio.get_running_loop().time()
         pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
@@ -268,8 +266,8 @@ def _crashed(index: int, detail: str) -> tuple[GpuReading, Complaint]:
 
 def _fault(gpu: GpuReading) -> Complaint:
     who = f"gpu {gpu.index}" + (f" ({gpu.uuid})" if gpu.uuid else "")
-    said = ", ".join(f"{call} said {code} ({word(code)})" for call, code in gpu.refusals)
-    return Complaint(gpu.fault or "", f"{who}: {said}" if said else who)
+    refusals = ", ".join(f"{call} said {code} ({word(code)})" for call, code in gpu.refusals)
+    return Complaint(gpu.fault or "", f"{who}: {refusals}" if refusals else who)
 
 
 def _refusals(gpus: Iterable[GpuReading]) -> Iterator[Complaint]:

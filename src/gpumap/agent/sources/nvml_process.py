@@ -53,15 +53,15 @@ class Worker:
         return line if line.endswith(b"\n") else None
 
     async def obituary(self) -> str:
-        """How it ended, and the last it said on stderr; waits a moment for both."""
+        """How it ended, and the last line that it wrote to stderr. Waits a moment for both."""
         try:
             async with asyncio.timeout(OBITUARY_SECONDS):
                 await self._process.wait()
                 await asyncio.shield(self._listening)
         except TimeoutError:
             pass
-        said = self._last_words.decode(errors="replace").strip().splitlines()
-        return f"the worker {self._manner()}" + (f": {said[-1][:400]}" if said else "")
+        lines = self._last_words.decode(errors="replace").strip().splitlines()
+        return f"the worker {self._manner()}" + (f": {lines[-1][:400]}" if lines else "")
 
     def kill(self) -> None:
         """`end` is still to be called."""
@@ -69,7 +69,7 @@ class Worker:
             self._transport.kill()
 
     async def last_lines(self) -> list[bytes]:
-        """After `kill`: what it had still said, as far as it comes within a moment."""
+        """After `kill`: the lines that it had written before, as far as they come within a moment."""
         lines: list[bytes] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_LINES_SECONDS):
@@ -101,5 +101,5 @@ class Worker:
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
-        while said := await self._process.stderr.read(LAST_WORDS_BYTES):
-            self._last_words = (self._last_words + said)[-LAST_WORDS_BYTES:]
+        while chunk := await self._process.stderr.read(LAST_WORDS_BYTES):
+            self._last_words = (self._last_words + chunk)[-LAST_WORDS_BYTES:]

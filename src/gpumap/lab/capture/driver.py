@@ -48,7 +48,10 @@ class Player:
         if self._listens:
             yield wire.encode_listening(wire.ListeningMessage(tuple(self._periods(reading))))
         elif LISTENING_GROUP in asked.groups:  # the worker does not listen, which is blind time
-            closed = (wire.Heard(uuid, now, now) for uuid in dict.fromkeys(period.uuid for period in reading.listening))
+            closed = (
+                wire.ListeningPeriod(uuid, now, now)
+                for uuid in dict.fromkeys(period.uuid for period in reading.listening)
+            )
             yield wire.encode_listening(wire.ListeningMessage(tuple(closed)))
         versions = reading.driver_version, reading.cuda_version, reading.nvml_version
         yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(reading.gpus)))
@@ -77,10 +80,10 @@ class Player:
         for xid in self._reading.xids if self._listens else ():
             yield wire.encode_xid(wire.XidMessage(*xid[:4], now - xid.age_seconds, xid.times))
 
-    def _periods(self, reading: NvmlReading) -> Iterator[wire.Heard]:
+    def _periods(self, reading: NvmlReading) -> Iterator[wire.ListeningPeriod]:
         now = self._now()
         return (
-            wire.Heard(period.uuid, self._since[period.uuid], now - period.until_seconds)
+            wire.ListeningPeriod(period.uuid, self._since[period.uuid], now - period.until_seconds)
             for period in reading.listening
         )
 

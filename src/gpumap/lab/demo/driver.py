@@ -83,7 +83,7 @@ class Driver:
             self._listening_since, self._listened_until = self._monotonic(), self._now()
         until = self._listening_since if release else self._monotonic()
         yield from self._xids()
-        periods = (wire.Heard(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
+        periods = (wire.ListeningPeriod(gpu.uuid, self._listening_since, until) for gpu in self._scenario.gpus)
         yield wire.encode_listening(wire.ListeningMessage(tuple(periods)))
         if release:
             self._listening_since = None

@@ -1,0 +1,137 @@
+"""What the NVML source remembers between reads: when to replace a worker, which GPUs may crash it, and XID events.
+
+Pure: no clock, no process.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpumap.agent.nvml_worker.wire import ListeningMessage, XidMessage
+from gpumap.model.readings import Listening, Uuid, XidError
+
+LONGEST_SECONDS = 600.0
+"""Of a `ReplacementPolicy`."""
+LONGEST_PAUSE_READS = 64
+"""Of a GPU that crashes the worker."""
+MOST_EVENTS = 1000
+"""Beyond it equal events are counted together, as if they had come with the last of them."""
+MOST_STRETCHES = 4096
+"""Beyond it the oldest are forgotten, and so that time is blind: for as many GPUs that are registered so often."""
+
+
+class ReplacementPolicy:
+    """When a worker that hangs is replaced, and which GPUs the next one leaves alone. Of all workers of one source.
+
+    A process that hangs in the driver may outlive its end. So there must not be more of them all the time: the limit
+    doubles. If the driver is to be released between reads, no worker may hang for long. Then the next workers leave
+    alone the GPUs that hung, twice as long each time. Times are of one monotonic clock.
+    """
+
+    def __init__(self, seconds: float, *, lets_rest: bool = False) -> None:
+        self.resting: frozenset[int] = frozenset()
+        """Who is not asked for now."""
+        self._first = self._seconds = seconds
+        self._lets_rest = lets_rest
+        self._rest_ends = self._rest_ended = 0.0
+
+    def is_over(self, now: float, unanswered: Mapping[int, float], started: float | None) -> bool:
+        """Whether to end the worker that was started then: for some, by index, since when they have not answered."""
+        if not unanswered:
+            self._seconds = self._first
+        if self.resting and (now >= self._rest_ends or not unanswered):
+            self.resting, self._rest_ended = frozenset(), now
+        waiting = [since for index, since in unanswered.items() if index not in self.resting]
+        if started is None or not waiting:
+            return False
+        limit = self._first if self._lets_rest else self._seconds
+        if now - max(started, self._rest_ended, min(waiting)) < limit:
+            return False
+        if self._lets_rest:
+            self.resting, self._rest_ends = frozenset(unanswered), now + self._seconds
+        self._seconds = min(2 * self._seconds, LONGEST_SECONDS)
+        return True
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """`pause` is for how many reads it is left out after its next crash, `left` how many of them are still to come."""
+
+    pause: int = 1
+    left: int = 0
+
+
+class CrashSuspects:
+    """GPUs under suspicion are asked after the others, one by one: if the worker crashes again, it is clear by whom.
+
+    Who did it is left out for 1, 2, 4, … 64 reads. Each answer halves the pause, and the last one clears.
+    """
+
+    def __init__(self) -> None:
+        self._suspects: dict[int, _Suspect] = {}
+
+    def plan(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of one more read: who is asked last, in this order, and who is left out."""
+        skip = tuple(sorted(index for index, suspect in self._suspects.items() if suspect.left))
+        last = sorted(index for index, suspect in self._suspects.items() if not suspect.left)
+        for index in skip:
+            self._suspects[index].left -= 1
+        return tuple(sorted(last, key=lambda index: self._suspects[index].pause)), skip
+
+    def answered(self, index: int) -> None:
+        suspect = self._suspects.get(index)
+        if suspect:
+            suspect.pause //= 2
+            if not suspect.pause:
+                del self._suspects[index]
+
+    def crashed(self, unanswered: Collection[int], last: Sequence[int]) -> int | None:
+        """The worker died in a read: `unanswered` were asked and did not answer, `last` of them at the end.
+
+        Returns who did it, which from now on is left out, if that is clear; else all are suspects.
+        """
+        together = [index for index in unanswered if index not in last]
+        if len(together) > 1:  # at the same time: nobody knows which of them
+            for index in together:
+                self._suspects.setdefault(index, _Suspect())
+            return None
+        culprit = together[0] if together else next((index for index in last if index in unanswered), None)
+        if culprit is not None:
+            suspect = self._suspects.setdefault(culprit, _Suspect())
+            suspect.left, suspect.pause = suspect.pause, min(suspect.pause * 2, LONGEST_PAUSE_READS)
+        return culprit
+
+
+class XidEvents:
+    """What workers reported of XID events since the last reading. Bounded, whatever they report and for how long."""
+
+    def __init__(self) -> None:
+        self._events: list[XidMessage] = []
+        self._most_events = MOST_EVENTS
+        self._until: dict[tuple[Uuid, float], float] = {}  # by since when
+
+    def hear(self, message: XidMessage | ListeningMessage) -> None:
+        if isinstance(message, XidMessage):
+            self._events.append(message)
+            if len(self._events) > self._most_events:
+                self._events = _together(self._events)
+                self._most_events = max(MOST_EVENTS, 2 * len(self._events))
+            return
+        for uuid, since, until in message.heard:
+            self._until[uuid, since] = max(until, self._until.get((uuid, since), since))
+        while len(self._until) > MOST_STRETCHES:
+            del self._until[next(iter(self._until))]
+
+    def tell(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
+        """What was heard until now, monotonic, and forget it: a worker that still listens says so at each read."""
+        events = tuple(XidError(*event[:4], now - event.at, event.times) for event in self._events)
+        listening = tuple(Listening(uuid, now - since, now - until) for (uuid, since), until in self._until.items())
+        self._events, self._until, self._most_events = [], {}, MOST_EVENTS
+        return events, listening
+
+
+def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
+    found: dict[tuple[object, ...], XidMessage] = {}
+    for event in events:
+        before = found.get(event[:4])
+        found[event[:4]] = event if before is None else event._replace(times=before.times + event.times)
+    return list(found.values())
