@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,13 +19,13 @@ from tests.test_fleet_truth import shown_of, told_of
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_any_cluster(data: st.DataObject) -> None:
     """Nodes of one to three clusters, whose targets have the labels that theirs have, each scraped by one or two
     servers: every node's map is what its agent says."""
     honour = data.draw(st.booleans())
     scrapes: list[Scrape] = []
-    expected = {}
+    expected: dict[str, dict[str, Any]] = {}
     for number in range(data.draw(st.integers(1, 4))):
         cluster = data.draw(st.sampled_from(["east", "west", "north"]))
         kind = data.draw(st.sampled_from([target("x"), {"job": "gpumap"}, {"job": "gpumap", "namespace": "gpumap"}]))
