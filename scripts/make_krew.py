@@ -1,7 +1,8 @@
-"""Builds what krew installs: an archive of `kubectl gpumap` in pure Python, and its manifest: `make krew`.
+"""Builds what krew installs: an archive of `kubectl gpumap`, and its manifest: `make krew`.
 
-The archive holds gpumap without what runs on a node, and the packages that it needs, of the versions and hashes in
-requirements.lock, without their compiled parts. The same inputs make the same bytes.
+The archive holds the rooms `cli` and `model`, and the packages that they need, of the versions and hashes in
+requirements.lock. One archive serves all platforms: the packages have no compiled parts, except msgspec, which has its
+compiled module for each platform and Python. The same inputs make the same bytes.
 """
 
 import argparse
@@ -39,28 +40,45 @@ HALF = ("aiohttp", "pyyaml")
 """These do not. Their modules do without the compiled ones where those cannot be imported (aiohttp: http_parser.py,
 http_writer.py, _websocket/reader.py; PyYAML: __init__.py), so that any platform's wheel will do."""
 HALF_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
-ON_THE_NODE = (
-    *("_proto", "capture", "collect.py", "demo", "dialects", "join", "metrics", "nvml_worker", "service.py"),
-    *("settings.py", "sources", "state.py", "web"),
-)
-"""Parts of gpumap that look at a node, serve what they see, or play one. `kubectl gpumap` imports none of them, by a
-contract of pyproject.toml."""
-COMPILED = (".so", ".pyd", ".pyx", ".pxd", ".pxi", ".c", ".h", ".hash", ".pyc")
+NATIVE = ("msgspec",)
+"""These do not run without their compiled module."""
+NATIVE_PLATFORMS = {
+    "linux-x86_64": ("manylinux2014_x86_64",),
+    "linux-aarch64": ("manylinux2014_aarch64",),
+    "darwin-x86_64": ("macosx_10_9_x86_64", "macosx_10_13_x86_64", "macosx_10_15_x86_64"),
+    "darwin-arm64": ("macosx_11_0_arm64",),
+}
+"""Platforms of wheels, by folder: Python's `sys.platform` and the machine's name. On macOS the modules of both machines
+have the same names, so each platform has its own folder."""
+OLDEST, NEWEST = 11, 14
+"""Python 3.x: the oldest that gpumap runs on, the newest that NATIVE has modules for."""
+ROOMS = ("cli", "model")
+"""The rest of gpumap runs on a node. Only cli/this_node.py imports it, and the plugin does not import that file."""
+LEFT_OUT = (".so", ".pyd", ".pyx", ".pxd", ".pxi", ".c", ".h", ".hash", ".pyc", ".pyi")
 
-LAUNCHER = '''\
+LAUNCHER = f'''\
 #!/usr/bin/env python3
-"""Starts gpumap, which lies beside this file, with a Python that is new enough."""
+"""Starts gpumap, which lies beside this file, with a Python that it runs on."""
 import os
 import sys
 
-if sys.version_info < (3, 11):
-    for name in ("python3.14", "python3.13", "python3.12", "python3.11"):
+if not (3, {OLDEST}) <= sys.version_info[:2] <= (3, {NEWEST}):
+    for minor in range({NEWEST}, {OLDEST} - 1, -1):
+        name = "python3.%d" % minor
         try:
             os.execvp(name, [name] + sys.argv)
         except OSError:
             pass
-    sys.exit("gpumap: needs Python 3.11 or later, and python3 is %d.%d" % sys.version_info[:2])
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
+    sys.exit("gpumap: needs Python 3.{OLDEST} to 3.{NEWEST}, and python3 is %d.%d" % sys.version_info[:2])
+
+from importlib.machinery import EXTENSION_SUFFIXES
+
+lib = os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib")
+platform = "%s-%s" % (sys.platform, os.uname()[4])
+native = os.path.join(lib, "native", platform)
+if not any(os.path.exists(os.path.join(native, "msgspec", "_core" + suffix)) for suffix in EXTENSION_SUFFIXES):
+    sys.exit("gpumap: has no compiled module for this Python on %s (%s)" % (platform, EXTENSION_SUFFIXES[0]))
+sys.path[:0] = [lib, native]
 from gpumap.cli.kubectl.cli import main
 
 sys.exit(main())
@@ -91,36 +109,40 @@ def filled(template: str, uri: str, sha256: str) -> str:
 
 
 def plugin_files() -> dict[str, bytes]:
-    """The launcher, the licence, and gpumap without what runs on a node."""
+    """Return the launcher, the licence, and gpumap's rooms."""
     files = {"kubectl-gpumap": LAUNCHER.encode(), "LICENSE": (ROOT / "LICENSE").read_bytes()}
     package = ROOT / "src" / "gpumap"
-    for path in sorted(package.rglob("*.py")):
-        name = path.relative_to(package)
-        if name.parts[0] not in ON_THE_NODE:
-            files[f"lib/gpumap/{name}"] = path.read_bytes()
+    for path in (package / "__init__.py", *(path for room in ROOMS for path in (package / room).rglob("*.py"))):
+        files[f"lib/gpumap/{path.relative_to(package)}"] = path.read_bytes()
     return files
 
 
 def dependency_files() -> dict[str, bytes]:
-    """The packages' modules and licences, from wheels whose hashes are in the lock."""
+    """Return the packages' modules and licences, from wheels whose hashes are in the lock."""
+    files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory(prefix="gpumap-krew-") as folder:
-        wheels = [
+        for wheel in (
             *download(PURE, Path(folder) / "pure", ("any",)),
             *download(HALF, Path(folder) / "half", HALF_PLATFORMS),
-        ]
-        return dict(file for wheel in wheels for file in wheel_files(wheel))
+        ):
+            files.update(wheel_files(wheel))
+        for name, platforms in NATIVE_PLATFORMS.items():
+            for minor in range(OLDEST, NEWEST + 1):
+                for wheel in download(NATIVE, Path(folder) / f"{name}-{minor}", platforms, minor):
+                    files.update(native_files(wheel, name))
+    return files
 
 
-def download(packages: Iterable[str], into: Path, platforms: Iterable[str]) -> list[Path]:
-    """The packages' wheels for the oldest Python that gpumap runs on, and for platforms."""
+def download(packages: Iterable[str], into: Path, platforms: Iterable[str], minor: int = OLDEST) -> list[Path]:
+    """Download the packages' wheels for Python 3.`minor` and for platforms."""
     into.mkdir()
     requirements = into / "requirements.txt"
     lock = (ROOT / "requirements.lock").read_text()
     requirements.write_text("".join(locked(lock, package) for package in packages))
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download")
     where = [word for platform in platforms for word in ("--platform", platform)]
-    only = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", "--implementation=cp", "--require-hashes")
-    command = [*pip, *only, *where, "--dest", str(into), "--requirement", str(requirements)]
+    only = ("--no-deps", "--only-binary=:all:", f"--python-version=3.{minor}", "--implementation=cp")
+    command = [*pip, *only, *where, "--require-hashes", "--dest", str(into), "--requirement", str(requirements)]
     subprocess.run(command, check=True)
     return sorted(into.glob("*.whl"))
 
@@ -134,13 +156,27 @@ def locked(lock: str, package: str) -> str:
 
 
 def wheel_files(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """Modules, and of the package's papers its licence."""
+    """Return the modules that are not compiled, and the package's licence."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            is_paper = ".dist-info/" in name
-            wanted = "/licenses/" in name or "LICENSE" in name if is_paper else not name.endswith(COMPILED)
+            wanted = is_licence(name) if ".dist-info/" in name else not name.endswith(LEFT_OUT)
             if wanted and not name.endswith("/") and not name.startswith("_yaml"):
                 yield f"lib/{name}", archive.read(name)
+
+
+def native_files(wheel: Path, platform: str) -> Iterator[tuple[str, bytes]]:
+    """Return the modules for a platform, and the package's licence."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if ".dist-info/" in name and is_licence(name):
+                yield f"lib/{name}", archive.read(name)
+            elif name.endswith((".py", ".so")):
+                yield f"lib/native/{platform}/{name}", archive.read(name)
+
+
+def is_licence(name: str) -> bool:
+    """Whether a file of a wheel's papers is to be in the archive."""
+    return ("/licenses/" in name or "LICENSE" in name) and not name.endswith("/")
 
 
 def packed(files: dict[str, bytes]) -> bytes:

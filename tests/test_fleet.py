@@ -162,7 +162,7 @@ def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
 
 
 @given(made_nodes())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_any_node(node: TestNode) -> None:
     """Whatever a node is like, its series make its map again."""
     node.collect()

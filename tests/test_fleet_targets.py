@@ -19,7 +19,7 @@ from tests.test_fleet_truth import shown_of, told_of
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_any_cluster(data: st.DataObject) -> None:
     """Nodes of one to three clusters, whose targets have the labels that theirs have, each scraped by one or two
     servers: every node's map is what its agent says."""

@@ -115,7 +115,7 @@ def test_every_capture(capture: Path) -> None:
 
 
 @given(made_nodes(), st.sampled_from(KINDS), st.booleans(), st.sets(st.sampled_from(["kubelet", "nvml", "procfs"])))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str]) -> None:
     """Whatever a node is like, and whichever of its sources are down."""
     node.collect()

@@ -108,7 +108,7 @@ def test_the_parts_that_are_asked_for_are_enough(command: str) -> None:
 
 
 @given(made_nodes())
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 def test_the_parts_are_enough_for_any_node(node: TestNode) -> None:
     """Whatever a node is like."""
     node.collect()

@@ -1,6 +1,6 @@
-"""The commands of `gpumap`: reads the command line and hands over.
+"""The commands of `gpumap`: reads the command line and runs the command.
 
-Each command is added by a function of its own; what it does is imported when it runs.
+Each command is added by its own function. What it needs is imported when it runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpumap.agent.flags import FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import quiet, resolve
 from gpumap.cli.command_line import Parser, add_command, one_of, parse, top_parser
-from gpumap.cli.commands import add_commands as add_look_commands
+from gpumap.cli.commands import add_commands as add_cli_commands
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
-    """What the command line says, to be done, with what takes long to import. Raises UsageError and FatalError."""
+    """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
     given = parse(command_parser(), arguments)
     if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor"):
-        from gpumap.cli import agent_client, show  # noqa: F401 # the look itself imports them again
+        from gpumap.cli import agent_client, show  # noqa: F401 # the command itself imports them again
     return lambda: int(given.run(given))
 
 
@@ -39,7 +39,7 @@ def prepared(arguments: Sequence[str]) -> Callable[[], int]:
 
 
 def command_parser() -> Parser:
-    """The whole grammar."""
+    """Return the parser of all commands."""
     parser = top_parser(
         description="Which container holds which GPU, and what it really uses.",
         epilog="A minute without a GPU: `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
@@ -48,7 +48,7 @@ def command_parser() -> Parser:
     )
     parser.set_defaults(run=lambda given: _nothing_asked(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser, prog="gpumap")
-    add_look_commands(commands)
+    add_cli_commands(commands)
     for add in (_add_serve, _add_record, _add_demo, _add_completion):
         add(commands)
     return parser

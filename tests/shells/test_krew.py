@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,18 @@ import pytest
 import yaml
 
 from gpumap import __version__
-from scripts.make_krew import HALF, MANIFEST, ON_THE_NODE, PURE, filled, locked
+from scripts.make_krew import (
+    HALF,
+    MANIFEST,
+    NATIVE,
+    NATIVE_PLATFORMS,
+    NEWEST,
+    OLDEST,
+    PURE,
+    filled,
+    locked,
+    plugin_files,
+)
 from tests.demo_process import demo, environment
 from tests.shells.api_server import JANE, ApiServer, PlayedPod
 from tests.tools import tool
@@ -65,18 +75,16 @@ def test_the_manifest_is_one_of_krews() -> None:
 def test_the_packages_are_those_of_the_lock() -> None:
     """Each is locked with its hashes; and none of the lock is forgotten but those that only a node needs."""
     lock = (ROOT / "requirements.lock").read_text()
-    assert all("--hash=sha256:" in locked(lock, name) for name in (*PURE, *HALF))
-    left_out = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)) - {*PURE, *HALF}
+    assert all("--hash=sha256:" in locked(lock, name) for name in (*PURE, *HALF, *NATIVE))
+    left_out = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)) - {*PURE, *HALF, *NATIVE}
     assert left_out == {"bcrypt", "grpcio", "nvidia-ml-py", "prometheus-client", "protobuf"}
 
 
-def test_the_parts_that_stay_on_the_node() -> None:
-    """Those that the plugin may not import, and no others, are left out of the archive."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (contract,) = (one for one in contracts if one.get("source_modules") == ["gpumap.cli.kubectl"])
-    named = {f"gpumap.{name.removesuffix('.py')}" for name in ON_THE_NODE}
-    assert set(contract["forbidden_modules"]) == named
-    assert all((ROOT / "src" / "gpumap" / name).exists() for name in ON_THE_NODE)
+def test_the_rooms_of_the_plugin() -> None:
+    """gpumap's part of the archive is `cli` and `model`: the rest runs on a node."""
+    names = {name.removeprefix("lib/gpumap/") for name in plugin_files() if name.startswith("lib/")}
+    assert {name.partition("/")[0] for name in names} == {"__init__.py", "cli", "model"}
+    assert {"cli/kubectl/cli.py", "model/map.py"} <= names
 
 
 def make(into: Path) -> Path:
@@ -124,16 +132,49 @@ async def play_cluster(tmp_path_factory: pytest.TempPathFactory, directory: Path
 
 @pytest.mark.e2e
 def test_the_same_inputs_make_the_same_archive(built: Path, tmp_path: Path) -> None:
-    """So that whoever builds it again can compare; and nothing in it is compiled or is of a node's part."""
+    """So that whoever builds it again can compare. What is compiled is in the folder of its platform, for each Python;
+    nothing is of a node's part."""
     (before,), (archive,) = built.glob("*.tar.gz"), make(tmp_path).glob("*.tar.gz")
     assert archive.read_bytes() == before.read_bytes()
     with tarfile.open(archive) as packed:
         names = packed.getnames()
-    assert not [name for name in names if name.endswith((".so", ".pyd", ".pyc"))]
-    not_ours = ("grpc", "google", "pynvml", *(f"gpumap/{name}" for name in ON_THE_NODE))
+    compiled = [name for name in names if name.endswith((".so", ".pyd", ".pyc"))]
+    folders = [name.split("/")[2] for name in compiled if name.startswith("lib/native/")]
+    assert sorted(folders) == sorted([*NATIVE_PLATFORMS] * (NEWEST - OLDEST + 1) * len(NATIVE))
+    assert len(folders) == len(compiled)
+    not_ours = ("grpc", "google", "pynvml", "gpumap/agent", "gpumap/lab")
     assert not [name for name in names if name.startswith(tuple(f"lib/{one}" for one in not_ours))]
     licences = {name.split("/")[1].partition("-")[0] for name in names if "LICEN" in name and name.startswith("lib/")}
-    assert licences >= {name.replace("-", "_") for name in (*PURE, *HALF)}
+    assert licences >= {name.replace("-", "_") for name in (*PURE, *HALF, *NATIVE)}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("minor", range(OLDEST, NEWEST + 1))
+def test_each_python_runs_it(installed: Path, minor: int) -> None:
+    """With nothing but the archive: -I leaves out the user's packages, -S all that are installed."""
+    name = shutil.which(f"python3.{minor}") or ""
+    asked = [name, "-c", "import sys; print(sys.executable)"]  # `name` may be a script that starts it
+    found = subprocess.run(asked, capture_output=True, text=True, check=False) if name else None
+    if found is None or found.returncode:
+        pytest.skip(f"no Python 3.{minor} here")
+    words = [found.stdout.strip(), "-I", "-S", str(installed / "kubectl-gpumap"), "top", "-A"]
+    done = subprocess.run(words, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
+    says = "gpumap: kubectl is not on PATH: it asks the API server, and knows how to log in\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
+
+
+@pytest.mark.e2e
+def test_a_platform_without_a_module(installed: Path, tmp_path: Path) -> None:
+    """One line, and 1."""
+    copy = tmp_path / "krew"
+    shutil.copytree((installed / "kubectl-gpumap").resolve().parent, copy)
+    for folder in (copy / "lib" / "native").iterdir():
+        shutil.rmtree(folder)
+    told = subprocess.run(
+        [sys.executable, "-I", str(copy / "kubectl-gpumap")], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout) == (1, "")
+    assert re.fullmatch(r"gpumap: has no compiled module for this Python on \S+ \(\S+\)\n", told.stderr)
 
 
 @pytest.mark.e2e

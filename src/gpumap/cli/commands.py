@@ -1,6 +1,6 @@
-"""The commands that look and change nothing: `map`, `top` and `waste` here, the others in files of their own.
+"""The commands that read and change nothing: `map`, `top` and `waste` here, the others in their own files.
 
-The flags are read also where another command runs: what does the looking is imported when it is done.
+Every command line reads the flags, so what asks and shows is imported when it runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _add_map(commands: Commands) -> None:
             ("for scripts: who uses what was not given to them", _JQ),
         ],
     )
-    _add_look(show, orders=MAP_ORDERS)
+    _add_table_flags(show, orders=MAP_ORDERS)
     add_node_flags(show)
 
 
@@ -64,7 +64,7 @@ def _add_top(commands: Commands) -> None:
             ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
         ],
     )
-    add_processes(_add_look(top, orders=TOP_ORDERS))
+    add_processes(_add_table_flags(top, orders=TOP_ORDERS))
     add_node_flags(top)
 
 
@@ -89,12 +89,12 @@ def _add_waste(commands: Commands) -> None:
             ("the whole cluster", f"gpumap waste {_SERVER}"),
         ],
     )
-    add_idle_after(_add_look(waste, orders=WASTE_ORDERS))
+    add_idle_after(_add_table_flags(waste, orders=WASTE_ORDERS))
     add_node_flags(waste)
 
 
-def _add_look(parser: Parser, orders: Sequence[str]) -> argparse._ArgumentGroup:
-    """Add what all tables have in common, and give the group for what one has besides."""
+def _add_table_flags(parser: Parser, orders: Sequence[str]) -> argparse._ArgumentGroup:
+    """Add the flags of all tables. Return the group for the flags that only one has."""
     output = add_output(parser, orders)
     what = parser.add_argument_group("what is shown")
     what.add_argument("-n", "--namespace", metavar="NAME", help="rows of this namespace alone (default: of all)")

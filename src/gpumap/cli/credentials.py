@@ -1,6 +1,6 @@
-"""The flags that say who asks a server or an agent, and whose certificate it must have; and what they come to.
+"""The flags for credentials and certificates of a server or an agent, and what they mean.
 
-What is wrong with them is said in one line, which never repeats what may be a secret.
+A mistake in them is one line, which never repeats a possible secret.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _SECRET_BYTES_MAX = 1 << 16
 
 
 class Credentials(NamedTuple):
-    """What each request is sent with. `tls` is None where the system's certificates are trusted, and none is shown;
-    `server_name` where the certificate is to have the name in the URL."""
+    """What each request is sent with. `tls` is None to trust the system's certificates and show none of ours.
+
+    `server_name` is None if the certificate must have the name in the URL.
+    """
 
     headers: Mapping[str, str]
     tls: ssl.SSLContext | None
@@ -49,16 +51,16 @@ def add_credentials(group: argparse._ArgumentGroup) -> None:
 
 
 def credentials_of(given: argparse.Namespace, environment: Mapping[str, str], flag: str, address: URL) -> Credentials:
-    """Read what was given, files included, for the URL of this flag. Raises UsageError.
+    """Read the flags and their files, for the URL of `flag`. Raises UsageError.
 
-    A variable counts where no flag says the same, and the URL has no user.
+    A variable is used unless a flag or the URL gives the same.
     """
     in_url = None if address.user is None and address.password is None else (address.user or "", address.password or "")
     headers = _headers(given.header or ())
-    said = in_url is not None or any(name.lower() == "authorization" for name in headers)
+    has_authorization = in_url is not None or any(name.lower() == "authorization" for name in headers)
     given = argparse.Namespace(**{name: getattr(given, name) for name in CREDENTIALS})
-    told = said or any(getattr(given, name) is not None for name in _AUTHORIZE)
-    ignored = (*(_AUTHORIZE if told else ()), *(_SECURE if address.scheme != "https" else ()))
+    has_authorization |= any(getattr(given, name) is not None for name in _AUTHORIZE)
+    ignored = (*(_AUTHORIZE if has_authorization else ()), *(_SECURE if address.scheme != "https" else ()))
     for name in _FROM_ENVIRONMENT:
         if getattr(given, name) is None and name not in ignored:
             setattr(given, name, environment.get(_variable(name)) or None)
@@ -85,16 +87,16 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
 def _with_authorization(
     given: argparse.Namespace, headers: Mapping[str, str], in_url: tuple[str, str] | None, flag: str
 ) -> dict[str, str]:
-    """The headers, with who asks. It can be said in four ways, and in one at a time."""
+    """Return the headers with the credentials. There are four ways to give them; only one may be used."""
     ways = {
         "--header 'Authorization: …'": any(name.lower() == "authorization" for name in headers),
         "--token-file": given.token_file is not None,
         "--user": given.user is not None,
         f"a user in {flag}'s URL": in_url is not None,
     }
-    said = [way for way, there in ways.items() if there]
-    if len(said) > 1:
-        raise UsageError(f"{said[1]}: cannot be sent together with {said[0]}")
+    used = [way for way, is_used in ways.items() if is_used]
+    if len(used) > 1:
+        raise UsageError(f"{used[1]}: cannot be sent together with {used[0]}")
     if given.password_file is not None and given.user is None:
         raise UsageError("--password-file: is of use with --user")
     if given.token_file is not None:
@@ -142,11 +144,11 @@ def _read(flag: str, path: str) -> str:
 
 
 def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
-    said = [name for name in _SECURE if getattr(given, name) is not None]
-    if not said:
+    used = [name for name in _SECURE if getattr(given, name) is not None]
+    if not used:
         return None
     if address.scheme != "https":
-        raise UsageError(f"--{said[0].replace('_', '-')}: is of use with an https:// URL")
+        raise UsageError(f"--{used[0].replace('_', '-')}: is of use with an https:// URL")
     context = _trusting(given.ca_file)
     if given.cert_file is not None:
         _show(context, given.cert_file, given.key_file)
@@ -167,7 +169,7 @@ def _trusting(path: str | None) -> ssl.SSLContext:
 
 
 def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
-    """Have the context show a client certificate."""
+    """Load a client certificate into the context."""
 
     def refuse() -> str:
         raise UsageError(f"--key-file {key or certificate}: is encrypted, and its password is not asked for")

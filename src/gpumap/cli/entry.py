@@ -1,6 +1,6 @@
-"""Where the `gpumap` command begins: whatever goes wrong is one line, and an exit code.
+"""Runs a command: each failure is one line and an exit code.
 
-Imports next to nothing by itself: Ctrl-C while the rest is imported is no traceback either.
+It imports almost nothing by itself, so that Ctrl-C during the other imports is no traceback either.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpumap.model.errors import FatalError, UsageError
 
 
 def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
-    """Prepare and run. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be honoured."""
+    """Prepare and run. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be used."""
     try:
         import signal
 
@@ -21,7 +21,7 @@ def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
         # may be lost in what Python does while it imports, or as it makes the loop.
         signal.signal(signal.SIGINT, _leave)
         signal.signal(signal.SIGTERM, _leave)
-        # `serve` lets go of the driver for it; by itself it would end a process, and `pkill` reaches all of gpumap's.
+        # `serve` releases the driver on it. By default it ends a process, and `pkill` reaches all processes of gpumap.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return prepare()()
     except UsageError as error:
@@ -31,7 +31,7 @@ def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
-        return 0  # nobody reads on
+        return 0  # the reader has closed the pipe
     except OSError as error:
         return _failed(_one_line(OSError(error.strerror or str(error))), 1)
     except Exception as error:
@@ -51,7 +51,7 @@ def _failed(says: str, code: int) -> int:
 
 
 def _flush() -> None:
-    """Write what is left to write; where nobody reads on, let it go instead of failing at the very end."""
+    """Write what is buffered. Drop it if the reader has closed the pipe, instead of failing at the very end."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""The flags of commands that show tables: in which form and order, what else, and how often. Also of `kubectl gpumap`.
+"""The flags of commands that show tables: form, order, columns and interval. Also of `kubectl gpumap`.
 
-They are read here too, into what the looking needs.
+This module also reads them into a Shape and a View.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from gpumap.cli.tables import Shape
 
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
-"""Of a whole cluster: a server scrapes no more often."""
+"""The second is for a cluster: a server does not scrape more often."""
 _OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
 _FORMS = ("table", "wide", "json", "yaml", "name")
 
 
 def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> argparse._ArgumentGroup:
-    """Add how a table is shown, and give the group for what one has besides. `often` says what --interval is without
-    it."""
+    """Add the flags of a table. Return the group for flags that only one table has. `often` describes the default of
+    --interval."""
     output = parser.add_argument_group("output")
     add_form(output, _FORMS)
     output.add_argument(
@@ -44,19 +44,19 @@ def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> ar
 
 
 def add_processes(output: argparse._ArgumentGroup) -> None:
-    """Add what `top` has besides."""
+    """Add the flags that only `top` has."""
     output.add_argument("--processes", action="store_true", help="a row for each process")
 
 
 def add_idle_after(output: argparse._ArgumentGroup) -> None:
-    """Add what `waste` has besides."""
+    """Add the flags that only `waste` has."""
     output.add_argument(
         "--idle-after", metavar="DURATION", default="5m", help="not computing for so long is idle (default: 5m)"
     )
 
 
 def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
-    """Add how the tables of `inspect` are shown."""
+    """Add the flags of the tables of `inspect`."""
     output = inspect.add_argument_group("output")
     add_form(output, ("table", "json", "yaml"))
     output.add_argument("-d", "--details", action="store_true", help="a table for each node, with its pods")
@@ -65,7 +65,7 @@ def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
 
 
 def add_form(output: argparse._ArgumentGroup, forms: Sequence[str]) -> None:
-    """Add in which form; the first is what is shown unless another is asked for."""
+    """Add the flag of the form. The first one is the default."""
     help_ = f"form: {', '.join(forms)} (default: {forms[0]})"
     output.add_argument(
         "-o", "--output", metavar="FORM", type=one_of(*forms), choices=forms, default=forms[0], help=help_
@@ -85,7 +85,7 @@ def _add_watch(output: argparse._ArgumentGroup, often: str) -> None:
 
 
 def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
-    """What `add_output` has added, and what only some tables have besides. Raises UsageError."""
+    """Read the flags of `add_output`, and those that only some tables have. Raises UsageError."""
     from gpumap.cli.tables import Shape
 
     shape = Shape(
@@ -101,7 +101,7 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
 
 
 def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:
-    """How it is shown, and how often. Raises UsageError."""
+    """Read how the report is shown, and how often. Raises UsageError."""
     from gpumap.cli.show import View
 
     interval_seconds = seconds_of("--interval", given.interval or often)
@@ -111,5 +111,5 @@ def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, 
 
 
 def sorted_by(shape: Shape) -> str:
-    """What a watch's head says of the order."""
+    """Return the order for the head of a watch."""
     return f" --sort-by {shape.order}" if shape.order else ""

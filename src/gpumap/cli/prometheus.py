@@ -1,6 +1,6 @@
 """Asks a server that speaks Prometheus's HTTP API: Prometheus, Thanos, Mimir, VictoriaMetrics.
 
-Only /api/v1/query, /query_range and /series, by POST. An answer that is not whole is a failure: every failure is a
+It uses only /api/v1/query, /query_range and /series, by POST. An incomplete answer is a failure. Every failure is a
 FatalError with the server's URL, without its password, and the reason.
 """
 
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from gpumap.cli.http_errors import connection_error
@@ -27,44 +26,74 @@ T = TypeVar("T")
 
 ANSWER_BYTES_MAX = 256 << 20
 _PIECE_BYTES = 1 << 16
-_SAID_CHARACTERS = 300
+_REASON_CHARACTERS = 300
 _AT_ONCE = 3
 """Requests at the same time: a server has other users."""
-_TOO_MUCH = frozenset({408, 413, 422, 429, 500, 502, 503, 504})
-"""What servers and the proxies before them answer where a question was too large, or took too long."""
+_TOO_LARGE = frozenset({408, 413, 422, 429, 500, 502, 503, 504})
+"""Statuses of servers, and of proxies before them, for a query that was too large or took too long."""
 _WHOLE = {"partial_response": "false", "nocache": "1"}
-"""Thanos: fail where a store does not answer. VictoriaMetrics: evaluate at the moments that were asked for, and not at
-those of its cache. Who does not know a parameter does not mind it."""
-
-_DICTS, _LISTS, _STRINGS = frozenset({dict}), frozenset({list}), frozenset({str})
-_NUMBERS = frozenset({int, float})
+"""Thanos: fail if a store does not answer. VictoriaMetrics: evaluate at the requested times, not at those of its cache.
+Other servers ignore these parameters."""
 
 Point = tuple[float, str]
-"""Unix seconds, and a value as it was written."""
+"""Unix seconds, and a value as the server wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Which server is asked, and as whom. `url` is what stands before /api/v1, without user and password: they are in
-    `headers`, as every way to say who asks is. `tls` is None where the system's certificates are trusted."""
+    """The server to ask, and the credentials.
+
+    `url` is the part before /api/v1, without user and password: all credentials are in `headers`. `tls` is None if the
+    system's certificates are trusted.
+    """
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
     tls: ssl.SSLContext | None
     timeout_seconds: float
     server_name: str | None = None
-    """In its certificate, where that is not the name in `url`."""
+    """The name in its certificate, if it is not the one in `url`."""
 
 
 class QueryTooLargeError(FatalError):
-    """The server could not do it, or not in time; it may be able to do less."""
+    """The server could not answer, or not in time. It may answer a smaller query."""
 
 
 class Row(NamedTuple):
-    """A series of an answer: its labels, and (Unix seconds, value as it was written), by time."""
+    """A series of an answer: its labels, and its points by time."""
 
     labels: Mapping[str, str]
-    points: Sequence[tuple[float, str]]
+    points: Sequence[Point]
+
+
+# --- what a server answers --------------------------------------------------------------------------------------------
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    status: str
+    data: msgspec.Raw
+    is_partial: bool | None = None
+    warnings: list[str] | str | None = None
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    result_type: str
+    result: msgspec.Raw
+
+
+class _VectorRow(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    value: Point
+
+
+class _MatrixRow(msgspec.Struct, gc=False):
+    metric: dict[str, str]
+    values: list[Point]
+
+
+_VECTOR = msgspec.json.Decoder(list[_VectorRow])
+_MATRIX = msgspec.json.Decoder(list[_MatrixRow])
+_SERIES = msgspec.json.Decoder(list[dict[str, str]])
 
 
 class Prometheus:
@@ -85,30 +114,26 @@ class Prometheus:
         return [Row(labels, [point]) for labels, point in await self.vector(expression, moment)]
 
     async def vector(self, expression: str, moment: int | None = None) -> list[tuple[Mapping[str, str], Point]]:
-        """The same without a list for each row: of large answers."""
+        """The same without a list for each row, for large answers."""
         asked = {"query": expression} | ({} if moment is None else {"time": str(moment)})
-        found = self._result(await self._ask("query", asked), "vector")
-        try:
-            metrics, points = [one["metric"] for one in found], [one["value"] for one in found]
-            if _all_labels(metrics) and _all_points(points):
-                return list(zip(metrics, points, strict=True))
-        except (KeyError, TypeError):
-            pass
-        raise self._nonsense("a row that is none of a vector")
+        rows = self._rows(await self._ask("query", asked), "vector", _VECTOR)
+        return [(row.metric, row.value) for row in rows]
 
     async def range(self, expression: str, first: int, last: int, step_seconds: int) -> list[Row]:
         """Evaluate at each step from `first` to `last`, both included."""
         asked = {"query": expression, "start": str(first), "end": str(last), "step": str(step_seconds)}
-        return self._rows(await self._ask("query_range", asked))
+        rows = self._rows(await self._ask("query_range", asked), "matrix", _MATRIX)
+        return [Row(row.metric, row.values) for row in rows]
 
-    async def series(self, selector: str, start: int, end: int) -> list[Mapping[str, str]]:
-        """The labels of the series that have samples in this time, and somewhat around it."""
-        found = await self._ask("series", {"match[]": selector, "start": str(start), "end": str(end)})
-        if not isinstance(found, list) or not _all_labels(found):
-            raise self._nonsense("what is no list of series")
-        return found
+    async def series(self, selector: str, start: int, end: int) -> Sequence[Mapping[str, str]]:
+        """Return the labels of the series that have samples in this time, and somewhat around it."""
+        data = await self._ask("series", {"match[]": selector, "start": str(start), "end": str(end)})
+        try:
+            return _SERIES.decode(data)
+        except msgspec.ValidationError:
+            raise self._nonsense("what is no list of series") from None
 
-    async def _ask(self, call: str, asked: Mapping[str, str]) -> Any:
+    async def _ask(self, call: str, asked: Mapping[str, str]) -> msgspec.Raw:
         address = self._address.with_path(f"{self._address.path.rstrip('/')}/api/v1/{call}", keep_query=True)
         try:
             async with (
@@ -132,35 +157,32 @@ class Prometheus:
                 raise QueryTooLargeError(f"{self.url} answered with more than {ANSWER_BYTES_MAX >> 20} MiB")
         return bytes(body)
 
-    def _data(self, body: bytes) -> Any:
+    def _data(self, body: bytes) -> msgspec.Raw:
         try:
-            found = json.loads(body)
+            answer = _answer(body)
         except (ValueError, RecursionError):
             page = " (a page of HTML: a login?)" if body.lstrip()[:1] == b"<" else ""
             raise self._nonsense(f"what is no JSON{page}") from None
-        if not isinstance(found, dict) or found.get("status") != "success" or "data" not in found:
+        if answer is None or answer.status != "success":
             raise self._nonsense("JSON that is not of Prometheus's API")
-        if found.get("isPartial"):
+        if answer.is_partial:
             raise FatalError(f"{self.url} answered in part: some of its storage is away, and nothing is shown of that")
-        if warnings := found.get("warnings"):
-            said = "; ".join(map(str, warnings)) if isinstance(warnings, list) else str(warnings)
-            raise FatalError(f"{self.url} answered, but warns: {cut_off(said, _SAID_CHARACTERS)}")
-        return found["data"]
+        if warnings := answer.warnings:
+            reason = "; ".join(warnings) if isinstance(warnings, list) else warnings
+            raise FatalError(f"{self.url} answered, but warns: {cut_off(reason, _REASON_CHARACTERS)}")
+        return answer.data
 
-    def _rows(self, data: Any) -> list[Row]:
-        rows = []
-        for one in self._result(data, "matrix"):
-            points = one.get("values") if isinstance(one, dict) and _all_labels([one.get("metric")]) else None
-            if not isinstance(points, list) or not _all_points(points):
-                raise self._nonsense("a row that is none of a matrix")
-            rows.append(Row(one["metric"], [(float(moment), value) for moment, value in points]))
-        return rows
-
-    def _result(self, data: Any, kind: str) -> list[Any]:
-        if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
+    def _rows(self, data: msgspec.Raw, kind: str, decoder: msgspec.json.Decoder[list[T]]) -> list[T]:
+        try:
+            result = msgspec.json.decode(data, type=_Result)
+        except msgspec.ValidationError:
+            raise self._nonsense(f"what is no {kind}") from None
+        if result.result_type != kind or bytes(memoryview(result.result)[:1]) != b"[":
             raise self._nonsense(f"what is no {kind}")
-        found: list[Any] = data["result"]
-        return found
+        try:
+            return decoder.decode(result.result)
+        except msgspec.ValidationError:
+            raise self._nonsense(f"a row that is none of a {kind}") from None
 
     def _nonsense(self, what: str) -> FatalError:
         return FatalError(
@@ -171,19 +193,19 @@ class Prometheus:
         if 300 <= got.status < 400:
             target = got.headers.get("Location", "nowhere")
             return FatalError(
-                f"{self.url} redirects to {cut_off(target, _SAID_CHARACTERS)}: give the URL that answers itself"
+                f"{self.url} redirects to {cut_off(target, _REASON_CHARACTERS)}: give the URL that answers itself"
             )
         hints = {401: "who is asking? see --header", 403: "it refuses", 404: "is a path missing in the URL?"}
-        said = self._without_secrets(_said(body)) or hints.get(got.status, "")
-        failure = QueryTooLargeError if got.status in _TOO_MUCH else FatalError
-        return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {said}" if said else ""))
+        reason = self._without_secrets(_reason_in(body)) or hints.get(got.status, "")
+        failure = QueryTooLargeError if got.status in _TOO_LARGE else FatalError
+        return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {reason}" if reason else ""))
 
-    def _without_secrets(self, said: str) -> str:
-        """Some servers say back what was sent to them."""
+    def _without_secrets(self, reason: str) -> str:
+        """Hide credentials: some servers repeat what was sent to them."""
         sent = {word for value in self._session.headers.values() for word in value.split() if len(word) > 3}
         for word in sent - {"Bearer", "Basic"}:
-            said = said.replace(word, "…")
-        return said
+            reason = reason.replace(word, "…")
+        return reason
 
     def _silence(self, error: Exception) -> FatalError:
         if isinstance(error, TimeoutError):
@@ -195,7 +217,7 @@ class Prometheus:
 
 @asynccontextmanager
 async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
-    """A server to ask, until the block ends."""
+    """Return a server to ask, until the block ends."""
     timeout = aiohttp.ClientTimeout(total=server.timeout_seconds)
     connector = aiohttp.TCPConnector(ssl=True if server.tls is None else server.tls)
     async with aiohttp.ClientSession(timeout=timeout, headers=server.headers, connector=connector) as session:
@@ -203,7 +225,7 @@ async def connect(server: Server) -> AsyncGenerator[Prometheus, None]:
 
 
 async def together(questions: Sequence[Awaitable[T]]) -> list[T]:
-    """All answers; where one fails, the other questions are let go."""
+    """Return all answers. If one fails, cancel the others."""
     tasks = [asyncio.ensure_future(one) for one in questions]
     try:
         return list(await asyncio.gather(*tasks))
@@ -213,30 +235,20 @@ async def together(questions: Sequence[Awaitable[T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _said(body: bytes) -> str:
-    """The reason that an API's answer gives, or the first words of a proxy's."""
+def _answer(body: bytes) -> _Answer | None:
+    """Return a server's answer; None for other JSON. Raises ValueError for what is no JSON."""
+    try:
+        return msgspec.json.decode(body, type=_Answer)
+    except msgspec.ValidationError:
+        msgspec.json.decode(body, type=msgspec.Raw)
+        return None
+
+
+def _reason_in(body: bytes) -> str:
+    """Return the reason in an API's answer, or the first words of a proxy's."""
     try:
         found = json.loads(body)
-        return cut_off(str(found["error"]), _SAID_CHARACTERS) if isinstance(found, dict) and "error" in found else ""
+        return cut_off(str(found["error"]), _REASON_CHARACTERS) if isinstance(found, dict) and "error" in found else ""
     except (ValueError, RecursionError):
         text = body.decode(errors="replace").strip()
-        return "" if text.startswith("<") else cut_off(text, _SAID_CHARACTERS)
-
-
-def _all_labels(found: Sequence[Any]) -> bool:
-    """Whether each is a series' labels. All at once, as there may be a million."""
-    return set(map(type, found)) <= _DICTS and set(map(type, chain.from_iterable(map(dict.values, found)))) <= _STRINGS
-
-
-def _all_points(found: Sequence[Any]) -> bool:
-    """Whether each is a moment and a value as it was written."""
-    if not found:
-        return True
-    if set(map(type, found)) != _LISTS or set(map(len, found)) != {2}:
-        return False
-    moments, values = zip(*found, strict=True)
-    return (
-        set(map(type, values)) == _STRINGS
-        and set(map(type, moments)) <= _NUMBERS
-        and all(map(math.isfinite, {*moments}))
-    )
+        return "" if text.startswith("<") else cut_off(text, _REASON_CHARACTERS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumap.cli.fleet import families as parts
@@ -23,38 +23,55 @@ from gpumap.cli.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`values` are Structs or builtins. `names` are the pods of the report: namespace and name. `notes` are printed
-    beside a table that has no room for them. `parts` are the parts of a map that a form reads: a server is asked for no
-    more."""
+    """What a command shows. `values` are Structs or builtins. `names` are the pods of the report: namespace and name.
+    `notes` are printed beside a table that has no room for them.
+
+    `needs` are the parts of a map that every form reads, `also` those that a form or a sort key reads in addition: a
+    server is asked for no more.
+    """
 
     table: Callable[[NodeMaps, Shape], str]
     values: Callable[[NodeMaps, Shape], object]
-    parts: Callable[[str, Shape], frozenset[str]]
+    needs: frozenset[str]
+    also: Mapping[str, frozenset[str]]
     names: Callable[[NodeMaps, Shape], Sequence[tuple[str, str]]] | None = None
     notes: Callable[[NodeMaps], Sequence[str]] | None = None
 
-
-def _map_parts(form: str, shape: Shape) -> frozenset[str]:
-    if form in ("json", "yaml"):
-        return parts.ALL
-    found = {parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.OTHERS, parts.TAKEN}
-    return frozenset(found | ({parts.PEAKS} if form == "wide" or shape.order == "peak" else set()))
+    def parts(self, form: str, shape: Shape) -> frozenset[str]:
+        """Return the parts of a map to ask a server for."""
+        nothing = frozenset[str]()
+        return self.needs | self.also.get(form, nothing) | self.also.get(shape.order, nothing)
 
 
-def _top_parts(form: str, shape: Shape) -> frozenset[str]:
-    found = {parts.HOLDERS, parts.USE, parts.PEAKS, parts.ACTIVITY, parts.OTHERS}
-    found |= {parts.GRANTS} if form != "table" or shape.order == "granted" else set()
-    return frozenset(found | ({parts.LAST_SEEN} if form != "table" else set()))
-
-
-def _waste_parts(form: str, shape: Shape) -> frozenset[str]:
-    found = {parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.PEAKS, parts.LEFTOVERS}
-    return frozenset(found | {parts.ACTIVITY, parts.LAST_SEEN})
-
+_PEAKS, _GRANTS = frozenset({parts.PEAKS}), frozenset({parts.GRANTS})
+_TOP_COLUMNS = frozenset({parts.GRANTS, parts.LAST_SEEN})
 
 REPORTS = {
-    "map": Report(map_table, map_values, _map_parts, map_names),
-    "top": Report(top_table, top_values, _top_parts, top_names),
-    "waste": Report(waste_table, waste_values, _waste_parts, waste_names),
+    "map": Report(
+        map_table,
+        map_values,
+        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.OTHERS, parts.TAKEN}),
+        {"json": parts.ALL, "yaml": parts.ALL, "wide": _PEAKS, "peak": _PEAKS},
+        map_names,
+    ),
+    "top": Report(
+        top_table,
+        top_values,
+        frozenset({parts.HOLDERS, parts.USE, parts.PEAKS, parts.ACTIVITY, parts.OTHERS}),
+        {**dict.fromkeys(("wide", "json", "yaml", "name"), _TOP_COLUMNS), "granted": _GRANTS},
+        top_names,
+    ),
+    "waste": Report(
+        waste_table,
+        waste_values,
+        frozenset(
+            {
+                *(parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.PEAKS, parts.LEFTOVERS),
+                *(parts.ACTIVITY, parts.LAST_SEEN),
+            }
+        ),
+        {},
+        waste_names,
+    ),
 }
 """By command."""

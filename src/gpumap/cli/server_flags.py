@@ -1,6 +1,6 @@
-"""The flags of commands that ask a Prometheus: which one, how long, which series. As whom: `credentials.py`.
+"""The flags of commands that ask a Prometheus: its URL, timeout and series. `credentials.py` has the credentials.
 
-What is wrong with them is said in one line, which never repeats what may be a secret.
+A mistake in them is one line, which never repeats a possible secret.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MATCH = re.compile(rf"\s*{MATCHER}(\s*,\s*{MATCHER})*\s*,?\s*", re.ASCII)
 _TIMEOUT = "1m"
 NO_URL = "is not a URL (in a password, / is written %2F, and @ %40)"
 _DETAILS = ("match", "timeout")
-"""What is of use with --prometheus alone."""
+"""Flags that require --prometheus."""
 
 
 def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) -> None:
-    """Add them to a command. Without `required` the command has other places to look at."""
+    """Add them to a command. Without `required` the command has other sources too."""
     only = "" if required else " instead: the whole cluster, from a Prometheus that scrapes it"
     group.add_argument(
         "--prometheus",
@@ -42,7 +42,7 @@ def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) 
 
 
 def server_of(given: argparse.Namespace) -> Server:
-    """Read what was given, files included. Raises UsageError. --prometheus must be there."""
+    """Read the flags and their files. --prometheus must be given. Raises UsageError."""
     from gpumap.cli.prometheus import Server
 
     address = _address(given.prometheus)
@@ -57,7 +57,7 @@ def server_of(given: argparse.Namespace) -> Server:
 
 
 def refuse_details(given: argparse.Namespace) -> None:
-    """Raise UsageError where a flag is about a server, and none is asked."""
+    """Raise UsageError for a flag about a server if no server is asked."""
     for name in _DETAILS:
         if getattr(given, name, None) is not None:
             raise UsageError(f"--{name.replace('_', '-')}: is of use with --prometheus")
@@ -68,7 +68,7 @@ def refuse_details(given: argparse.Namespace) -> None:
 
 
 def matchers_of(flag: str, text: str) -> str:
-    """Matchers of labels without their braces. Raises UsageError."""
+    """Return matchers of labels without their braces. Raises UsageError."""
     bare = text.strip()
     bare = bare[1:-1] if bare.startswith("{") and bare.endswith("}") else bare
     if bare.strip() and not _MATCH.fullmatch(bare):
@@ -85,12 +85,12 @@ def seconds_of(flag: str, text: str) -> float:
 
 
 def without_password(url: str) -> str:
-    """As a URL may be shown, whatever it is: the user and the password, all before the last @, are for the server."""
+    """Return a URL for messages: without all before the last @, which is the user and the password."""
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
 def _address(url: str) -> URL:
-    """The URL below which /api/v1 is. Raises UsageError."""
+    """Return the URL without /api/v1. Raises UsageError."""
     from yarl import URL
 
     shown = without_password(url)

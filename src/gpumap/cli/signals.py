@@ -1,4 +1,4 @@
-"""What signals do to a command that runs in an event loop: it ends with exit code 0, without a traceback."""
+"""Ends a command in an event loop on a signal: with exit code 0, without a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AGAIN_SECONDS = 0.2
 
 
 async def until_stopped(work: Coroutine[None, None, int]) -> int:
-    """Run to the end and give its result, or 0 as soon as a signal comes. Then the process ends: one that comes again
+    """Run to the end and return the result, or 0 as soon as a signal comes. Then the process ends: another signal
     changes nothing."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -20,14 +20,14 @@ async def until_stopped(work: Coroutine[None, None, int]) -> int:
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     while not working.done():
-        working.cancel()  # what it waits for may swallow one: it is told again
+        working.cancel()  # what it waits for may swallow the cancellation: repeat it
         await asyncio.wait((working,), timeout=_AGAIN_SECONDS)
     _ignore_more()
     return 0 if working.cancelled() else working.result()
 
 
 def _ignore_more() -> None:
-    """The loop would give signals back their default as it closes, and Python as it ends: a second one would kill."""
+    """Ignore further signals: the closing loop and Python restore their defaults, and a second signal would kill."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
