@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gpumap.cli.tables.namespace_filter import of_namespace
 from hypothesis import given, settings
 
 from gpumap.agent.metrics import GROUPS, native, self_families
@@ -21,6 +20,7 @@ from gpumap.cli.fleet.targets import Node, Target, down_nodes, names_of, scraped
 from gpumap.cli.fleet.values import Told, read
 from gpumap.cli.node_documents import Seen
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
+from gpumap.cli.tables.devices import of_namespace
 from gpumap.model.document import Document, document
 from gpumap.model.snapshot import Node as SnapshotNode
 from gpumap.model.snapshot import Snapshot
