@@ -1,5 +1,8 @@
-"""What tables show and can be sorted by, in words: for the flags, which need no table. The first order is the default.
-Pure."""
+"""The keys of --sort-by and the help of the commands that show tables. The first key is the default.
+
+The keys are declared by the columns of `gpumap.cli.tables`, and repeated here because --help must not import tables.
+tests/test_tables.py compares both.
+"""
 
 MAP_ORDERS = ("namespace", "memory", "sm", "peak", "granted", "gpus", "processes")
 TOP_ORDERS = (

@@ -1,1 +1,4 @@
-"""`gpumap inspect`: the tables of `kubectl inspect gpushare` and `cgpu`, counted from what nodes' agents saw."""
+"""`gpumap inspect`: the tables of `kubectl inspect gpushare` and `cgpu`, counted from the maps of nodes.
+
+Start with `grants` (a node), then `gpu_grants` (a GPU). `gpumap.cli.tables.inspect` prints them.
+"""

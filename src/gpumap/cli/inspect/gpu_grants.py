@@ -108,9 +108,7 @@ def count(
     memory_bytes = memory.total_bytes if memory else None
     slots = sum(slots_in(device.allocatable) for device in devices)
     slot_bytes = _slot_bytes(devices, slots, memory_bytes)
-    total = _amount(memory_bytes)
-    if slot_bytes is not None and (slots or memory_bytes is not None):
-        total = Amount((slots or (memory_bytes or 0) // slot_bytes) * slot_bytes)
+    total = _total(memory_bytes, slots, slot_bytes)
     grants = [
         _Grant(container_of(holder), number, _granted_by(holder, slot_bytes))
         for number, device in enumerate(devices)
@@ -119,7 +117,6 @@ def count(
     shares = _shares(index, devices, grants)
     if index is None:
         return CountedGpu(None, total, shares, slot_bytes)
-    leaves = [device for device in devices if device.mig_profile is not None] or devices
     gpu = GpuGrants(
         index,
         uuid,
@@ -128,9 +125,21 @@ def count(
         used=_amount(memory.used_bytes if memory else None),
         over=any(share.over for share in shares.values()),
         holders_known=holders_known,
-        use_known=sees_processes and all(map(use_known, leaves)),
+        use_known=sees_processes and _use_known(devices),
     )
     return CountedGpu(gpu, total, shares, slot_bytes)
+
+
+def _total(memory_bytes: int | None, slots: int, slot_bytes: int | None) -> Amount:
+    """Return the memory of a GPU; of one that gpushare shares out, whole slots."""
+    if slot_bytes is None or (not slots and memory_bytes is None):
+        return _amount(memory_bytes)
+    return Amount((slots or (memory_bytes or 0) // slot_bytes) * slot_bytes)
+
+
+def _use_known(devices: Sequence[DeviceEntry]) -> bool:
+    leaves = [device for device in devices if device.mig_profile is not None] or devices
+    return all(map(use_known, leaves))
 
 
 # --- sizes of slots ---------------------------------------------------------------------------------------------------

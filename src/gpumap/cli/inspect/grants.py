@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.inspect.gpu_grants import (
@@ -87,28 +87,31 @@ def _node(node_map: NodeMap) -> NodeGrants | None:
     counted = _counted(node_map, place_of, holders_known=holders_known)
     slot_bytes = _slot_bytes(counted, node_map.unmatched)
     waiting = _waiting(node_map.unmatched, slot_bytes or GIB)
-    gpus = [one.gpu for one in counted if one.gpu is not None]
-    blind = not gpus and ("nvml" not in sources_up(node_map) or bool(node_map.devices))
-    if not counted and not waiting and not blind and not node_map.nameless_gpus:
+    blind = _is_blind(node_map, counted)
+    if not (counted or waiting or blind or node_map.nameless_gpus):
         return None
+    gpus = _in_places(counted, node_map.nameless_gpus)
     pods = _pods([*(one.shares for one in counted), waiting])
-    unplaced = [share.allocated for pod in pods for share in pod.shares if share.index is None]
-    placed = _in_places(gpus, node_map.nameless_gpus)
-    hidden = [UNKNOWN_AMOUNT] if not holders_known or _has_hidden_grants(node_map.unmatched) else []
-    lost = [UNKNOWN_AMOUNT] if blind else []
+    pending = list(_pending(pods))
+    hidden = _unknown_if(not holders_known or _has_hidden_grants(node_map.unmatched))
     return NodeGrants(
         name=node_map.node.name,
         address=node_map.node.internal_ip,
-        gpus=placed,
+        gpus=gpus,
         pods=pods,
-        pending=sum_of(unplaced) if unplaced else None,
-        allocated=sum_of([*(gpu.allocated for gpu in placed), *unplaced, *hidden]),
-        total=sum_of([*(gpu.total for gpu in placed), *(one.total for one in counted if one.gpu is None), *lost]),
-        used=sum_of([*(gpu.used for gpu in placed), *lost]),
+        pending=sum_of(pending) if pending else None,
+        allocated=sum_of([*(gpu.allocated for gpu in gpus), *pending, *hidden]),
+        total=sum_of([*(gpu.total for gpu in gpus), *_totals_without_gpu(counted), *_unknown_if(blind)]),
+        used=sum_of([*(gpu.used for gpu in gpus), *_unknown_if(blind)]),
         blind=blind,
         slot_bytes=slot_bytes,
         moved={place_of[uuid]: index for uuid, index in index_of.items() if place_of[uuid] != index},
     )
+
+
+def _unknown_if(unknown: bool) -> tuple[Amount, ...]:
+    """Return what makes a sum not whole, or nothing."""
+    return (UNKNOWN_AMOUNT,) if unknown else ()
 
 
 # --- GPUs and their places --------------------------------------------------------------------------------------------
@@ -168,9 +171,21 @@ def _counted(node_map: NodeMap, place_of: Mapping[str, int], *, holders_known: b
     return found + [counted(None, one.uuid, one.memory, [one]) for one in lost]
 
 
-def _in_places(gpus: Sequence[GpuGrants], nameless: Sequence[NamelessGpuEntry]) -> tuple[GpuGrants, ...]:
+def _is_blind(node_map: NodeMap, counted: Iterable[CountedGpu]) -> bool:
+    """Return whether the GPUs of the node are unknown: none is, and NVML does not answer or there are devices."""
+    if any(one.gpu is not None for one in counted):
+        return False
+    return "nvml" not in sources_up(node_map) or bool(node_map.devices)
+
+
+def _totals_without_gpu(counted: Iterable[CountedGpu]) -> Iterator[Amount]:
+    """Return the memory of devices of unknown GPUs."""
+    return (one.total for one in counted if one.gpu is None)
+
+
+def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpuEntry]) -> tuple[GpuGrants, ...]:
     """Return each GPU at the place of its index, with unknown amounts of one that did not report its UUID."""
-    known = {gpu.index: gpu for gpu in gpus}
+    known = {one.gpu.index: one.gpu for one in counted if one.gpu is not None}
     size = max([*known, *(one.index for one in nameless)], default=-1) + 1
     nothing = UNKNOWN_AMOUNT
     return tuple(known.get(index) or GpuGrants(index, None, nothing, nothing, nothing) for index in range(size))
@@ -196,6 +211,11 @@ def _waiting(unmatched: Iterable[UnmatchedEntry], slot_bytes: int) -> dict[PodKe
             key = one.namespace, one.pod
             found[key] = found.get(key, 0) + one.slots * slot_bytes
     return {key: PodShare(None, True, Amount(granted), UNKNOWN_AMOUNT) for key, granted in found.items()}
+
+
+def _pending(pods: Iterable[PodGrants]) -> Iterator[Amount]:
+    """Return the amounts that pods hold on no known GPU."""
+    return (share.allocated for pod in pods for share in pod.shares if share.index is None)
 
 
 def _has_hidden_grants(unmatched: Iterable[UnmatchedEntry]) -> bool:

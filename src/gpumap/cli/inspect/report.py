@@ -34,11 +34,9 @@ def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Rep
     def beside(maps: NodeMaps) -> Sequence[str]:
         return notes(only(maps, node), counted(maps), used=used)
 
-    def read(form: str, _: Shape) -> frozenset[str]:
-        found = {parts.HOLDERS, parts.GRANTS, parts.OFFERS}
-        return frozenset(found | ({parts.USE, parts.TAKEN} if used or form != "table" else set()))
-
-    return Report(table, values, read, notes=beside)
+    needs = frozenset({parts.HOLDERS, parts.GRANTS, parts.OFFERS})
+    use = frozenset({parts.USE, parts.TAKEN})
+    return Report(table, values, needs | use if used else needs, {"json": use, "yaml": use}, notes=beside)
 
 
 def _counted_once(node: str | None) -> Callable[[NodeMaps], Grants]:

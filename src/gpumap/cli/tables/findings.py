@@ -171,25 +171,34 @@ def _use_of(
     on: NodeDevice, holder: HolderEntry, partitioned: Container[str], idle_after_seconds: float
 ) -> _HolderUse | None:
     """Return what a holder uses; `None` if it is not known of each leaf."""
-    name, device = container_of(holder), on.device
-    leaves: Sequence[DeviceEntry] = [device]
-    if device.uuid in partitioned:
-        leaves = [one for one in on.node_map.devices if one.gpu_uuid == device.uuid and one is not device]
+    name, leaves = container_of(holder), _leaves(on, partitioned)
     of_pod = [user for leaf in leaves for user in leaf.users if container_of(user)[:2] == name[:2]]
     users = [user for user in of_pod if container_of(user) == name]
     if not users or len(users) < len(leaves):
         return None
+    now = on.node_map.timestamp
+    others = (user for user in of_pod if container_of(user) != name)
+    return _use_by(users, pod_at_work=any(_is_at_work(user, now, idle_after_seconds) for user in others))
+
+
+def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
+    """Add up a holder's use of its leaves. SM time is known only of a single leaf."""
     memories = [user.memory_bytes for user in users if user.memory_bytes is not None]
     only = users[0] if len(users) == 1 else None
-    now = on.node_map.timestamp
-    others = [user for user in of_pod if container_of(user) != name]
     return _HolderUse(
         memory_bytes=sum(memories) if len(memories) == len(users) else None,
         processes=sum(user.processes for user in users),
         sm_ratio=only.sm_ratio if only else None,
         last_active=only.last_active if only else None,
-        pod_at_work=any(_is_at_work(user, now, idle_after_seconds) for user in others),
+        pod_at_work=pod_at_work,
     )
+
+
+def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry]:
+    """Return the device, or the MIG devices of a GPU that is assigned as a whole."""
+    if on.device.uuid not in partitioned:
+        return (on.device,)
+    return [one for one in on.node_map.devices if one.gpu_uuid == on.device.uuid and one is not on.device]
 
 
 def _is_at_work(user: UserEntry, now: float, idle_after_seconds: float) -> bool:
@@ -220,23 +229,38 @@ SUMMED = (
 
 def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> dict[str, float | None]:
     """Return the sums of a node; `None` if nothing can be judged. GPUs of unknown share are not in them."""
+    can = _summable(node_map)
+    unmatched = in_namespace(node_map.unmatched, namespace)
+    shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
+    return {
+        "idle_gpus": round(sum(shares), 3) if can.grants else None,
+        "idle_holders": sum(one.kind == "idle" for one in found) if can.grants else None,
+        "unused_bytes": _unused(found, node_map) if can.grants else None,
+        "over_bytes": _wasted(found, "over") if can.grants else None,
+        "squatter_bytes": _wasted(found, "squatter") if can.owners else None,
+        "leftover_bytes": _wasted(found, "leftover") if can.owners else None,
+        "unmatched_slots": sum(one.slots for one in unmatched) if can.slots else None,
+    }
+
+
+class _Summable(NamedTuple):
+    """What can be judged: use of grants, owners of processes, slots on no device."""
+
+    grants: bool
+    owners: bool
+    slots: bool
+
+
+def _summable(node_map: NodeMap) -> _Summable:
     up, devices = sources_up(node_map), node_map.devices
     measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders_known for one in devices) if devices else "kubelet" in up
-    held = measured and holders_known
-    accused = measured and up >= {"kubelet", "pod_identity"}
-    unmatched = in_namespace(node_map.unmatched, namespace)
-    shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
-    return {
-        "idle_gpus": round(sum(shares), 3) if held else None,
-        "idle_holders": sum(one.kind == "idle" for one in found) if held else None,
-        "unused_bytes": _unused(found, node_map) if held else None,
-        "over_bytes": _wasted(found, "over") if held else None,
-        "squatter_bytes": _wasted(found, "squatter") if accused else None,
-        "leftover_bytes": _wasted(found, "leftover") if accused else None,
-        "unmatched_slots": sum(one.slots for one in unmatched) if "kubelet" in up and holders_known else None,
-    }
+    return _Summable(
+        grants=measured and holders_known,
+        owners=measured and up >= {"kubelet", "pod_identity"},
+        slots="kubelet" in up and holders_known,
+    )
 
 
 def _wasted(found: Iterable[Finding], kind: str) -> int:
@@ -249,22 +273,28 @@ def _unused(found: Iterable[Finding], node_map: NodeMap) -> int:
     Of memory that several share (compute instances, claims), no more than there is; of a GPU that is assigned twice, no
     more than it has.
     """
-    pools: dict[object, list[tuple[DeviceEntry, Finding]]] = {}
-    for one in found:
-        device = one.device
-        if one.kind in ("idle", "unused") and one.waste_bytes is not None and device is not None:
-            instance = device.gpu_instance_id
-            pools.setdefault(device.uuid if instance is None else (device.gpu_uuid, instance), []).append((device, one))
     by_gpu: dict[str, int] = {}
-    for rows in pools.values():
-        unused = sum(one.waste_bytes or 0 for _, one in rows)
-        device = rows[0][0]
-        used = sum(one.used_bytes or 0 for _, one in rows)
+    for device, of_pool in _pools(found):
+        unused = sum(one.waste_bytes or 0 for one in of_pool)
+        used = sum(one.used_bytes or 0 for one in of_pool)
         left = device.memory.total_bytes - used if device.memory else unused
         gpu = device.gpu_uuid or device.uuid
         by_gpu[gpu] = by_gpu.get(gpu, 0) + max(min(unused, left), 0)
     totals = {gpu.uuid: gpu.memory.total_bytes for gpu in node_map.gpus if gpu.memory}
     return sum(min(unused, totals.get(gpu, unused)) for gpu, unused in by_gpu.items())
+
+
+def _pools(found: Iterable[Finding]) -> Iterator[tuple[DeviceEntry, list[Finding]]]:
+    """Return the findings on each piece of memory, with a device on it: compute instances share that of their GPU
+    instance."""
+    pools: dict[object, tuple[DeviceEntry, list[Finding]]] = {}
+    for one in found:
+        device = one.device
+        if device is not None and one.kind in ("idle", "unused") and one.waste_bytes is not None:
+            instance = device.gpu_instance_id
+            pool = device.uuid if instance is None else (device.gpu_uuid, instance)
+            pools.setdefault(pool, (device, []))[1].append(one)
+    yield from pools.values()
 
 
 # --- what cannot be judged --------------------------------------------------------------------------------------------
