@@ -325,7 +325,7 @@ kubelet names while NVML does not answer, and a partitioned GPU that was assigne
     """Compute instance of a MIG device."""
     memory: MemoryEntry | None
     """Null if it cannot be read."""
-    activity: ActivityEntry | None
+    activity: ActivityEntry | None = None
     """What GPM measured. Null on GPUs before Hopper."""
     allocatable: tuple[SlotsEntry, ...]
     """Slots that the kubelet offers. Empty while unknown."""
@@ -452,11 +452,11 @@ or changes its meaning."""
     """Version of this format."""
     timestamp: float
     """When the data was collected, in Unix seconds."""
-    interval_seconds: Annotated[float, Meta(gt=0)] | None
+    interval_seconds: Annotated[float, Meta(gt=0)] | None = None
     """Configured time between collections. Null if a command collected once."""
-    collect: tuple[str, ...] | None
+    collect: tuple[str, ...] | None = None
     """Groups of metrics that gpumap collects, as in --collect. Values of other groups are unknown. Null if unknown."""
-    stale: str | None
+    stale: str | None = None
     """Why there is no current data, as a sentence. Then the map has no devices, pods and accounts; sources and \
 capabilities are those of the last collection."""
     node: NodeEntry
@@ -465,7 +465,7 @@ capabilities are those of the last collection."""
     """Versions of the driver. Null while NVML does not answer."""
     gpus: tuple[GpuEntry, ...]
     """Physical GPUs, by index."""
-    nameless_gpus: tuple[NamelessGpuEntry, ...]
+    nameless_gpus: tuple[NamelessGpuEntry, ...] = ()
     """GPUs that NVML counts and that have not reported their UUID since gpumap's start."""
     devices: tuple[DeviceEntry, ...]
     """What containers can be assigned, with holders, users and owners."""
@@ -473,11 +473,11 @@ capabilities are those of the last collection."""
     """Slots that match no NVML device."""
     pods: tuple[PodEntry, ...]
     """Pods that hold or use a device."""
-    accounts: tuple[AccountEntry, ...]
+    accounts: tuple[AccountEntry, ...] = ()
     """What gpumap charged to each container on a device."""
-    container_xids: tuple[ContainerXidsEntry, ...]
+    container_xids: tuple[ContainerXidsEntry, ...] = ()
     """XID errors while a container held or used the device."""
-    device_health: tuple[DeviceHealthEntry, ...] | None
+    device_health: tuple[DeviceHealthEntry, ...] | None = None
     """Health of assigned devices, from the kubelet's Pods API (--pods-api-socket). Null if gpumap does not ask it, or \
 it does not answer."""
     sources: tuple[SourceEntry, ...]
@@ -485,7 +485,7 @@ it does not answer."""
     capabilities: dict[str, bool]
     """What gpumap can do on this node: pid_visibility, device_checkpoint, pod_logs, push, process_utilization, gpm, \
 xid_events."""
-    pid_visibility_reason: str | None
+    pid_visibility_reason: str | None = None
     """Evidence for pid_visibility, or for its absence."""
     remedies: dict[str, str]
     """What to do about missing capabilities, by capability."""

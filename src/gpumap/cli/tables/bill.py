@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill
-from gpumap.cli.tables.layout import Row, Shape, aligned, joined, notes
-from gpumap.cli.tables.layout import TextColumn as Column
+from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
 from gpumap.cli.words import UNKNOWN, percent
 from gpumap.model.text import printable
 
@@ -49,18 +48,36 @@ _AMOUNTS = (
     _Amount("energy_joules", lambda of: of.energy),
     _Amount("memory_gib_hours", lambda of: _in(_HOUR * _GIB, of.memory)),
 )
-_SHOWN = tuple(one for one in _AMOUNTS if one.title)
+
+
+class _Row(NamedTuple):
+    """A line of the table: the cells that name it, and its amounts."""
+
+    names: Sequence[str]
+    amounts: Amounts
+    total: bool = False
 
 
 def bill_table(bill: Bill, shape: Shape) -> str:
     """The lines and their total. Below: what the lines do not contain."""
-    names = [name.upper() for name in bill.columns]
-    titles = [*(one.title for one in _SHOWN), *(["COST"] if bill.request.price is not None else [])]
-    columns = [*(Column(name, name=True) for name in names), *map(Column, titles)]
-    rows = [Row([*(_name(part) for part in line.group), *_cells(bill, line.amounts)]) for line in bill.lines]
-    rows.append(Row([TOTAL, *([""] * (len(names) - 1)), *_cells(bill, bill.total)], "bold"))
-    table = aligned(columns, rows, shape) if bill.lines else "No container held or used a GPU."
-    return joined([table, notes(_foot(bill), shape.screen)])
+    rows = [_Row([_name(part) for part in line.group], line.amounts) for line in bill.lines]
+    rows.append(_Row([TOTAL, *([""] * (len(bill.columns) - 1))], bill.total, total=True))
+    lines = table(_columns(bill), rows, shape, lambda row: "bold" if row.total else "")
+    return joined([lines if bill.lines else "No container held or used a GPU.", notes(_foot(bill), shape.screen)])
+
+
+def _columns(bill: Bill) -> list[Column[_Row]]:
+    def name(place: int) -> Callable[[_Row], str]:
+        return lambda row: row.names[place]
+
+    def amount(one: _Amount) -> Callable[[_Row], str]:
+        return lambda row: one.show(one.read(row.amounts))
+
+    columns = [Column(title.upper(), name(place), name=True) for place, title in enumerate(bill.columns)]
+    columns += [Column(one.title, amount(one)) for one in _AMOUNTS if one.title]
+    if bill.request.price is not None:
+        columns.append(Column("COST", lambda row: _number(bill.cost(row.amounts))))
+    return columns
 
 
 def bill_csv(bill: Bill, *, headers: bool = True) -> str:
@@ -110,11 +127,6 @@ def _parts(bill: Bill) -> tuple[str, ...]:
 
 def _amounts(bill: Bill, amounts: Amounts) -> dict[str, float | None]:
     return {one.name: one.read(amounts) for one in _AMOUNTS} | {"cost": bill.cost(amounts)}
-
-
-def _cells(bill: Bill, amounts: Amounts) -> list[str]:
-    cells = [one.show(one.read(amounts)) for one in _SHOWN]
-    return cells if bill.request.price is None else [*cells, _number(bill.cost(amounts))]
 
 
 def _foot(bill: Bill) -> Iterator[str]:

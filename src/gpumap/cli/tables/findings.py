@@ -142,7 +142,7 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_
         on.number,
         on.device,
         container_of(holder),
-        _peak(holder, on.device),
+        "",
         gpus=holder.allocated_gpus,
         granted_bytes=granted,
         used_bytes=used,
@@ -154,7 +154,7 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_
         return None
     if why := _idle_because(use, idle_seconds, idle_after_seconds):
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
-    return finding if finding.waste_bytes else None
+    return finding._replace(why=_peak(holder, on.device)) if finding.waste_bytes else None
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float | None, idle_after_seconds: float) -> str:

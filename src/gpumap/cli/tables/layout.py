@@ -259,30 +259,3 @@ def notes(texts: Iterable[str], screen: Screen, colour: str = "") -> str:
 def joined(blocks: Iterable[str]) -> str:
     """Return blocks of lines with an empty line between, and an end of line."""
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-# --- rows whose cells are texts already: only for `bill` --------------------------------------------------------------
-
-
-class TextColumn(NamedTuple):
-    """A column whose cells are texts. `name`: they are names, which may be shortened."""
-
-    title: str
-    name: bool = False
-
-
-class Row(NamedTuple):
-    """Cells by column. `colour` is of the whole line."""
-
-    cells: Sequence[str]
-    colour: str = ""
-
-
-def aligned(columns: Sequence[TextColumn], rows: Iterable[Row], shape: Shape) -> str:
-    """Return the table of rows whose cells are in the order of the columns."""
-
-    def reading(number: int) -> Callable[[Row], str]:
-        return lambda row: row.cells[number]
-
-    read: list[Column[Row]] = [Column(one.title, reading(n), name=one.name) for n, one in enumerate(columns)]
-    return table(read, list(rows), shape, lambda row: row.colour)
