@@ -271,8 +271,8 @@ def test_a_document_that_is_stale() -> None:
 def test_a_document_of_an_older_gpumap() -> None:
     """What its agent did not tell yet is not judged."""
     document = json.loads(encode(node_map(busy_node(3))))
-    of_node, of_gpu = ("accounts", "container_xids", "collect", "stale"), ("row_remap_pending", "row_remap_failure")
-    of_gpu = (*of_gpu, "recovery_action", "remedies", "ecc_errors", "xids")
+    of_node = ("accounts", "container_xids", "collect", "stale")
+    of_gpu = ("recovery_action", "remedies", "row_remap_pending", "row_remap_failure", "ecc_errors", "xids")
     for rows, names in (([document], of_node), (document["gpus"], of_gpu), (document["devices"], ("activity",))):
         for row in rows:
             for name in names:
