@@ -1,5 +1,6 @@
 """A scenario's mistakes are told in one line that names their place; its devices are given as a kubelet gives them."""
 
+import os
 import re
 import typing
 from pathlib import Path
@@ -402,3 +403,22 @@ def test_compute_instances_share_a_gpu_instance() -> None:
     assert (first.compute_instance_id, second.compute_instance_id) == (0, 1)
     assert first.memory_bytes == second.memory_bytes
     assert first.resource == "nvidia.com/mig-1c.3g.40gb"
+
+
+def test_a_file_that_is_no_scenario(tmp_path: Path) -> None:
+    """A huge file, a pipe that no process writes into, other bytes and odd tags are one line, without a wait."""
+    huge, pipe, other, tag = (tmp_path / name for name in ("huge.yaml", "pipe.yaml", "other.yaml", "tag.yaml"))
+    huge.write_bytes(b"#" * ((1 << 20) + 1))
+    os.mkfifo(pipe)
+    other.write_bytes("node: é".encode("utf-16"))
+    tag.write_text("node: !!bool abc\n")
+    for path, mistake in (
+        (huge, "is larger than 1 MiB"),
+        (pipe, "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
+        (other, "is not UTF-8 text"),
+        (tag, "not YAML: a value does not fit its tag"),
+    ):
+        with pytest.raises(ScenarioError) as error:
+            load_scenario(path)
+        assert str(error.value) == f"{path}: {mistake}"

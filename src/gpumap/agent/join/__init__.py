@@ -3,7 +3,7 @@
 In come the `Memory` of the last collection and the `Observations` of this one; out go a `Snapshot` and the next
 `Memory`. The package is pure: no clock, no file, no log. The same input always gives the same output.
 
-Reading order, each file needs only those before it:
+Reading order. `step` shows the whole; each file after `joined` needs only those between it and `joined`:
 
 | file | question |
 |---|---|

@@ -9,7 +9,7 @@ and its error:
   Otherwise the server began to scrape a gpumap that had counted for an unknown time: the newest value is not charged.
 
 "Before" means the day before the step: long enough for an outage of the server. gpumap exposes a counter for at most an
-hour after its container (agent/join/ledger.py), so a counter that comes back after a day began at 0.
+hour after its container (agent/join/accounting.py), so a counter that comes back after a day began at 0.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ def amount(
     return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, spare=spare)
 
 
-def name(title: str, value: Callable[[R], str | None]) -> Column[R]:
+def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, spare: bool = False) -> Column[R]:
     """Return a column of names, sorted by name."""
-    return Column(title, lambda row: value(row) or UNKNOWN, value, name=True)
+    return Column(title, lambda row: value(row) or UNKNOWN, value, name=True, wide=wide, spare=spare)
 
 
 class OnNode(Protocol):

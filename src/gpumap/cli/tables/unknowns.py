@@ -10,6 +10,7 @@ from gpumap.cli.tables.devices import device_name, partitioned_gpus, sources_up
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.words import by_reason, listed
 from gpumap.model.map import DeviceEntry, NodeMap
+from gpumap.model.text import printable
 
 _SENTENCES_MAX, _NAMES_MAX, _BLIND_MAX = 20, 8, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
@@ -159,5 +160,5 @@ def no_rows(maps: NodeMaps, shape: Shape) -> str:
     """Return the sentence in the place of a table without a device."""
     if shape.namespace:
         verb = "holds or uses" if all_known(maps) else "is known to hold or use"
-        return f"Nothing in namespace {shape.namespace} {verb} a GPU."
+        return f"Nothing in namespace {printable(shape.namespace)} {verb} a GPU."
     return "No current data." if any(one.stale for one in maps.maps) else "No devices."

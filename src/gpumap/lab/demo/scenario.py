@@ -6,12 +6,14 @@ share a GPU. What is not written is derived from the node's name, and two reader
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
-from gpumap.lab.demo import scenario_file as yaml
+from gpumap.lab.demo import scenario_file
 from gpumap.lab.demo.allocation import assign, check_memory
 from gpumap.lab.demo.names import derived_uuid
 from gpumap.lab.demo.scenario_file import GIB, MIB, NOT_OFFERED, PROFILE
@@ -32,16 +34,34 @@ MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4}
 """By slices, of 8; the larger ones have all."""
 
 
+FILE_BYTES_MAX = 1 << 20
+"""No node that a person writes down is as large."""
+
+
 def load_scenario(path: Path) -> Scenario:
     """The scenario in a file, or one of those that ship, by its name. A mistake is reported with the file's name."""
     try:
         if len(path.parts) > 1 or path.suffix or (path.exists() and not path.is_dir()):
-            return parse_scenario(path.read_text(encoding="utf-8"))
+            return parse_scenario(_text_of(path))
     except OSError as error:
         raise ScenarioError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise ScenarioError(f"{path}: {error}") from error
     return _shipped(str(path))
+
+
+def _text_of(path: Path) -> str:
+    """Read a file of at most `FILE_BYTES_MAX`. It does not wait for a pipe that no process writes into."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ScenarioError("is not a regular file")
+        text = file.read(FILE_BYTES_MAX + 1)
+    if len(text) > FILE_BYTES_MAX:
+        raise ScenarioError(f"is larger than {FILE_BYTES_MAX >> 20} MiB")
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ScenarioError("is not UTF-8 text") from error
 
 
 def default_scenario() -> Scenario:
@@ -59,7 +79,7 @@ def _shipped(bare: str) -> Scenario:
 
 def parse_scenario(text: str) -> Scenario:
     """The scenario that a YAML text describes."""
-    file = yaml.read_scenario_file(text)
+    file = scenario_file.read_scenario_file(text)
     gpus = _gpus(file)
     reader = PodReader(file.node, file.repeat, gpus)
     offers = reader.ids(file.kubelet.offers, "kubelet.offers")
@@ -75,7 +95,7 @@ def parse_scenario(text: str) -> Scenario:
 # --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
-def _gpus(file: yaml.ScenarioFile) -> tuple[GpuSpec, ...]:
+def _gpus(file: scenario_file.ScenarioFile) -> tuple[GpuSpec, ...]:
     """The GPUs in the order of their NVML index."""
     gpus = tuple(_gpu(entry, index, file) for index, entry in enumerate(file.gpus))
     seen: dict[object, str] = {}
@@ -87,7 +107,7 @@ def _gpus(file: yaml.ScenarioFile) -> tuple[GpuSpec, ...]:
     return gpus
 
 
-def _gpu(entry: yaml.GpuEntry, index: int, file: yaml.ScenarioFile) -> GpuSpec:
+def _gpu(entry: scenario_file.GpuEntry, index: int, file: scenario_file.ScenarioFile) -> GpuSpec:
     place = f"gpus[{index}]"
     uuid = entry.uuid or f"GPU-{derived_uuid(file.node, 'gpu', index)}"
     mig = _mig_devices(entry, place, uuid)
@@ -119,7 +139,7 @@ def _gpu(entry: yaml.GpuEntry, index: int, file: yaml.ScenarioFile) -> GpuSpec:
     )
 
 
-def _xids(entry: yaml.GpuEntry, place: str, instances: int) -> tuple[yaml.Xid, ...]:
+def _xids(entry: scenario_file.GpuEntry, place: str, instances: int) -> tuple[scenario_file.Xid, ...]:
     """In the order of their times."""
     for number, xid in enumerate(entry.xids):
         at = f"{place}.xids[{number}].instance"
@@ -131,14 +151,14 @@ def _xids(entry: yaml.GpuEntry, place: str, instances: int) -> tuple[yaml.Xid, .
     return tuple(sorted(entry.xids, key=lambda xid: xid.at))
 
 
-def _mig_devices(gpu: yaml.GpuEntry, place: str, parent: str) -> tuple[MigDevice, ...]:
+def _mig_devices(gpu: scenario_file.GpuEntry, place: str, parent: str) -> tuple[MigDevice, ...]:
     """Entries are GPU instances: a profile, or a mapping. Each has one or more compute instances."""
     devices: list[MigDevice] = []
     slices = start = 0
     used_ids: dict[int, str] = {}
     for number, entry in enumerate(gpu.mig):
         at = f"{place}.mig[{number}]"
-        instance = yaml.GpuInstanceEntry(profile=entry) if isinstance(entry, str) else entry
+        instance = scenario_file.GpuInstanceEntry(profile=entry) if isinstance(entry, str) else entry
         instance_id = number + 1 if instance.gpu_instance_id is None else instance.gpu_instance_id
         if instance_id in used_ids:
             raise ScenarioError(f"{at}: GPU instance id {instance_id} is also that of {used_ids[instance_id]}")
@@ -155,7 +175,12 @@ def _mig_devices(gpu: yaml.GpuEntry, place: str, parent: str) -> tuple[MigDevice
 
 
 def _compute_instances(
-    entry: yaml.GpuInstanceEntry, at: str, instance_id: int, placement: tuple[int, int], parent: str, resource: str
+    entry: scenario_file.GpuInstanceEntry,
+    at: str,
+    instance_id: int,
+    placement: tuple[int, int],
+    parent: str,
+    resource: str,
 ) -> Iterator[MigDevice]:
     profile = _profile(entry.profile)
     if profile["compute"]:
@@ -166,7 +191,7 @@ def _compute_instances(
     memory = int(profile["memory"]) * GIB * 97 // 100 // MIB * MIB if entry.memory is None else entry.memory
     parts = [
         _compute_instance(part, f"{at}.compute[{number}]", profile)
-        for number, part in enumerate(entry.compute or (yaml.ComputeInstanceEntry(profile[0], entry.uuid),))
+        for number, part in enumerate(entry.compute or (scenario_file.ComputeInstanceEntry(profile[0], entry.uuid),))
     ]
     if sum(slices for _, slices, _ in parts) > slices:
         raise ScenarioError(f"{at}.compute: takes more than the {slices} slices of {profile[0]}")
@@ -186,10 +211,10 @@ def _compute_instances(
 
 
 def _compute_instance(
-    entry: str | yaml.ComputeInstanceEntry, at: str, profile: re.Match[str]
+    entry: str | scenario_file.ComputeInstanceEntry, at: str, profile: re.Match[str]
 ) -> tuple[str, int, str | None]:
     """Name, slices and uuid."""
-    part = yaml.ComputeInstanceEntry(entry) if isinstance(entry, str) else entry
+    part = scenario_file.ComputeInstanceEntry(entry) if isinstance(entry, str) else entry
     own = _profile(part.profile)
     if own[0] == profile[0]:
         return own[0], int(own["slices"]), part.uuid
@@ -208,7 +233,7 @@ def _profile(text: str) -> re.Match[str]:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check_times(file: yaml.ScenarioFile, gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> None:
+def _check_times(file: scenario_file.ScenarioFile, gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> None:
     repeat, away = file.repeat, file.kubelet.away
     ends: list[tuple[str, float]] = []
     ends += [(f"gpus[{gpu.index}].faults[{n}]", fault.end) for gpu in gpus for n, fault in enumerate(gpu.faults)]

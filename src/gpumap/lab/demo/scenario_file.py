@@ -1,4 +1,4 @@
-"""What a scenario's YAML file may hold. Each noun is declared once; docs/scenario.md explains the format.
+"""What a scenario's YAML file may hold. Each noun is declared once; docs/dev/scenario.md explains the format.
 
 `decoding` finds mistakes in the form. What a name or a number refers to (a GPU, a MIG device, the length of the
 play) is checked in `scenario` and `scenario_pods`.

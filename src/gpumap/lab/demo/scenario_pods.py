@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpumap.lab.decoding import unknown_key
-from gpumap.lab.demo import scenario_file as yaml
+from gpumap.lab.demo import scenario_file
 from gpumap.lab.demo.scenario_file import Duration, Ramp, Ratio, Size, Wave
 from gpumap.lab.demo.scenario_model import (
     Claim,
@@ -33,7 +33,12 @@ from gpumap.model.readings import Uuid
 
 T = TypeVar("T")
 
-NVML_TYPES: Mapping[yaml.ProcessType, str] = {"compute": "C", "graphics": "G", "compute+graphics": "C+G", "mps": "M"}
+NVML_TYPES: Mapping[scenario_file.ProcessType, str] = {
+    "compute": "C",
+    "graphics": "G",
+    "compute+graphics": "C+G",
+    "mps": "M",
+}
 STARTUP_SECONDS = 2.0
 """From a pod's admission to its first process: the kubelet assigns before the container is made."""
 SHUTDOWN_SECONDS = 1.0
@@ -64,7 +69,7 @@ class PodReader:
         self._gpus = gpus
         self._ids = 0
 
-    def pod(self, entry: yaml.PodEntry, place: str) -> PodSpec:
+    def pod(self, entry: scenario_file.PodEntry, place: str) -> PodSpec:
         """A pod. Its containers' claims have no ids yet."""
         start, end = self._pod_lifetime(entry, place)
         if entry.leaks and entry.end is None:
@@ -89,7 +94,7 @@ class PodReader:
             containers=containers,
         )
 
-    def host_process(self, entry: yaml.HostProcessEntry, place: str) -> HostProcess:
+    def host_process(self, entry: scenario_file.HostProcessEntry, place: str) -> HostProcess:
         """A process in no pod."""
         process = self._process(entry, place, _Bounds(held=(), start=None, latest=self._repeat))
         return HostProcess(entry.cgroup or f"/system.slice/{process.comm}.service", process)
@@ -103,7 +108,7 @@ class PodReader:
             found.append(ResourceDevices(resource, tuple(sorted(ids))))
         return tuple(sorted(found))
 
-    def _pod_lifetime(self, entry: yaml.PodEntry, place: str) -> tuple[float | None, float | None]:
+    def _pod_lifetime(self, entry: scenario_file.PodEntry, place: str) -> tuple[float | None, float | None]:
         """Both or neither: a pod without an end ends with the play."""
         if entry.start is None and entry.end is None:
             return None, None
@@ -113,7 +118,7 @@ class PodReader:
         return start, end
 
     def _container(
-        self, entry: yaml.ContainerEntry, place: str, namespace: str, start: float | None, latest: float
+        self, entry: scenario_file.ContainerEntry, place: str, namespace: str, start: float | None, latest: float
     ) -> ContainerSpec:
         claims = tuple(self._claims(entry, place))
         devices = self.ids(entry.ids, f"{place}.ids")
@@ -136,7 +141,7 @@ class PodReader:
 
     # --- devices of the node's own plugin -----------------------------------------------------------------------------
 
-    def _claims(self, entry: yaml.ContainerEntry, place: str) -> Iterator[Claim]:
+    def _claims(self, entry: scenario_file.ContainerEntry, place: str) -> Iterator[Claim]:
         """What a container asks for: `gpus`, `slots` and `mig`."""
         for number, index in enumerate(entry.gpus):
             at = f"{place}.gpus[{number}]"
@@ -162,7 +167,7 @@ class PodReader:
             raise ScenarioError(f"{place}: there is no gpu {index} (this node has {len(self._gpus)})")
         return self._gpus[index]
 
-    def _mig(self, entry: yaml.MigDeviceEntry, place: str) -> LeafPlace:
+    def _mig(self, entry: scenario_file.MigDeviceEntry, place: str) -> LeafPlace:
         self._mig_uuid(self._gpu(entry.gpu, f"{place}.gpu"), entry.instance, place)
         return LeafPlace(entry.gpu, entry.instance)
 
@@ -174,7 +179,7 @@ class PodReader:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _process(self, entry: yaml.ProcessEntry, place: str, bounds: _Bounds) -> ProcessSpec:
+    def _process(self, entry: scenario_file.ProcessEntry, place: str, bounds: _Bounds) -> ProcessSpec:
         start, end = self._process_lifetime(entry, place, bounds)
         sm = _wave(entry.sm)
         half = Wave(Ratio(sm.low / 2), Ratio(sm.high / 2), sm.period_seconds)
@@ -192,7 +197,7 @@ class PodReader:
         )
 
     def _process_lifetime(
-        self, entry: yaml.ProcessEntry, place: str, bounds: _Bounds
+        self, entry: scenario_file.ProcessEntry, place: str, bounds: _Bounds
     ) -> tuple[float | None, float | None]:
         start, latest = bounds.start, bounds.latest
         if bounds.init and start is None:
@@ -213,7 +218,9 @@ class PodReader:
             raise ScenarioError(f"{place}: would live from {begins:g}s to {ends:g}s, which is never")
         return begins, ends
 
-    def _leaves(self, entry: yaml.ProcessEntry, place: str, held: tuple[LeafPlace, ...]) -> Iterator[LeafPlace]:
+    def _leaves(
+        self, entry: scenario_file.ProcessEntry, place: str, held: tuple[LeafPlace, ...]
+    ) -> Iterator[LeafPlace]:
         """The devices that a process uses: those that it names, else those that its container claims."""
         if entry.gpu is None and entry.mig is None:
             if not held:
@@ -229,7 +236,7 @@ class PodReader:
     # --- plugins of other makers, and DRA drivers ---------------------------------------------------------------------
 
     def _answers(
-        self, entry: yaml.ContainerEntry, place: str, resources: Collection[str]
+        self, entry: scenario_file.ContainerEntry, place: str, resources: Collection[str]
     ) -> tuple[tuple[str, PluginAnswer], ...]:
         """What plugins answered to the allocation of `resources`: one answer for all of them, or one for each.
 
@@ -258,7 +265,7 @@ class PodReader:
         return tuple((resource, one) for resource in resources)
 
     def _answer(self, value: object, place: str) -> PluginAnswer:
-        entry = yaml.read_answer(value, place)
+        entry = scenario_file.read_answer(value, place)
         return PluginAnswer(
             envs=self._texts(entry.envs, f"{place}.envs"),
             annotations=self._texts(entry.annotations, f"{place}.annotations"),
@@ -268,7 +275,7 @@ class PodReader:
         )
 
     def _dra_claim(
-        self, entry: yaml.DraClaimEntry, place: str, namespace: str
+        self, entry: scenario_file.DraClaimEntry, place: str, namespace: str
     ) -> tuple[ClaimDevice, PreparedDevice | None]:
         """A DRA device, and what its driver wrote down of it. Pods of one namespace share a claim by its name."""
         claim = ClaimDevice(

@@ -36,9 +36,11 @@ def read_yaml(text: str) -> object:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}: " if mark else ""
         raise ScenarioError(f"{place}not YAML: {error.problem or error.context}") from error
+    except ScenarioError:
+        raise
+    except (LookupError, TypeError, AttributeError) as error:  # PyYAML at values that do not fit their tag
+        raise ScenarioError("not YAML: a value does not fit its tag") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, ScenarioError):
-            raise
         raise ScenarioError(f"not YAML: {' '.join(str(error).split())}") from error
     finally:
         if loader is not None:
