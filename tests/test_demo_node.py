@@ -126,7 +126,7 @@ async def test_its_kubelet_serves_and_restarts(directory: Path) -> None:
         now = 20.5
         await until(lambda: refuses(path))
         assert not node.kubelet.running
-        now = 21.5
+        now = 22.5
         await until(lambda: node.kubelet.running)
         after = path.stat()
         assert (after.st_ino, after.st_ctime_ns) != (before.st_ino, before.st_ctime_ns)

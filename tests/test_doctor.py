@@ -495,7 +495,6 @@ async def diagnose(node: Node, *, code: int, library: str | None = None, **state
 async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     """Everything works, with what each source was seen to say; the same as a table. GPM is not on every GPU."""
     well = {**dict.fromkeys(LADDER, "ok"), "gpm": "not needed"}
-    del well["nvml_second_opinion"]
     found = await diagnose(node, code=0, **well)
     assert found["xid_events"]["seen"] == "listened for on 3 GPUs"
     assert found["kubelet"]["seen"] == (

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from playwright.async_api import Browser, expect
 
 from gpumap.cli.tables import Shape
+from gpumap.model.map import NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.browser.browser import Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
@@ -289,7 +291,7 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
         for node in (*made, blind(shared_card()), blind(TestNode([Gpu(0)])), *downs, *generated()):
             site.collect(node, 2)
             page = await one.page.evaluate(VERDICTS, site.url)
-            found, totals = page["map"], page["totals"]
+            found, totals = msgspec.convert(page["map"], NodeMap), page["totals"]
             assert lines(page["rows"]) == lines(top_values(found, Shape())["rows"])
             waste = waste_values(found, Shape())
             for kind in ("idle", "over"):
