@@ -26,7 +26,7 @@ _MIB_UNIT_FACTOR = 1.25
 
 
 class Unit(enum.Enum):
-    """What one slot is. It decides how a grant is computed (contract §9)."""
+    """What one slot is. It decides how a grant is computed (docs/sharing.md)."""
 
     DEVICE = "a whole GPU or MIG device"
     REPLICA = "one of the device's replicas"

@@ -15,7 +15,7 @@ from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstanc
 
 
 class Owner(enum.StrEnum):
-    """The owner of a process, or of a part of a leaf's memory (contract: `owner`)."""
+    """The owner of a process, or of a part of a leaf's memory (label `owner`, docs/attribution.md)."""
 
     ASSIGNED = "assigned"
     UNASSIGNED = "unassigned"

@@ -1,4 +1,4 @@
-"""What a container was granted of a device: a share of the GPU, and bytes of its memory (contract §9).
+"""What a container was granted of a device: a share of the GPU, and bytes of its memory (docs/sharing.md).
 
 gpumap computes it from ids, plugins' answers and the kubelet's offer. It is absent if these do not determine it.
 """
@@ -238,7 +238,7 @@ def _is_share(holding: Holding) -> bool:
 def _overcommitment(
     shares: Mapping[tuple[ContainerName, Uuid], float | None], inventory: Inventory
 ) -> dict[Uuid, float]:
-    """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice (L9)."""
+    """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice."""
     by_gpu: dict[Uuid, list[float]] = {}
     for (_, uuid), share in shares.items():
         by_gpu.setdefault(_gpu_uuid(uuid, inventory), []).append(share or 0.0)

@@ -19,7 +19,7 @@ UNPARSED, UNTRUSTED, NOT_IN_NVML, NVML_DOWN, DEVICE_DOWN = (
     "nvml_down",
     "device_down",
 )
-"""Reasons for unmatched slots (contract §9)."""
+"""Reasons for unmatched slots (docs/remedies.md)."""
 
 
 class Located(NamedTuple):

@@ -136,7 +136,7 @@ class PodTable:
         return tree.containers[0] if tree and is_sole else ""
 
     def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
-        """Return whether the kubelet still has the pod of a running process (contract §9, "gone").
+        """Return whether the kubelet still has the pod of a running process (owner `gone`, docs/attribution.md).
 
         `last_name` is the last known name, for pods without directories.
         """

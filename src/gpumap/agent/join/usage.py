@@ -203,7 +203,7 @@ def owner_uses(
     siblings: tuple[Attributed, ...],
     inputs: OwnerInputs,
 ) -> tuple[OwnerUse, ...]:
-    """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf (L1).
+    """Divide a leaf's memory among owners. With `unaccounted` the bytes add up to the used memory of the leaf.
 
     `processes` is `None` if the driver lists no processes: then all of it is unaccounted.
     """

@@ -23,7 +23,7 @@ def measured(name: str, help: str, value: Callable[[GpuReading], float | None], 
 def measured_by(
     label: str, name: str, help: str, values: Callable[[GpuReading], Iterable[tuple[str, float]]], kind: Kind = "gauge"
 ) -> Family:
-    """Return a family with a value for each word of a label. If a word occurs twice, the last value counts (law L8)."""
+    """Return a family with a value for each word of a label. If a word occurs twice, the last value counts."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for gpu in snapshot.gpus:

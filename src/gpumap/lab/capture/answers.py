@@ -75,7 +75,7 @@ def renamed_allocatable(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable
 
 
 def is_gpus(resource: str, ids: Iterable[str], is_gpu_resource: Callable[[str], bool]) -> bool:
-    """Whether a resource is of GPUs: by its name, or because an id of it names one (contract, law L5)."""
+    """Whether a resource is of GPUs: by its name, or because an id of it names one."""
     meanings = (parse(DeviceId(id_)) for id_ in ids)
     return is_gpu_resource(resource) or any(one is not None and isinstance(one.device, ByUuid) for one in meanings)
 
