@@ -355,6 +355,15 @@ async def watching(cluster: Cluster, *words: str) -> AsyncIterator[tuple[asyncio
     assert "Traceback" not in shown.read_text()
 
 
+@pytest.fixture(name="hangups_count")
+def let_hangups_count() -> Iterator[None]:
+    """Children inherit an ignored SIGHUP, as `nohup` leaves it to its command: not those of this test."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups_count")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_watch_that_is_ended_leaves_nothing(cluster: Cluster, number: signal.Signals) -> None:
     """By Ctrl-C, by another process, or because its terminal is closed: no proxy, no file; and 0."""
