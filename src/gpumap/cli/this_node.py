@@ -27,6 +27,7 @@ UNHURRIED_SECONDS = 5.0
 """A source's deadline is the interval; the driver's first answer may take longer than a second."""
 FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
 """Valid words of the agent's flags, by flag."""
+_ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
 
@@ -41,11 +42,11 @@ def prepare_here(given: argparse.Namespace) -> Settings:
     return _prepare(given, _FLAG_GROUPS)
 
 
-def prepare_elsewhere(given: argparse.Namespace, asked: str, other: str) -> None:
-    """Set up the log. Raises UsageError for flags about this node's sources: the flag `asked` asks `other`."""
+def prepare_elsewhere(given: argparse.Namespace, asked: str) -> None:
+    """Set up the log. Raises UsageError for flags about this node's sources: the flag `asked` asks somewhere else."""
     for flag in FLAGS:
         if flag.about == "sources" and getattr(given, flag.name.removeprefix("--").replace("-", "_")) is not None:
-            raise UsageError(f"{flag.name}: is about this node's sources, and {asked} asks {other}")
+            raise UsageError(f"{flag.name}: is about this node's sources, and {asked} asks {_ELSEWHERE[asked]}")
     _prepare(given, ("log",))
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gpumap.cli.show import View
     from gpumap.cli.tables import Shape
 
-ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
-
 
 def add_url(parser: Parser) -> argparse._ArgumentGroup:
     """Add the flag of the agent to ask. Return the group for other flags of this kind."""
@@ -49,14 +47,14 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
     if given.prometheus is not None:
         from gpumap.cli.fleet.source import from_prometheus
 
-        prepare_elsewhere(given, "--prometheus", ELSEWHERE["--prometheus"])
+        prepare_elsewhere(given, "--prometheus")
         server, match = server_of(given), matchers_of("--match", given.match or "")
         if view.shape.processes:
             raise UsageError("--processes: is known to the node's agent alone (--url)")
         asked = view.report.parts(view.form, view.shape)
         return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
     if given.url is not None:
-        prepare_elsewhere(given, "--url", ELSEWHERE["--url"])
+        prepare_elsewhere(given, "--url")
         return maps_of_agent(given, view.interval_seconds)
     settings = prepare_here(given)
     return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)

@@ -55,7 +55,7 @@ class MigDevices:
         if self._changing or uuids != self._before:
             self._calls.forget()  # what a device in the midst of going did not support, the next one may
         elif not uuids:
-            self._calls.forget_mig_devices()  # likewise
+            self._calls.forget_mig_devices()  # for the same reason
         if self._changing and activities:
             activities.free()  # a sample may be another's
         self._before = [*uuids]

@@ -16,7 +16,7 @@ from gpumap.cli.output_flags import add_form, add_no_headers
 from gpumap.cli.server_flags import refuse_details
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.this_node import LOOK_SECONDS, add_node_flags, from_node, node_facts, prepare_elsewhere, prepare_here
-from gpumap.cli.where import ELSEWHERE, add_url, maps_of_agent
+from gpumap.cli.where import add_url, maps_of_agent
 from gpumap.model.errors import FatalError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
     shape = Shape(headers=not given.no_headers)
     if given.url is not None:
-        prepare_elsewhere(given, "--url", ELSEWHERE["--url"])
+        prepare_elsewhere(given, "--url")
         sights = maps_of_agent(given, 0.0)
         return asyncio.run(until_stopped(_examine(sights, None, given.output, shape)))
     refuse_details(given)
