@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-PARALLEL ?= 2
+PARALLEL ?= 3
 TESTS ?= tests/test_*.py
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile -m "not e2e"
@@ -20,7 +20,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, test-all, e2e, bench, lock, krew"
-	@echo "and image. Tests run in two processes; PARALLEL=8 makes it eight."
+	@echo "and image. Tests run in three processes, also on two cores, because many wait; PARALLEL=8 makes it eight."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 
@@ -31,9 +31,9 @@ test: check ## What a contributor runs: all checks, and the tests beside the fol
 	@$(BIN)/python -m scripts.install_tools prometheus promtool || echo "The tests that need it are skipped." >&2
 	$(PYTEST) $(TESTS) $(ARGS)
 
-test-all: check ## The same and tests/*/: bill, chart, image, boards, documents, shells, browser; the CI runs this
+test-all: check ## The same with all examples of each law, and tests/*/: captures, bill, chart, image, boards, documents, shells, browser; the CI runs this
 	@$(BIN)/python -m scripts.install_tools || echo "The tests that need it are skipped; under CI they fail." >&2
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --hypothesis-profile=full $(ARGS)
 
 check: .venv/.dev ## Format, lint, import layers, types
 	$(BIN)/ruff format --check .
@@ -43,7 +43,7 @@ check: .venv/.dev ## Format, lint, import layers, types
 
 e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbours (Prometheus, …)
 	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."
-	$(BIN)/python -m pytest -m e2e $(ARGS)
+	$(BIN)/python -m pytest -m e2e --hypothesis-profile=full $(ARGS)
 
 tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah and runc into .tools/bin where PATH lacks them
 	$(BIN)/python -m scripts.install_tools

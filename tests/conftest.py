@@ -9,15 +9,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import standin
+from tests.examples import FULL
 from tests.node import Node, short_directory
 from tests.processes import PlainProcesses
 from tests.worker import Start, starting
 
 # No law depends on how fast the machine is; some draw whole nodes, which takes its time.
-settings.register_profile(
-    "gpumap", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-settings.load_profile("gpumap")
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.register_profile("full", _PATIENT, max_examples=FULL)
+settings.register_profile("quick", _PATIENT, max_examples=FULL // 4)
+settings.load_profile("quick")
 
 
 @pytest.fixture(name="library", scope="module")

@@ -7,12 +7,14 @@ review. The format of a capture is told in docs/dev/captures.md.
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from pathlib import Path
 
 from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
 from gpumap.agent.exposition import Exposition
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
+from gpumap.model.snapshot import Snapshot
 from tests import dialect_samples
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -24,9 +26,15 @@ def captures() -> list[Path]:
     return sorted(path.parent for path in CAPTURES.glob("*/capture.json"))
 
 
+@cache
+def snapshots(capture: Path) -> tuple[Snapshot, ...]:
+    """What the real sources make of a capture, frame by frame; once for all tests of a process."""
+    return tuple(asyncio.run(replay.snapshots(on_disk.load(capture))))
+
+
 def page(capture: Path) -> bytes:
     """Replay a capture through the real sources."""
-    return asyncio.run(replay.page(on_disk.load(capture)))
+    return Exposition(replay.families()).render(snapshots(capture)[-1])
 
 
 def dialects_page(capture: Path) -> bytes:
@@ -34,7 +42,7 @@ def dialects_page(capture: Path) -> bytes:
     spoken = [dialect for name, dialect in DIALECTS.items() if name not in DEFAULT_DIALECTS]
     every = (family for dialect in spoken for family in dialect.families)
     families = [family for family in every if family.name not in replay.CLOCK_DEPENDENT]
-    return Exposition(families).render(asyncio.run(replay.snapshots(on_disk.load(capture)))[-1])
+    return Exposition(families).render(snapshots(capture)[-1])
 
 
 def main() -> None:

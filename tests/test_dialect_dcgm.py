@@ -46,6 +46,7 @@ from tests.dcgm_nodes import (
     user,
 )
 from tests.dialect_pages import GIB, MIB
+from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Pod, Process, TestNode
@@ -402,7 +403,7 @@ def test_both_formats_are_read_back(openmetrics: bool) -> None:
     assert types["DCGM_FI_DEV_GPU_TEMP"] == "gauge"
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(nodes())
 def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
     """FB_USED of a GPU or GPU instance is one row of the device, or one a container that adds up to no more than it."""
@@ -476,7 +477,7 @@ def _is_of(process: Process, name: tuple[str, ...]) -> bool:
     return pod is not None and pod.listed and pod.full(process.container) == name
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(lived_through(), st.data())
 def test_nobody_is_credited_with_what_another_uses(truth: TestNode, data: st.DataObject) -> None:
     """Who stands on a device's values is truly alone there; whoever is not has what was measured of it, to the MiB."""

@@ -22,6 +22,7 @@ from tests.dcgm_nodes import (
     node,
     user,
 )
+from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import TestNode
 
@@ -100,7 +101,7 @@ def test_without_a_list_there_is_no_row() -> None:
     assert page(node(ContainerOnDevice(TRAINER, CARD))) == ""
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(nodes())
 def test_owners_are_the_holders(truth: TestNode) -> None:
     """No row is there twice, and who holds a device that NVML knows, and nobody else, has a row on its GPU."""

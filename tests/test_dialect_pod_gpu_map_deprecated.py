@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hypothesis import given
+from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.dialects import pod_gpu_map
 from gpumap.agent.dialects.pod_gpu_map import DEPRECATED_FAMILIES as FAMILIES
@@ -36,12 +37,13 @@ LABELS = ("gpu_id", "namespace", "pod_name")
 
 
 def numbered(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """The labels of family 0, 1, … as long as there are any."""
-    found: list[tuple[str, ...]] = []
-    while row := rows(FAMILIES, snapshot, f"POD_GPU_MAP_INFO_{len(found)}", *LABELS):
-        assert list(row.values()) == [0]
-        found += row
-    return found
+    """The labels of family 0, 1, … in their order."""
+    families = list(text_string_to_metric_families(page(FAMILIES, snapshot)))
+    assert [family.name for family in families] == [f"POD_GPU_MAP_INFO_{number}" for number in range(len(families))]
+    samples = [sample for family in families for sample in family.samples]
+    assert len(samples) == len(families)
+    assert {sample.value for sample in samples} <= {0}
+    return [tuple(sample.labels[label] for label in LABELS) for sample in samples]
 
 
 def test_the_originals_samples_are_on_the_page() -> None:

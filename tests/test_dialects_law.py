@@ -19,6 +19,7 @@ from gpumap.model.readings import ECC_LOCATIONS, ECC_TYPES, DeviceMemory, GpuRea
 from gpumap.model.snapshot import Gpu, GpuXids, Snapshot
 from tests.dialect_pages import DOCS, GOLDEN, documented_lints, golden, lints, shuffled, titans
 from tests.dialect_samples import SAMPLES
+from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import TestNode
 from tests.snapshots import DRIVER, busy_node, empty_node, gpu, pascal
@@ -34,6 +35,11 @@ IN_THE_SNAPSHOTS_ORDER = {"nvidia-smi"}
 """Its lines follow the snapshot, which the step sorts."""
 MEMORY = DeviceMemory(8, 4, 3, 1)
 each_dialect = pytest.mark.parametrize("dialect", EVERY)
+
+
+def with_everything() -> Snapshot:
+    """A node on which every family has a sample, small enough to be parsed in every dialect."""
+    return busy_node(gpus=4, sharing=3)
 
 
 def tell_all(snapshot: Snapshot) -> Snapshot:
@@ -92,7 +98,7 @@ def check(families: Iterable[Family | Numbered], snapshot: Snapshot) -> None:
 
 
 @each_dialect
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(truth=nodes())
 def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
     """Whatever is held and used by whom, with GPUs that tell little and GPUs that tell all."""
@@ -102,7 +108,7 @@ def test_a_page_is_valid_on_any_node(dialect: str, truth: TestNode) -> None:
 
 
 @each_dialect
-@pytest.mark.parametrize("snapshot", [busy_node(), empty_node()], ids=["a busy node", "nothing is known"])
+@pytest.mark.parametrize("snapshot", [with_everything(), empty_node()], ids=["a busy node", "nothing is known"])
 def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
     """A node with everything, and one whose sources have all failed."""
     check(EVERY[dialect], snapshot)
@@ -112,7 +118,7 @@ def test_a_page_is_valid(dialect: str, snapshot: Snapshot) -> None:
 @pytest.mark.parametrize("text", AWKWARD.values(), ids=AWKWARD.keys())
 def test_awkward_names_come_back(dialect: str, text: str) -> None:
     """Each label value is escaped, in every dialect that names containers or processes."""
-    node = busy_node(gpus=4, sharing=2)
+    node = with_everything()
     snapshot = renamed(node, text)
     check(EVERY[dialect], snapshot)
     if label_values(dialect, node) & {part for row in node.containers for part in row.name}:
@@ -152,7 +158,7 @@ def test_every_dialect_has_such_a_page() -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_order_does_not_matter(dialect: str) -> None:
     """The same node is the same page, in whatever order it is told."""
-    for one in (SAMPLES[dialect](), titans(), busy_node()):
+    for one in (SAMPLES[dialect](), titans(), with_everything()):
         assert sorted(_text(dialect, shuffled(one)).splitlines()) == sorted(_text(dialect, one).splitlines())
         if dialect not in IN_THE_SNAPSHOTS_ORDER:
             assert _text(dialect, shuffled(one)) == _text(dialect, one)
@@ -167,9 +173,9 @@ def test_no_two_dialects_emit_one_name() -> None:
 def test_a_page_depends_on_the_snapshot_alone(dialect: str) -> None:
     """The same bytes each time, whatever was rendered before."""
     kept = Exposition(EVERY[dialect])
-    first = kept.render(busy_node())
+    first = kept.render(with_everything())
     kept.render(empty_node())
-    assert kept.render(busy_node()) == first == Exposition(EVERY[dialect]).render(busy_node())
+    assert kept.render(with_everything()) == first == Exposition(EVERY[dialect]).render(with_everything())
 
 
 @each_dialect
@@ -182,7 +188,7 @@ def test_a_dialect_is_silent_where_nothing_is_known(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_promtool_says_what_the_docs_list(dialect: str) -> None:
     """docs/dialects.md quotes each lint that a dialect causes, with the names that cause it: these and no others."""
-    nodes = tell_all(busy_node()), full(SAMPLES[dialect]())
+    nodes = tell_all(with_everything()), full(SAMPLES[dialect]())
     found = {line for one in nodes for line in lints(_text(dialect, one))}
     assert sorted(found) == documented_lints(dialect, EVERY[dialect])
 
@@ -190,7 +196,7 @@ def test_promtool_says_what_the_docs_list(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_family_has_a_sample(dialect: str) -> None:
     """On one of these nodes; that which has none would be a name without a meaning."""
-    text = "".join(_text(dialect, one) for one in (tell_all(busy_node()), full(SAMPLES[dialect]())))
+    text = "".join(_text(dialect, one) for one in (tell_all(with_everything()), full(SAMPLES[dialect]())))
     written = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert [one.name for one in EVERY[dialect] if isinstance(one, Family) and one.name not in written] == []
 

@@ -20,6 +20,7 @@ from gpumap.agent.state import decode, encode
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode
 
 PAGE = Exposition(native(("accounting", "device"), process_metrics=False))
@@ -160,7 +161,7 @@ class Truth:
     away: bool = False
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(nodes(), st.data())
 def test_energy_is_conserved_over_every_window(node: TestNode, data: st.DataObject) -> None:
     """Containers' and unattributed energy add up to the device's at every page; counters never go back; a GPU's time is

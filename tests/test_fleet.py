@@ -32,6 +32,7 @@ from gpumap.cli.tables.devices import of_namespace
 from gpumap.model.map import DeviceEntry, NodeMap, encode
 from gpumap.model.snapshot import Node as SnapshotNode
 from gpumap.model.snapshot import Snapshot
+from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
@@ -132,7 +133,8 @@ def shown(device: DeviceEntry) -> dict[str, Any]:
     """What series have of a device."""
     same = {name: getattr(device, name) for name in ("uuid", "mig_profile", "memory", "holders")}
     same |= {name: getattr(device, name) for name in ("gpu_uuid", "index", "model") if device.memory}
-    users = [msgspec.structs.replace(one, memory_controller_busy_ratio=None, owner="") for one in device.users]
+    unknown = {"memory_controller_busy_ratio": None, "pod_uid": None, "owner": ""}
+    users = [msgspec.structs.replace(one, **unknown) for one in device.users]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
     return {**same, "users": users, "owners": owners if device.memory else {}}
 
@@ -162,7 +164,7 @@ def test_a_node_of_every_kind_of_row(of_target: Labels, honour: bool) -> None:
 
 
 @given(made_nodes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_any_node(node: TestNode) -> None:
     """Whatever a node is like, its series make its map again."""
     node.collect()

@@ -13,13 +13,14 @@ from gpumap.agent.node_map import node_map
 from gpumap.cli.fleet.families import matchers_of_targets
 from gpumap.cli.fleet.targets import Key, Target, down_nodes, nodes_of
 from gpumap.model.snapshot import Snapshot
+from tests.examples import examples
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.test_fleet import Scrape, cluster_of, named, node_of, target
 from tests.test_fleet_truth import shown_of, told_of
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_any_cluster(data: st.DataObject) -> None:
     """Nodes of one to three clusters, whose targets have the labels that theirs have, each scraped by one or two
     servers: every node's map is what its agent says."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,14 +16,12 @@ from gpumap.cli.inspect.grants import grants
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.inspect import inspect_table, inspect_values
-from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture import replay
 from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
+from tests.examples import examples
 from tests.generated import nodes as made_nodes
-from tests.golden import captures
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.test_fleet import Labels, cluster_of, named, node_of, target
+from tests.test_fleet import Labels, cluster_of, node_of, target
 
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
@@ -56,7 +52,9 @@ def _device(device: DeviceEntry) -> dict[str, Any]:
     names = ("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id")
     found = {name: getattr(device, name) for name in (*names, "allocatable", "holders", "holders_known")}
     found["memory"] = _memory(device)
-    found["users"] = [msgspec.structs.replace(one, memory_controller_busy_ratio=None) for one in device.users]
+    found["users"] = [
+        msgspec.structs.replace(one, memory_controller_busy_ratio=None, pod_uid=None) for one in device.users
+    ]
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
     return found | {"use_known": bool(device.owners)}
@@ -106,16 +104,8 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("capture", captures(), ids=lambda path: path.name)
-def test_every_capture(capture: Path) -> None:
-    """Every step of every capture: what its series tell is what its agent says."""
-    for number, snapshot in enumerate(asyncio.run(replay.snapshots(on_disk.load(capture)))):
-        of_target = KINDS[number % len(KINDS)]
-        agree(named(snapshot, "node-1", "10.0.0.1"), of_target, honour=bool(number % 2))
-
-
 @given(made_nodes(), st.sampled_from(KINDS), st.booleans(), st.sets(st.sampled_from(["kubelet", "nvml", "procfs"])))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_any_node(node: TestNode, of_target: Labels, honour: bool, down: set[str]) -> None:
     """Whatever a node is like, and whichever of its sources are down."""
     node.collect()

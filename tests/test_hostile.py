@@ -18,6 +18,7 @@ from gpumap.agent.sources import checkpoint, plugin_answers
 from gpumap.model.observations import ClaimDevice, DeviceId, SourceAnswer
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.snapshot import Snapshot
+from tests.examples import examples
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 
@@ -88,7 +89,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
             assert RULES.is_gpu_resource(resource) is False or told[resource] >= len(set(ids)), "L5"
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.dictionaries(st.sampled_from(RESOURCES), st.lists(broken(), min_size=1, max_size=4), min_size=1, max_size=4),
     st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES) | st.text(max_size=8)),
@@ -108,7 +109,7 @@ def test_ids_and_answers_of_any_kind(
         check(node, node.collect())
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(broken(), broken())
 def test_no_text_raises(resource: str, device_id: str) -> None:
     """Any text is some plugin's id, or nobody's."""
@@ -116,7 +117,7 @@ def test_no_text_raises(resource: str, device_id: str) -> None:
     recognise_dra("gpu.nvidia.com", device_id)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=60), st.integers(0, 60))
 def test_plugin_answers_of_any_bytes(tail: bytes, cut: int) -> None:
     """Bytes are an answer or a ValueError; an answer names devices or none."""
@@ -137,7 +138,7 @@ JSON = st.recursive(
 KEYS = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs", "AllocResp"]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=5) | JSON, max_size=5),
     JSON,

@@ -32,6 +32,7 @@ from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.command import run_command
 from tests.demo_process import demo
+from tests.examples import examples
 from tests.fleet import PATIENCE_SECONDS, wait_for_holders
 from tests.generated import runs
 from tests.golden import CAPTURES
@@ -364,7 +365,7 @@ def test_slots_of_others_on_no_card_are_told_beside() -> None:
     assert [one for one in notes(NodeMaps((found,)), used=False) if "tencent.com/vcuda-core" in one]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(runs())
 def test_every_node_can_be_inspected(run: list[Snapshot | TestNode]) -> None:
     """Whatever a node has been through: each holder has a line, no sum is of more than its parts, nobody is accused but

@@ -18,6 +18,7 @@ from gpumap.model.observations import CgroupKind, ContainerName, DeviceId
 from gpumap.model.plugins import recognise, recognise_dra
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Owner, Snapshot
+from tests.examples import examples
 from tests.generated import nodes, runs
 from tests.nodes import RULES, Gpu, TestNode
 
@@ -196,13 +197,13 @@ def nobody_is_credited_with_anothers_memory(node: TestNode, snapshot: Snapshot) 
             assert row.use.memory_bytes == sum(process.memory or 0 for process in own)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(runs(check))
 def test_every_law_holds_at_every_collection(run: list[Snapshot | TestNode]) -> None:
     """L1 to L9 hold for every snapshot of every run."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(nodes(), st.data())
 def test_faults_of_some_gpus_change_nothing_of_the_others(node: TestNode, data: st.DataObject) -> None:
     """L7: losing GPUs leaves every row, leaf and owner of every other GPU as it was."""
@@ -222,7 +223,7 @@ def test_faults_of_some_gpus_change_nothing_of_the_others(node: TestNode, data: 
     ]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.text(max_size=60), st.text(max_size=120))
 def test_no_device_id_raises(resource: str, device_id: str) -> None:
     """Any string is an id of some device or of none, and never an error."""
@@ -230,7 +231,7 @@ def test_no_device_id_raises(resource: str, device_id: str) -> None:
     recognise_dra(resource, device_id)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.text(alphabet=st.sampled_from("/.:-_pod0af\nslice"), max_size=200), st.text(max_size=80))
 def test_no_cgroup_text_raises(text: str, own: str) -> None:
     """Any text of a cgroup file is a membership, and never an error."""

@@ -21,6 +21,7 @@ from gpumap.model.map import VERSION, decode, encode
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Owner, Snapshot
 from scripts.map_schema import map_schema
+from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node, empty_node
@@ -133,7 +134,7 @@ def test_made_nodes(snapshot: Snapshot) -> None:
     check(snapshot)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(node=nodes())
 def test_generated_nodes(node: TestNode) -> None:
     """So does whatever a node may be, also when its sources fail."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpumap.agent.nvml_worker import health
 from gpumap.lab.demo.fake_worker import GROUP_FIELDS as FIELDS_OF_GROUPS
 from tests import standin
+from tests.examples import examples
 from tests.standin import Code, Driver, FieldValue, Gpu, MigInstance
 from tests.worker import Start, Worker
 
@@ -291,7 +292,7 @@ said_fields = st.none() | st.one_of(
 FIELD_IDS = (82, 29, 30, 142, 143, 144, 145, 230, *(field for _, field in health.CLOCK_EVENT_FIELDS))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.fixed_dictionaries(dict.fromkeys(FIELD_IDS, said_fields)), again=st.booleans())
 def test_each_field_stands_for_itself(
     hypothetical: tuple[Worker, Iterator[int]], said: dict[int | tuple[int, int], FieldValue | None], again: bool

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -473,21 +472,18 @@ async def test_the_demo_lets_go_as_the_service_does() -> None:
         await signalled(agent)
 
 
-def test_a_command_that_only_looks_is_not_ended_by_the_signal(node: Node) -> None:
+async def test_a_command_that_only_looks_is_not_ended_by_the_signal(node: Node) -> None:
     """`map --watch` goes on."""
     variables = environment(**standin.environment(node.library, node.state))
-    with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(
-                [str(GPUMAP), "map", "--watch", "--interval", "200ms", *node.flags],
-                stdout=subprocess.PIPE,
-                env=variables,
-            )
-        )
-        stack.callback(process.kill)
-        assert process.stdout is not None
-        process.stdout.readline()
+    flags = ["map", "--watch", "--interval", "200ms", *node.flags]
+    process = await asyncio.create_subprocess_exec(GPUMAP, *flags, stdout=subprocess.PIPE, env=variables)
+    assert process.stdout is not None
+    try:
+        await process.stdout.readuntil(b"DEVICE")
         process.send_signal(signal.SIGUSR1)
-        for _ in range(20):
-            assert process.stdout.readline()
-        assert process.poll() is None
+        for _ in range(2):
+            await process.stdout.readuntil(b"DEVICE")
+        assert process.returncode is None
+    finally:
+        process.kill()
+        await process.wait()

@@ -15,6 +15,7 @@ from gpumap.cli.reports import REPORTS, Report
 from gpumap.cli.sort_keys import MAP_ORDERS, TOP_ORDERS, WASTE_ORDERS
 from gpumap.cli.tables import Shape
 from gpumap.model.snapshot import Snapshot
+from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.snapshots import busy_node
@@ -108,7 +109,7 @@ def test_the_parts_that_are_asked_for_are_enough(command: str) -> None:
 
 
 @given(made_nodes())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15))
 def test_the_parts_are_enough_for_any_node(node: TestNode) -> None:
     """Whatever a node is like."""
     node.collect()

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -21,14 +20,12 @@ from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
 from gpumap.cli.tables.devices import container_of, sources_up
 from gpumap.cli.tables.findings import findings
 from gpumap.cli.terminal import Screen, escape_terminal_controls
-from gpumap.lab.capture import format as on_disk
-from gpumap.lab.capture import replay
 from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
 from tests.command import run_command_in_loop
+from tests.examples import examples
 from tests.generated import runs
-from tests.golden import captures
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import (
     changed,
@@ -474,7 +471,7 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
         assert said[5] == "gpumap: and 2 more of the kind"
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(runs())
 def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
     """Whatever a node has been through: top accounts for each byte, waste claims no more than there is, none raises."""
@@ -504,18 +501,11 @@ def accounts_for_memory(found: NodeMap) -> None:
             assert told == of_owners, (shape, rows, device)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(runs(lambda _, snapshot: accounts_for_memory(node_map(snapshot))))
 def test_top_accounts_for_all_memory_at_every_moment(run: list[Snapshot | TestNode]) -> None:
     """Also while a pod's name is another's, the kubelet is away, or a pod is not yet known to be gone."""
     assert run
-
-
-@pytest.mark.parametrize("capture", captures(), ids=lambda path: path.name)
-def test_top_accounts_for_all_memory_of_a_capture(capture: Path) -> None:
-    """Of every collection of it."""
-    for snapshot in asyncio.run(replay.snapshots(on_disk.load(capture))):
-        accounts_for_memory(node_map(snapshot))
 
 
 def claims_no_more_than_there_is(found: NodeMap) -> None:

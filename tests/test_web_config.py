@@ -27,6 +27,7 @@ from gpumap.agent.web.config.watch import Watch
 from gpumap.model.errors import UsageError
 from tests.certificates import make_certificate
 from tests.command import one_line, run_command
+from tests.examples import examples
 from tests.fences import read_blocks
 
 HASH = "$2y$04$abcdefghijklmnopqrstuu" + "A" * 31
@@ -254,7 +255,7 @@ TEXTS = st.one_of(TREES, SECTIONS, st.text(string.printable)).map(str.encode)
 
 
 @given(st.one_of(st.binary(max_size=200), TEXTS))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_whatever_the_file_holds(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """It is taken, or refused with one printable line as a mistake of the user's."""
     path = tmp_path_factory.getbasetemp() / "fuzz.yml"

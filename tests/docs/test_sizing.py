@@ -18,6 +18,7 @@ from gpumap.model.snapshot import Snapshot
 from tests import golden
 from tests.demo_process import fetch
 from tests.docs import sized
+from tests.examples import examples
 from tests.generated import runs
 from tests.nodes import TestNode
 from tests.test_budget import MOST
@@ -109,7 +110,7 @@ def test_the_budget_holds_on_every_capture(capture: Path) -> None:
     check_budget("\n".join(line for line in page.splitlines() if not is_extra(line)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(runs(lambda _, snapshot: check_budget(Exposition(DEFAULT).render(snapshot).decode())))
 def test_the_budget_holds_on_nodes_made_by_chance(run: list[Snapshot | TestNode]) -> None:
     """Nor has a node with any sharing, any faults and anybody's processes."""

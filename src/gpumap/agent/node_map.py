@@ -200,6 +200,7 @@ def _user(name: ContainerName, use: ContainerUse, owner: Owner) -> entries.UserE
         memory_controller_busy_ratio=use.memory_controller_ratio,
         unassigned=use.unassigned,
         last_active=use.last_active,
+        pod_uid=use.pod_uid,
     )
 
 

@@ -279,6 +279,9 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     """The container uses a device that it does not hold. Two consecutive collections agree."""
     last_active: float | None
     """Last time with SM time above 0, in Unix seconds; until then the time when it was first seen."""
+    pod_uid: str | None = None
+    """UID of the pod whose processes were measured. Null if unknown. Another pod of the same name may have processes
+    on the device, too."""
 
 
 class ProcessEntry(Entry, frozen=True, kw_only=True):

@@ -99,6 +99,8 @@ class ContainerUse:
     decoder_ratio: float | None
     unassigned: bool
     last_active: float | None
+    pod_uid: PodUid | None = None
+    """The pod that was measured: one of the same name may also have processes here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,9 +141,8 @@ def container_rows(
     kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         profile = joined.inventory.leaves[leaf].profile
-        for name, measured in use.by_container(_idle(joined, leaf), joined.pod_table.uid_of).items():
-            uid = joined.uids.get(name.pod_name)
-            uses[name, leaf], kept[name, leaf] = with_history(measured, kept.get((name, leaf)), uid, profile, at)
+        for name, measured in use.by_container(_idle(joined, leaf), joined.uids).items():
+            uses[name, leaf], kept[name, leaf] = with_history(measured, kept.get((name, leaf)), profile, at)
             if measured.times is not None:
                 sm_ratios[name, leaf] = measured.times.sm_sum
     rows = []

@@ -42,6 +42,7 @@ class Measured(NamedTuple):
     processes: int
     times: _Times | None
     unassigned: bool
+    pod_uid: PodUid | None
 
 
 def _ratio(total: float) -> float:
@@ -95,10 +96,12 @@ class LeafUse:
         measured = {}
         for name, items in of_container.items():
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
-            measured[name] = self._measured(items, [one.for_pod(uid) for one in self.ended_times.get(name, ())])
+            measured[name] = self._measured(uid, items, [one.for_pod(uid) for one in self.ended_times.get(name, ())])
         return measured
 
-    def _measured(self, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]) -> Measured:
+    def _measured(
+        self, uid: PodUid | None, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]
+    ) -> Measured:
         memories = [item.process.used_memory_bytes for item in items]
         known = [memory for memory in memories if memory is not None]
         return Measured(
@@ -106,6 +109,7 @@ class LeafUse:
             processes=len(items),
             times=self._times(items, ended),
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
+            pod_uid=uid,
         )
 
     def _times(self, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]) -> _Times | None:
@@ -236,7 +240,7 @@ def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
 
 
 def with_history(
-    measured: Measured, before: UseMemory | None, uid: PodUid | None, profile: str, at: Moment
+    measured: Measured, before: UseMemory | None, profile: str, at: Moment
 ) -> tuple[ContainerUse, UseMemory]:
     """Add the peak and the last activity to a use, and return what to remember.
 
@@ -244,6 +248,7 @@ def with_history(
     pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
     it.
     """
+    uid = measured.pod_uid
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
         before = UseMemory(uid, profile, None, at.wall, at.monotonic)
     elif before.pod_uid and uid is None:
@@ -276,6 +281,7 @@ def _use(measured: Measured, peak_bytes: int | None, last_active: float | None) 
         decoder_ratio=times.decoder if times else None,
         unassigned=measured.unassigned,
         last_active=last_active if times else None,
+        pod_uid=measured.pod_uid,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -106,11 +106,10 @@ def containers_on(device: DeviceEntry) -> list[DeviceContainer]:
 def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
     """Return other use by owner, then by container. Leaves out owners without memory and processes."""
     users = {container_of(one): one for one in device.users}
-    surplus = _surplus_pids(device.processes, users)
     for owner in device.owners:
         rest: dict[ContainerName, list[ProcessEntry]] = {}
         for one in device.processes:
-            if one.owner == owner.owner and not _is_in_row(one, users, surplus):
+            if one.owner == owner.owner and not _is_in_row(one, users):
                 rest.setdefault(container_of(one), []).append(one)
         if owner.owner == "unaccounted" or (owner.owner == "sibling" and not rest):
             if owner.memory_bytes:
@@ -123,29 +122,10 @@ def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
             yield OtherUse(owner.owner, name, memory_bytes, tuple(processes), len(processes))
 
 
-def _is_in_row(process: ProcessEntry, users: Container[ContainerName], surplus: Container[int]) -> bool:
+def _is_in_row(process: ProcessEntry, users: Mapping[ContainerName, UserEntry]) -> bool:
     """Return whether the row of a container counts the process."""
-    return process.owner not in _NO_USERS and container_of(process) in users and process.pid not in surplus
-
-
-def _surplus_pids(processes: Iterable[ProcessEntry], users: Mapping[ContainerName, UserEntry]) -> set[int]:
-    """Return the PIDs of processes that have a user's name and are not counted in its row."""
-    doubted = {container_of(one) for one in processes if one.owner == "unknown"}
-    surplus: set[int] = set()
-    for name in doubted & users.keys():
-        of_name = [one for one in processes if one.owner not in _NO_USERS and container_of(one) == name]
-        too_many = len(of_name) - users[name].processes
-        if too_many > 0:
-            surplus.update(one.pid for one in _of_another_pod(of_name, too_many))
-    return surplus
-
-
-def _of_another_pod(of_name: Iterable[ProcessEntry], count: int) -> Sequence[ProcessEntry]:
-    """Return the processes of an earlier pod of the same name, or of one of several pods: the one with `count`
-    processes, or all whose pod is unknown."""
-    unknown = [one for one in of_name if one.owner == "unknown"]
-    pods = ([one for one in unknown if one.pod_uid == uid] for uid in {one.pod_uid for one in unknown})
-    return next((of_pod for of_pod in pods if len(of_pod) == count), unknown)
+    user = users.get(container_of(process))
+    return user is not None and process.owner not in _NO_USERS and user.pod_uid in (process.pod_uid, None)
 
 
 def _without_processes(device: DeviceEntry, owner: OwnerEntry) -> Iterator[OtherUse]:

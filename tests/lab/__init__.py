@@ -1,0 +1,1 @@
+"""Tests of captures: what is recorded, under other names, and played again."""
