@@ -48,11 +48,15 @@ class World:
     node: TestNode
     pods: list[WorldPod] = field(default_factory=list)
     knows_pods: bool = True
+    at_last_list: World | None = None
+    """The moment of the last List that gpumap got."""
 
     def moment(self) -> World:
         """Return a copy that later events do not change. What sources intern stays shared."""
         kept, self.node.given, memory, self.node.memory = self.node.given, {}, self.node.memory, Memory()
+        listed, self.at_last_list = self.at_last_list, None
         twin = copy.deepcopy(self)
+        self.at_last_list = listed
         self.node.given = twin.node.given = kept
         self.node.memory = memory
         twin.node.pods = list(twin.pods)
@@ -180,10 +184,11 @@ class Collected(NamedTuple):
     procfs: World
     identity: World
     kubelet: World
+    last_list: World
 
     @property
     def moments(self) -> tuple[World, ...]:
-        return self.nvml, self.procfs, self.identity, self.kubelet
+        return self.last_list, self.nvml, self.procfs, self.identity, self.kubelet
 
 
 def collect(draw: st.DrawFn, world: World, seconds: float) -> Collected:
@@ -194,6 +199,8 @@ def collect(draw: st.DrawFn, world: World, seconds: float) -> Collected:
             happen(draw, world)
         moments.append(world.moment())
     nvml, procfs, identity, kubelet = moments
+    if "kubelet" not in kubelet.node.down:
+        world.at_last_list = kubelet
     observations = Observations(
         nvml=nvml.node.observe().nvml,
         procfs=procfs.node.observe().procfs,
@@ -203,7 +210,7 @@ def collect(draw: st.DrawFn, world: World, seconds: float) -> Collected:
         trigger="interval",
     )
     world.node.memory, snapshot = step(world.node.memory, observations, RULES)
-    return Collected(snapshot, nvml, procfs, identity, kubelet)
+    return Collected(snapshot, nvml, procfs, identity, kubelet, world.at_last_list or kubelet)
 
 
 def happen(draw: st.DrawFn, world: World) -> None:
@@ -259,7 +266,7 @@ def accusations_are_true(found: Collected) -> None:
 
 def zeros_are_true(found: Collected) -> None:
     """NVML's moment decides: a listed pod that has a process there has no zero."""
-    listed = {(pod.name, pod.generation) for pod in found.kubelet.pods if pod.alive}
+    listed = {(pod.name, pod.generation) for pod in found.last_list.pods if pod.alive}
     for row in found.snapshot.containers:
         if row.use is None or not row.holds or row.use.processes:
             continue
@@ -277,7 +284,7 @@ def zeros_are_true(found: Collected) -> None:
 def holders_are_true(found: Collected) -> None:
     for leaf in found.snapshot.leaves:
         if leaf.holders == 0:
-            world = found.kubelet
+            world = found.last_list
             its = [pod.name for pod in world.pods if pod.alive for name in pod.ids if world.holds(pod, name, leaf.uuid)]
             assert not its or not world.knows_pods, f"0 holders of {leaf.uuid}, which {its} hold"
 
