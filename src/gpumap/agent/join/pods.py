@@ -77,6 +77,8 @@ class PodTable:
     """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
+    confirmed: frozenset[PodName]
+    """Listed pods whose UID the Pods API, the checkpoint or a claim gives. A log tree is weaker evidence."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
     fixed_names: Mapping[PodUid, PodName]
@@ -93,8 +95,6 @@ class PodTable:
     """UIDs in the checkpoint, the claims, the log directories or the Pods API."""
     may_be_incomplete: bool
     """The List has only static pods: the kubelet may not have its other pods from the API server yet."""
-    logs_are_complete: bool
-    """A pod without a log directory is gone. False if the logs are probably in another place."""
 
     def is_made_from(self, identity: PodIdentity | None) -> bool:
         """Whether this reading made the table. A source returns the same object while nothing changed."""
@@ -138,21 +138,20 @@ class PodTable:
     def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, docs/attribution.md).
 
-        `last_name` is the last known name, for pods without directories.
+        `last_name` is the last known name, for pods without directories. No trace that is only missing makes a pod
+        gone: a disk cleaner may remove log directories of live pods.
         """
-        if self.logs_are_complete and uid not in self.trees and uid not in self.reported_names:
-            return (
-                PodUidState.GONE
-            )  # the kubelet makes the directory before the first process and removes it after the pod
         if uid in self.name_of:
             return PodUidState.LIVE
+        if self.reported is not None and uid not in self.known_uids:
+            return PodUidState.GONE  # the Pods API has every pod, and no file has this one
         name = self.name(uid) or last_name
         if name is None:
             return PodUidState.UNKNOWN
         if name not in self.listed:
-            return PodUidState.UNKNOWN if self.may_be_incomplete and uid in self.known_uids else PodUidState.GONE
+            return PodUidState.UNKNOWN if self.may_be_incomplete else PodUidState.GONE
         # The name is listed. Either it has another UID, or none is certain: it has two log directories, or none.
-        return PodUidState.GONE if name in self.uid_of else PodUidState.UNKNOWN
+        return PodUidState.GONE if name in self.confirmed else PodUidState.UNKNOWN
 
 
 _NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
@@ -182,6 +181,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         containers=containers,
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
+        confirmed=frozenset(pod.pod_name for pod in pods if pod.pod_name in uid_of and index.is_confirmed(pod)),
         name_of=name_of,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
         unlisted=_unlisted(containers, files.checkpoint, name_of),
@@ -191,7 +191,6 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
         may_be_incomplete=not _has_pod_of_api_server(name_of, trees, listed),
-        logs_are_complete=_logs_are_complete(files.logs, listed),
     )
 
 
@@ -216,11 +215,6 @@ def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
         if len(container.container_id) == _CONTAINER_ID_DIGITS
     )
     return (*(files.logs.links if files.logs else ()), *reported)
-
-
-def _logs_are_complete(logs: PodLogs | None, listed: frozenset[PodName]) -> bool:
-    """Not if no listed pod has a log directory: then the logs are probably in another place."""
-    return logs is not None and (not listed or not listed.isdisjoint(tree.pod_name for tree in logs.trees))
 
 
 def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
@@ -299,6 +293,10 @@ class UidIndex:
         if reported is None or in_files is None:
             return in_files or reported or set()
         return in_files & reported
+
+    def is_confirmed(self, pod: ListedPod) -> bool:
+        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs."""
+        return pod.pod_name in self._reported or self._written(pod) is not None
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
