@@ -61,9 +61,13 @@ class CheckpointRows:
 
 @dataclass(frozen=True, slots=True)
 class PodTable:
-    """The join of one List with one identity reading. The first five fields are its inputs."""
+    """The join of one List with one identity reading. The first seven fields are its inputs."""
 
     pods: tuple[ListedPod, ...]
+    kept: Mapping[PodName, PodUid]
+    """Those of `pods` that the kubelet has not listed since its restart, with their UIDs."""
+    files_are_new: bool
+    """The identity reading is of the same collection as the List."""
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     claims: tuple[ClaimPods, ...] | None
@@ -155,9 +159,17 @@ class PodTable:
 
 
 _NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
+_NONE_KEPT: Mapping[PodName, PodUid] = {}
 
 
-def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: PodTable | None) -> PodTable:
+def tabulate(
+    pods: tuple[ListedPod, ...],
+    identity: PodIdentity | None,
+    before: PodTable | None,
+    *,
+    kept: Mapping[PodName, PodUid] = _NONE_KEPT,
+    files_are_new: bool = True,
+) -> PodTable:
     """Join a List with the identity files. A UID that ever had another name does not get a listed name."""
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
@@ -166,12 +178,17 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     fixed_before = before.fixed_names if before else {}
     index = UidIndex(rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before)
     uid_of = _fix_uids(pods, index)
+    if not files_are_new:
+        uid_of = _still_valid(uid_of, pods, before)
+    uid_of |= {name: uid for name, uid in kept.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
     known_uids = _known_uids(files)
     listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
     links = _links(files)
     return PodTable(
         pods=pods,
+        kept=kept,
+        files_are_new=files_are_new,
         checkpoint=files.checkpoint,
         logs=files.logs,
         claims=files.dra.claims,
@@ -181,7 +198,9 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         containers=containers,
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
-        confirmed=frozenset(pod.pod_name for pod in pods if pod.pod_name in uid_of and index.is_confirmed(pod)),
+        confirmed=frozenset(
+            pod.pod_name for pod in pods if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod)
+        ),
         name_of=name_of,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
         unlisted=_unlisted(containers, files.checkpoint, name_of),
@@ -190,7 +209,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         reported_names=reported_names,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
-        may_be_incomplete=not _has_pod_of_api_server(name_of, trees, listed),
+        may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys()),
     )
 
 
@@ -223,11 +242,27 @@ def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
     )
 
 
+def _still_valid(
+    uid_of: Mapping[PodName, PodUid], pods: Iterable[ListedPod], before: PodTable | None
+) -> dict[PodName, PodUid]:
+    """Return the UIDs that files of an earlier collection can still give: those of pods that were listed since then.
+
+    A pod that came or changed later may have been re-created under its name.
+    """
+    if before is None:
+        return {}
+    unchanged = {pod.pod_name for pod in set(pods).intersection(before.pods)}
+    return {name: uid for name, uid in uid_of.items() if name in unchanged and before.uid_of.get(name) == uid}
+
+
 def _has_pod_of_api_server(
-    name_of: Iterable[PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
+    uid_of: Mapping[PodName, PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
 ) -> bool:
     """Whether a listed pod is not static. The UID of a static pod is a hash without dashes."""
-    listed_uids = (*name_of, *(uid for uid, tree in trees.items() if tree.pod_name in listed))
+    listed_uids = (
+        *(uid for name, uid in uid_of.items() if name in listed),
+        *(uid for uid, tree in trees.items() if tree.pod_name in listed),
+    )
     return any("-" in uid for uid in listed_uids)
 
 
