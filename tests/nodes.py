@@ -254,7 +254,7 @@ class TestNode:
             )
             links = tuple(
                 ContainerLink(pod.container_id(container), pod.uid, pod.full(container))
-                for pod in with_tree
+                for pod in self.pods
                 if pod.has_links
                 for container in {*pod.ids, *pod.init, *pod.claims}
             )

@@ -285,23 +285,14 @@ def test_time_of_a_process_that_just_left_counts_for_its_container() -> None:
     assert found.sm_ratio == 0.5
 
 
-def test_process_of_a_pod_that_nobody_knows_is_gone() -> None:
-    """A UID without a log directory, where the logs can be read, is of a pod that is no more: gone, and nameless."""
+def test_process_of_a_pod_without_any_trace_is_unknown() -> None:
+    """A UID that no file and no earlier snapshot names may be a live pod's: `unknown`, and without a name."""
     stranger, other = Pod("ml", "x", {"main": {}}, listed=False, has_tree=False), Pod("ml", "other", {"main": {}})
     node = TestNode([Gpu(0)], [stranger, other], [Process(10, CARD, stranger)])
     node.collect()
     snapshot = node.collect()
-    assert owners(snapshot, CARD)["gone"] == GIB
+    assert (owners(snapshot, CARD)["unknown"], owners(snapshot, CARD)["gone"]) == (GIB, 0)
     assert snapshot.processes[0].name is None
-
-
-def test_logs_kept_elsewhere_make_nobody_gone() -> None:
-    """Where no listed pod has a log directory the logs are elsewhere: a missing directory then says nothing."""
-    stranger = Pod("ml", "x", {"main": {}}, listed=False, has_tree=False)
-    other = Pod("ml", "other", {"main": {}}, has_tree=False)
-    node = TestNode([Gpu(0)], [stranger, other], [Process(10, CARD, stranger)])
-    node.collect()
-    assert owners(node.collect(), CARD)["unknown"] == GIB
 
 
 def test_corpse_in_the_checkpoint_never_becomes_a_live_pod() -> None:
@@ -350,3 +341,52 @@ def test_two_collections_close_together_accuse_nobody() -> None:
     assert owners(node.collect(0.1), CARD)["unassigned"] == GIB, "an interval of 100 ms is what the user chose"
     node.trigger = "push"
     assert owners(node.collect(0.1), CARD)["unassigned"] == GIB
+
+
+def test_trainers_without_log_trees_stay_assigned() -> None:
+    """A cleaner that removes the log directories of live trainers makes none of them gone, beside a pod with one."""
+    cards = [gpu_uuid(number) for number in range(3)]
+    pods = [
+        Pod("ml", f"train-{number}", {"main": {"nvidia.com/gpu": [str(card)]}}) for number, card in enumerate(cards)
+    ]
+    processes = [Process(10 + number, card, pods[number], memory=40 * GIB) for number, card in enumerate(cards)]
+    node = TestNode([Gpu(0), Gpu(1), Gpu(2)], list(pods), processes)
+    node.collect()
+    for pod in pods:
+        pod.has_tree = False
+    node.pods.append(Pod("ops", "cron-1", {"main": {}}))
+    for _ in range(3):
+        snapshot = node.collect()
+        assert [owners(snapshot, card)["assigned"] for card in cards] == [40 * GIB] * 3
+        found = [use(snapshot, pod.full(), card) for pod, card in zip(pods, cards, strict=True)]
+        assert [one and one.memory_bytes for one in found] == [40 * GIB] * 3
+
+
+@pytest.mark.parametrize("knows_name", [True, False])
+def test_missing_log_tree_alone_accuses_nobody(knows_name: bool) -> None:
+    """Without a checkpoint row a pod whose log directory is missing is `unknown`: it is not gone, and has no zero."""
+    pod, other = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}}), Pod("ml", "other", {"main": {}})
+    node = TestNode([Gpu(0)], [pod, other], [Process(10, CARD, pod)], checkpoint_readable=False)
+    if knows_name:
+        node.collect()
+    pod.has_tree = pod.has_links = False
+    for _ in range(3):
+        snapshot = node.collect()
+        assert (owners(snapshot, CARD)["unknown"], owners(snapshot, CARD)["gone"]) == (GIB, 0)
+        assert use(snapshot, pod.full(), CARD) is None, "its process runs: it is not idle"
+
+
+def test_log_tree_of_another_uid_is_too_weak_to_call_a_process_gone() -> None:
+    """A predecessor's directory that a cleaner left, beside the live pod's that it removed, accuses nobody."""
+    old = Pod("ml", "db", {"main": {"nvidia.com/gpu": [str(CARD)]}}, listed=False, in_checkpoint=False)
+    new = replace(old, generation=1, listed=True, has_tree=False, has_links=False)
+    node = TestNode([Gpu(0)], [new, Pod("ml", "other", {"main": {}})], [Process(10, CARD, new)])
+    node.checkpoint_readable = False
+    new.has_tree = True
+    node.collect()
+    new.has_tree = False
+    node.pods.append(old)
+    for _ in range(3):
+        snapshot = node.collect()
+        assert (owners(snapshot, CARD)["unknown"], owners(snapshot, CARD)["gone"]) == (GIB, 0)
+        assert use(snapshot, new.full(), CARD) is None

@@ -454,3 +454,60 @@ def test_container_is_not_guessed_from_directories_of_an_earlier_collection() ->
         "": GIB,
         "main": None,
     }
+
+
+def test_grace_ends_for_a_pod_whose_device_was_assigned_to_another() -> None:
+    """After a restart the List gives the id of a pod that it omits to another pod: only that one holds the device."""
+    node, pod = one_pod()
+    node.collect()
+    node.socket, pod.listed = "second", False
+    assert row(node.collect(), pod.full(), CARD) is not None
+    successor = Pod("ml", "next", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    node.pods.append(successor)
+    for _ in range(2):
+        snapshot = node.collect()
+        held = {r.name.pod: r.allocated_gpus for r in snapshot.containers if r.holds}
+        assert held == {"next": 1.0}
+        assert [leaf.holders for leaf in snapshot.leaves] == [1, 0]
+
+
+def test_pod_that_the_grace_keeps_makes_no_short_list_complete() -> None:
+    """A List of only static pods makes no pod gone, also while the grace period keeps another pod."""
+    kept = Pod("ml", "kept", {"main": {"nvidia.com/gpu": [str(CARD)]}})
+    late = Pod("ml", "late", {"main": {"nvidia.com/gpu": [str(gpu_uuid(1))]}})
+    node = TestNode([Gpu(0), Gpu(1)], [kept, late], [Process(11, gpu_uuid(1), late)])
+    late.listed = False
+    node.down = {"kubelet"}
+    node.collect()
+    late.listed, node.down = False, set()
+    node.collect()  # gpumap never saw `late` in a List, so the grace does not keep it
+    node.processes = []
+    node.collect()
+    node.processes = [Process(11, gpu_uuid(1), late)]
+    node.socket, kept.listed = "second", False
+    for _ in range(3):
+        snapshot = node.collect()
+        assert [r.name.pod for r in snapshot.containers if r.holds] == ["kept"]
+        assert (owners(snapshot, gpu_uuid(1))["gone"], owners(snapshot, gpu_uuid(1))["unknown"]) == (0, GIB)
+
+
+def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
+    """A StatefulSet's pod is re-created while no identity file can be read: its process leaves no false zero."""
+    node, old = one_pod()
+    node.processes = []
+    node.collect()
+    node.down = {"pod_identity"}
+    node.pods.remove(old)
+    node.pods.append(new := replace(old, generation=1))
+    node.processes = [Process(11, CARD, new, memory=9 * GIB)]
+    for _ in range(2):
+        snapshot = node.collect()
+        assert owners(snapshot, CARD)["unknown"] == 9 * GIB
+        assert use(snapshot, new.full(), CARD) is None
+    new.listed = False
+    node.collect()
+    new.listed = True
+    snapshot = node.collect()
+    assert [pod.uid for pod in snapshot.pods] == [""], "the List showed that it was re-created"
+    node.down = set()
+    assert [pod.uid for pod in node.collect().pods] == [new.uid]

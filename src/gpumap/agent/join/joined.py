@@ -63,7 +63,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
     files = identity.value if identity else None
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
     listing = choose_listing(memory, observations, files, procs, rules.stale_after_seconds)
-    pod_table = _pod_table(listing, files, memory.pod_table)
+    pod_table = _pod_table(
+        listing, files, memory.pod_table, files_are_new=isinstance(observations.pod_identity, Observed)
+    )
     allocation = allocate(
         listing.pods if listing.current else (),
         pod_table,
@@ -125,11 +127,14 @@ def _can_report_unassigned(listing: Listing, observations: Observations) -> bool
     return listing.read_now and isinstance(observations.pod_identity, Observed)
 
 
-def _pod_table(listing: Listing, identity: PodIdentity | None, before: PodTable | None) -> PodTable:
+def _pod_table(
+    listing: Listing, identity: PodIdentity | None, before: PodTable | None, *, files_are_new: bool
+) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
-    if before and before.pods is listing.pods and before.is_made_from(identity):
-        return before
-    return tabulate(listing.pods, identity, before)
+    if before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity):
+        if before.files_are_new or not files_are_new:
+            return before
+    return tabulate(listing.pods, identity, before, kept=listing.kept, files_are_new=files_are_new)
 
 
 def _leaf_uses(

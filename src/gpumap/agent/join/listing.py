@@ -1,21 +1,26 @@
 """Choose the List of the kubelet that counts: the newest one that gpumap may serve.
 
 A kubelet that restarts first lists only static pods, or none, until it has its pods from the API server. For a grace
-period, a missing pod keeps its devices if its log directory or one of its processes is still present.
+period, a missing pod keeps its devices if its log directory or one of its processes is still present, and the kubelet
+did not assign one of its device ids to another pod.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.agent.join.memory import Memory
 from gpumap.model.observations import (
+    DeviceId,
     Failed,
     KubeletAnswer,
     ListedPod,
     Observations,
     Observed,
     PodIdentity,
+    PodName,
+    PodUid,
     ProcTable,
     ResourceDevices,
 )
@@ -38,6 +43,8 @@ class Listing:
     away: bool
     awaited: tuple[ListedPod, ...]
     """Pods from before a restart that the kubelet has not listed again."""
+    kept: Mapping[PodName, PodUid]
+    """Those of `pods` that the grace period keeps, with the UIDs from before the restart."""
 
 
 def choose_listing(
@@ -53,10 +60,10 @@ def choose_listing(
     if isinstance(answer, Failed):
         return _remembered_listing(memory, answer, now, stale_after_seconds)
     back_at, awaited = _after_restart(memory, answer, now)
-    present = _still_present(memory, awaited, identity, procs) if awaited else []
+    kept = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
     return Listing(
-        pods=tuple(sorted((*pods, *present))) if present else pods,
+        pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept)))) if kept else pods,
         allocatable=answer.value.allocatable,
         read_now=True,
         current=True,
@@ -64,6 +71,7 @@ def choose_listing(
         back_at=back_at,
         away=False,
         awaited=awaited,
+        kept=kept,
     )
 
 
@@ -78,6 +86,7 @@ def _remembered_listing(memory: Memory, failed: Failed, now: float, stale_after_
         answer=before,
         back_at=memory.kubelet_back_at,
         awaited=memory.awaited,
+        kept=memory.pod_table.kept if memory.pod_table else {},
         away=memory.kubelet_away or failed.complaints[-1].reason in REASONS_OF_RESTART,
     )
 
@@ -92,14 +101,29 @@ def _after_restart(
     if back_at is None or now - back_at >= GRACE_SECONDS:
         return back_at, ()
     listed = {pod.pod_name for pod in answer.value.pods}
-    return back_at, tuple(pod for pod in awaited if pod.pod_name not in listed)
+    assigned = _device_ids(answer.value.pods)
+    return back_at, tuple(
+        pod for pod in awaited if pod.pod_name not in listed and assigned.isdisjoint(_device_ids([pod]))
+    )
+
+
+def _device_ids(pods: Iterable[ListedPod]) -> set[tuple[str, DeviceId]]:
+    """Return the (resource, id) pairs of the pods. The kubelet assigns each to one pod only; claims may be shared."""
+    return {
+        (devices.resource, device_id)
+        for pod in pods
+        for container in pod.containers
+        for devices in container.devices
+        for device_id in devices.ids
+    }
 
 
 def _still_present(
     memory: Memory, awaited: tuple[ListedPod, ...], identity: PodIdentity | None, procs: ProcTable
-) -> list[ListedPod]:
-    """Return the pods that still have a process or a log directory."""
+) -> dict[PodName, PodUid]:
+    """Return the pods that still have a process or a log directory, with their UIDs."""
     present = {pod.pod_uid for entry in procs.entries for pod in entry.cgroup.pods}
     if identity is not None and identity.logs is not None:
         present |= {tree.pod_uid for tree in identity.logs.trees}
-    return [pod for pod in awaited if memory.pod_uids.get(pod.pod_name) in present]
+    uids = {pod.pod_name: memory.pod_uids[pod.pod_name] for pod in awaited if pod.pod_name in memory.pod_uids}
+    return {name: uid for name, uid in uids.items() if uid in present}

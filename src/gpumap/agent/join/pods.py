@@ -61,9 +61,13 @@ class CheckpointRows:
 
 @dataclass(frozen=True, slots=True)
 class PodTable:
-    """The join of one List with one identity reading. The first five fields are its inputs."""
+    """The join of one List with one identity reading. The first seven fields are its inputs."""
 
     pods: tuple[ListedPod, ...]
+    kept: Mapping[PodName, PodUid]
+    """Those of `pods` that the kubelet has not listed since its restart, with their UIDs."""
+    files_are_new: bool
+    """The identity reading is of the same collection as the List."""
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     claims: tuple[ClaimPods, ...] | None
@@ -77,6 +81,8 @@ class PodTable:
     """Pods with a claim. Their init containers may use it too; the List does not contain init containers."""
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
+    confirmed: frozenset[PodName]
+    """Listed pods whose UID the Pods API, the checkpoint or a claim gives. A log tree is weaker evidence."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
     fixed_names: Mapping[PodUid, PodName]
@@ -93,8 +99,6 @@ class PodTable:
     """UIDs in the checkpoint, the claims, the log directories or the Pods API."""
     may_be_incomplete: bool
     """The List has only static pods: the kubelet may not have its other pods from the API server yet."""
-    logs_are_complete: bool
-    """A pod without a log directory is gone. False if the logs are probably in another place."""
 
     def is_made_from(self, identity: PodIdentity | None) -> bool:
         """Whether this reading made the table. A source returns the same object while nothing changed."""
@@ -138,27 +142,34 @@ class PodTable:
     def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, docs/attribution.md).
 
-        `last_name` is the last known name, for pods without directories.
+        `last_name` is the last known name, for pods without directories. No trace that is only missing makes a pod
+        gone: a disk cleaner may remove log directories of live pods.
         """
-        if self.logs_are_complete and uid not in self.trees and uid not in self.reported_names:
-            return (
-                PodUidState.GONE
-            )  # the kubelet makes the directory before the first process and removes it after the pod
         if uid in self.name_of:
             return PodUidState.LIVE
+        if self.reported is not None and uid not in self.known_uids:
+            return PodUidState.GONE  # the Pods API has every pod, and no file has this one
         name = self.name(uid) or last_name
         if name is None:
             return PodUidState.UNKNOWN
         if name not in self.listed:
-            return PodUidState.UNKNOWN if self.may_be_incomplete and uid in self.known_uids else PodUidState.GONE
+            return PodUidState.UNKNOWN if self.may_be_incomplete else PodUidState.GONE
         # The name is listed. Either it has another UID, or none is certain: it has two log directories, or none.
-        return PodUidState.GONE if name in self.uid_of else PodUidState.UNKNOWN
+        return PodUidState.GONE if name in self.confirmed else PodUidState.UNKNOWN
 
 
 _NOTHING_READ = PodIdentity(checkpoint=None, logs=None)
+_NONE_KEPT: Mapping[PodName, PodUid] = {}
 
 
-def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: PodTable | None) -> PodTable:
+def tabulate(
+    pods: tuple[ListedPod, ...],
+    identity: PodIdentity | None,
+    before: PodTable | None,
+    *,
+    kept: Mapping[PodName, PodUid] = _NONE_KEPT,
+    files_are_new: bool = True,
+) -> PodTable:
     """Join a List with the identity files. A UID that ever had another name does not get a listed name."""
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
@@ -167,12 +178,17 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
     fixed_before = before.fixed_names if before else {}
     index = UidIndex(rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before)
     uid_of = _fix_uids(pods, index)
+    if not files_are_new:
+        uid_of = _still_valid(uid_of, pods, before)
+    uid_of |= {name: uid for name, uid in kept.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
     known_uids = _known_uids(files)
     listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
     links = _links(files)
     return PodTable(
         pods=pods,
+        kept=kept,
+        files_are_new=files_are_new,
         checkpoint=files.checkpoint,
         logs=files.logs,
         claims=files.dra.claims,
@@ -182,6 +198,9 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         containers=containers,
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
+        confirmed=frozenset(
+            pod.pod_name for pod in pods if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod)
+        ),
         name_of=name_of,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
         unlisted=_unlisted(containers, files.checkpoint, name_of),
@@ -190,8 +209,7 @@ def tabulate(pods: tuple[ListedPod, ...], identity: PodIdentity | None, before: 
         reported_names=reported_names,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
-        may_be_incomplete=not _has_pod_of_api_server(name_of, trees, listed),
-        logs_are_complete=_logs_are_complete(files.logs, listed),
+        may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys()),
     )
 
 
@@ -218,22 +236,33 @@ def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
     return (*(files.logs.links if files.logs else ()), *reported)
 
 
-def _logs_are_complete(logs: PodLogs | None, listed: frozenset[PodName]) -> bool:
-    """Not if no listed pod has a log directory: then the logs are probably in another place."""
-    return logs is not None and (not listed or not listed.isdisjoint(tree.pod_name for tree in logs.trees))
-
-
 def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
     return frozenset(
         ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
     )
 
 
+def _still_valid(
+    uid_of: Mapping[PodName, PodUid], pods: Iterable[ListedPod], before: PodTable | None
+) -> dict[PodName, PodUid]:
+    """Return the UIDs that files of an earlier collection can still give: those of pods that were listed since then.
+
+    A pod that came or changed later may have been re-created under its name.
+    """
+    if before is None:
+        return {}
+    unchanged = {pod.pod_name for pod in set(pods).intersection(before.pods)}
+    return {name: uid for name, uid in uid_of.items() if name in unchanged and before.uid_of.get(name) == uid}
+
+
 def _has_pod_of_api_server(
-    name_of: Iterable[PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
+    uid_of: Mapping[PodName, PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
 ) -> bool:
     """Whether a listed pod is not static. The UID of a static pod is a hash without dashes."""
-    listed_uids = (*name_of, *(uid for uid, tree in trees.items() if tree.pod_name in listed))
+    listed_uids = (
+        *(uid for name, uid in uid_of.items() if name in listed),
+        *(uid for uid, tree in trees.items() if tree.pod_name in listed),
+    )
     return any("-" in uid for uid in listed_uids)
 
 
@@ -299,6 +328,10 @@ class UidIndex:
         if reported is None or in_files is None:
             return in_files or reported or set()
         return in_files & reported
+
+    def is_confirmed(self, pod: ListedPod) -> bool:
+        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs."""
+        return pod.pod_name in self._reported or self._written(pod) is not None
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""

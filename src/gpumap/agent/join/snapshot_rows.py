@@ -167,7 +167,11 @@ def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
     parent = joined.inventory.gpu_of_leaf[leaf].uuid
     if parent != leaf:
         holders = (*holders, *joined.allocation.holders.get(parent, ()))
-    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, joined.pod_table.uid_of)
+    pod_table = joined.pod_table
+    # Older files lack a pod that was re-created since, and the grace period may keep the predecessor of one.
+    uids_are_certain = isinstance(joined.observations.pod_identity, Observed) and not pod_table.kept
+    uid_of = pod_table.uid_of if uids_are_certain else {}
+    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, uid_of)
 
 
 def process_rows(joined: Joined) -> Iterator[ProcessUse]:

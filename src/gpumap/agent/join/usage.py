@@ -171,20 +171,27 @@ def _reused_pids(processes: LeafProcesses, ended: tuple[EndedProcess, ...]) -> f
 def certainly_idle(
     holders: Iterable[ContainerName], attributed: tuple[Attributed, ...], uid_of: Mapping[PodName, PodUid]
 ) -> Iterator[ContainerName]:
-    """Return the holders of a leaf that certainly have no process on it."""
-    uncertain_pods = set()
-    uncertain_uids = set()
+    """Return the holders of a leaf that certainly have no process on it.
+
+    `uid_of` has the pods whose UID is certain. A process of the holder's own UID leaves no zero, whatever its owner is,
+    unless it is another container's.
+    """
+    present: set[PodUid] = set()
+    uncertain_pods: set[PodName] = set()
+    unnamed: set[PodUid | None] = set()
     for item in attributed:
-        if item.name is None:
-            if item.unresolved:
-                uncertain_uids.add(item.pod_uid)
-        elif item.unresolved or (item.is_measured and not item.name.container):
+        if item.is_measured and item.name is not None and item.name.container:
+            continue
+        if item.pod_uid is not None:
+            present.add(item.pod_uid)
+        if item.name is not None and (item.unresolved or item.is_measured):
             uncertain_pods.add(item.name.pod_name)
+        elif item.unresolved:
+            unnamed.add(item.pod_uid)
     for holder in holders:
-        pod = holder.pod_name
-        uid = uid_of.get(pod)
-        may_own_unnamed = uncertain_uids and (uid is None or uid in uncertain_uids or None in uncertain_uids)
-        if pod not in uncertain_pods and not may_own_unnamed:
+        uid = uid_of.get(holder.pod_name)
+        may_own_unnamed = unnamed and (uid is None or None in unnamed)
+        if holder.pod_name not in uncertain_pods and uid not in present and not may_own_unnamed:
             yield holder
 
 
