@@ -86,6 +86,8 @@ class Process:
     comm: str = "python3"
     readable: bool = True
     left: bool = False
+    cgroup: CgroupMembership | None = None
+    """What its cgroup file says, if it is not its pod's container."""
 
 
 @dataclass
@@ -322,7 +324,9 @@ class TestNode:
 
 
 def _entry(process: Process) -> ProcEntry:
-    if process.pod is None:
+    if process.cgroup is not None:
+        membership = process.cgroup
+    elif process.pod is None:
         membership = CgroupMembership(CgroupKind.HOST)
     else:
         cgroup = PodCgroup(process.pod.uid, process.pod.container_id(process.container))

@@ -62,11 +62,60 @@ def test_hybrid_hierarchies_are_read_on_all_lines() -> None:
     assert found.pods == (POD,)
 
 
-def test_kubelet_in_a_pod_leaves_both_deepest_first() -> None:
+def test_kubelet_in_a_pod_leaves_both_outermost_first() -> None:
     """Kubernetes in a pod has two UIDs in its paths; which one counts, this node's files decide."""
     outer = f"/kubepods/burstable/pod{OWN_UID}/{INNER}"
     found = parse(f"0::{outer}/kubelet/kubepods/pod{UID}/{CID}\n", PRIVATE)
-    assert found.pods == (POD, PodCgroup(PodUid(OWN_UID), INNER))
+    assert found.pods == (PodCgroup(PodUid(OWN_UID), INNER), POD)
+
+
+def test_hierarchies_that_name_different_pods_are_unknown() -> None:
+    """A process that chose one of its paths is not charged to the pod of the first line."""
+    found = parse(f"4:memory:/kubepods/pod{UID}/{CID}\n0::/kubepods/pod{OWN_UID}/{INNER}\n", PRIVATE)
+    assert (found.kind, found.pods) == (CgroupKind.UNKNOWN, ())
+    assert not is_outside(f"4:memory:/kubepods/pod{UID}/{CID}\n0::/kubepods/pod{OWN_UID}/{INNER}\n", HOST_VIEW)
+
+
+def test_hierarchy_that_shows_less_agrees() -> None:
+    """A hierarchy may end at the pod, or at the outer one of two pods. Two containers of one pod are no container."""
+    outer = f"/kubepods/burstable/pod{OWN_UID}/{INNER}"
+    nested = f"4:memory:{outer}/kubelet/kubepods/pod{UID}/{CID}\n5:pids:{outer}\n0::/kubepods/burstable/pod{OWN_UID}\n"
+    assert parse(nested, PRIVATE).pods == (PodCgroup(PodUid(OWN_UID), INNER), POD)
+    two = f"4:memory:/kubepods/pod{UID}/{CID}\n0::/kubepods/pod{UID}/{INNER}\n"
+    assert parse(two, PRIVATE).pods == (PodCgroup(PodUid(UID), ""),)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods/burstable/podmy-static-pod/{CID}",
+        f"/kubepods/burstable/pod{UID.upper()}/{CID}",
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}x.slice/crio-{CID}.scope",
+        f"/../../podmy-static-pod/{CID}",
+        f"/kubepods/podmy-static-pod/{INNER}/kubepods/pod{UID}/{CID}",
+    ],
+)
+def test_pod_with_an_odd_uid_is_unknown(path: str) -> None:
+    """A pod's directory whose UID has another form is some pod's, not the host's, and not that of a pod below it."""
+    assert parse(f"0::{path}\n", SERVICE) == parse(f"4:memory:{path}\n0::/\n", SERVICE)
+    assert parse(f"0::{path}\n", SERVICE).kind is CgroupKind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        (f"/system.slice/cri-containerd-{CID}.scope", CgroupKind.UNKNOWN),
+        (f"/system.slice/crio-{CID}.scope", CgroupKind.UNKNOWN),
+        (f"/k8s.io/{CID}", CgroupKind.UNKNOWN),
+        (f"/../../../system.slice/cri-containerd-{CID}.scope", CgroupKind.UNKNOWN),
+        (f"/docker/{CID}", CgroupKind.HOST),
+        ("/system.slice/gpud.service", CgroupKind.HOST),
+    ],
+)
+def test_container_outside_of_pods_has_its_id(path: str, kind: CgroupKind) -> None:
+    """With `cgroupsPerQOS: false` no pod is in the path. A container of a CRI runtime is never the host's."""
+    found = parse(f"0::{path}\n", SERVICE)
+    assert (found.kind, found.pods, found.container_id) == (kind, (), CID if CID in path else "")
 
 
 @pytest.mark.parametrize(

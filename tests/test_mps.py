@@ -38,8 +38,8 @@ def used(snapshot: Snapshot, pod: Pod) -> ContainerUse:
 
 @pytest.mark.parametrize("daemon", [DAEMON, None], ids=["in a pod of its own", "on the host"])
 def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
-    """Each client's memory is its container's; the server's is `mps_server` in both layouts, also on a card that it
-    merely waits on, and neither a squatter's nor the host's."""
+    """Each client's memory is its container's; the server's is `mps_server` in both layouts, and neither a squatter's
+    nor the host's. On a card without clients it is no proven server, and not accused."""
     first, second, idle = replica("first", 0), replica("second", 1), replica("idle", 2)
     node = TestNode([Gpu(0), Gpu(1)], [first, second, idle, DAEMON])
     node.processes = [
@@ -54,7 +54,8 @@ def test_clients_are_charged_to_their_own_pods(daemon: Pod | None) -> None:
     split = owners(snapshot, CARD)
     assert (split["assigned"], split["mps_server"]) == (5 * GIB, 30 * MIB)
     assert split["unassigned"] == split["host"] == split["gone"] == 0
-    assert owners(snapshot, OTHER)["mps_server"] == 30 * MIB
+    waiting = owners(snapshot, OTHER)
+    assert (waiting["host" if daemon is None else "unknown"], waiting["unassigned"]) == (30 * MIB, 0)
     assert use(snapshot, DAEMON.full("mps-control-daemon"), CARD) is None
 
 
@@ -68,13 +69,25 @@ def test_a_server_for_each_user_is_no_client_of_the_other() -> None:
     assert used(snapshot, client).memory_bytes == GIB
 
 
-def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_clients() -> None:
-    """The holder's own server is `mps_server` too: what it keeps is no use of the container's."""
+def test_a_pod_that_runs_its_own_daemon_is_charged_for_its_server() -> None:
+    """The server of a container that holds the device is that container's, as its clients are."""
     pod = replica("own", 0)
     node = TestNode([Gpu(0)], [pod], [server(10, pod=pod), Process(11, CARD, pod, types="M+C")])
     snapshot = node.collect()
-    assert (used(snapshot, pod).memory_bytes, used(snapshot, pod).processes) == (GIB, 1)
-    assert owners(snapshot, CARD)["mps_server"] == 30 * MIB
+    assert (used(snapshot, pod).memory_bytes, used(snapshot, pod).processes) == (GIB + 30 * MIB, 2)
+    assert "mps_server" not in owners(snapshot, CARD)
+
+
+def test_a_name_without_clients_makes_no_server() -> None:
+    """A process that calls itself an MPS server stays in its container's account. gpumap does not accuse it, because a
+    server that waits for clients looks the same."""
+    thief = Pod("ml", "thief", {"main": {}})
+    node = TestNode([Gpu(0)], [thief, replica("other", 0)], [Process(10, CARD, thief, memory=7 * GIB, comm=SERVER)])
+    for _ in range(3):
+        snapshot = node.collect()
+        assert used(snapshot, thief).memory_bytes == 7 * GIB
+        split = owners(snapshot, CARD)
+        assert (split["unknown"], split["unassigned"], split.get("mps_server")) == (7 * GIB, 0, None)
 
 
 def test_the_servers_time_is_nobodys() -> None:
@@ -150,4 +163,4 @@ async def test_what_the_driver_lists_is_told_apart(tmp_path: Path) -> None:
         "mps_server": 30 * MIB,
         "unaccounted": GIB - 30 * MIB,
     }
-    assert owners(snapshot, OTHER)["mps_server"] == 30 * MIB
+    assert (owners(snapshot, OTHER)["unknown"], "mps_server" in owners(snapshot, OTHER)) == (30 * MIB, False)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.model.observations import ContainerName
+from gpumap.model.observations import CgroupKind, CgroupMembership, ContainerName, PodCgroup
 from gpumap.model.readings import ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 
@@ -390,3 +390,60 @@ def test_log_tree_of_another_uid_is_too_weak_to_call_a_process_gone() -> None:
         snapshot = node.collect()
         assert (owners(snapshot, CARD)["unknown"], owners(snapshot, CARD)["gone"]) == (GIB, 0)
         assert use(snapshot, new.full(), CARD) is None
+
+
+def in_cgroup(*pods: Pod) -> CgroupMembership:
+    """A path with the containers `main` of these pods in it, outermost first."""
+    return CgroupMembership(CgroupKind.POD, tuple(PodCgroup(pod.uid, pod.container_id("main")) for pod in pods))
+
+
+def test_container_that_makes_cgroups_charges_no_other_pod() -> None:
+    """A container that puts the UID of a victim into its own cgroup pays for its memory itself."""
+    thief, victim, inner = shared("thief", 0), shared("victim", 1), Pod("in", "nested", listed=False, has_tree=False)
+    node = TestNode([Gpu(0)], [thief, victim])
+    node.processes = [
+        Process(10, CARD, thief, memory=7 * GIB, cgroup=in_cgroup(thief, victim)),
+        Process(11, CARD, victim, memory=GIB, cgroup=in_cgroup(inner, victim)),
+    ]
+    snapshot = node.collect()
+    found = [use(snapshot, pod.full(), CARD) for pod in (thief, victim)]
+    assert [one and one.memory_bytes for one in found] == [7 * GIB, GIB], "an outer pod of another kubelet is unknown"
+
+
+def test_container_in_no_pods_cgroup_is_found_by_its_link() -> None:
+    """With `cgroupsPerQOS: false` the id in the path and the link of that container give the pod."""
+    pod = shared("trainer", 0)
+    cgroup = CgroupMembership(CgroupKind.HOST, (), pod.container_id("main"))
+    stranger = CgroupMembership(CgroupKind.HOST, (), "1" * 64)
+    node = TestNode([Gpu(0)], [pod])
+    node.processes = [Process(10, CARD, pod, cgroup=cgroup), Process(11, CARD, None, memory=2 * GIB, cgroup=stranger)]
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["assigned"], owners(snapshot, CARD)["host"]) == (GIB, 2 * GIB)
+    found = use(snapshot, pod.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("side", "owner"),
+    [(None, "assigned"), ({}, "unknown"), ({"nvidia.com/gpu.shared": [f"{CARD}::1"]}, "assigned")],
+)
+def test_sibling_of_a_holder_is_unknown_without_container_names(side: dict[str, list[str]] | None, owner: str) -> None:
+    """Without log directories a process has only a pod. If some of its containers hold the device, it may be one of the
+    others: `unknown`."""
+    pod = shared("pair", 0)
+    if side is not None:
+        pod.ids["side"] = side
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod, "main")], logs_readable=False)
+    for _ in range(3):
+        snapshot = node.collect()
+        assert owners(snapshot, CARD)[owner] == GIB
+    assert use(snapshot, pod.full(), CARD) is None
+
+
+def test_init_container_without_a_name_is_not_accused() -> None:
+    """Without checkpoint and container names a process may be in an init container that holds the device."""
+    pod = Pod("ml", "job", {"main": {}, "side": {}}, has_links=False)
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], checkpoint_readable=False)
+    for _ in range(3):
+        assert owners(node.collect(), CARD)["unassigned"] == 0

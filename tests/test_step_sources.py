@@ -511,3 +511,46 @@ def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
     assert [pod.uid for pod in snapshot.pods] == [""], "the List showed that it was re-created"
     node.down = set()
     assert [pod.uid for pod in node.collect().pods] == [new.uid]
+
+
+def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
+    """A slot that gpumap cannot place may be on each device: none of them has 0 holders. One that names a device of
+    another node is on none of them."""
+    node, pod = one_pod()
+    assert [leaf.holders for leaf in node.collect().leaves] == [1, 0]
+    odd = Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}})
+    node.pods.append(odd)
+    snapshot = node.collect()
+    assert [u.reason for u in snapshot.unmatched] == ["untrusted_id"]
+    assert [leaf.holders for leaf in snapshot.leaves] == [None, None]
+    odd.ids = {"main": {"nvidia.com/gpu": ["card-0"]}}
+    assert [leaf.holders for leaf in node.collect().leaves] == [None, None], "unparsed"
+    node.allocatable = {"nvidia.com/gpu": ["card-0", str(CARD)]}
+    assert [leaf.holders for leaf in node.collect().leaves] == [None, 0], "the other one is not offered"
+    node.down = {"nvml"}
+    odd.ids = {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}}
+    snapshot = node.collect()
+    assert [u.reason for u in snapshot.unmatched] == ["nvml_down"]
+    assert [leaf.holders for leaf in snapshot.leaves] == [None]
+    node.down = set()
+    odd.ids = {"main": {"nvidia.com/gpu": [str(gpu_uuid(99))]}}
+    snapshot = node.collect()
+    assert [u.reason for u in snapshot.unmatched] == ["not_in_nvml"]
+    assert [leaf.holders for leaf in snapshot.leaves] == [1, 0]
+    assert row(snapshot, pod.full(), CARD) is not None
+
+
+def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
+    """The slot of a GPU that has not reported its uuid is on no GPU that answers."""
+    node, _ = one_pod()
+    node.gpus[0].fault = "lost"
+    snapshot = node.collect()
+    assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
+    assert [(leaf.uuid, leaf.holders) for leaf in snapshot.leaves] == [(gpu_uuid(1), 0)]
+
+
+def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:
+    """No leaf of a GPU that was assigned as a whole has 0 holders."""
+    gpu = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
+    snapshot = TestNode([gpu], [Pod("ml", "whole", {"main": {"nvidia.com/gpu": [str(gpu.uuid)]}})]).collect()
+    assert {leaf.uuid: leaf.holders for leaf in snapshot.leaves} == dict.fromkeys([*gpu.leaves, gpu.uuid], 1)

@@ -14,8 +14,13 @@ from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, P
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)"
 )
+# A pod's directory with any other UID, such as that of a static pod whose manifest sets it: below `kubepods`, or with a
+# container in it (another container's view has no `kubepods` in the path).
+_PODLIKE = re.compile(r"kubepods.*[/-]pod[^/]|^/(?:\.\./)+pod[^/]+/(?:[a-z0-9-]+-)?[0-9a-f]{64}")
 # A container's scope: `<64 hex>`, `crio-<id>.scope`, `…slice:cri-containerd:<id>`.
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
+# A container that a CRI runtime started for a kubelet, in a pod or not.
+_CRI_CONTAINER = re.compile(r"(?:^|/)(?:cri-containerd-|crio-|k8s\.io/)[0-9a-f]{64}(?:\.scope)?(?=/|$)")
 _CONTAINER_SCOPE = re.compile(r"(?:[a-z0-9-]+[-:])?[0-9a-f]{64}(?:\.scope)?")
 
 
@@ -46,33 +51,62 @@ def own(text: str) -> OwnCgroup:
 def parse(text: str, own_cgroup: OwnCgroup) -> CgroupMembership:
     """Return the pods and containers in a process's cgroup file.
 
-    A bare `/` is the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container, and the
-    result is `UNKNOWN`.
+    The result is `UNKNOWN` if its hierarchies name different pods, or if a pod's UID cannot be parsed. A bare `/` is
+    the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container: `UNKNOWN`.
     """
     return _membership(paths(text), own_cgroup.is_root)
 
 
 def _membership(found: tuple[str, ...], own_is_root: bool) -> CgroupMembership:
-    pods = max((_pods(path) for path in found), key=len, default=())
-    if pods:
-        return CgroupMembership(CgroupKind.POD, pods)
+    if any(_has_unparsed_pod(path) for path in found):
+        return CgroupMembership(CgroupKind.UNKNOWN)
+    named = [pods for path in found if (pods := _pods(path))]
+    if named:
+        pods = _agreed(named)
+        return CgroupMembership(CgroupKind.POD, pods) if pods else CgroupMembership(CgroupKind.UNKNOWN)
+    container_id = next((match[1] for path in found if (match := _CONTAINER.search(path))), "")
+    return CgroupMembership(_kind_outside_pods(found, own_is_root), (), container_id)
+
+
+def _kind_outside_pods(found: tuple[str, ...], own_is_root: bool) -> CgroupKind:
     placed = [path for path in found if path != "/"]
     if not placed and (own_is_root or not found):
-        return CgroupMembership(CgroupKind.UNKNOWN)
+        return CgroupKind.UNKNOWN
     if placed and all(_is_own_sibling(path) for path in placed):
-        return CgroupMembership(CgroupKind.UNKNOWN)
-    return CgroupMembership(CgroupKind.HOST)
+        return CgroupKind.UNKNOWN
+    return CgroupKind.UNKNOWN if any(_CRI_CONTAINER.search(path) for path in placed) else CgroupKind.HOST
+
+
+def _has_unparsed_pod(path: str) -> bool:
+    """Whether the outermost pod of a path has a UID of an unknown form."""
+    first = _POD.search(path)
+    return _PODLIKE.search(path[: first.start()] if first else path) is not None
+
+
+def _agreed(named: list[tuple[PodCgroup, ...]]) -> tuple[PodCgroup, ...]:
+    """Return the pods of all hierarchies; none if they name different pods. A process may choose one of its paths.
+
+    A hierarchy may show less than another: only the outer pod, or no container.
+    """
+    agreed = []
+    for number in range(max(map(len, named))):
+        at_level = [pods[number] for pods in named if len(pods) > number]
+        container_ids = {pod.container_id for pod in at_level if pod.container_id}
+        if len({pod.pod_uid for pod in at_level}) > 1:
+            return ()
+        agreed.append(PodCgroup(at_level[0].pod_uid, container_ids.pop() if len(container_ids) == 1 else ""))
+    return tuple(agreed)
 
 
 def _pods(path: str) -> tuple[PodCgroup, ...]:
-    """Return all pods of one path, innermost first, each with the first container id after it."""
+    """Return all pods of one path, outermost first, each with the first container id after it."""
     matches = list(_POD.finditer(path))
     pods = []
     for number, match in enumerate(matches):
         end = matches[number + 1].start() if number + 1 < len(matches) else len(path)
         container = _CONTAINER.search(path, match.end(), end)
         pods.append(PodCgroup(PodUid(match[1].replace("_", "-")), container[1] if container else ""))
-    return tuple(reversed(pods))
+    return tuple(pods)
 
 
 def _is_own_sibling(path: str) -> bool:
@@ -93,8 +127,8 @@ def is_outside(text: str, own_cgroup: OwnCgroup) -> bool:
     found = paths(text)
     member = _membership(found, own_is_root=False)
     own_uids = {pod.pod_uid for pod in own_cgroup.membership.pods}
-    if member.pods:
-        return all(pod.pod_uid not in own_uids for pod in member.pods[:1])
+    if any(_POD.search(path) for path in found):
+        return bool(member.pods) and member.pods[-1].pod_uid not in own_uids
     own_in_pod = bool(own_uids)
     return any(
         (path.startswith("/..") and not _is_own_sibling(path)) or (own_in_pod and not path.startswith("/.."))

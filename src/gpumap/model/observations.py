@@ -322,10 +322,14 @@ class PodCgroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CgroupMembership:
-    """A process's cgroup. `pods` has the innermost first: with a kubelet inside a pod there are two."""
+    """A process's cgroup. `pods` has the outermost first: with a kubelet inside a pod there are two.
+
+    `container_id` is that of a container in no pod's directory, as with the kubelet's `cgroupsPerQOS: false`.
+    """
 
     kind: CgroupKind
     pods: tuple[PodCgroup, ...] = ()
+    container_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

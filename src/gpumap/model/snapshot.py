@@ -274,3 +274,8 @@ class Snapshot:
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""
     """Why NVML will not answer this container again: the service exits to get a new one."""
+
+    @property
+    def list_served(self) -> bool:
+        """There is a List that is young enough to serve. The holders of a leaf may be unknown even then."""
+        return bool(self.unmatched) or any(leaf.holders is not None for leaf in self.leaves)

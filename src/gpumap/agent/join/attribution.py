@@ -17,6 +17,7 @@ from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
 from gpumap.model.observations import (
     CgroupKind,
+    CgroupMembership,
     ContainerName,
     Moment,
     Observations,
@@ -211,6 +212,7 @@ class OwnerClassifier:
         self._pending: set[PendingOwner] = set()
         self._names: dict[PodUid, PodName] = {}
         self._missing: set[tuple[Uuid, int]] = set()
+        self._has_mps_clients = False
 
     @functools.cached_property
     def _entries(self) -> Mapping[int, ProcEntry]:
@@ -223,6 +225,7 @@ class OwnerClassifier:
     def classify(self, leaf: Uuid, listed: tuple[GpuProcess, ...]) -> LeafProcesses:
         """Find the owners of the processes on one leaf."""
         self._pending, self._names, self._missing = set(), {}, set()
+        self._has_mps_clients = any("M" in process.types for process in listed)
         attributed = tuple(self._attributed(process, leaf) for process in sorted(listed, key=lambda one: one.pid))
         by_container: dict[ContainerName, list[Attributed]] = {}
         by_owner: dict[Owner, list[Attributed]] = {}
@@ -249,30 +252,38 @@ class OwnerClassifier:
         entry = self._entries.get(process.pid)
         if entry is None:
             return self._not_in_proc(process, leaf)
-        uid: PodUid | None = None
-        if entry.cgroup.kind is CgroupKind.POD:
-            pod = self._innermost_known_pod(entry)
+        pod = self._pod(entry.cgroup)
+        if pod is not None:
             decision = self._decide_pod(pod, leaf)
-            uid = pod.pod_uid
         elif entry.cgroup.kind is CgroupKind.HOST:
             decision = OwnerDecision(Owner.HOST)
         else:
             decision = OwnerDecision(Owner.UNKNOWN, unresolved=True)
         if entry.comm == MPS_SERVER_COMM and "M" not in process.types:
-            # The server has memory for its clients, so no container is charged for it, in whichever pod it runs. Any
-            # process can have this name, but NVML never lists a server as a client. If the server's own pod holds the
-            # device, that pod is not idle.
-            decision = OwnerDecision(Owner.MPS_SERVER, decision.name, unresolved=decision.name is not None)
+            decision = self._decide_mps_server(decision)
         return Attributed(
             process,
             entry.start,
             entry.comm,
             decision.owner,
-            uid,
+            pod.pod_uid if pod else None,
             decision.name,
             decision.is_measured,
             decision.unresolved,
         )
+
+    def _decide_mps_server(self, decision: OwnerDecision) -> OwnerDecision:
+        """Decide about a process with the name of an MPS server. `decision` is the one for any other name.
+
+        The server of a plugin's daemon has memory for its clients, so no container is charged for it. A container that
+        holds the device runs its own server, and pays for it. Any process can have this name, but NVML never lists a
+        server as a client. A server that waits for clients looks like any process: that is no reason to accuse it.
+        """
+        if decision.owner is Owner.ASSIGNED:
+            return decision
+        if self._has_mps_clients:
+            return OwnerDecision(Owner.MPS_SERVER, decision.name, unresolved=decision.name is not None)
+        return decision._replace(owner=Owner.UNKNOWN) if decision.owner is Owner.UNASSIGNED else decision
 
     def _not_in_proc(self, process: GpuProcess, leaf: Uuid) -> Attributed:
         """A process that has just ended holds nothing. One that is missing twice exists, but gpumap cannot see it."""
@@ -281,9 +292,16 @@ class OwnerClassifier:
         unresolved = process.pid in evidence.procs.unreadable or (leaf, process.pid) in evidence.missing_before
         return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
 
-    def _innermost_known_pod(self, entry: ProcEntry) -> PodCgroup:
-        """Return the innermost of nested pods that this node's files contain. A kubelet in a pod has its own pods."""
-        return next((pod for pod in entry.cgroup.pods if self._name(pod.pod_uid)), entry.cgroup.pods[0])
+    def _pod(self, cgroup: CgroupMembership) -> PodCgroup | None:
+        """Return the outermost of nested pods that this node's files contain. A kubelet in a pod has its own pods.
+
+        A container may make directories below its own, also with the UID of another pod. With `cgroupsPerQOS: false`
+        no pod is in the path, but the container's id is.
+        """
+        if cgroup.pods:
+            return next((pod for pod in cgroup.pods if self._name(pod.pod_uid)), cgroup.pods[0])
+        uid = self._evidence.pod_table.pod_of(cgroup.container_id)
+        return PodCgroup(uid, cgroup.container_id) if uid is not None else None
 
     def _name(self, uid: PodUid) -> PodName | None:
         return self._evidence.pod_table.name(uid) or self._evidence.last_names.get(uid)
@@ -306,9 +324,10 @@ class OwnerClassifier:
             return OwnerDecision(owner, name, unresolved=not evidence.can_report_unassigned)
         if state is PodUidState.UNKNOWN or name is None:
             return OwnerDecision(Owner.UNKNOWN, name, unresolved=True)
-        if self._holds(pod.pod_uid, name, leaf):
+        holds = self._holds(pod.pod_uid, name, leaf)
+        if holds:
             owner = Owner.ASSIGNED
-        elif self._allocation_is_incomplete(pod.pod_uid, name) or self._may_be_init_container(name):
+        elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name) or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
@@ -336,15 +355,25 @@ class OwnerClassifier:
             self._pending.add(pending)
         return is_pending
 
-    def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
-        """Whether the container holds the leaf. If its name is unknown: whether any container of its pod does."""
+    def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool | None:
+        """Whether the container holds the leaf.
+
+        If its name is unknown: whether every container of its pod does; `None` if some do, and others do not.
+        """
         holders = self._holders.get(leaf, set())
         init_containers = self._evidence.allocation.init_containers
         if name.container:
             return name in holders or self._init_container_holds(init_containers.get((uid, name.container)), leaf)
-        if any(holder.pod_name == name.pod_name for holder in holders):
-            return True
-        return any(self._init_container_holds(one, leaf) for (other, _), one in init_containers.items() if other == uid)
+        listed = {one in holders for one in self._listed_containers.get(name.pod_name, ())}
+        init = {self._init_container_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
+        return None if len(listed | init) > 1 else True in listed | init
+
+    @functools.cached_property
+    def _listed_containers(self) -> Mapping[PodName, set[ContainerName]]:
+        containers: dict[PodName, set[ContainerName]] = {}
+        for name in self._evidence.pod_table.containers:
+            containers.setdefault(name.pod_name, set()).add(name)
+        return containers
 
     def _init_container_holds(self, one: InitContainerAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
@@ -367,7 +396,7 @@ class OwnerClassifier:
         the checkpoint. No file has the container of a claim, but few claims are only for an init container.
         """
         pod_table = self._evidence.pod_table
-        if not name.container or name in pod_table.containers:
+        if name in pod_table.containers:
             return False
         return pod_table.checkpoint is None or name.pod_name in pod_table.claimants
 

@@ -131,9 +131,9 @@ def _pod_table(
     listing: Listing, identity: PodIdentity | None, before: PodTable | None, *, files_are_new: bool
 ) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
-    if before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity):
-        if before.files_are_new or not files_are_new:
-            return before
+    is_same = before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity)
+    if before and is_same and (before.files_are_new or not files_are_new):
+        return before
     return tabulate(listing.pods, identity, before, kept=listing.kept, files_are_new=files_are_new)
 
 

@@ -129,15 +129,24 @@ class PodTable:
 
     def container(self, uid: PodUid, container_id: str, *, read_now: bool) -> str:
         """Return the name of a container; empty if unknown. `read_now`: the log directories are of this collection."""
-        link = self.links.get(container_id)
-        if link is None and container_id:
-            link = next((cut for cut in self.cut_links if container_id.startswith(cut.container_id)), None)
+        link = self._link(container_id)
         if link is not None and link.pod_uid == uid:
             return link.name.container
         tree = self.trees.get(uid)
         # The kubelet makes the directory before the container starts. With one directory, no other container has run.
         is_sole = read_now and tree is not None and len(tree.containers) == 1 and container_id
         return tree.containers[0] if tree and is_sole else ""
+
+    def pod_of(self, container_id: str) -> PodUid | None:
+        """Return the pod of a container that is in no pod's cgroup."""
+        link = self._link(container_id)
+        return link.pod_uid if link is not None else None
+
+    def _link(self, container_id: str) -> ContainerLink | None:
+        if not container_id:
+            return None
+        cut = (link for link in self.cut_links if container_id.startswith(link.container_id))
+        return self.links.get(container_id) or next(cut, None)
 
     def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, docs/attribution.md).

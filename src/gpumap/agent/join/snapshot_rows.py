@@ -9,11 +9,21 @@ from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Attributed, Attribution
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
+from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
 from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
-from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, PodInfo, ProcessUse, ReportedDeviceHealth
+from gpumap.model.snapshot import (
+    ContainerOnDevice,
+    ContainerUse,
+    Gpu,
+    Leaf,
+    PodInfo,
+    ProcessUse,
+    ReportedDeviceHealth,
+    UnmatchedSlots,
+)
 
 # --- leaves -----------------------------------------------------------------------------------------------------------
 
@@ -53,19 +63,35 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
                 gpu=gpu,
                 instance=instance,
                 memory=memory,
-                holders=_holders(leaf.uuid, allocation, inputs),
+                holders=_holders(joined, leaf.uuid, gpu),
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
             )
     offered_now = allocation.offer.slots or {}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
-        holders = _holders(uuid, allocation, inputs)
+        holders = _holders(joined, uuid, None)
         rows[uuid] = Leaf(uuid, None, holders=holders, allocatable=offered_now.get(uuid, ()))
     return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
 
 
-def _holders(uuid: Uuid, allocation: Allocation, inputs: OwnerInputs) -> int | None:
-    return len(allocation.holders.get(uuid, ())) if inputs.list_served else None
+def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
+    """Return how many containers hold a leaf, or its partitioned GPU. `None` if that is unknown."""
+    allocation = joined.allocation
+    answers = gpu is not None and gpu.reading is not None
+    if not joined.listing.current or any(_may_be_on(uuid, one, allocation, answers) for one in allocation.unmatched):
+        return None
+    return len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in allocation.holders.get(one, ())})
+
+
+def _may_be_on(uuid: Uuid, unmatched: UnmatchedSlots, allocation: Allocation, answers: bool) -> bool:
+    """Whether unmatched slots may be on a device: on one that offers their resource, or on any if none offers it.
+
+    A slot of a GPU that has not reported its uuid is on no GPU that answers.
+    """
+    if unmatched.reason == NOT_IN_NVML or (unmatched.reason == DEVICE_DOWN and answers):
+        return False
+    offering = {leaf for leaf, rows in (allocation.offer.slots or {}).items() if unmatched.resource in dict(rows)}
+    return not offering or uuid in offering
 
 
 def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:

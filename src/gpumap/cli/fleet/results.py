@@ -103,7 +103,7 @@ def gaps(result: NodeResult, parts: Collection[str], namespace: str) -> Iterator
     if "nvml" in up and _lacks_gpus(result):
         yield f"{_NOT_SERVED} {_GPUS}"
     if families.HOLDERS in {family.part for family in families.families_for(parts)} and "kubelet" in up and devices:
-        if not any(device.holders_known for device in devices):
+        if not (node_map.unmatched or any(device.holders_known for device in devices)):
             yield f"{_NOT_SERVED} {_HOLDERS}"
         elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, result)]):
             yield f"not all who hold {listed(fewer)} are told (gpumap_allocation_slots is dropped)"
