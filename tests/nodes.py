@@ -203,6 +203,10 @@ class TestNode:
     def now(self) -> Moment:
         return Moment(self.clock, 1.7e9 + self.clock + self.asleep, self.asleep)
 
+    def later(self, seconds: float) -> Moment:
+        """The moment so many seconds after now."""
+        return Moment(self.clock + seconds, self.now.wall + seconds, self.asleep)
+
     def observe(self) -> Observations:
         return Observations(
             nvml=self._failed("no driver") if "nvml" in self.down else self._seen(self._nvml()),

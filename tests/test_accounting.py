@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpumap.agent.join.accounting import GPUS_AWAY_MAX, LATE_SECONDS
 from gpumap.model.observations import ContainerName
@@ -71,6 +73,54 @@ def test_energy_goes_by_sm_time_of_all_processes() -> None:
     assert account(snapshot, a.full()).energy_joules == 0.5
     assert account(snapshot, b.full()).energy_joules == 0.166
     assert gpu_account(snapshot).energy_unattributed_joules == 0.335
+
+
+def test_a_host_process_does_not_take_the_energy_of_an_idle_holder() -> None:
+    """A host process at 1 % SM takes 1 % of the energy. The holder pays for the idle part of its GPU."""
+    pod = holder()
+    node = one_gpu(pod, millijoules=0)
+    node.processes.append(Process(100, GPU, None, sm=0.01))
+    node.collect()
+    node.gpus[0].millijoules = 1_000_000
+    snapshot = node.collect()
+    assert account(snapshot, pod.full()).energy_joules == 990.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 10.0
+
+
+def test_the_idle_part_is_unattributed_while_sm_is_unknown() -> None:
+    """An MPS client without a sample may compute. The busy part that is known is shared all the same."""
+    a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))
+    node = one_gpu(a, b, millijoules=0)
+    node.processes += [Process(100, GPU, None, types="M+C"), Process(101, GPU, b, sm=0.25)]
+    node.collect()
+    node.gpus[0].millijoules = 1_000_000
+    snapshot = node.collect()
+    assert account(snapshot, b.full()).energy_joules == 250.0
+    assert account(snapshot, a.full()).energy_joules == 0.0
+
+
+_PARTS = st.lists(st.sampled_from([0.0, 0.01, 0.2, 0.5, 0.9, 1.0]), min_size=3, max_size=3)
+
+
+@given(_PARTS, st.integers(0, 2), st.integers(0, 10**7))
+def test_energy_is_busy_and_idle(sm: list[float], holders: int, millijoules: int) -> None:
+    """Each container pays its part of the busy time, and its share of the idle time. Nothing is lost."""
+    pods = [holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"[:holders])]
+    node = one_gpu(*pods, millijoules=0)
+    node.allocatable = {"nvidia.com/gpu.shared": [f"{GPU}::{n}" for n in range(4)]}
+    owners: list[Pod | None] = [*pods, *[None] * (3 - holders)]
+    node.processes += [Process(100 + n, GPU, pod, sm=sm[n]) for n, pod in enumerate(owners)]
+    node.collect()
+    node.gpus[0].millijoules = millijoules
+    snapshot = node.collect()
+    busy = min(sum(sm), 1.0)
+    charged = 0.0
+    for n, pod in enumerate(pods):
+        of_busy = busy * sm[n] / sum(sm) if sum(sm) else 0.0
+        joules = account(snapshot, pod.full()).energy_joules or 0.0
+        assert joules == pytest.approx(millijoules * (of_busy + (1 - busy) * 0.25) / 1000, abs=0.0011)
+        charged += joules
+    assert (gpu_account(snapshot).energy_unattributed_joules or 0.0) + charged == pytest.approx(millijoules / 1000)
 
 
 def test_sm_beyond_1_counts_whole_for_energy() -> None:

@@ -147,7 +147,7 @@ def _replace_process(data: st.DataObject, node: TestNode) -> None:
 
 def restart(node: TestNode) -> None:
     """Another gpumap with what the state file holds of the last one."""
-    state = decode(encode(node.memory), node.now)
+    state = decode(encode(node.memory, "boot"), node.now, "boot")
     node.memory = Memory(ledger=state.ledger, xids=state.xids)
 
 

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from gpumap.agent.changes import log_changes
 from gpumap.agent.executors import SerialExecutor
-from gpumap.agent.join import Memory, Rules, step
+from gpumap.agent.join import Memory, Rules, restart_counters, step
 from gpumap.model.observations import (
     Complaint,
     Failed,
@@ -109,7 +109,8 @@ class Collector:
     """One node's loop. It calls `publish` with each snapshot, on the event loop.
 
     `clock` gives the time at which an answer arrived. `memory` is what survived a restart. The loop calls `keep` with
-    the memory of each collection before it publishes the snapshot.
+    the memory of each collection before it publishes the snapshot. If `keep` returns false, a restart could decrease a
+    counter, and the loop publishes the snapshot without counters.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Collector:
         publish: Callable[[Snapshot], None],
         clock: Callable[[], Moment] = now,
         memory: Memory | None = None,
-        keep: Callable[[Memory], Awaitable[None]] | None = None,
+        keep: Callable[[Memory], Awaitable[bool]] | None = None,
     ) -> None:
         self._nvml = sources.nvml
         self._procfs = sources.procfs
@@ -140,6 +141,7 @@ class Collector:
         self._identity_executor = SerialExecutor("gpumap-identity")
         self._step_executor = SerialExecutor("gpumap-step")
         self._memory = memory or Memory()
+        self._counters_served = self._memory.ledger.at is not None
         self._keep = keep
         self._last: Snapshot | None = None
 
@@ -179,10 +181,16 @@ class Collector:
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
-        if self._keep is not None:
-            await self._keep(self._memory)  # before a scrape can read a counter that a restart would decrease
+        # Before a scrape can read a counter that a restart would decrease.
+        kept = self._keep is None or await self._keep(self._memory)
         log_changes(log, self._last, snapshot, observations)
         self._last = snapshot
+        if kept:
+            self._counters_served |= bool(snapshot.accounts or snapshot.gpu_accounts)
+        else:
+            snapshot = replace(snapshot, accounts=(), gpu_accounts=(), xids=(), container_xids=())
+            if not self._counters_served:
+                self._memory = restart_counters(self._memory)  # the first value that is served is 0
         self._publish(snapshot)
         return snapshot
 

@@ -21,8 +21,9 @@ from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import Uuid
 
 VERSION = 1
-AWAY_SECONDS_MAX = 31 * 86400.0
-"""Longer than a node is away. A longer time means that one of the two wall clocks was wrong."""
+USABLE_SECONDS = 600.0
+"""How long after its saving a state may be taken up. It is longer than the kubelet's longest pause between two starts
+of a container (300 s). After that time no restart takes up the file, and newer counters may be served without it."""
 _NUMBER_MAX = 1e24
 """A terabyte for a thousand years is 3e22 byte-seconds."""
 _COUNT_MAX = 2**64 - 1
@@ -119,6 +120,10 @@ class Document(Row, frozen=True, kw_only=True):
         return sum(len(rows) for rows in lists)
 
 
+class OutdatedError(ValueError):
+    """The state is intact, but newer counters may have been served since."""
+
+
 class State(NamedTuple):
     """The saved counters, set to this machine's clock."""
 
@@ -135,11 +140,17 @@ class State(NamedTuple):
 
 def worth_saving(memory: Memory) -> bool:
     """Whether there is anything to lose."""
-    return memory.ledger.at is not None and bool(memory.ledger.gpus or memory.ledger.charges or memory.ledger.away)
+    ledger = memory.ledger
+    return ledger.at is not None and bool(ledger.gpus or ledger.charges or ledger.away or memory.xids.gpus)
 
 
-def encode(memory: Memory, boot_id: str | None = None) -> bytes:
-    """Write the memory of a collection. `boot_id` is the machine's, if it has one."""
+def usable_until(memory: Memory) -> float:
+    """Return when the saved memory expires, on the clock of `elapsed`."""
+    return elapsed(memory.ledger.at or Moment(0.0, 0.0)) + USABLE_SECONDS
+
+
+def encode(memory: Memory, boot_id: str | None) -> bytes:
+    """Write the memory of a collection. Without the machine's boot id, no gpumap takes it up."""
     ledger, xids = memory.ledger, memory.xids
     at = ledger.at or Moment(0.0, 0.0)
     document = Document(
@@ -220,10 +231,10 @@ def _container_xids_row(key: Key, one: ContainerXidMemory, now: float) -> Contai
 # --- reading back -----------------------------------------------------------------------------------------------------
 
 
-def decode(text: bytes, now: Moment, boot_id: str | None = None) -> State:
+def decode(text: bytes, now: Moment, boot_id: str | None) -> State:
     """Read a saved state. Counters continue at `now`: the time since the saving is a gap without a listener.
 
-    Raises ValueError.
+    Raises OutdatedError if it is of another boot, or too old. Raises ValueError if it is no state.
     """
     document = _document(text)
     away = _seconds_away(document, now, boot_id)
@@ -282,12 +293,13 @@ def _explain(error: str) -> str:
 
 
 def _seconds_away(document: Document, now: Moment, boot_id: str | None) -> float:
-    """In the same boot exact, even if the wall clock was changed; otherwise by the wall clock, if it is plausible."""
-    same_boot = boot_id is not None and document.boot_id == boot_id
-    if same_boot and elapsed(now) >= document.boot_seconds:
-        return elapsed(now) - document.boot_seconds
-    away = now.wall - document.saved_at
-    return away if 0.0 <= away <= AWAY_SECONDS_MAX else 0.0
+    """Return the age of the state. Within one boot it is exact, even if the wall clock was changed."""
+    if boot_id is None or document.boot_id != boot_id:
+        raise OutdatedError("it is not known to be of this boot")
+    away = elapsed(now) - document.boot_seconds
+    if not 0.0 <= away <= USABLE_SECONDS:
+        raise OutdatedError(f"it was not saved in the last {USABLE_SECONDS:g} s")
+    return away
 
 
 def _rows(raw: Iterable[RawRow], kind: type[RowT]) -> list[RowT]:

@@ -1,7 +1,8 @@
 """The file of `--state-file`: read once, and replaced before each snapshot is published.
 
-A slow disk does not delay the page: if a write takes too long, counters continue in memory and the next write has them.
-An unusable file is never overwritten: it gets another name first.
+A restart never takes up counters that are older than served ones. If a write fails, gpumap removes the file. If it can
+neither write nor remove the file, the page has no counters until the file expires. A slow disk does not delay the page.
+gpumap never overwrites an unusable file: it renames the file first.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import contextlib
 import logging
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory
-from gpumap.agent.state import decode, encode, worth_saving
+from gpumap.agent.join.accounting import elapsed
+from gpumap.agent.state import USABLE_SECONDS, OutdatedError, decode, encode, usable_until, worth_saving
 from gpumap.model.observations import Moment
 
 BYTES_MAX = 16 << 20
@@ -29,10 +31,6 @@ UNREAD, DAMAGED = ".unread", ".damaged"
 """Suffixes for a file that gpumap could not read, or that is not a state file."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """random(4): a new one after each boot, the same in all containers. It is not on a disk, so reading it never waits."""
-SYNC_SECONDS = 60.0
-"""From one fsync to the next. The page cache survives the end of this process in any case. A crash of the machine loses
-the last minute; the driver's counters then restart too. fsync has its own thread, because a busy disk needs seconds."""
-
 log = logging.getLogger("gpumap")
 
 
@@ -66,15 +64,9 @@ def read_file(path: Path) -> bytes:
     return text
 
 
-def _sync(path: Path) -> None:
-    """Write the file, and its name in its folder, to the disk itself. A failure is repeated at the next time."""
-    for place in (path, path.parent):
-        with contextlib.suppress(OSError):
-            opened = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(opened)
-            finally:
-                os.close(opened)
+def remove_file(path: Path) -> None:
+    """Remove the file, if it exists. Raises OSError."""
+    path.unlink(missing_ok=True)
 
 
 def read_boot_id() -> str | None:
@@ -83,6 +75,13 @@ def read_boot_id() -> str | None:
         return BOOT_ID.read_text("ascii").strip() or None
     except (OSError, ValueError):
         return None
+
+
+class _Outcome(NamedTuple):
+    """What became of a write: why it failed, or ""; and whether the older file is gone then."""
+
+    trouble: str = ""
+    removed: bool = False
 
 
 class StateFile:
@@ -95,19 +94,20 @@ class StateFile:
         replace_file: Callable[[Path, bytes], None] = replace_file,
         read_file: Callable[[Path], bytes] = read_file,
         load_seconds: float = LOAD_SECONDS,
+        remove_file: Callable[[Path], None] = remove_file,
     ) -> None:
         self._path = path
         self._deadline_seconds = deadline_seconds
         self._replace_file = replace_file
         self._read_file = read_file
+        self._remove_file = remove_file
         self._load_seconds = load_seconds
         self._boot_id = read_boot_id()
         self._writes = True
+        self._usable_until = 0.0
+        """Until then (clock of `elapsed`) a restart may take up what is in the file."""
         self._executor = SerialExecutor("gpumap-state")
-        self._sync_executor = SerialExecutor("gpumap-state-sync")
-        self._writing: asyncio.Task[None] | None = None
-        self._syncing: asyncio.Task[None] | None = None
-        self._sync_at = time.monotonic() + SYNC_SECONDS
+        self._writing: asyncio.Task[_Outcome] | None = None
         self._newest: Memory | None = None
         self._failing = False
 
@@ -120,8 +120,14 @@ class StateFile:
         except FileNotFoundError:
             log.info("counters start at 0: there is no state file yet path=%s", self._path)
             return Memory()
+        except OutdatedError as error:
+            log.info("counters start at 0: the state file is outdated path=%s detail=%r", self._path, str(error))
+            return Memory()
         except (OSError, ValueError) as error:
-            await self._set_aside(UNREAD if isinstance(error, OSError) else DAMAGED, _why(error))
+            unread = isinstance(error, OSError)
+            await self._set_aside(UNREAD if unread else DAMAGED, _why(error))
+            if unread and not self._writes:
+                self._usable_until = elapsed(now) + USABLE_SECONDS  # a restart may be able to read it
             return Memory()
         bad = f" rows_left_out={state.left_out}" if state.left_out else ""
         log.log(
@@ -131,6 +137,7 @@ class StateFile:
             state.away_seconds,
             bad,
         )
+        self._usable_until = elapsed(now) + USABLE_SECONDS
         return Memory(ledger=state.ledger, xids=state.xids)
 
     async def _set_aside(self, suffix: str, why: str) -> None:
@@ -151,59 +158,68 @@ class StateFile:
             executor.close()
         log.warning("counters start at 0: the state file is not used path=%s detail=%r %s", self._path, why, outcome)
 
-    async def save(self, memory: Memory) -> None:
-        """Write the memory. Returns when it is written, has failed or takes too long."""
-        if not self._writes or not worth_saving(memory):
-            return
-        self._newest = memory
-        await self._write(memory)
-        if time.monotonic() >= self._sync_at:
-            self._begin_to_sync()
+    async def save(self, memory: Memory) -> bool:
+        """Write the memory. Returns when it is written, has failed or takes too long.
+
+        The result is whether its counters may be served: no restart can take up older ones.
+        """
+        if not worth_saving(memory):
+            return True
+        if self._writes:
+            self._newest = memory
+            if await self._write(memory):
+                return True
+        return elapsed(memory.ledger.at or Moment(0.0, 0.0)) > self._usable_until
 
     async def close(self) -> None:
-        """Write the newest memory to the disk itself, if the disk answers."""
+        """Write the newest memory, if the disk answers."""
         if self._newest is not None:
-            await self._wait_for(self._writing)
+            await self._wait_for_write()
             await self._write(self._newest)
-            await self._wait_for(self._syncing)
-            self._begin_to_sync()
-            await self._wait_for(self._syncing)
         self._executor.close()
-        self._sync_executor.close()
 
-    async def _write(self, memory: Memory) -> None:
-        if self._writing is not None:
-            if not self._writing.done():
-                return  # it hangs, which is logged: there is never a second write at the same time
-            self._writing.exception()  # of an older state: the next write shows whether the disk works
+    async def _write(self, memory: Memory) -> bool:
+        """Return whether the memory is in the file."""
+        if self._writing is not None and not self._writing.done():
+            return False  # it hangs, which is logged: there is never a second write at the same time
+        usable_before, self._usable_until = self._usable_until, usable_until(memory)
         self._writing = asyncio.create_task(self._executor.run(lambda: self._put(memory)))
-        await self._wait_for(self._writing)
+        await self._wait_for_write()
         if not self._writing.done():
             self._log_trouble(f"no end within {self._deadline_seconds:g} s")
-            return
-        error, self._writing = self._writing.exception(), None
-        self._log_trouble(_why(error) if error is not None else "")
+            return False
+        outcome = self._writing.result()
+        if outcome.trouble:
+            self._usable_until = 0.0 if outcome.removed else usable_before
+        self._log_trouble(outcome.trouble)
+        return not outcome.trouble
 
-    def _put(self, memory: Memory) -> None:
-        text = encode(memory, self._boot_id)
-        if len(text) > BYTES_MAX:
-            raise ValueError(_TOO_LARGE)  # gpumap could not read it back
-        self._replace_file(self._path, text)
+    def _put(self, memory: Memory) -> _Outcome:
+        try:
+            text = encode(memory, self._boot_id)
+            if len(text) > BYTES_MAX:
+                raise ValueError(_TOO_LARGE)  # gpumap could not read it back
+            self._replace_file(self._path, text)
+        except Exception as error:  # whatever it is, the page goes on
+            return _Outcome(_why(error), removed=self._remove())
+        return _Outcome()
 
-    def _begin_to_sync(self) -> None:
-        if self._syncing is not None and not self._syncing.done():
-            return
-        self._sync_at = time.monotonic() + SYNC_SECONDS
-        self._syncing = asyncio.create_task(self._sync_executor.run(lambda: _sync(self._path)))
+    def _remove(self) -> bool:
+        """Remove the file: a restart must not take up its older counters."""
+        try:
+            self._remove_file(self._path)
+        except OSError:
+            return False
+        return True
 
-    async def _wait_for(self, task: asyncio.Task[None] | None) -> None:
-        if task is not None:
-            await asyncio.wait({task}, timeout=self._deadline_seconds)
+    async def _wait_for_write(self) -> None:
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=self._deadline_seconds)
 
     def _log_trouble(self, trouble: str) -> None:
         """Log when trouble starts and when it ends."""
         if trouble and not self._failing:
-            log.warning("state file cannot be written, counters go on in memory path=%s detail=%r", self._path, trouble)
+            log.warning("state file cannot be written path=%s detail=%r", self._path, trouble)
         elif self._failing and not trouble:
             log.info("state file is written again path=%s", self._path)
         self._failing = bool(trouble)

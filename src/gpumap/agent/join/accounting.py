@@ -241,20 +241,19 @@ def _sharers(charges: Mapping[Key, Charge], measured: Measurements) -> dict[Uuid
 
 
 def _divide(millijoules: int, reading: GpuReading, sharers: Iterable[_Sharer]) -> Iterator[tuple[Key, int]]:
-    """Divide by SM time; on an idle GPU by the shares held. Together at most all of it."""
+    """Divide the busy part by SM time, and the idle part by the shares held. Together at most all of it."""
     total = sum(sample.sm_ratio for sample in reading.samples or ())
-    if not total and not _is_idle(reading):
-        return
+    idle = max(1.0 - total, 0.0) if _all_sm_known(reading, total) else 0.0
     left = millijoules
     for key, sm_ratio, held in sharers:
-        share = min(int(millijoules * (sm_ratio / total if total else held)), left)
+        share = min(int(millijoules * (sm_ratio / max(total, 1.0) + idle * held)), left)
         yield key, share
         left -= share
 
 
-def _is_idle(reading: GpuReading) -> bool:
-    """Whether no process computes, if there are no samples. The driver samples no client of an MPS server."""
-    if reading.utilization_ratio or reading.processes is None:
+def _all_sm_known(reading: GpuReading, total: float) -> bool:
+    """Whether no process computes without a sample. The driver samples no client of an MPS server."""
+    if reading.processes is None or (reading.utilization_ratio and not total):
         return False
     sampled = {sample.pid for sample in reading.samples or ()}
     return all("M" not in process.types or process.pid in sampled for process in reading.processes)

@@ -44,8 +44,8 @@ ACCOUNTING = (
     ),
     _charged(
         "gpumap_container_energy_joules_total",
-        "An estimate of the energy that the GPU used for the container: the GPU's energy shared out by SM time, or by "
-        "what is held while nobody computes. Absent where SM time is not known.",
+        "Estimated energy that the GPU used for the container. The busy part of it is shared by SM time, the "
+        "idle part by allocation. Absent if SM time is unknown.",
         lambda account: account.energy_joules,
     ),
     Family(
