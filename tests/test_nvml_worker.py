@@ -198,8 +198,8 @@ def test_only_the_compute_list_is_essential(start: Start) -> None:
 
 
 def test_samples_are_means_by_process(start: Start) -> None:
-    """Percent become ratios of at most 1; several rows of a PID become their mean."""
-    samples = [Sample(10, 50, 10), Sample(10, 70, 30), Sample(11, 130, 0, 20, 40)]
+    """Percent become ratios; several rows of a PID become their mean."""
+    samples = [Sample(10, 50, 10), Sample(10, 70, 30), Sample(11, 100, 0, 20, 40)]
     assert start().read_one(Driver(gpus=[Gpu(A, samples=samples)])).samples == (
         ProcessSample(10, 0.6, 0.2, 0.0, 0.0),
         ProcessSample(11, 1.0, 0.0, 0.2, 0.4),
@@ -226,12 +226,31 @@ def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Star
     assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
 
 
-def test_samples_survive_a_clock_that_was_set_back(start: Start) -> None:
-    """After samples from what is now the future, those of the last interval are asked for."""
+def test_garbage_samples_are_dropped(start: Start) -> None:
+    """Rows above 100 %, of the future, of long ago, and rows that the driver counted and did not write, say nothing."""
+    now = time.time_ns() // 1000
+    garbage = [
+        Sample(20, 37_100, enc=50_583, timestamp_us=now),
+        Sample(21, 5, dec=101, timestamp_us=now),
+        Sample(22, 50, timestamp_us=now + 3_600_000_000),
+        Sample(23, 50, timestamp_us=49_936),
+        Sample(24, 50, timestamp_us=now - 60_000_000),
+    ]
+    worker = start()
+    for running in ([10, 11], [11]):
+        processes = [Process(pid) for pid in running]
+        gpu = Gpu(A, samples=[*garbage, *[Sample(pid, 40) for pid in running]], processes=processes, garbage_rows=94)
+        reading = worker.read_one(Driver(gpus=[gpu]))
+        assert reading.samples == tuple(ProcessSample(pid, 0.4, 0.0, 0.0, 0.0) for pid in running)
+        assert reading.processes == tuple(GpuProcess(pid, GIB, "C") for pid in running)
+
+
+def test_samples_of_the_future_hide_no_others(start: Start) -> None:
+    """A row of the future is not taken for the newest one: the next reading asks for those of the last interval."""
     worker = start()
     gpu = Gpu(A, samples=[Sample(10, 50, timestamp_us=time.time_ns() // 1000 + 3_600_000_000)])
     driver = Driver(gpus=[gpu])
-    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
+    assert worker.read_one(driver).samples == ()
     gpu.samples = [Sample(11, 20)]
     assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
 

@@ -195,7 +195,8 @@ class Gpu:
     `instances` are its MIG devices by slot, None for a hole; they exist only while `mig_mode` is True, which it is by
     default for a GPU that was made with instances. `fields` adds to the field values that the other values imply
     (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id). `ecc` has counts by
-    (error type, counter type, location). GPM is supported where `gpm` is given, be it for its MIG devices alone.
+    (error type, counter type, location). With `garbage_rows` it tells samples of any time, and counts so many rows more
+    than it writes, as the drivers of nvtop's issue 110. GPM is supported where `gpm` is given, be it for its MIG devices alone.
     """
 
     uuid: str | None
@@ -219,6 +220,7 @@ class Gpu:
     cc_unprotected_kib: int | None = None
     processes: list[Process] | None = field(default_factory=list)
     samples: list[Sample] | None = field(default_factory=list)
+    garbage_rows: int | None = None
     fields: dict[int | tuple[int, int], FieldValue | None] = field(default_factory=dict)
     clocks_megahertz: dict[Literal["graphics", "sm", "memory", "video"], int] = field(default_factory=dict)
     clock_events: int | None = None
@@ -357,6 +359,7 @@ def _gpu_lines(key: str, index: int, gpu: Gpu) -> Iterator[str]:
             f"{key}.cc.protected_kib": gpu.cc_protected_kib,
             f"{key}.cc.unprotected_kib": gpu.cc_unprotected_kib,
             f"{key}.events": gpu.event_types,
+            f"{key}.garbage": gpu.garbage_rows,
             f"{key}.mig.mode": gpu.mig_mode,
             f"{key}.mig.pending": gpu.mig_mode if gpu.mig_pending is None else gpu.mig_pending,
             f"{key}.mig.max": gpu.mig_max_count,

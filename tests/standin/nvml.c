@@ -23,6 +23,8 @@
  *   gpu.N.process compute|graphics|mps PID BYTES GI CI PROTECTED_BYTES       ("-": the driver does not say)
  *   gpu.N.samples 1                              process utilization is supported; then, as often as wanted:
  *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER
+ *   gpu.N.garbage ROWS                           samples of any time are told, and so many rows more than are written;
+ *                                                the process lists too count so many more than they write
  *   gpu.N.field.ID.SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
  *   gpu.N.clock.graphics|sm|memory|video MHZ, gpu.N.clock.events|supported_events BITS
  *   gpu.N.max_clock.graphics|sm|memory|video MHZ
@@ -1270,6 +1272,12 @@ static u32 append_rows(const char *prefix, const char *kind, size_t row_size, ch
     return count;
 }
 
+/* How many rows a driver as in nvtop's issue 110 counts beyond those that it writes. */
+static u32 garbage_rows(const Call *call)
+{
+    return (u32)number_or(find("%s.garbage", call->prefix), 0);
+}
+
 /* A GPU's list has its instances' rows as well. */
 static u32 all_rows(const Call *call, const char *kind, size_t row_size, char *rows)
 {
@@ -1288,7 +1296,7 @@ static Return process_rows(const Call *call, const char *kind, size_t row_size, 
     REQUIRE(count);
     if (!find("%s.processes", call->prefix))
         return NOT_SUPPORTED;
-    u32 needed = all_rows(call, kind, row_size, NULL);
+    u32 needed = all_rows(call, kind, row_size, NULL) + garbage_rows(call);
     bool fits = *count >= needed;
     *count = needed;
     if (!fits)
@@ -1374,7 +1382,7 @@ static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples)
             .encoder = (u32)number(words[4]),
             .decoder = (u32)number(words[5]),
         };
-        if (sample.timestamp <= since)
+        if (sample.timestamp <= since && !find("%s.garbage", call->prefix))
             continue;
         if (samples)
             samples[count] = sample;
@@ -1391,7 +1399,7 @@ Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *coun
     if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
         return NOT_SUPPORTED;
     u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, since, now, NULL);
+    u32 needed = newer_samples(&call, since, now, NULL) + garbage_rows(&call);
     bool fits = samples && *count >= needed;
     *count = needed;
     if (!needed)
