@@ -82,6 +82,13 @@ def test_what_a_gpu_does_not_support_is_absent_without_complaint(start: Start) -
     assert reading.temperatures_celsius == (("gpu", 40.0),)
 
 
+def test_a_memory_of_zero_degrees_is_no_temperature(start: Start) -> None:
+    """T4 and GeForce cards have no sensor for the memory, and some drivers answer 0 for it."""
+    assert start().read_one(Driver(gpus=[Gpu(A, memory_temperature_celsius=0)])).temperatures_celsius == (
+        ("gpu", 40.0),
+    )
+
+
 def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
     """A value that NVML refuses is absent, and the refusal is told with its code."""
     driver = Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetPowerUsage", 0): Code.NO_PERMISSION})

@@ -195,8 +195,9 @@ class Gpu:
     `instances` are its MIG devices by slot, None for a hole; they exist only while `mig_mode` is True, which it is by
     default for a GPU that was made with instances. `fields` adds to the field values that the other values imply
     (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id). `ecc` has counts by
-    (error type, counter type, location). With `garbage_rows` it tells samples of any time, and counts so many rows more
-    than it writes, as the drivers of nvtop's issue 110. GPM is supported where `gpm` is given, be it for its MIG devices alone.
+    (error type, counter type, location). With `garbage_rows` it tells samples of any time, and counts so
+    many rows more than it writes, as the drivers of nvtop's issue 110. GPM is supported where `gpm` is given, be it for
+    its MIG devices alone.
     """
 
     uuid: str | None

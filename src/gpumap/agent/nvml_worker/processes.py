@@ -22,7 +22,8 @@ SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
 """A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 RING_SECONDS = 72.0
-"""The driver keeps 72 samples at most (kernel, NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL), at least one a second."""
+"""The driver keeps at most 72 samples, and takes at least one a second (kernel,
+NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 FULL_RATIO = 0.9
 """Of an interval: what comes earlier is a reading before its time."""
 SLOTS = 256

@@ -210,4 +210,6 @@ class GpuReader:
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
+    """By sensor. Drivers answer 0 for the memory of cards without its sensor (T4, GeForce)."""
+    memory = memory or None
     return tuple([(sensor, float(c)) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None])
