@@ -87,6 +87,16 @@ def test_an_event_of_a_mig_device_has_its_ids(start: Start) -> None:
     assert next_xid(worker)[:4] == (A, 13, 2, 0)
 
 
+def test_an_event_is_of_the_device_that_it_names(start: Start) -> None:
+    """NVIDIA's mock driver tells an event of one GPU to the event set of another one. Each is told once."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], one_queue=True)
+    worker = listener(start, driver)
+    fire(worker, driver, Xid(2, 79), Xid(1, 31), Xid(2, 48))
+    assert {next_xid(worker)[:2] for _ in range(3)} == {(C, 79), (B, 31), (C, 48)}
+    read(worker)
+    assert told(worker) == []
+
+
 def test_a_read_tells_first_what_came_before_it(start: Start) -> None:
     """The thread that listens is woken: an event stands before the driver's line of the next read."""
     driver = Driver(gpus=[Gpu(A)])

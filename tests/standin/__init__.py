@@ -265,7 +265,8 @@ class Driver:
     The keys of `fail`, `delay` and `crash` are (function or "*", target); where several match, the first one counts.
     `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone). `then` is another
     driver, which takes this one's place as soon as a call that its key matches is answered. `holds` is open while NVML
-    is initialised, `leaks` also after that.
+    is initialised, `leaks` also after that. With `one_queue` each of the `xids` is told once, to whichever event set is
+    asked first.
     """
 
     version: str | None = "550.54.15"
@@ -281,6 +282,7 @@ class Driver:
     holds: Path | None = None
     leaks: Path | None = None
     abi535: bool = False
+    one_queue: bool = False
 
     def write(self, path: Path) -> None:
         """Replace the state file at `path`, so that the library sees either the old or the new one."""
@@ -317,6 +319,7 @@ def _driver_lines(driver: Driver) -> Iterator[str]:
             "holds": None if driver.holds is None else str(driver.holds),
             "leaks": None if driver.leaks is None else str(driver.leaks),
             "abi535": driver.abi535,
+            "one_queue": driver.one_queue,
         }
     )
     for serial, xid in enumerate(driver.xids, start=1):
