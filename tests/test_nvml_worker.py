@@ -98,7 +98,7 @@ def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
 
 
 def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
-    """A call that answered "not supported" is asked once until NVML is initialised anew."""
+    """A call that answered "not supported" is asked once in a few minutes, and when NVML is initialised anew."""
     calls = tmp_path / "calls"
     worker = start(groups=("codec",), GPUMAP_STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None)])
@@ -109,6 +109,59 @@ def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) 
     counted = standin.read_calls(calls)
     assert (counted["nvmlDeviceGetEncoderUtilization"], counted["nvmlDeviceGetDecoderUtilization"]) == (1, 3)
     assert (counted["nvmlDeviceGetHandleByIndex_v2"], counted["nvmlDeviceGetUUID"]) == (1, 1)
+
+
+SOON = {"calls.SOON_SECONDS": 0.2, "calls.RETRY_SECONDS": 600.0}
+PASSING = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMigMode",
+)
+
+
+@pytest.mark.parametrize("call", PASSING)
+def test_a_passing_not_supported_is_told_and_passes(start: Start, call: str) -> None:
+    """A value that was there before and is refused is asked for again soon; no other value is."""
+    worker = start(groups=("codec", "health"), changed=SOON)
+    driver = Driver(gpus=[Gpu(A, encoder_utilization=None, processes=[Process(10)], mig_mode=False)])
+    whole = worker.read_one(driver)
+    assert whole.refusals == ()
+    driver.fail = {(call, 0): Code.NOT_SUPPORTED}
+    assert worker.read_one(driver).refusals == ((call, Code.NOT_SUPPORTED),)
+    driver.fail = {}
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while worker.read_one(driver)._replace(sampled_seconds=None) != whole._replace(sampled_seconds=None):
+        assert time.monotonic() < deadline, "it is not asked for again"
+
+
+def test_a_value_that_is_lost_for_good_is_asked_for_more_and_more_seldom(start: Start) -> None:
+    """Each time that it is refused is told, and there are few of them."""
+    worker = start(changed={"calls.SOON_SECONDS": 0.05, "calls.RETRY_SECONDS": 0.4})
+    driver = Driver(gpus=[Gpu(A)])
+    worker.read(driver)
+    driver.gpus = [Gpu(A, power_milliwatts=None)]
+    told, began, reads = 0, time.monotonic(), 0
+    while told < 5:
+        told += len(worker.read_one(driver).refusals)
+        reads += 1
+    assert time.monotonic() - began > 0.05 + 0.1 + 0.2 + 0.4
+    assert reads > told
+
+
+def test_what_a_gpu_lacks_is_asked_for_again_without_complaint(start: Start, tmp_path: Path) -> None:
+    """A refusal of what never was there is no error, however often it comes."""
+    calls = tmp_path / "calls"
+    worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, encoder_utilization=None, fields={82: None})])
+    for _ in range(3):
+        assert worker.read_one(driver).refusals == ()
+    driver.gpus[0].encoder_utilization = 5
+    assert worker.read_one(driver).encoder_ratio == 0.05
+    driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNKNOWN
+    worker.refusal(driver)
+    assert standin.read_calls(calls)["nvmlDeviceGetEncoderUtilization"] == 4
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,17 @@ def test_who_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -
     assert standin.read_calls(path)["nvmlDeviceGetSupportedEventTypes"] == 1
 
 
+def test_events_that_are_not_supported_for_a_moment_are_heard_later(start: Start) -> None:
+    """The GPU is asked again after a few minutes."""
+    worker = start(groups=("health",), changed={**SOON, "listener.RETRY_SECONDS": 0.0})
+    driver = Driver(gpus=[Gpu(A)], fail={(REGISTER, 0): Code.NOT_SUPPORTED})
+    worker.read(driver)
+    assert read(worker) == {}
+    driver.fail = {}
+    worker.read(driver)
+    assert A in read(worker)
+
+
 def test_a_registration_that_fails_is_tried_again(start: Start) -> None:
     """At each read, and it is told why until it succeeds."""
     worker = start(groups=("health",), changed=SOON)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NewType
 import pynvml
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.agent.nvml_worker.calls import UNSUPPORTED
+from gpumap.agent.nvml_worker.calls import RETRY_SECONDS, UNSUPPORTED
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.processes import NO_ID
@@ -123,7 +123,7 @@ class Listener:
         self._output = output
         self._listeners: dict[Uuid, EventListener] = {}
         self._uuids: dict[int | None, Uuid] = {}  # by the address in a GPU's handle
-        self._unsupported: set[Uuid] = set()
+        self._unsupported: dict[Uuid, float] = {}  # until when, on the monotonic clock
         self._changing = threading.Condition()  # of everything below, and who listens to whom
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
@@ -145,13 +145,13 @@ class Listener:
         self._uuids[_address(handle)] = uuid
         if listener is not None and (listener.closed or listener.to_renew) and self._release(listener):
             listener = None
-        if listener is not None or uuid in self._unsupported:
+        if listener is not None or time.monotonic() < self._unsupported.get(uuid, 0.0):
             return reading
         try:
             self._register(uuid, handle)
         except RefusedError as refused:
             if refused.code in UNSUPPORTED or refused.code == pynvml.NVML_ERROR_NO_PERMISSION:
-                self._unsupported.add(uuid)
+                self._unsupported[uuid] = time.monotonic() + RETRY_SECONDS
             else:
                 return reading._replace(refusals=(*reading.refusals, (refused.call, refused.code)))
         return reading
