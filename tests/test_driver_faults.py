@@ -90,6 +90,21 @@ async def test_a_gpu_at_fault_costs_itself_and_is_back_by_itself(node: Node, cod
         assert list(agent.children()) == worker
 
 
+async def test_a_passing_not_supported_costs_no_value_for_good(node: Node) -> None:
+    """While the driver refuses the process list, no memory is told, an error counts; then all is as before."""
+    holder = node.admit("holder", main=[CARD])
+    node.run(holder.cgroup("main"), 1, 11 * GIB)
+    async with serve(node) as agent:
+        await agent.until(lambda page: page.value(USED, pod="holder") == 11 * GIB, "it is not measured")
+        node.driver.fail = {("nvmlDeviceGetComputeRunningProcesses_v3", "*"): Code.NOT_SUPPORTED}
+        node.tell_driver()
+        page = await agent.until(lambda page: page.value(USED, pod="holder") is None, "what was refused is told")
+        assert (page.value("gpumap_source_errors_total", source="nvml", reason="not_supported") or 0) >= 1
+        node.driver.fail = {}
+        node.tell_driver()
+        await agent.until(lambda page: page.value(USED, pod="holder") == 11 * GIB, "it is silenced for good")
+
+
 def test_a_lost_gpu_is_looked_for_now_and_then(start: Start, tmp_path: Path) -> None:
     """NVML is initialised anew once in so long, so that one that was reset behind our back answers; and not while all
     are well."""

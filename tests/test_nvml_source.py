@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpumap.agent.sources import nvml_process
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading
@@ -285,18 +286,66 @@ async def test_a_child_that_dies_before_it_answers_is_a_failure(start: Start) ->
 
 async def test_a_child_that_was_killed_is_replaced(start: Start) -> None:
     """A child killed between two reads costs nothing; one killed in a read costs that read."""
-    source = start("for n, _ in requests(): driver(n, 1); n == 3 or gpu(n, 0)")
+    source = start("for n, _ in requests(): driver(n, 1); n == 4 or gpu(n, 0)")
     first = pid(await read(source))
     os.kill(first, signal.SIGKILL)
     second = await read(source)
     assert faults(second) == [None]
     assert pid(second) != first
+    assert second.complaints == (Complaint("worker_crashed", "the worker was killed by SIGKILL"),)
+    assert (await read(source)).complaints == ()
     reading = asyncio.create_task(source.read(1.0, PATIENCE_SECONDS))
     await asyncio.sleep(0.1)
     os.kill(pid(second), signal.SIGKILL)
     assert faults(await reading) == ["worker_crashed"]
     await read(source)  # leaves the suspect out
     assert faults(await read(source)) == [None]
+
+
+async def test_a_child_that_ends_on_purpose_between_two_reads_is_no_fault(start: Start) -> None:
+    """It exits with 0, and the next read starts another one."""
+    source = start("for n, _ in requests(): driver(n, 1); gpu(n, 0); os.close(1); sys.exit(0)")
+    for _ in range(2):
+        assert (await read(source)).complaints == ()
+
+
+async def test_what_a_child_died_of_is_told_once_the_driver_answers(start: Start, log: Path) -> None:
+    """A read that fails for another reason does not lose it."""
+    source = start(
+        """for n, _ in requests(): driver(n, 1) if n != 2 else say(read=n, error=dict(code=9, reason="gone", detail="")); \
+        n == 2 or gpu(n, 0)"""
+    )
+    os.kill(pid(await read(source)), signal.SIGKILL)
+    assert (await failure(source)).reason == "gone"
+    assert [complaint.reason for complaint in (await read(source)).complaints] == ["worker_crashed"]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text"),
+    [
+        ("0::/kubepods/pod1/c1\n", "kubepods/pod1/c1/memory.events", "low 0\noom 3\noom_kill {}\n"),
+        ("0::/\n", "memory.events", "oom_kill {}\n"),
+        ("4:memory:/kubepods/pod1\n0::/\n", "memory/kubepods/pod1/memory.oom_control", "under_oom 0\noom_kill {}\n"),
+        ("4:cpu,memory:/kubepods/pod1\n", "memory/memory.oom_control", "under_oom 0\noom_kill {}\n"),
+    ],
+)
+async def test_a_child_that_the_kernel_killed_for_memory_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, file: str, text: str
+) -> None:
+    """By the count of gpumap's own cgroup, version 2 or 1, as the host or a container mounts it."""
+    events = tmp_path / "fs" / file
+    events.parent.mkdir(parents=True)
+    events.write_text(text.format(4))
+    (tmp_path / "cgroup").write_text(cgroup)
+    monkeypatch.setattr(nvml_process, "OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(nvml_process, "CGROUPS", tmp_path / "fs")
+    for kills, reason in ((4, "worker_crashed"), (5, "worker_oom_killed")):
+        worker = await nvml_process.Worker.start([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        worker.kill()
+        events.write_text(text.format(kills))
+        assert (await worker.obituary()).reason == reason
+        worker.end()
+        await worker.ended()
 
 
 async def test_a_line_cut_off_by_a_crash_is_a_crash(start: Start) -> None:

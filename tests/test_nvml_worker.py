@@ -82,6 +82,13 @@ def test_what_a_gpu_does_not_support_is_absent_without_complaint(start: Start) -
     assert reading.temperatures_celsius == (("gpu", 40.0),)
 
 
+def test_a_memory_of_zero_degrees_is_no_temperature(start: Start) -> None:
+    """T4 and GeForce cards have no sensor for the memory, and some drivers answer 0 for it."""
+    assert start().read_one(Driver(gpus=[Gpu(A, memory_temperature_celsius=0)])).temperatures_celsius == (
+        ("gpu", 40.0),
+    )
+
+
 def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
     """A value that NVML refuses is absent, and the refusal is told with its code."""
     driver = Driver(gpus=[Gpu(A)], fail={("nvmlDeviceGetPowerUsage", 0): Code.NO_PERMISSION})
@@ -91,7 +98,7 @@ def test_a_failing_call_costs_its_value_alone_and_is_told(start: Start) -> None:
 
 
 def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -> None:
-    """A call that answered "not supported" is asked once until NVML is initialised anew."""
+    """A call that answered "not supported" is asked once in a few minutes, and when NVML is initialised anew."""
     calls = tmp_path / "calls"
     worker = start(groups=("codec",), GPUMAP_STANDIN_CALLS=str(calls))
     driver = Driver(gpus=[Gpu(A, encoder_utilization=None)])
@@ -102,6 +109,59 @@ def test_what_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) 
     counted = standin.read_calls(calls)
     assert (counted["nvmlDeviceGetEncoderUtilization"], counted["nvmlDeviceGetDecoderUtilization"]) == (1, 3)
     assert (counted["nvmlDeviceGetHandleByIndex_v2"], counted["nvmlDeviceGetUUID"]) == (1, 1)
+
+
+SOON = {"calls.SOON_SECONDS": 0.2, "calls.RETRY_SECONDS": 600.0}
+PASSING = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMigMode",
+)
+
+
+@pytest.mark.parametrize("call", PASSING)
+def test_a_passing_not_supported_is_told_and_passes(start: Start, call: str) -> None:
+    """A value that was there before and is refused is asked for again soon; no other value is."""
+    worker = start(groups=("codec", "health"), changed=SOON)
+    driver = Driver(gpus=[Gpu(A, encoder_utilization=None, processes=[Process(10)], mig_mode=False)])
+    whole = worker.read_one(driver)
+    assert whole.refusals == ()
+    driver.fail = {(call, 0): Code.NOT_SUPPORTED}
+    assert worker.read_one(driver).refusals == ((call, Code.NOT_SUPPORTED),)
+    driver.fail = {}
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while worker.read_one(driver)._replace(sampled_seconds=None) != whole._replace(sampled_seconds=None):
+        assert time.monotonic() < deadline, "it is not asked for again"
+
+
+def test_a_value_that_is_lost_for_good_is_asked_for_more_and_more_seldom(start: Start) -> None:
+    """Each time that it is refused is told, and there are few of them."""
+    worker = start(changed={"calls.SOON_SECONDS": 0.05, "calls.RETRY_SECONDS": 0.4})
+    driver = Driver(gpus=[Gpu(A)])
+    worker.read(driver)
+    driver.gpus = [Gpu(A, power_milliwatts=None)]
+    told, began, reads = 0, time.monotonic(), 0
+    while told < 5:
+        told += len(worker.read_one(driver).refusals)
+        reads += 1
+    assert time.monotonic() - began > 0.05 + 0.1 + 0.2 + 0.4
+    assert reads > told
+
+
+def test_what_a_gpu_lacks_is_asked_for_again_without_complaint(start: Start, tmp_path: Path) -> None:
+    """A refusal of what never was there is no error, however often it comes."""
+    calls = tmp_path / "calls"
+    worker = start(groups=("codec",), changed={"calls.RETRY_SECONDS": 0.0}, GPUMAP_STANDIN_CALLS=str(calls))
+    driver = Driver(gpus=[Gpu(A, encoder_utilization=None, fields={82: None})])
+    for _ in range(3):
+        assert worker.read_one(driver).refusals == ()
+    driver.gpus[0].encoder_utilization = 5
+    assert worker.read_one(driver).encoder_ratio == 0.05
+    driver.fail["nvmlDeviceGetCount_v2", "*"] = Code.UNKNOWN
+    worker.refusal(driver)
+    assert standin.read_calls(calls)["nvmlDeviceGetEncoderUtilization"] == 4
 
 
 @pytest.mark.parametrize(
@@ -198,8 +258,8 @@ def test_only_the_compute_list_is_essential(start: Start) -> None:
 
 
 def test_samples_are_means_by_process(start: Start) -> None:
-    """Percent become ratios of at most 1; several rows of a PID become their mean."""
-    samples = [Sample(10, 50, 10), Sample(10, 70, 30), Sample(11, 130, 0, 20, 40)]
+    """Percent become ratios; several rows of a PID become their mean."""
+    samples = [Sample(10, 50, 10), Sample(10, 70, 30), Sample(11, 100, 0, 20, 40)]
     assert start().read_one(Driver(gpus=[Gpu(A, samples=samples)])).samples == (
         ProcessSample(10, 0.6, 0.2, 0.0, 0.0),
         ProcessSample(11, 1.0, 0.0, 0.2, 0.4),
@@ -226,12 +286,31 @@ def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Star
     assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
 
 
-def test_samples_survive_a_clock_that_was_set_back(start: Start) -> None:
-    """After samples from what is now the future, those of the last interval are asked for."""
+def test_garbage_samples_are_dropped(start: Start) -> None:
+    """Rows above 100 %, of the future, of long ago, and rows that the driver counted and did not write, say nothing."""
+    now = time.time_ns() // 1000
+    garbage = [
+        Sample(20, 37_100, enc=50_583, timestamp_us=now),
+        Sample(21, 5, dec=101, timestamp_us=now),
+        Sample(22, 50, timestamp_us=now + 3_600_000_000),
+        Sample(23, 50, timestamp_us=49_936),
+        Sample(24, 50, timestamp_us=now - 60_000_000),
+    ]
+    worker = start()
+    for running in ([10, 11], [11]):
+        processes = [Process(pid) for pid in running]
+        gpu = Gpu(A, samples=[*garbage, *[Sample(pid, 40) for pid in running]], processes=processes, garbage_rows=94)
+        reading = worker.read_one(Driver(gpus=[gpu]))
+        assert reading.samples == tuple(ProcessSample(pid, 0.4, 0.0, 0.0, 0.0) for pid in running)
+        assert reading.processes == tuple(GpuProcess(pid, GIB, "C") for pid in running)
+
+
+def test_samples_of_the_future_hide_no_others(start: Start) -> None:
+    """A row of the future is not taken for the newest one: the next reading asks for those of the last interval."""
     worker = start()
     gpu = Gpu(A, samples=[Sample(10, 50, timestamp_us=time.time_ns() // 1000 + 3_600_000_000)])
     driver = Driver(gpus=[gpu])
-    assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [10]
+    assert worker.read_one(driver).samples == ()
     gpu.samples = [Sample(11, 20)]
     assert [sample.pid for sample in worker.read_one(driver).samples or ()] == [11]
 

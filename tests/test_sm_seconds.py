@@ -29,14 +29,20 @@ class Driver(Lists):
         self.busy = busy
         self.rows_of_idleness = rows_of_idleness
         self.now = 0.0
+        self.set_back: tuple[float, float] = (float("inf"), 0.0)
+        """When the wall clock was set back, and by how many seconds."""
+
+    def wall(self, at: float) -> float:
+        when, seconds = self.set_back
+        return EPOCH + at - (seconds if at > when else 0.0)
 
     def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
-        first = int((since_us / 1e6 - EPOCH) * RATE) + 1
-        times = [number / RATE for number in range(max(first, 0), int(self.now * RATE) + 1)]
+        kept = range(max(int(self.now * RATE) - 71, 0), int(self.now * RATE) + 1)
+        times = [number / RATE for number in kept if round(self.wall(number / RATE) * 1e6) > since_us]
         busy = [self.busy(at) for at in times]
         if not times or not (any(busy) or self.rows_of_idleness):
             return []
-        return [(PID, int((EPOCH + times[-1]) * 1e6), round(100 * sum(busy) / len(busy)), 0, 0, 0)]
+        return [(PID, round(self.wall(times[-1]) * 1e6), round(100 * sum(busy) / len(busy)), 0, 0, 0)]
 
 
 @dataclass
@@ -55,12 +61,13 @@ class World:
         self.start_worker()
 
     def start_worker(self) -> None:
-        self.sampler = Sampler(lambda: self.driver.now, lambda: int((EPOCH + self.driver.now) * 1e6))
+        self.sampler = Sampler(lambda: self.driver.now, lambda: round(self.driver.wall(self.driver.now) * 1e6))
 
     def collect(self, at: float) -> None:
         self.driver.now = at
         sampled = self.sampler.read(NvmlCalls(), self.driver, Handle(0), self.interval, busy=True)
         self.node.gpus[0].sampled_seconds = sampled.seconds
+        self.node.gpus[0].tells_samples = sampled.samples is not None
         self.node.processes[0].sm = sampled.samples[0].sm_ratio if sampled.samples else 0.0
         self.node.clock = at
         self.node.collect(0.0)
@@ -148,3 +155,25 @@ def test_a_gap_settles_nothing() -> None:
     world.node.collect(2.0)
     world.node.gpus[0].fault = None
     assert world.sm_seconds([1010, 1015]) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("seconds", [3600.0, 30.0, 5.0])
+def test_a_clock_that_is_set_back_charges_no_sample_again(seconds: float) -> None:
+    """SM is unknown until the driver has dropped its samples from before, which look new. Then it is known again."""
+    world = World(lambda at: at <= 1060 or at > 1150)
+    world.driver.set_back = (1062.0, seconds)
+    assert world.sm_seconds([1000 + 5.0 * number for number in range(13)]) == pytest.approx(60.0, abs=0.1)
+    for at in range(1065, 1135, 5):
+        before = world.sm_seconds([at])
+        assert not world.node.gpus[0].tells_samples
+        assert before == pytest.approx(60.0, abs=0.1)
+    assert world.sm_seconds([1140.0, 1145.0, 1150.0]) == pytest.approx(60.0, abs=0.1)
+    assert world.node.gpus[0].tells_samples
+    assert world.sm_seconds([1155.0, 1160.0]) == pytest.approx(70.0, abs=0.1)
+
+
+def test_a_clock_that_is_set_forward_loses_nothing() -> None:
+    """Samples from before are older than they look, and were charged."""
+    world = World(lambda _: True)
+    world.driver.set_back = (1017.0, -3600.0)
+    assert world.sm_seconds([1000 + 5.0 * number for number in range(9)]) == pytest.approx(40.0, abs=0.1)

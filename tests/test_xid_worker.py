@@ -87,6 +87,16 @@ def test_an_event_of_a_mig_device_has_its_ids(start: Start) -> None:
     assert next_xid(worker)[:4] == (A, 13, 2, 0)
 
 
+def test_an_event_is_of_the_device_that_it_names(start: Start) -> None:
+    """NVIDIA's mock driver tells an event of one GPU to the event set of another one. Each is told once."""
+    driver = Driver(gpus=[Gpu(A), Gpu(B), Gpu(C)], one_queue=True)
+    worker = listener(start, driver)
+    fire(worker, driver, Xid(2, 79), Xid(1, 31), Xid(2, 48))
+    assert {next_xid(worker)[:2] for _ in range(3)} == {(C, 79), (B, 31), (C, 48)}
+    read(worker)
+    assert told(worker) == []
+
+
 def test_a_read_tells_first_what_came_before_it(start: Start) -> None:
     """The thread that listens is woken: an event stands before the driver's line of the next read."""
     driver = Driver(gpus=[Gpu(A)])
@@ -166,6 +176,17 @@ def test_who_is_not_supported_is_not_asked_again(start: Start, tmp_path: Path) -
     worker.read(driver)
     assert A in read(worker)
     assert standin.read_calls(path)["nvmlDeviceGetSupportedEventTypes"] == 1
+
+
+def test_events_that_are_not_supported_for_a_moment_are_heard_later(start: Start) -> None:
+    """The GPU is asked again after a few minutes."""
+    worker = start(groups=("health",), changed={**SOON, "listener.RETRY_SECONDS": 0.0})
+    driver = Driver(gpus=[Gpu(A)], fail={(REGISTER, 0): Code.NOT_SUPPORTED})
+    worker.read(driver)
+    assert read(worker) == {}
+    driver.fail = {}
+    worker.read(driver)
+    assert A in read(worker)
 
 
 def test_a_registration_that_fails_is_tried_again(start: Start) -> None:

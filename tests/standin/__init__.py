@@ -195,7 +195,9 @@ class Gpu:
     `instances` are its MIG devices by slot, None for a hole; they exist only while `mig_mode` is True, which it is by
     default for a GPU that was made with instances. `fields` adds to the field values that the other values imply
     (82, 83, 185, 186), or takes their place; its keys are field ids, or (field id, scope id). `ecc` has counts by
-    (error type, counter type, location). GPM is supported where `gpm` is given, be it for its MIG devices alone.
+    (error type, counter type, location). With `garbage_rows` it tells samples of any time, and counts so
+    many rows more than it writes, as the drivers of nvtop's issue 110. GPM is supported where `gpm` is given, be it for
+    its MIG devices alone.
     """
 
     uuid: str | None
@@ -219,6 +221,7 @@ class Gpu:
     cc_unprotected_kib: int | None = None
     processes: list[Process] | None = field(default_factory=list)
     samples: list[Sample] | None = field(default_factory=list)
+    garbage_rows: int | None = None
     fields: dict[int | tuple[int, int], FieldValue | None] = field(default_factory=dict)
     clocks_megahertz: dict[Literal["graphics", "sm", "memory", "video"], int] = field(default_factory=dict)
     clock_events: int | None = None
@@ -262,7 +265,8 @@ class Driver:
     The keys of `fail`, `delay` and `crash` are (function or "*", target); where several match, the first one counts.
     `fail` gives nvmlReturn_t values, `delay` seconds (float("inf") hangs until the rule is gone). `then` is another
     driver, which takes this one's place as soon as a call that its key matches is answered. `holds` is open while NVML
-    is initialised, `leaks` also after that.
+    is initialised, `leaks` also after that. With `one_queue` each of the `xids` is told once, to whichever event set is
+    asked first.
     """
 
     version: str | None = "550.54.15"
@@ -278,6 +282,7 @@ class Driver:
     holds: Path | None = None
     leaks: Path | None = None
     abi535: bool = False
+    one_queue: bool = False
 
     def write(self, path: Path) -> None:
         """Replace the state file at `path`, so that the library sees either the old or the new one."""
@@ -314,6 +319,7 @@ def _driver_lines(driver: Driver) -> Iterator[str]:
             "holds": None if driver.holds is None else str(driver.holds),
             "leaks": None if driver.leaks is None else str(driver.leaks),
             "abi535": driver.abi535,
+            "one_queue": driver.one_queue,
         }
     )
     for serial, xid in enumerate(driver.xids, start=1):
@@ -357,6 +363,7 @@ def _gpu_lines(key: str, index: int, gpu: Gpu) -> Iterator[str]:
             f"{key}.cc.protected_kib": gpu.cc_protected_kib,
             f"{key}.cc.unprotected_kib": gpu.cc_unprotected_kib,
             f"{key}.events": gpu.event_types,
+            f"{key}.garbage": gpu.garbage_rows,
             f"{key}.mig.mode": gpu.mig_mode,
             f"{key}.mig.pending": gpu.mig_mode if gpu.mig_pending is None else gpu.mig_pending,
             f"{key}.mig.max": gpu.mig_max_count,

@@ -23,6 +23,8 @@
  *   gpu.N.process compute|graphics|mps PID BYTES GI CI PROTECTED_BYTES       ("-": the driver does not say)
  *   gpu.N.samples 1                              process utilization is supported; then, as often as wanted:
  *   gpu.N.sample PID MICROSECONDS|now SM MEMORY ENCODER DECODER
+ *   gpu.N.garbage ROWS                           samples of any time are told, and so many rows more than are written;
+ *                                                the process lists too count so many more than they write
  *   gpu.N.field.ID.SCOPE double|uint|ulong|ulonglong|slonglong|sint|ushort|error VALUE
  *   gpu.N.clock.graphics|sm|memory|video MHZ, gpu.N.clock.events|supported_events BITS
  *   gpu.N.max_clock.graphics|sm|memory|video MHZ
@@ -43,6 +45,8 @@
  *   gpu.N.events MASK                            the types of events that it tells
  *   xid SERIAL N CODE GI CI                      an event of GPU N, told once in each event set that N was registered in
  *                                                when the line came; serials grow; GI and CI may be "-"
+ *   one_queue 1                                  each event is told once, to whichever set is asked first, as NVIDIA's
+ *                                                mock driver does (k8s-test-infra, pkg/gpu/mocknvml/bridge/events.go)
  *
  *   fail FUNCTION TARGET CODE                    returns that nvmlReturn_t
  *   delay FUNCTION TARGET SECONDS                sleeps first ("inf" is allowed); over as soon as the line is gone
@@ -1270,6 +1274,12 @@ static u32 append_rows(const char *prefix, const char *kind, size_t row_size, ch
     return count;
 }
 
+/* How many rows a driver as in nvtop's issue 110 counts beyond those that it writes. */
+static u32 garbage_rows(const Call *call)
+{
+    return (u32)number_or(find("%s.garbage", call->prefix), 0);
+}
+
 /* A GPU's list has its instances' rows as well. */
 static u32 all_rows(const Call *call, const char *kind, size_t row_size, char *rows)
 {
@@ -1288,7 +1298,7 @@ static Return process_rows(const Call *call, const char *kind, size_t row_size, 
     REQUIRE(count);
     if (!find("%s.processes", call->prefix))
         return NOT_SUPPORTED;
-    u32 needed = all_rows(call, kind, row_size, NULL);
+    u32 needed = all_rows(call, kind, row_size, NULL) + garbage_rows(call);
     bool fits = *count >= needed;
     *count = needed;
     if (!fits)
@@ -1374,7 +1384,7 @@ static u32 newer_samples(const Call *call, u64 since, u64 now, Sample *samples)
             .encoder = (u32)number(words[4]),
             .decoder = (u32)number(words[5]),
         };
-        if (sample.timestamp <= since)
+        if (sample.timestamp <= since && !find("%s.garbage", call->prefix))
             continue;
         if (samples)
             samples[count] = sample;
@@ -1391,7 +1401,7 @@ Return nvmlDeviceGetProcessUtilization(Device device, Sample *samples, u32 *coun
     if (mig_enabled(call.gpu) || !find("%s.samples", call.prefix))
         return NOT_SUPPORTED;
     u64 now = wall_microseconds();
-    u32 needed = newer_samples(&call, since, now, NULL);
+    u32 needed = newer_samples(&call, since, now, NULL) + garbage_rows(&call);
     bool fits = samples && *count >= needed;
     *count = needed;
     if (!needed)
@@ -1438,6 +1448,8 @@ Return nvmlEventSetFree(EventSet *set)
 }
 #endif
 
+enum { ANY_GPU = -1 };
+
 /* The line of the first event of a GPU after that serial, or NULL. */
 static const Line *xid_after(int gpu, u64 serial, u64 *found)
 {
@@ -1445,7 +1457,7 @@ static const Line *xid_after(int gpu, u64 serial, u64 *found)
     for (const Line *line = first_line("xid"); line; line = next_line(line)) {
         char *rest;
         u64 its = strtoull(line->value, &rest, 10);
-        if (its > serial && strtol(rest, NULL, 10) == gpu && (!first || its < *found)) {
+        if (its > serial && (gpu == ANY_GPU || strtol(rest, NULL, 10) == gpu) && (!first || its < *found)) {
             first = line;
             *found = its;
         }
@@ -1471,8 +1483,29 @@ Return nvmlDeviceRegisterEvents(Device device, u64 types, EventSet *set)
 }
 #endif
 
+static void fill_event(const Line *line, uintptr_t device, EventData *data)
+{
+    char copy[WORD_SPACE], *words[5];
+    split(line, copy, words, 5);
+    *data = (EventData){(Device)device, XID, number(words[2]), (u32)number(words[3]), (u32)number(words[4])};
+}
+
+static bool take_event_of_any(EventData *data)
+{
+    static u64 told;
+    const Line *line = xid_after(ANY_GPU, told, &told);
+    if (!line)
+        return false;
+    Call at;
+    point_at(&at, atoi(strchr(line->value, ' ')), NO_SLOT);
+    fill_event(line, handle_of(&at), data);
+    return true;
+}
+
 static bool take_event(EventSet *set, EventData *data)
 {
+    if (number_or(first_line("one_queue"), 0))
+        return take_event_of_any(data);
     for (u32 i = 0; i < set->count; i++) {
         Call at;
         u64 serial = 0;
@@ -1481,11 +1514,8 @@ static bool take_event(EventSet *set, EventData *data)
             line = xid_after(at.gpu, set->gpus[i].told, &serial);
         if (!line)
             continue;
-        char copy[WORD_SPACE], *words[5];
-        split(line, copy, words, 5);
         set->gpus[i].told = serial;
-        *data = (EventData){(Device)set->gpus[i].device, XID, number(words[2]), (u32)number(words[3]),
-                            (u32)number(words[4])};
+        fill_event(line, set->gpus[i].device, data);
         return true;
     }
     return false;

@@ -58,6 +58,10 @@ SOURCES: dict[Source, dict[str, str]] = {
         "reset_required": f"Drain the node, {_LET_GO}, then reset the GPU: `nvidia-smi --gpu-reset -i <index>`.",
         "worker_crashed": "The driver's library crashed gpumap's worker; the GPU that did it is asked less often. "
         "Report it to NVIDIA with the driver's version.",
+        "worker_oom_killed": "The kernel killed gpumap's worker because gpumap's container reached its memory limit: "
+        "raise the limit (`resources.limits.memory`).",
+        "not_supported": "The driver refuses a value that it reported before. gpumap asks for it again, and until then "
+        "the value is absent. If it stays so, report it to NVIDIA with the driver's version.",
         "worker_start": "gpumap cannot start its own worker process: look at the limits of memory and processes.",
         "protocol": "gpumap's worker talks nonsense: report it as gpumap's fault.",
     },

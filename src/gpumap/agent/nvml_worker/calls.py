@@ -1,6 +1,7 @@
 """What a refused call costs: one value, one GPU, or only the call. One thread at a time uses an `NvmlCalls`."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import pynvml
@@ -8,6 +9,10 @@ import pynvml
 from gpumap.agent.nvml_worker.library import RefusedError
 
 T = TypeVar("T")
+
+RETRY_SECONDS = 180.0
+SOON_SECONDS = 2.0
+"""What was there before and is refused is asked for again after so long, then after twice as long each time."""
 
 UNSUPPORTED = frozenset(
     {
@@ -17,7 +22,7 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     }
 )
-"""The GPU or its driver cannot tell: not asked again until NVML is initialised anew or MIG is switched."""
+"""The GPU or its driver cannot tell, or not just now: asked again after `RETRY_SECONDS`."""
 NO_DATA = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY})
 """Nothing to tell just now."""
 STALE = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
@@ -36,8 +41,14 @@ LOST_TOUCH = frozenset({pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_IN
 """Where every call says so: as UNINITIALIZED. One call that says so may only be an odd call."""
 
 
+_OF_MIG = ("mig", "gpu instance")
+"""How `on` begins for MIG devices."""
+
+
 class NvmlCalls:
     """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused.
+
+    "Not supported" is worth telling only for what was there before.
 
     `learned` is whether this reading found something that is not supported.
     `forgotten` counts how often it was forgotten what is not supported.
@@ -46,6 +57,10 @@ class NvmlCalls:
 
     def __init__(self) -> None:
         self._unsupported: set[tuple[str, str]] = set()
+        self._known: set[tuple[str, str]] = set()  # what was there before
+        self._ask_again_at = 0.0
+        self._lost = False  # whether something that was there before is refused since it was last asked for
+        self._pause = SOON_SECONDS
         self._refused: dict[tuple[str, int], None] = {}
         self.answered = 0
         self.refused_with = 0
@@ -57,18 +72,24 @@ class NvmlCalls:
         return tuple(self._refused)
 
     def begin(self) -> None:
+        if self._unsupported and time.monotonic() >= self._ask_again_at:
+            self._unsupported.clear()
+            self.forgotten += 1
+            self._pause = min(2 * self._pause, RETRY_SECONDS) if self._lost else SOON_SECONDS
+            self._lost = False
         self._refused.clear()
         self.answered = 0
         self.learned = False
 
     def forget(self) -> None:
-        """Ask again also what was not supported."""
+        """Ask again also what was not supported. What was there before may be missing now: that is no fault."""
         self._unsupported.clear()
+        self._known.clear()
         self.forgotten += 1
 
     def forget_mig_devices(self) -> None:
         """Ask them again also what they did not support; what the card does not, stands."""
-        self._unsupported = {key for key in self._unsupported if not key[1].startswith(("mig", "gpu instance"))}
+        self._unsupported = {key for key in self._unsupported if not key[1].startswith(_OF_MIG)}
 
     def withdraw(self, before: tuple[tuple[str, int], ...]) -> None:
         """Report only what was refused when `refusals` was `before`. The rest was of a device that is gone."""
@@ -92,6 +113,8 @@ class NvmlCalls:
             self.take(refused, key, privileged=privileged)
             return None
         self.answered += 1
+        if value is not None:
+            self._known.add(key)
         return value
 
     def take(self, refused: RefusedError, key: tuple[str, str], *, privileged: bool = False) -> None:
@@ -100,10 +123,25 @@ class NvmlCalls:
             raise refused
         self.refused_with = refused.code
         if refused.code in UNSUPPORTED or (privileged and refused.code == pynvml.NVML_ERROR_NO_PERMISSION):
-            self._unsupported.add(key)
-            self.learned = True
+            self._do_not_ask(key)
+            if key in self._known and not key[1].startswith(_OF_MIG):  # one MIG device may lack what another has
+                self._refused[refused.call, refused.code] = None
         elif refused.code not in NO_DATA:
             self._refused[refused.call, refused.code] = None
+
+    def _do_not_ask(self, key: tuple[str, str]) -> None:
+        now = time.monotonic()
+        if not self._unsupported:
+            self._ask_again_at = now + RETRY_SECONDS
+        self._unsupported.add(key)
+        self.learned = True
+        if key in self._known:
+            self._lost = True
+            self._ask_again_at = min(self._ask_again_at, now + self._pause)
+
+    def know(self, keys: Iterable[tuple[str, str]]) -> None:
+        """These were answered, by another call than `ask`."""
+        self._known.update(keys)
 
     def is_supported(self, key: tuple[str, str]) -> bool:
         """As far as is known."""

@@ -72,6 +72,7 @@ class FieldValues:
                 values[self._asked[place]] = whole
             else:
                 odd.append((self._asked[place], self._array[place]))
+        self._calls.know([_key(field) for field in values])
         if odd:
             self._take(odd, values)
         return values

@@ -1,6 +1,7 @@
 """Listens for XID events, in a thread of its own, and sends them as they come.
 
 Each GPU has an event set to itself: with one for all, a GPU that is lost would make every wait fail, for all of them.
+An event is of the device that it names: NVIDIA's mock driver puts events of one GPU into the set of another one.
 The thread empties the sets every few seconds, and when a read begins. It never waits in a call: the driver keeps events
 until then, and NVML can be shut down at any moment. A set that was found empty proves that every event was sent.
 """
@@ -9,13 +10,13 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from ctypes import byref, c_ulonglong
-from typing import NamedTuple, NewType
+from ctypes import byref, c_ulonglong, c_void_p, cast
+from typing import Any, NamedTuple, NewType
 
 import pynvml
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.agent.nvml_worker.calls import UNSUPPORTED
+from gpumap.agent.nvml_worker.calls import RETRY_SECONDS, UNSUPPORTED
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.agent.nvml_worker.output import Output
 from gpumap.agent.nvml_worker.processes import NO_ID
@@ -38,8 +39,12 @@ XID: int = pynvml.nvmlEventTypeXidCriticalError
 
 
 class Event(NamedTuple):
-    """An event of a type that is not XID has no `xid`. Ids are `None` where the driver keeps them back, or has none."""
+    """An event of a type that is not XID has no `xid`. Ids are `None` where the driver keeps them back, or has none.
 
+    `device` is the address in its handle, `None` if there is none.
+    """
+
+    device: int | None
     xid: int | None
     gpu_instance_id: int | None
     compute_instance_id: int | None
@@ -77,10 +82,17 @@ class Events:
                 return None
             raise
         xid = event.eventData if event.eventType & XID else None
-        return Event(xid, _id(event.gpuInstanceId), _id(event.computeInstanceId))
+        return Event(_address(event.device), xid, _id(event.gpuInstanceId), _id(event.computeInstanceId))
+
+    def uuid(self, device: int) -> str:
+        return self._library.uuid(Handle(cast(device, pynvml.c_nvmlDevice_t)))
 
     def free(self, event_set: EventSet) -> None:
         self._library.ask("nvmlEventSetFree", event_set)
+
+
+def _address(handle: Any) -> int | None:
+    return cast(handle, c_void_p).value
 
 
 def _id(number: int) -> int | None:
@@ -110,7 +122,8 @@ class Listener:
         self._events = Events(library)
         self._output = output
         self._listeners: dict[Uuid, EventListener] = {}
-        self._unsupported: set[Uuid] = set()
+        self._uuids: dict[int | None, Uuid] = {}  # by the address in a GPU's handle
+        self._unsupported: dict[Uuid, float] = {}  # until when, on the monotonic clock
         self._changing = threading.Condition()  # of everything below, and who listens to whom
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
@@ -129,15 +142,16 @@ class Listener:
             if listener is not None:
                 listener.to_renew = True
             return reading
+        self._uuids[_address(handle)] = uuid
         if listener is not None and (listener.closed or listener.to_renew) and self._release(listener):
             listener = None
-        if listener is not None or uuid in self._unsupported:
+        if listener is not None or time.monotonic() < self._unsupported.get(uuid, 0.0):
             return reading
         try:
             self._register(uuid, handle)
         except RefusedError as refused:
             if refused.code in UNSUPPORTED or refused.code == pynvml.NVML_ERROR_NO_PERMISSION:
-                self._unsupported.add(uuid)
+                self._unsupported[uuid] = time.monotonic() + RETRY_SECONDS
             else:
                 return reading._replace(refusals=(*reading.refusals, (refused.call, refused.code)))
         return reading
@@ -170,6 +184,7 @@ class Listener:
         self._unsupported.clear()
         gone = [self._release(listener) for listener in list(self._listeners.values())]
         self._output.flush()
+        self._uuids.clear()
         return all(gone)
 
     # --- a GPU ---
@@ -224,15 +239,29 @@ class Listener:
                 break
             heard[event] += 1
         now = time.monotonic()
-        for (xid, gpu_instance, compute_instance), times in heard.items():
-            if xid is not None:
-                message = wire.XidMessage(listener.uuid, xid, gpu_instance, compute_instance, now, times)
+        for event, times in heard.items():
+            uuid = self._uuid_of(event, listener)
+            if event.xid is not None and uuid is not None:
+                message = wire.XidMessage(uuid, event.xid, event.gpu_instance_id, event.compute_instance_id, now, times)
                 self._output.add(wire.encode_xid(message))
         listener.until = until  # not before its events are on their way
         if refused:
             self._close(listener)
         if heard or refused:
             self._output.flush()
+
+    def _uuid_of(self, event: Event, listener: EventListener) -> Uuid | None:
+        """Of the GPU that the event names, by default of the one that was registered; `None` if it cannot be named."""
+        if event.device is None:
+            return listener.uuid
+        if event.device not in self._uuids:
+            try:
+                uuid = self._events.uuid(event.device)
+            except RefusedError:
+                return None
+            # A MIG device's own handle: a GPU's set has events of no other GPU's MIG devices.
+            self._uuids[event.device] = listener.uuid if uuid.startswith("MIG-") else Uuid(uuid)
+        return self._uuids[event.device]
 
     def _close(self, listener: EventListener) -> None:
         listener.closed = True

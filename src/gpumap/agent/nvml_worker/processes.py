@@ -1,13 +1,14 @@
 """Which processes are on a device, and their time on its engines: NVML's lists, and each process of them once.
 
 `Lists` asks for each list in one call, into an array that is kept: pynvml's own wrappers ask twice, race between the
-two calls, and take an idle GPU for an error. One thread at a time asks.
+two calls, and take an idle GPU for an error. One thread at a time asks. Some drivers report more rows than they write,
+and rows of garbage (nvtop#110): `Lists` clears the array before each call, and `Sampler` drops impossible samples.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from ctypes import byref, c_ubyte, c_uint, c_ulonglong
+from ctypes import byref, c_ubyte, c_uint, c_ulonglong, memset
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from gpumap.model.readings import GpuProcess, ProcessSample
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
 """A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
+RING_SECONDS = 72.0
+"""The driver keeps at most 72 samples, and takes at least one a second (kernel,
+NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 FULL_RATIO = 0.9
 """Of an interval: what comes earlier is a reading before its time."""
 SLOTS = 256
@@ -57,7 +61,8 @@ class RawList(NamedTuple):
     row: Struct
 
     def rows(self) -> list[ProcessRow]:
-        return [_process_row(*fields[:4]) for fields in self.row.iter_unpack(self.data)]
+        """Without rows that the driver counted and did not write."""
+        return [_process_row(*fields[:4]) for fields in self.row.iter_unpack(self.data) if any(fields[:2])]
 
 
 SampleRow = tuple[int, ...]
@@ -71,8 +76,7 @@ class Lists:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._functions: dict[str, tuple[str, Callable[..., int], Struct]] = {}
-        self._count = c_uint()
-        self._make_room(SLOTS)
+        self._processes_array, self._samples_array = _Array(), _Array()
 
     def compute(self, device: Handle) -> RawList:
         return self._processes("nvmlDeviceGetComputeRunningProcesses", device)
@@ -84,11 +88,11 @@ class Lists:
         return self._processes("nvmlDeviceGetMPSComputeRunningProcesses", device)
 
     def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
-        """The samples newer than `since_us`."""
+        """The samples newer than `since_us`, as the driver reports them: some may be garbage."""
         name = "nvmlDeviceGetProcessUtilization"
         ask, since = self._library.function(name), c_ulonglong(since_us)
         try:
-            data = self._data(name, lambda: ask(device, self._array, byref(self._count), since), SAMPLE)
+            data = self._samples_array.fill(name, lambda rows, count: ask(device, rows, count, since), SAMPLE)
         except RefusedError as refused:
             if refused.code == pynvml.NVML_ERROR_NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
                 return []
@@ -99,7 +103,7 @@ class Lists:
         if base not in self._functions:
             self._functions[base] = self._newest(base)
         name, function, row = self._functions[base]
-        return RawList(self._data(name, lambda: function(device, byref(self._count), self._array), row), row)
+        return RawList(self._processes_array.fill(name, lambda rows, count: function(device, count, rows), row), row)
 
     def _newest(self, base: str) -> tuple[str, Callable[..., int], Struct]:
         for suffix, row in (("_v3", self._row_of_v3()), ("_v2", ROW_V2), ("", ROW_V1)):
@@ -115,10 +119,20 @@ class Lists:
         window = self._library.has("nvmlDeviceGetConfComputeMemSizeInfo")
         return ROW_535 if window and not self._library.has("nvmlDeviceGetRunningProcessDetailList") else ROW_V2
 
-    def _data(self, name: str, ask: Callable[[], int], row: Struct) -> bytes:
+
+class _Array:
+    """Room for the rows of one kind of call, which grows when the driver needs more."""
+
+    def __init__(self) -> None:
+        self._count = c_uint()
+        self._make_room(SLOTS)
+
+    def fill(self, name: str, ask: Callable[[Any, Any], int], row: Struct) -> bytes:
+        """The rows that a call wrote. Raises `RefusedError`."""
         for _ in range(TRIES):
+            memset(self._rows, 0, len(self._rows))  # a row that the driver counts and does not write is no older one
             self._count.value = self._slots
-            code = ask()
+            code = ask(self._rows, byref(self._count))
             if code == 0:
                 return bytes(self._view[: min(self._count.value, self._slots) * row.size])
             if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
@@ -129,8 +143,8 @@ class Lists:
     def _make_room(self, slots: int) -> None:
         # Slots of the longest row there is: a driver whose rows are longer than we think cannot write past the end.
         self._slots = min(slots, 1 << 16)
-        self._array = (c_ubyte * (self._slots * LARGEST_ROW_BYTES))()
-        self._view = memoryview(self._array).cast("B")
+        self._rows = (c_ubyte * (self._slots * LARGEST_ROW_BYTES))()
+        self._view = memoryview(self._rows).cast("B")
 
 
 def _process_row(pid: int, used: int, gpu_instance: int = NO_ID, compute_instance: int = NO_ID) -> ProcessRow:
@@ -212,8 +226,9 @@ class Sampled(NamedTuple):
 class Sampler:
     """One GPU's process samples: a full reading's are those since the last full one, any other's of the interval.
 
-    A reading is full if it is not much before its time, and the first one is. `clock` is monotonic, `wall_clock`
-    tells microseconds since 1970.
+    A reading is full if it is not much before its time, and the first one is. There are no samples while the driver may
+    have some from before the wall clock was set back: their time stamps look new. `clock` is monotonic, `wall_clock`
+    returns microseconds since 1970, as the driver's time stamps do.
     """
 
     def __init__(
@@ -228,9 +243,12 @@ class Sampler:
         """Of the driver's times, as the last full reading that had samples saw it, which was then:"""
         self._newest_at = 0.0
         self._heard = clock()
+        self._wall_ahead_us = wall_clock() - int(clock() * 1e6)
+        """Of the monotonic clock, at least."""
+        self._drained_at = 0.0
 
     def read(self, calls: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
-        """The mean of each process over them; no samples, which is not an empty list, where the GPU keeps none."""
+        """The mean of each process over them; no samples, which is not an empty list, if the GPU reports none."""
         now = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
         seconds = window if self._full_at is None else now - self._full_at
@@ -239,15 +257,31 @@ class Sampler:
         # the last reading would be told as idle.
         since = self._since(now, max(seconds, SAMPLING_SECONDS) if full else window, busy=busy)
         rows = calls.ask(lists.samples, device, since)
-        if rows:
-            self._heard = now
         if full:
             self._full_at = now
-            if rows:
-                self._newest_us, self._newest_at = max([row[1] for row in rows]), now
+        if not self._is_drained():
+            self._newest_us, self._heard, rows = 0, now, None
         if rows is None:
             return Sampled(None, None)
+        rows = self._plausible(rows, since or self._newest_us)
+        if rows:
+            self._heard = now
+            if full:
+                self._newest_us, self._newest_at = max([row[1] for row in rows]), now
         return Sampled(_means(rows), round(seconds, 3) if full else 0.0)
+
+    def _is_drained(self) -> bool:
+        """Whether all samples that the driver has are from after the last time that the wall clock was set back."""
+        before, wall, after = self._clock(), self._wall_clock(), self._clock()
+        if wall - int(before * 1e6) < self._wall_ahead_us - SAMPLING_SECONDS * 1e6:
+            self._drained_at = after + RING_SECONDS
+        self._wall_ahead_us = wall - int(after * 1e6)
+        return after >= self._drained_at
+
+    def _plausible(self, rows: Iterable[SampleRow], since: int) -> list[SampleRow]:
+        """Those newer than `since`, and not of the future. The two clocks may differ by less than a sample."""
+        until = self._wall_clock() + int(SAMPLING_SECONDS * 1e6)
+        return [row for row in rows if since < row[1] <= until and max(row[2:]) <= 100]
 
     def _since(self, now: float, window: float, *, busy: bool) -> int:
         wall = self._wall_clock()
@@ -278,12 +312,6 @@ def _means(rows: Iterable[SampleRow]) -> tuple[ProcessSample, ...]:
 
 
 def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: int) -> ProcessSample:
-    """Percents, summed up over so many rows, as ratios of at most 1."""
+    """Percents, summed up over so many rows, as ratios."""
     whole = 100 * rows
-    return ProcessSample(
-        pid,
-        sm / whole if sm < whole else 1.0,
-        controller / whole if controller < whole else 1.0,
-        encoder / whole if encoder < whole else 1.0,
-        decoder / whole if decoder < whole else 1.0,
-    )
+    return ProcessSample(pid, sm / whole, controller / whole, encoder / whole, decoder / whole)

@@ -46,6 +46,7 @@ class _Device:
         self.card = CardOfGpu(library, calls, handle)
         self.activities = Activities(library, calls, handle)
         self.identity: GpuReading | None = None
+        self.identified = -1  # `NvmlCalls.forgotten` then
 
 
 class GpuReader:
@@ -120,7 +121,8 @@ class GpuReader:
         """Raises `RefusedError` where the GPU cannot be read at all."""
         self._calls.begin()
         device = self._device = self._device or self._find_device()
-        identity = device.identity or self._identify(device)
+        known = device.identity if device.identified == self._calls.forgotten else None
+        identity = known or self._identify(device)
         partitioned = self._is_partitioned(device)
         memory = self._calls.ask_newest((self._library.memory, self._library.memory_v1), device.handle)
         if partitioned:
@@ -132,7 +134,9 @@ class GpuReader:
         if not self._calls.answered and self._calls.refusals:
             raise RefusedError(*self._calls.refusals[0])  # a stale handle, or a driver that has lost its GPUs
         if self._calls.learned and self._calls.ask(self._library.mig_enabled, device.handle) is (not partitioned):
-            self._calls.forget()  # MIG was switched in the midst of it, and may be switched back by the next reading
+            # MIG was switched in the midst of it, and may be switched back by the next reading.
+            self._calls.forget()
+            return reading._replace(refusals=())
         return reading
 
     def _find_device(self) -> _Device:
@@ -148,7 +152,7 @@ class GpuReader:
             pci_bus_id=self._calls.ask(self._library.pci_bus_id, device.handle) or "",
             model=self._calls.ask(self._library.model, device.handle) or "",
         )
-        device.identity = None if self._calls.refusals else identity
+        device.identity, device.identified = None if self._calls.refusals else identity, self._calls.forgotten
         self._identity = identity
         return identity
 
@@ -210,4 +214,6 @@ class GpuReader:
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
+    """By sensor. Drivers answer 0 for the memory of cards without its sensor (T4, GeForce)."""
+    memory = memory or None
     return tuple([(sensor, float(c)) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None])

@@ -43,7 +43,7 @@ class _Read:
     gpus: dict[int, GpuReading] = field(default_factory=dict)
     late: dict[int, float] = field(default_factory=dict)
     culprits: set[int] = field(default_factory=set)
-    obituaries: list[str] = field(default_factory=list)
+    obituaries: list[Complaint] = field(default_factory=list)
 
     @property
     def settled(self) -> set[int]:
@@ -85,6 +85,7 @@ class NvmlSource:
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = CrashSuspects()
         self._xid_news = XidEvents()
+        self._deaths: dict[Complaint, None] = {}  # of workers between two reads, until an answer reports them
 
     async def start(self) -> None:
         """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
@@ -128,6 +129,8 @@ class NvmlSource:
         while not read.complete and len(read.obituaries) < MOST_CRASHES:
             worker = self._worker
             fresh = worker is None or worker.dead
+            if worker is not None and worker.dead:
+                self._note_death(worker, await worker.obituary())
             if worker is None or fresh:
                 worker = await self._start()
             asked = wire.Request(
@@ -137,15 +140,20 @@ class NvmlSource:
             heard = await self._listen(worker, read)
             if read.complete:
                 return
-            read.obituaries.append("the worker closed its output")  # if there is no time to learn more
+            read.obituaries.append(Complaint("worker_crashed", "the worker closed its output"))  # if time is short
             read.obituaries[-1] = await worker.obituary()
             self._end_worker()
             if heard:
                 self._find_culprit(read)
             elif not fresh:
-                read.obituaries.pop()  # it had died unnoticed before: that says nothing
+                self._note_death(worker, read.obituaries.pop())  # it had died before: no GPU of this read did it
             elif read.driver is None:
-                raise SourceError("worker_crashed", read.obituaries[-1])
+                raise SourceError(*read.obituaries[-1])
+
+    def _note_death(self, worker: Worker, obituary: Complaint) -> None:
+        """Of a worker that died between two reads. One that ended on purpose is no fault."""
+        if not worker.ended_on_purpose:
+            self._deaths[obituary] = None
 
     def _find_culprit(self, read: _Read) -> None:
         culprit = self._suspects.crashed(read.missing, read.last)
@@ -229,7 +237,8 @@ class NvmlSource:
         now = asyncio.get_running_loop().time()
         pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
-        complaints = [Complaint("worker_crashed", obituary) for obituary in read.obituaries]
+        complaints = [*self._deaths, *read.obituaries]
+        self._deaths.clear()
         complaints += [complaint for _, complaint in pairs if complaint is not None]
         complaints += _refusals(gpus)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version

@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import signal
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Self
 
 from gpumap.agent.nvml_worker.wire import MAX_LINE_BYTES
+from gpumap.model.observations import Complaint
 
 LAST_WORDS_BYTES = 4096
 OBITUARY_SECONDS = 0.5
 END_SECONDS = 1.0
+OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 LAST_LINES_SECONDS = 0.3
 """So long it is read what a worker had written before it was killed."""
 
@@ -24,6 +27,7 @@ class Worker:
         self._process = process
         self._transport = transport
         self._last_words = b""
+        self._oom_kills = _oom_kills()
         self._listening = asyncio.create_task(self._listen(), name="nvml-worker-stderr")
 
     @classmethod
@@ -52,7 +56,12 @@ class Worker:
         line = await self._process.stdout.readline()
         return line if line.endswith(b"\n") else None
 
-    async def obituary(self) -> str:
+    @property
+    def ended_on_purpose(self) -> bool:
+        """Whether it exited with 0: to release the driver, or because only another process can load its library."""
+        return self._process.returncode == 0
+
+    async def obituary(self) -> Complaint:
         """How it ended, and the last line that it wrote to stderr. Waits a moment for both."""
         try:
             async with asyncio.timeout(OBITUARY_SECONDS):
@@ -61,7 +70,11 @@ class Worker:
         except TimeoutError:
             pass
         lines = self._last_words.decode(errors="replace").strip().splitlines()
-        return f"the worker {self._manner()}" + (f": {lines[-1][:400]}" if lines else "")
+        detail = f"the worker {self._manner()}" + (f": {lines[-1][:400]}" if lines else "")
+        if self._process.returncode == -signal.SIGKILL and self._oom_kills is not None:
+            if (_oom_kills() or 0) > self._oom_kills:
+                return Complaint("worker_oom_killed", f"{detail}; gpumap's cgroup is out of memory")
+        return Complaint("worker_crashed", detail)
 
     def kill(self) -> None:
         """`end` is still to be called."""
@@ -103,3 +116,31 @@ class Worker:
         assert self._process.stderr is not None  # noqa: S101 -- it is a pipe
         while chunk := await self._process.stderr.read(LAST_WORDS_BYTES):
             self._last_words = (self._last_words + chunk)[-LAST_WORDS_BYTES:]
+
+
+def _oom_kills() -> int | None:
+    """How many processes of gpumap's own cgroup the kernel has killed for memory; `None` if it does not report that."""
+    for file in _oom_files():
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split(maxsplit=1) for line in file.read_text().splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return None
+
+
+def _oom_files() -> Iterator[Path]:
+    """Where the count may be: a container often sees its own cgroup as the root of the mount."""
+    try:
+        lines = OWN_CGROUP.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mount, name = CGROUPS, "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = CGROUPS / "memory", "memory.oom_control"
+        else:
+            continue
+        yield mount / path.lstrip("/") / name
+        yield mount / name
