@@ -341,6 +341,7 @@ async def test_kubelet_without_allocatable_is_asked_once(
     kubelet.misbehave(refusal, fake.ALLOCATABLE)
     told = [await source.read(5.0) for _ in range(3)]
     assert [(one.value.allocatable, one.complaints) for one in told] == [(None, ())] * 3
+    assert all(one.value.may_leave_out_devices for one in told), "it is older than 1.23"
     assert kubelet.calls[fake.ALLOCATABLE] == 1
 
 

@@ -113,7 +113,8 @@ class KubeletSource:
         if is_rare:
             await self.close()
         self._absent = False
-        return SourceAnswer(KubeletAnswer(pods, allocatable, self._socket), tuple(complaints))
+        is_old = self._list_method == _LIST_V1 and not self._tells_allocatable
+        return SourceAnswer(KubeletAnswer(pods, allocatable, self._socket, is_old), tuple(complaints))
 
     async def wait_until_back(self) -> None:
         """Return once a kubelet that was away accepts connections, a second later at least; never, if it was not."""
