@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
@@ -122,9 +122,13 @@ class Pod:
     def full(self, container: str = "main") -> ContainerName:
         return ContainerName(self.namespace, self.name, container)
 
-    def as_listed(self) -> ListedPod:
+    def as_listed(self, left_out: Collection[str] = ()) -> ListedPod:
+        ids = {
+            name: {resource: found for resource, found in of_container.items() if resource not in left_out}
+            for name, of_container in self.ids.items()
+        }
         containers = tuple(
-            ListedContainer(name, tuple(resources(self.ids.get(name, {}))), tuple(sorted(self.claims.get(name, ()))))
+            ListedContainer(name, tuple(resources(ids.get(name, {}))), tuple(sorted(self.claims.get(name, ()))))
             for name in sorted({*self.ids, *self.claims})
         )
         return ListedPod(self.namespace, self.name, containers)
@@ -191,6 +195,8 @@ class TestNode:
     memory: Memory = field(default_factory=Memory, repr=False)
     prepared: tuple[PreparedDevice, ...] | None = None
     trigger: str = "interval"
+    left_out: set[str] = field(default_factory=set)
+    """Resources whose devices an old kubelet does not list."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
@@ -232,9 +238,9 @@ class TestNode:
         return Failed(self.now, 0.001, (Complaint(reason, f"{reason} of the test"),))
 
     def _kubelet(self) -> KubeletAnswer:
-        pods = tuple(sorted({pod.as_listed() for pod in self.pods if pod.listed}))
+        pods = tuple(sorted({pod.as_listed(self.left_out) for pod in self.pods if pod.listed}))
         allocatable = tuple(resources(self.allocatable)) if self.allocatable else None
-        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket)
+        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, bool(self.left_out))
 
     def _identity(self) -> PodIdentity:
         checkpoint = None

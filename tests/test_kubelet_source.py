@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.agent.sources import podresources
@@ -21,6 +23,7 @@ from gpumap.lab.demo.kubelet import FakeKubelet
 from gpumap.model.observations import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
 from tests.privileges import as_ordinary_user, open_folder
 
+CAPTURES = Path(__file__).parent / "captures"
 PODS = [
     ListedPod(
         "ml",
@@ -140,7 +143,7 @@ async def test_claim_that_grows_without_end_is_read_whole(kubelet: FakeKubelet, 
         told = await source.read(30.0)
         assert told.value.pods[0].containers[0].claims == EIGHT
         assert [complaint.reason for complaint in told.complaints] == ["duplicate_claims"]
-        assert "59992" in told.complaints[0].detail
+        assert "7500 times" in told.complaints[0].detail
         assert "ml/dra" in told.complaints[0].detail
     assert not any(len(kept) > 1 << 16 for kept in source._decoded), "its bytes are not kept in every order"
     kubelet.misbehave(
@@ -186,6 +189,82 @@ async def test_container_with_two_requests_of_a_claim_repeats_nothing(
     told = await source.read(5.0)
     assert told.value.pods[0].containers[0].claims == EIGHT
     assert told.complaints == ()
+
+
+async def test_pods_that_share_a_claim_and_start_together_are_no_fault(
+    kubelet: FakeKubelet, source: KubeletSource
+) -> None:
+    """Kubelet 1.36.2 lists the device of a shared claim twice then, for each of its pods: no source has an error."""
+    answers = CAPTURES / "dra-shared-claim" / "kubelet" / "list.pb"
+    kubelet.misbehave(fake.Raw(answers.read_bytes()))
+    answer = await source.read(5.0)
+    claims = [claim for pod in answer.value.pods for container in pod.containers for claim in container.claims]
+    assert claims
+    assert answer.complaints == ()
+
+
+NOT_UTF8 = b"GPU-\xff\xfe"
+
+
+def with_bytes(message: Message, placeholder: str) -> bytes:
+    """A message as bytes, in which a text of the same length is not UTF-8."""
+    data = message.SerializeToString()
+    assert placeholder.encode() in data
+    return data.replace(placeholder.encode(), NOT_UTF8)
+
+
+async def test_an_id_that_is_not_utf8_costs_only_itself(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """A plugin of any vendor may register one. All pods stay, and the id is spelled out, with a complaint."""
+    odd = v1_pb2.ContainerDevices(resource_name="example.com/npu", device_ids=["GPU-@@", "npu-1"])
+    gpu = v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-0"])
+    pods = [
+        v1_pb2.PodResources(
+            namespace="ml", name="npu", containers=[v1_pb2.ContainerResources(name="main", devices=[odd, gpu])]
+        ),
+        v1_pb2.PodResources(
+            namespace="ml", name="gpu", containers=[v1_pb2.ContainerResources(name="main", devices=[gpu])]
+        ),
+    ]
+    kubelet.misbehave(fake.Raw(with_bytes(v1_pb2.ListPodResourcesResponse(pod_resources=pods), "GPU-@@")))
+    answer = await source.read(5.0)
+    held = ResourceDevices("nvidia.com/gpu", (DeviceId("GPU-0"),))
+    spelled = ResourceDevices("example.com/npu", (DeviceId(r"GPU-\xff\xfe"), DeviceId("npu-1")))
+    assert answer.value.pods == (
+        ListedPod("ml", "gpu", (ListedContainer("main", (held,)),)),
+        ListedPod("ml", "npu", (ListedContainer("main", (spelled, held)),)),
+    )
+    assert [tuple(one) for one in answer.complaints] == [("odd_name", r"a name that is not UTF-8: GPU-\xff\xfe")]
+
+
+def test_an_offered_id_that_is_not_utf8_costs_only_itself() -> None:
+    """The other ids of the offer stay."""
+    offer = v1_pb2.AllocatableResourcesResponse(
+        devices=[v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-@@", "GPU-1"])]
+    )
+    (offered,) = podresources.decode_offer(with_bytes(offer, "GPU-@@"))
+    assert offered.ids == ("GPU-1", r"GPU-\xff\xfe")
+
+
+async def test_a_large_answer_is_decoded_outside_the_event_loop(kubelet: FakeKubelet, source: KubeletSource) -> None:
+    """An answer of 18 MB held the event loop for 0.9 s, and with it every scrape."""
+    threads = set[int]()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is podresources.decode_pod.__code__:
+            threads.add(threading.get_ident())
+
+    entry = claim_entry((turn % 8 for turn in range(8)), cdi_characters=1 << 14)
+    kubelet.misbehave(list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[entry])))
+    threading.setprofile(note)
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        await source.read(5.0)
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_claims_of_kubelets_that_name_no_device(kubelet: FakeKubelet, source: KubeletSource) -> None:
@@ -262,6 +341,7 @@ async def test_kubelet_without_allocatable_is_asked_once(
     kubelet.misbehave(refusal, fake.ALLOCATABLE)
     told = [await source.read(5.0) for _ in range(3)]
     assert [(one.value.allocatable, one.complaints) for one in told] == [(None, ())] * 3
+    assert all(one.value.may_leave_out_devices for one in told), "it is older than 1.23"
     assert kubelet.calls[fake.ALLOCATABLE] == 1
 
 
@@ -312,7 +392,7 @@ async def test_hanging_kubelet_costs_the_deadline(kubelet: FakeKubelet, source: 
     ("answer", "expected"),
     [
         (fake.Raw(b"\xff\xff\xff"), "decode"),
-        (fake.Raw(b"\x0a\x03\x0a\x01\xff"), "decode"),
+        (fake.Raw(b"\x0a\x03\x0a\x05a"), "decode"),
         (fake.Refuse(grpc.StatusCode.INTERNAL, "boom"), "internal"),
         (fake.Refuse(grpc.StatusCode.PERMISSION_DENIED, "no"), "permission_denied"),
         (fake.Refuse(grpc.StatusCode.UNAVAILABLE, "going away"), "unavailable"),

@@ -447,3 +447,16 @@ def test_init_container_without_a_name_is_not_accused() -> None:
     node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], checkpoint_readable=False)
     for _ in range(3):
         assert owners(node.collect(), CARD)["unassigned"] == 0
+
+
+def test_devices_that_an_old_kubelet_leaves_out_are_taken_from_the_checkpoint() -> None:
+    """Kubelets 1.20 to 1.22 do not list devices without NUMA topology: no pod that uses its own card is a squatter."""
+    user, idle = (
+        Pod("ml", name, {"main": {"nvidia.com/gpu": [gpu_uuid(n)]}}) for n, name in enumerate(("user", "idle"))
+    )
+    node = TestNode([Gpu(0), Gpu(1)], [user, idle], [Process(10, CARD, user)], left_out={"nvidia.com/gpu"})
+    for snapshot in (node.collect(), node.collect()):
+        assert owners(snapshot, CARD)["assigned"] == GIB
+        assert [(one.name, one.allocated_gpus) for one in snapshot.containers] == [(user.full(), 1.0)], (
+            "a row alone may be of an ended pod"
+        )

@@ -163,6 +163,9 @@ class KubeletAnswer:
     pods: tuple[ListedPod, ...]
     allocatable: tuple[ResourceDevices, ...] | None
     socket: str
+    may_leave_out_devices: bool = False
+    """The kubelet has the List of version 1 but not GetAllocatableResources: it is older than 1.23. Kubelets 1.20 to
+    1.22 do not list devices without NUMA topology (kubernetes/kubernetes#103289)."""
 
 
 # --- pod identity: local files that connect UIDs, names and container ids ---------------------------------------------

@@ -32,10 +32,11 @@ SOURCES: dict[Source, dict[str, str]] = {
         "unimplemented": "This kubelet has no PodResources API: it takes Kubernetes 1.15 or later.",
         "unavailable": "The kubelet drops the connection: look at its log.",
         "decode": "What answers is no kubelet, or a newer one than gpumap knows: report it with `gpumap record`.",
-        "duplicate_claims": "A claim's devices are told again at each retry of a preparation that fails "
-        "(kubernetes/kubernetes#141335); gpumap counts each once. See why that pod does not start; update the kubelet.",
-        "odd_name": "The kubelet lists a name that no Kubernetes gives. It is kept; what cannot be shown of it is "
-        "spelled out.",
+        "duplicate_claims": "The kubelet lists the devices of a claim hundreds of times: once more at each retry of a "
+        "preparation that fails (kubernetes/kubernetes#141335). gpumap counts each once. See why that pod does not "
+        "start; update the kubelet before the answer is too large.",
+        "odd_name": "The kubelet lists a name that no Kubernetes gives, or one that is not UTF-8. It is kept; what "
+        "cannot be shown of it is spelled out.",
     },
     Source.NVML: {
         "library_not_found": "Bring the driver's library into the container: `runtimeClassName: nvidia`, or "

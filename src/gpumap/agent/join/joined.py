@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpumap.agent.join.allocation import Allocation, allocate
 from gpumap.agent.join.attribution import Attribution, Evidence, attribute, confirmed_owners
 from gpumap.agent.join.inventory import Inventory, processes_by_leaf, take_inventory
+from gpumap.agent.join.left_out import add_left_out
 from gpumap.agent.join.listing import Listing, choose_listing
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
@@ -66,8 +67,12 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
     pod_table = _pod_table(
         listing, files, memory.pod_table, files_are_new=isinstance(observations.pod_identity, Observed)
     )
+    pods = listing.pods if listing.current else ()
+    is_of_now = _can_report_unassigned(listing, observations)
+    if is_of_now and isinstance(observations.kubelet, Observed) and observations.kubelet.value.may_leave_out_devices:
+        pods = add_left_out(pods, pod_table, procs)
     allocation = allocate(
-        listing.pods if listing.current else (),
+        pods,
         pod_table,
         (files.dra.prepared or ()) if files else (),
         Offer(listing.allocatable, pod_table.checkpoint.registered if pod_table.checkpoint else ()),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpumap.agent._proto.podresources import envelope_pb2, v1_pb2
+from gpumap.agent.sources.messages import decode
 from gpumap.model.observations import ClaimDevice, Complaint, DeviceId, ListedContainer, ListedPod, ResourceDevices
 from gpumap.model.units import counted
 
@@ -17,6 +18,10 @@ NAME_CHARACTERS_MAX = 253
 RESOURCE_CHARACTERS_MAX = 317
 """A resource's name is a domain (253), a slash and a name (63)."""
 _SHOWN_CHARACTERS = 80
+_REPEATS_MAX = 256
+"""More than a node has pods. Kubelets repeat a claim's device a few times: if pods that share the claim start together
+(1.36.2), or after a restart (kubernetes/kubernetes#140471). They repeat it without an end if they retry a preparation
+that another driver fails (#141335), until the answer is too large."""
 
 
 class DecodedPod(NamedTuple):
@@ -24,7 +29,7 @@ class DecodedPod(NamedTuple):
 
     pod: ListedPod
     repeated: int
-    """Devices that a claim of it names again."""
+    """How often a claim of it names one device, on average."""
     odd_name: str
     """The first name that no Kubernetes gives, fit to be read, else empty."""
 
@@ -35,32 +40,34 @@ def parts(answer: bytes) -> tuple[bytes, ...]:
 
 
 def decode_pod(chunk: bytes) -> DecodedPod:
-    """Read one pod. v1alpha1's messages are v1's with fields left out: one decoder reads both."""
-    message = v1_pb2.PodResources.FromString(chunk)
+    """Read one pod. v1alpha1's messages are v1's with fields left out: one decoder reads both. Raises DecodeError."""
+    message, spelled = decode(v1_pb2.PodResources, chunk)
     repeated = 0
     containers = []
     for container in message.containers:
-        claims, again = _claims(container.dynamic_resources)
-        repeated += again
+        claims, times = _claims(container.dynamic_resources)
+        repeated = max(repeated, times)
         containers.append(ListedContainer(container.name, _devices(container.devices), claims))
     pod = ListedPod(message.namespace, message.name, tuple(sorted(containers)))
-    return DecodedPod(pod, repeated, next(_odd_names(pod), ""))
+    not_text = (f"a name that is not UTF-8: {_shown(spelled)}",) if spelled else ()
+    return DecodedPod(pod, repeated, next(iter((*not_text, *_odd_names(pod))), ""))
 
 
 def decode_offer(answer: bytes) -> tuple[ResourceDevices, ...]:
-    """Read GetAllocatableResources' answer."""
-    return _devices(v1_pb2.AllocatableResourcesResponse.FromString(answer).devices)
+    """Read GetAllocatableResources' answer. Raises DecodeError."""
+    message, _ = decode(v1_pb2.AllocatableResourcesResponse, answer)
+    return _devices(message.devices)
 
 
 def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
     """What is strange in a List: one complaint a kind, however many pods it is in."""
-    repeating = [one for one in pods if one.repeated]
+    repeating = [one for one in pods if one.repeated > _REPEATS_MAX]
     odd = [one.odd_name for one in pods if one.odd_name]
     found = []
     if repeating:
         worst = max(repeating, key=lambda one: one.repeated)
         name = _shown(f"{worst.pod.namespace}/{worst.pod.name}")
-        found.append(Complaint("duplicate_claims", f"{worst.repeated} devices of claims of pod {name} are told again"))
+        found.append(Complaint("duplicate_claims", f"a claim of pod {name} lists each device {worst.repeated} times"))
     if odd:
         more = f", and in {counted(len(odd) - 1, 'more pod')}" if odd[1:] else ""
         found.append(Complaint("odd_name", f"{odd[0]}{more}"))
@@ -76,21 +83,19 @@ def _devices(entries: Iterable[v1_pb2.ContainerDevices]) -> tuple[ResourceDevice
 
 
 def _claims(entries: Iterable[v1_pb2.DynamicResource]) -> tuple[tuple[ClaimDevice, ...], int]:
-    """The devices of all claims, each once, and how many a claim names again.
+    """Return the devices of all claims, each once, and how often a claim lists a device: the most, on average.
 
-    Kubelets have repeated them without an end: at each retry of a preparation that another driver failed
-    (kubernetes/kubernetes#141335), or that a restart interrupted (#140471). A container that has two requests of a
-    claim is listed with the whole claim twice, and that is no repetition.
+    A container that has two requests of a claim is listed with the whole claim twice. That is no repetition.
     """
     found: set[ClaimDevice] = set()
-    repeated = 0
+    most = 0
     for entry in entries:
         devices = entry.claim_resources
         names = {(one.driver_name, one.pool_name, one.device_name, one.share_id) for one in devices}
-        # Kubelets before 1.31 name no device.
-        repeated += len(devices) - len(names) if names != {("", "", "", "")} else 0
+        if names and names != {("", "", "", "")}:  # kubelets before 1.31 name no device
+            most = max(most, len(devices) // len(names))
         found.update(ClaimDevice(*name, entry.claim_namespace, entry.claim_name) for name in names)
-    return tuple(sorted(found)), repeated
+    return tuple(sorted(found)), most
 
 
 def _odd_names(pod: ListedPod) -> Iterator[str]:

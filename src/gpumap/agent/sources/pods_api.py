@@ -21,6 +21,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.sources.messages import decode
 from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, SourceAnswer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
@@ -163,7 +164,7 @@ async def _watch(channel: grpc.aio.Channel, changed: asyncio.Event) -> None:
 
 def decode_pod(chunk: bytes) -> ReportedPod:
     """Read a pod's name, UID and status. Raises DecodeError."""
-    pod = v1alpha1_pb2.Pod.FromString(chunk)
+    pod, _ = decode(v1alpha1_pb2.Pod, chunk)
     return ReportedPod(
         PodUid(pod.metadata.uid), pod.metadata.namespace, pod.metadata.name, tuple(sorted(_containers(pod.status)))
     )
