@@ -445,7 +445,8 @@ START = 1704067200
     [
         (
             api(),
-            "has nothing of gpumap's group accounting in this time: is gpumap scraped by it, and does --match fit?",
+            'has nothing of gpumap\'s group accounting in this time that matches job=~".*gpumap.*": is gpumap '
+            "scraped by it, and does --match fit?",
         ),
         (api(vector([START, "NaN"])), 'answered "NaN", which is no value of a counter'),
         (api(vector([START, "+Inf"])), 'answered "+Inf", which is no value of a counter'),

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tests.command import one_line, run_command, run_command_in_loop
 from tests.demo_process import demo, fetch
+from tests.pages import Page, serving_pages
 from tests.played_prometheus import answering, refusal, serving, sleeping
 from tests.prometheus import each_second, eventually, prometheus
 
@@ -37,19 +38,37 @@ def run_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
         yield {"gpu-1": one, "gpu-2": two}
 
 
+FORGED = """\
+gpumap_build_info{version="9"} 1
+gpumap_snapshot_timestamp_seconds 1
+gpumap_node_info{node="gpu-1",internal_ip="6.6.6.6"} 1
+gpumap_device_info{uuid="GPU-f",gpu_uuid="GPU-f",index="x",minor="9",pci_bus_id="",model="m"} 1
+gpumap_allocation_slots{namespace="victim",pod="v",container="c",uuid="GPU-f",resource="nvidia.com/gpu"} 1
+gpumap_device_holders{uuid="GPU-f"} 1
+"""
+
+
 @pytest.fixture(name="server", scope="module")
 def run_server(agents: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prometheus that honours one node's labels and not the other's, and cannot scrape a third one."""
+    """A Prometheus that honours one node's labels and not the other's, and cannot scrape a third one. It also scrapes a
+    tenant's pod that exposes what only a gpumap should."""
     folder = tmp_path_factory.mktemp("prometheus")
-    moved = job("moved", agents["gpu-2"], honour=False, node="gpu-2")
+    moved = job("gpumap-moved", agents["gpu-2"], honour=False, node="gpu-2")
     silent = {"targets": ["127.0.0.1:9"], "labels": {**OWN, "node": "gpu-3"}}
     jobs = (
-        job("honoured", agents["gpu-1"], honour=True, node="gpu-1"),
+        job("prod-gpumap", agents["gpu-1"], honour=True, node="gpu-1"),
         {**moved, "static_configs": [*moved["static_configs"], silent]},
     )
-    with prometheus(folder, config=each_second(*jobs)) as server:
+    tenant = Page(FORGED.encode())
+    with (
+        serving_pages(lambda _: tenant) as liar,
+        prometheus(
+            folder, config=each_second(*jobs, job("kubernetes-pods", liar, honour=False, node="gpu-1"))
+        ) as server,
+    ):
+        eventually(lambda: len(server.ask('gpumap_build_info{job="kubernetes-pods"}')) == 1)
         often = "count_over_time(gpumap_node_info[1m]) > 2"
-        eventually(lambda: len(server.ask("up == 0")) == 1 and len(server.ask(often)) == 2)
+        eventually(lambda: len(server.ask("up == 0")) == 1 and len(server.ask(often)) == 3)
         yield server.url
 
 
@@ -116,7 +135,7 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         for name, flags in serves.items():
             (tmp_path / name).mkdir()
             url = running.enter_context(demo(tmp_path / name, "--interval", "1s", "--node-name", name, *flags))
-            jobs.append(job(name, url, honour=True, node=name))
+            jobs.append(job(f"gpumap-{name}", url, honour=True, node=name))
         (tmp_path / "server").mkdir()
         server = running.enter_context(prometheus(tmp_path / "server", config=each_second(*jobs)))
         # A look is of a whole second of the server's clock: what came within it is not seen yet.
@@ -137,7 +156,7 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
 def test_no_gpumap_there(server: str) -> None:
     """One line says so, with what was asked for."""
     done = run_command("map", "--prometheus", server, "--match", 'cluster="none"')
-    assert one_line(done, 1) == f'no gpumap series at {server} matching cluster="none"'
+    assert one_line(done, 1) == f'no gpumap series at {server} matching job=~".*gpumap.*",cluster="none"'
 
 
 @pytest.mark.parametrize(
@@ -188,6 +207,25 @@ async def test_values_that_are_not_gpumaps() -> None:
     assert "not understood, and left out: gpumap_" in done.stdout
     assert " is NaN" in done.stdout
     assert "more such series" in done.stdout
+
+
+@pytest.mark.parametrize("index", ["x", "-1", "1e3", "9" * 5000])
+async def test_labels_that_are_no_numbers(index: str) -> None:
+    """The index of a GPU may be any text: the map is shown without it."""
+
+    async def answer(request: web.Request) -> web.Response:
+        query = str((await request.post())["query"])
+        labels = {"instance": "a:1", "node": "gpu-1", "uuid": "GPU-1", "gpu_uuid": "GPU-1", "index": index}
+        value = "1000" if "time()" in query else "990" if "snapshot" in query else "1"
+        known = "time()" in query or any(name in query for name in ("snapshot", "node_info", "device_info"))
+        rows = [{"metric": labels, "value": [1000, value]}] if known else []
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
+
+    async with serving(answer) as url:
+        done = await run_command_in_loop("map", "--prometheus", url, "-o", "json")
+    assert not done.stderr.startswith("gpumap: internal"), done.stderr
+    ((device,),) = (one["devices"] for one in json.loads(done.stdout)["nodes"])
+    assert (device["uuid"], device["index"]) == ("GPU-1", None)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def restarts(play: Play) -> None:
     play.scrape("moved-anew", life(FIRST), uuid=uuid, last=START + HOUR)
     play.scrape("moved-anew", life(START + HOUR), uuid=uuid, first=START + HOUR, offset=19, instance="10.0.0.9:9401")
     uuid, again = play.card(), START + 3 * HOUR + 10
-    for job, offset in (("one", 2), ("other", 17)):
+    for job, offset in (("gpumap-one", 2), ("gpumap-other", 17)):
         play.scrape("twice", life(FIRST), uuid=uuid, last=again, offset=offset, job=job)
         play.scrape("twice", life(again), uuid=uuid, first=again, offset=offset, job=job)
     again = START + HOUR + 30 * MINUTE  # born at the end of one hour, it began anew later than it was old at that end
@@ -146,7 +146,7 @@ def side_by_side(play: Play) -> None:
             play.scrape(name, life(again), uuid=uuid, first=again + 1, offset=11, instance="10.0.0.9:9401")
         for skew in SKEWS:
             uuid, name = play.card(), f"skew-{skew}-{number}"
-            for job, late in (("one", 0), ("other", skew)):
+            for job, late in (("gpumap-one", 0), ("gpumap-other", skew)):
                 play.scrape(name, life(FIRST), uuid=uuid, last=again, offset=2, job=job, late=late)
                 play.scrape(name, life(again), uuid=uuid, first=again + 1, offset=17, job=job, late=late)
 
@@ -201,6 +201,24 @@ def other_cluster(play: Play) -> None:
             play.samples.scrape(counter, of, range(FIRST + 7, LAST, EVERY), value)
 
 
+def forged(play: Play) -> None:
+    """A pod of a tenant, which Prometheus scrapes as it scrapes everybody's, exposes counters and labels of others."""
+    others = labels(
+        exported_namespace="steady", exported_pod="steady-0", exported_container="main", uuid="GPU-00000001"
+    )
+    for cluster in ("a", "b"):
+        target = labels(
+            job="kubernetes-pods", namespace="tenant", pod="liar-0", instance="10.9.9.9:80", cluster=cluster
+        )
+        times = range(FIRST + 7, LAST, EVERY)
+        for of, share in ((others, "7"), (labels(uuid="GPU-00000001"), "3")):
+            for counter, value in life(FIRST, share=share).items():
+                play.samples.scrape(counter, tuple(sorted((*target, *of))), times, value)
+        play.samples.scrape("gpumap_build_info", target, times, lambda time: Decimal(1))
+        team = labels(**dict(others), label_example_com_team_name="red")
+        play.samples.scrape("kube_pod_labels", tuple(sorted((*target, *team))), times, lambda time: Decimal(1))
+
+
 TEAMS = {"steady": "blue", "inside": "blue", "reset": "red", "gap": "red", "twice": "red"}
 
 
@@ -209,9 +227,10 @@ def teams(play: Play) -> None:
     times = range(FIRST + 3, LAST, EVERY)
 
     def told(name: str, team: str | None, first: int = FIRST, last: int = LAST, cluster: str = "a") -> None:
-        of = labels(namespace=name, pod=f"{name}-0", uid="x", job="ksm", cluster=cluster)
+        of = labels(namespace=name, pod=f"{name}-0", uid="x", job="kube-state-metrics", cluster=cluster)
         if cluster == "b":
-            of = labels(namespace="kube", pod="ksm-0", exported_namespace=name, exported_pod=f"{name}-0", cluster="b")
+            of = labels(job="kube-state-metrics", namespace="kube", pod="ksm-0", cluster="b")
+            of = tuple(sorted((*of, ("exported_namespace", name), ("exported_pod", f"{name}-0"))))
         of = of if team is None else tuple(sorted((*of, ("label_example_com_team_name", team))))
         play.samples.scrape("kube_pod_labels", of, times, lambda time: Decimal(1) if first <= time < last else None)
 
@@ -245,7 +264,7 @@ class Known:
 def run_prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     folder = tmp_path_factory.mktemp("prometheus")
     play = Play()
-    for happen in (whole_lives, restarts, side_by_side, gaps, incomplete, other_cluster, teams):
+    for happen in (whole_lives, restarts, side_by_side, gaps, incomplete, other_cluster, forged, teams):
         happen(play)
     data = store(play.samples, folder)
     with prometheus(folder, PATIENT, data=data) as server:
@@ -467,7 +486,9 @@ def test_a_label_of_no_pod(known: Known) -> None:
 def test_no_kube_state_metrics(known: Known) -> None:
     """It is missing altogether."""
     says = failure(known, *BY_TEAM, "--match", 'cluster="a"', "--label-match", 'cluster="z"')
-    assert says.startswith('has no kube_pod_labels that matches cluster="z" in this time: --by label needs kube-state-')
+    assert says.startswith(
+        'has no kube_pod_labels that matches job=~".*kube-state-metrics.*",cluster="z" in this time: --by label needs '
+    )
 
 
 def test_a_pod_of_two_teams_at_once(known: Known) -> None:
@@ -515,8 +536,8 @@ def test_counters_of_gpus_that_do_not_match(known: Known) -> None:
     """Nobody knows then whether anything is missing, and it is said."""
     (warning,) = ask(known.url, match='namespace="steady"')["warnings"]
     assert warning == (
-        'There are no counters of GPUs that match namespace="steady": whether the server holds all of this time is '
-        "not known."
+        'There are no counters of GPUs that match job=~".*gpumap.*",namespace="steady": whether the server '
+        "holds all of this time is not known."
     )
 
 
@@ -540,7 +561,7 @@ def test_the_table(known: Known) -> None:
     assert shown["squatter"][0] == "-"
     below = lines[lines.index("") + 1 :]
     assert below[0].startswith("From 2024-03-04T20:00:00Z to 2024-03-05T04:00:00Z, by http://127.0.0.1:")
-    assert below[0].endswith(', of series with cluster="a". Energy is an estimate.')
+    assert below[0].endswith(', of series with job=~".*gpumap.*",cluster="a". Energy is an estimate.')
     assert below[1:] == [
         "Of the GPU-hours held, 8.00 are on devices whose use is not known (MIG has no SM time): GPU-HOURS USED and "
         "IDLE are without them.",

@@ -23,6 +23,11 @@ MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|
 _MATCH = re.compile(rf"\s*{MATCHER}(\s*,\s*{MATCHER})*\s*,?\s*", re.ASCII)
 _TIMEOUT = "1m"
 NO_URL = "is not a URL (in a password, / is written %2F, and @ %40)"
+OWN_JOBS = 'job=~".*gpumap.*"'
+"""The jobs whose series are gpumap's if `--match` names none. Anybody can expose series of gpumap's names, but a target
+cannot choose its job."""
+KUBE_STATE_METRICS_JOBS = 'job=~".*kube-state-metrics.*"'
+"""The same for kube_pod_labels and `--label-match`."""
 _DETAILS = ("match", "timeout")
 """Flags that require --prometheus."""
 
@@ -36,7 +41,11 @@ def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) 
         required=required,
         help=f"the server{only}, with the path before /api/v1 if it has one",
     )
-    group.add_argument("--match", metavar="MATCH", help="only series with these labels, as in PromQL")
+    group.add_argument(
+        "--match",
+        metavar="MATCH",
+        help="only series with these labels, as in PromQL; if none is job, also of jobs with gpumap in the name",
+    )
     add_credentials(group)
     group.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
 
@@ -67,13 +76,20 @@ def refuse_details(given: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: is of use with {either}")
 
 
-def matchers_of(flag: str, text: str) -> str:
-    """Return matchers of labels without their braces. Raises UsageError."""
+def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:
+    """Return matchers of labels without their braces; with `jobs` if none of them is of `job`. Raises UsageError."""
     bare = text.strip()
     bare = bare[1:-1] if bare.startswith("{") and bare.endswith("}") else bare
     if bare.strip() and not _MATCH.fullmatch(bare):
         raise UsageError(f'{flag} {text}: is not of the form \'cluster="a"\' or \'cluster="a",region=~"eu-.*"\'')
-    return bare.strip().rstrip(",").strip()
+    given = bare.strip().rstrip(",").strip()
+    names_jobs = any(label_of(one[0]) == "job" for one in re.finditer(MATCHER, given))
+    return given if names_jobs else ",".join(one for one in (jobs, given) if one)
+
+
+def label_of(matcher: str) -> str:
+    """Return the label that a matcher is about."""
+    return re.split(r"[\s=!]", matcher, maxsplit=1)[0]
 
 
 def seconds_of(flag: str, text: str) -> float:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, one_of
 from gpumap.cli.output_flags import add_form, add_no_headers
-from gpumap.cli.server_flags import add_server_flags, matchers_of, server_of
+from gpumap.cli.server_flags import (
+    KUBE_STATE_METRICS_JOBS,
+    MATCHER,
+    add_server_flags,
+    label_of,
+    matchers_of,
+    server_of,
+)
 from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +85,9 @@ def add_bill(commands: Commands) -> None:
     where = bill.add_argument_group("where from")
     add_server_flags(where, required=True)
     where.add_argument(
-        "--label-match", metavar="MATCH", help="the same for kube_pod_labels (default: what --match says)"
+        "--label-match",
+        metavar="MATCH",
+        help="the same for kube_pod_labels, of jobs with kube-state-metrics in the name (default: as --match)",
     )
     where.add_argument(
         "--resolution", metavar="DURATION", default="1m", help="the steps asked for, 1m to 10m (default: 1m)"
@@ -126,7 +135,7 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
             "--by label: needs --label NAME" if given.label is None else "--label: is of use with --by label"
         )
     match = matchers_of("--match", given.match or "")
-    label_match = match if given.label_match is None else matchers_of("--label-match", given.label_match)
+    label_match = _label_match(given)
     if given.label_match is not None and given.label is None:
         raise UsageError("--label-match: is of use with --by label")
     price = given.price_per_gpu_hour
@@ -144,6 +153,15 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
         step_seconds=window.step_seconds,
     )
     return request, window
+
+
+def _label_match(given: argparse.Namespace) -> str:
+    """Which series of kube_pod_labels count: those that --label-match names, else those of --match but for its job."""
+    if given.label_match is not None:
+        return matchers_of("--label-match", given.label_match, KUBE_STATE_METRICS_JOBS)
+    found = (one[0] for one in re.finditer(MATCHER, matchers_of("--match", given.match or "")))
+    others = ",".join(one for one in found if label_of(one) != "job")
+    return matchers_of("--match", others, KUBE_STATE_METRICS_JOBS)
 
 
 async def make_bill(server: Server, request: Request, window: Window) -> Bill:

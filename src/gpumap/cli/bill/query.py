@@ -29,7 +29,7 @@ from gpumap.cli.bill.promql import (
 )
 from gpumap.cli.bill.window import Window, rfc3339
 from gpumap.cli.prometheus import Prometheus, QueryTooLargeError, Row, together
-from gpumap.cli.server_flags import MATCHER
+from gpumap.cli.server_flags import MATCHER, label_of
 from gpumap.model.errors import FatalError
 
 T = TypeVar("T")
@@ -152,5 +152,5 @@ def _refuse_too_much(server: Prometheus, held: Mapping[Key, float], window: Wind
 def target_matchers(match: str) -> str:
     """The matchers without those of containers: a GPU's own series has no label of a pod."""
     found = [one[0] for one in re.finditer(MATCHER, match)]
-    names = [re.split(r"[\s=!]", one, maxsplit=1)[0].removeprefix("exported_") for one in found]
+    names = [label_of(one).removeprefix("exported_") for one in found]
     return ",".join(one for one, name in zip(found, names, strict=True) if name not in POD_KEYS)

@@ -16,6 +16,8 @@ from gpumap.model import remedies
 from gpumap.model.map import DeviceEntry, GpuEntry, MemoryEntry, NodeMap
 from gpumap.model.observations import Source
 
+_DIGITS_MAX = 10
+
 
 def node_map_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> NodeMap:
     """Return one node's map."""
@@ -144,7 +146,8 @@ def _place(device: DeviceEntry) -> tuple[float, float, float, str]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
+    """Return NVML's number; None for other text, and for a number that no machine has."""
+    return int(text) if len(text) < _DIGITS_MAX and text.isascii() and text.isdigit() else None
 
 
 # --- GPUs, and the node as a whole ------------------------------------------------------------------------------------
