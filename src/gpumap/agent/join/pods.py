@@ -100,6 +100,11 @@ class PodTable:
     may_be_incomplete: bool
     """The List has only static pods: the kubelet may not have its other pods from the API server yet."""
 
+    @property
+    def lacks_pods(self) -> bool:
+        """Whether a file has a pod of the API server, and the List has none."""
+        return self.may_be_incomplete and any("-" in uid for uid in self.known_uids)
+
     def is_made_from(self, identity: PodIdentity | None) -> bool:
         """Whether this reading made the table. A source returns the same object while nothing changed."""
         files = identity or _NOTHING_READ

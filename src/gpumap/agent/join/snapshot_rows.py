@@ -80,7 +80,9 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
     answers = gpu is not None and gpu.reading is not None
     if not joined.listing.current or any(_may_be_on(uuid, one, allocation, answers) for one in allocation.unmatched):
         return None
-    return len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in allocation.holders.get(one, ())})
+    count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in allocation.holders.get(one, ())})
+    # The List may lack pods, and a file has one of them: the missing pods may hold the device.
+    return None if not count and joined.pod_table.lacks_pods else count
 
 
 def _may_be_on(uuid: Uuid, unmatched: UnmatchedSlots, allocation: Allocation, answers: bool) -> bool:
