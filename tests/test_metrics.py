@@ -8,7 +8,7 @@ import pytest
 from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
 from gpumap.model.families import Family
 from gpumap.model.observations import ContainerName
-from gpumap.model.readings import Activity, Uuid
+from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, Uuid
 from gpumap.model.snapshot import ContainerAccount, ContainerOnDevice, GpuAccount, GpuXids, Leaf, ProcessUse, Snapshot
 from tests.snapshots import UNKNOWN_USE, busy_node, empty_node, gpu
 
@@ -283,6 +283,25 @@ def sample(name: str, snapshot: Snapshot) -> dict[tuple[str, ...], float]:
     """A family's values by their labels."""
     (family,) = (one for one in native(GROUPS, process_metrics=False) if one.name == name)
     return {series.labels: series.value for series in family.read(snapshot)}
+
+
+def test_times_of_clock_events_count_nothing_twice() -> None:
+    """The driver also counts totals over several reasons, and thermal violations as a whole and in two parts."""
+    card = gpu(0)
+    assert card.reading is not None
+    family = "gpumap_gpu_clock_event_seconds_total"
+
+    def reasons(times: tuple[tuple[str, float], ...]) -> set[str]:
+        assert card.reading is not None
+        told = replace(card, reading=card.reading._replace(clock_event_seconds=times))
+        return {labels[-1] for labels in sample(family, replace(empty_node(), gpus=(told,)))}
+
+    times = tuple((reason, 1.0) for reason in CLOCK_EVENT_TIMES)
+    everything = {reason for reason, _ in times}
+    totals = {"total_app_clocks", "total_base_clocks"}
+    assert reasons(times) == everything - totals - {"thermal"}
+    old = tuple(one for one in times if not one[0].endswith("_slowdown"))
+    assert reasons(old) == {reason for reason, _ in old} - totals, "an older driver counts no parts"
 
 
 def test_activity_stands_on_leaves() -> None:

@@ -167,6 +167,32 @@ def test_xid_errors_outlive_a_restart() -> None:
     assert state.xids.containers[name, GPU] == ContainerXidMemory({79: 1}, at + 320.0, at + 20.0 - 3.0)
 
 
+def test_peaks_and_last_activity_outlive_a_restart() -> None:
+    """A roll-out does not make a busy container idle since the roll-out, nor its peak lower."""
+    node = lived()
+    (process,) = node.processes
+    process.memory = 7 * GIB
+    active = node.collect()
+    process.memory, process.sm = GIB, 0.0
+    before = node.collect()
+    text = encode(node.memory, BOOT)
+    state = decode(text, node.later(60.0), BOOT)
+    node.memory = Memory(ledger=state.ledger, xids=state.xids, uses=state.uses)
+    ((row,), (old,)) = node.collect(60.0).containers, before.containers
+    assert row.use
+    assert old.use
+    assert row.use.memory_peak_bytes == old.use.memory_peak_bytes == 7 * GIB
+    assert row.use.last_active == old.use.last_active == active.at.wall
+    older = json.loads(text)
+    del older["uses"]
+    assert decode(json.dumps(older).encode(), node.now, BOOT).uses == {}, "a file of an older version"
+    node.memory = Memory(uses=state.uses)
+    node.pods[0].generation += 1
+    (row,) = node.collect().containers
+    assert row.use
+    assert row.use.memory_peak_bytes == GIB, "another pod of the same name"
+
+
 def test_gpus_that_are_away_are_kept_apart() -> None:
     """A GPU that was taken from the node is not shown after a restart either."""
     node = lived()

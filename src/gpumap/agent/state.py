@@ -1,4 +1,4 @@
-"""What survives a restart, as JSON: the counters of accounting and of XID errors.
+"""What survives a restart, as JSON: the counters of accounting and of XID errors, peaks and last activity.
 
 The structs below declare the file: encoder, decoder and validation come from them. `decode` trusts nothing. A text with
 another layout raises ValueError, and nothing of it is used. A row with an impossible value is left out, and `encode`
@@ -16,8 +16,9 @@ import msgspec
 
 from gpumap.agent.join import Memory
 from gpumap.agent.join.accounting import KEPT_SECONDS, Charge, GpuCounters, Key, Ledger, elapsed
+from gpumap.agent.join.usage import UseMemory
 from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
-from gpumap.model.observations import ContainerName, Moment
+from gpumap.model.observations import ContainerName, Moment, PodUid
 from gpumap.model.readings import Uuid
 
 VERSION = 1
@@ -98,6 +99,19 @@ class ContainerXidsRow(Row, frozen=True, kw_only=True):
     unseen_seconds: Number
 
 
+class UseRow(Row, frozen=True, kw_only=True):
+    namespace: str
+    pod: str
+    container: str
+    uuid: str
+    pod_uid: str | None
+    profile: str
+    peak_bytes: Count | None
+    last_active: Number
+    kept_seconds: Number
+    """How long gpumap keeps it, if the container is not present again."""
+
+
 RawRow = dict[str, object]
 
 
@@ -113,10 +127,12 @@ class Document(Row, frozen=True, kw_only=True):
     containers: list[RawRow]
     gpu_xids: list[RawRow]
     container_xids: list[RawRow]
+    uses: list[RawRow] = []
+    """Files of older versions do not have it."""
 
     @property
     def number_of_rows(self) -> int:
-        lists = (self.gpus, self.away_gpus, self.containers, self.gpu_xids, self.container_xids)
+        lists = (self.gpus, self.away_gpus, self.containers, self.gpu_xids, self.container_xids, self.uses)
         return sum(len(rows) for rows in lists)
 
 
@@ -129,6 +145,7 @@ class State(NamedTuple):
 
     ledger: Ledger
     xids: XidMemory
+    uses: Mapping[Key, UseMemory]
     away_seconds: float
     """How long ago they were saved."""
     left_out: int
@@ -163,6 +180,7 @@ def encode(memory: Memory, boot_id: str | None) -> bytes:
         containers=_raw(ledger.charges, lambda key, charge: _container_row(key, charge, at.monotonic)),
         gpu_xids=_raw(xids.gpus, lambda uuid, gpu: _gpu_xids_row(uuid, gpu, at.monotonic)),
         container_xids=_raw(xids.containers, lambda key, one: _container_xids_row(key, one, at.monotonic)),
+        uses=_raw(memory.uses, lambda key, use: _use_row(key, use, at.monotonic)),
     )
     return json.dumps(msgspec.to_builtins(document), separators=(",", ":"), allow_nan=False).encode()
 
@@ -228,6 +246,21 @@ def _container_xids_row(key: Key, one: ContainerXidMemory, now: float) -> Contai
     )
 
 
+def _use_row(key: Key, use: UseMemory, now: float) -> UseRow:
+    (namespace, pod, container), uuid = key
+    return UseRow(
+        namespace=namespace,
+        pod=pod,
+        container=container,
+        uuid=uuid,
+        pod_uid=use.pod_uid,
+        profile=use.profile,
+        peak_bytes=use.peak_bytes,
+        last_active=use.last_active,
+        kept_seconds=max(use.kept_until - now, 0.0),
+    )
+
+
 # --- reading back -----------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +277,7 @@ def decode(text: bytes, now: Moment, boot_id: str | None) -> State:
     containers = _rows(document.containers, ContainerRow)
     gpu_xids = _rows(document.gpu_xids, GpuXidsRow)
     container_xids = _rows(document.container_xids, ContainerXidsRow)
+    use_rows = _rows(document.uses, UseRow)
     # Nobody looked for containers while gpumap was away: that time does not make them expire.
     ledger = Ledger(
         at=Moment(stopped, now.wall - away, now.asleep),
@@ -255,8 +289,9 @@ def decode(text: bytes, now: Moment, boot_id: str | None) -> State:
         gpus={Uuid(row.uuid): _gpu_xid_memory(row, stopped) for row in gpu_xids},
         containers={_key(row): _container_xid_memory(row, now.monotonic) for row in container_xids},
     )
-    valid = len(gpus) + len(away_gpus) + len(containers) + len(gpu_xids) + len(container_xids)
-    return State(ledger, xids, away, left_out=document.number_of_rows - valid)
+    uses = {_key(row): _use_memory(row, now.monotonic) for row in use_rows}
+    valid = len(gpus) + len(away_gpus) + len(containers) + len(gpu_xids) + len(container_xids) + len(use_rows)
+    return State(ledger, xids, uses, away, left_out=document.number_of_rows - valid)
 
 
 class _Head(Row, frozen=True, kw_only=True):
@@ -313,7 +348,7 @@ def _rows(raw: Iterable[RawRow], kind: type[RowT]) -> list[RowT]:
     return rows
 
 
-def _key(row: ContainerRow | ContainerXidsRow) -> Key:
+def _key(row: ContainerRow | ContainerXidsRow | UseRow) -> Key:
     return ContainerName(row.namespace, row.pod, row.container), Uuid(row.uuid)
 
 
@@ -345,3 +380,8 @@ def _gpu_xid_memory(row: GpuXidsRow, stopped: float) -> GpuXidMemory:
 
 def _container_xid_memory(row: ContainerXidsRow, now: float) -> ContainerXidMemory:
     return ContainerXidMemory(dict(row.errors), kept_until=now + KEPT_SECONDS, seen_at=now - row.unseen_seconds)
+
+
+def _use_memory(row: UseRow, now: float) -> UseMemory:
+    uid = None if row.pod_uid is None else PodUid(row.pod_uid)
+    return UseMemory(uid, row.profile, row.peak_bytes, row.last_active, kept_until=now + row.kept_seconds)

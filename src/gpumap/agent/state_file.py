@@ -138,7 +138,7 @@ class StateFile:
             bad,
         )
         self._usable_until = elapsed(now) + USABLE_SECONDS
-        return Memory(ledger=state.ledger, xids=state.xids)
+        return Memory(ledger=state.ledger, xids=state.xids, uses=state.uses)
 
     async def _set_aside(self, suffix: str, why: str) -> None:
         """Rename the file, replacing an earlier one of that name. If this fails, nothing is written until a restart.

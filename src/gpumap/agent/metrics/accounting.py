@@ -44,7 +44,7 @@ ACCOUNTING = (
     ),
     _charged(
         "gpumap_container_energy_joules_total",
-        "Estimated energy that the GPU used for the container. The busy part of it is shared by SM time, the "
+        "An estimate of the energy that the GPU used for the container. The busy part of it is shared by SM time, the "
         "idle part by allocation. Absent if SM time is unknown.",
         lambda account: account.energy_joules,
     ),

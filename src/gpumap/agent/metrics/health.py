@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.agent.metrics.device import measured, measured_by
 from gpumap.model.families import Family, Series, whether
+from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import Snapshot
 
 
@@ -24,6 +25,18 @@ def _xids_by_code(snapshot: Snapshot) -> Iterator[Series]:
             yield Series((xids.uuid, str(code)), count)
 
 
+_PARTS_OF_THERMAL = frozenset({"sw_thermal_slowdown", "hw_thermal_slowdown"})
+
+
+def _clock_event_seconds(reading: GpuReading) -> Iterator[tuple[str, float]]:
+    """Return the driver's times by reason, without those that contain the times of other reasons."""
+    reasons = {reason for reason, _ in reading.clock_event_seconds}
+    sums = {"total_app_clocks", "total_base_clocks"}
+    if reasons & _PARTS_OF_THERMAL:
+        sums.add("thermal")
+    return ((reason, seconds) for reason, seconds in reading.clock_event_seconds if reason not in sums)
+
+
 CLOCKS = (
     measured_by("domain", "gpumap_gpu_clock_hertz", "Clock now, by domain.", lambda reading: reading.clocks_hertz),
     measured_by(
@@ -35,8 +48,8 @@ CLOCKS = (
     measured_by(
         "reason",
         "gpumap_gpu_clock_event_seconds_total",
-        "Time that clocks were lowered, by reason, as the driver counts.",
-        lambda reading: reading.clock_event_seconds,
+        "Time that clocks were lowered, by reason, as the driver counts. No reason contains the time of another one.",
+        _clock_event_seconds,
         "counter",
     ),
     measured(
