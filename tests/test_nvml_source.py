@@ -312,8 +312,9 @@ async def test_a_child_that_ends_on_purpose_between_two_reads_is_no_fault(start:
 async def test_what_a_child_died_of_is_told_once_the_driver_answers(start: Start, log: Path) -> None:
     """A read that fails for another reason does not lose it."""
     source = start(
-        """for n, _ in requests(): driver(n, 1) if n != 2 else say(read=n, error=dict(code=9, reason="gone", detail="")); \
-        n == 2 or gpu(n, 0)"""
+        """
+ERROR = dict(code=9, reason="gone", detail="")
+for n, _ in requests(): say(read=n, error=ERROR) if n == 2 else (driver(n, 1), gpu(n, 0))"""
     )
     os.kill(pid(await read(source)), signal.SIGKILL)
     assert (await failure(source)).reason == "gone"

@@ -71,10 +71,13 @@ class Worker:
             pass
         lines = self._last_words.decode(errors="replace").strip().splitlines()
         detail = f"the worker {self._manner()}" + (f": {lines[-1][:400]}" if lines else "")
-        if self._process.returncode == -signal.SIGKILL and self._oom_kills is not None:
-            if (_oom_kills() or 0) > self._oom_kills:
-                return Complaint("worker_oom_killed", f"{detail}; gpumap's cgroup is out of memory")
+        if self._killed_for_memory():
+            return Complaint("worker_oom_killed", f"{detail}; gpumap's cgroup is out of memory")
         return Complaint("worker_crashed", detail)
+
+    def _killed_for_memory(self) -> bool:
+        before, now = self._oom_kills, _oom_kills()
+        return self._process.returncode == -signal.SIGKILL and None not in (before, now) and before != now
 
     def kill(self) -> None:
         """`end` is still to be called."""

@@ -10,14 +10,23 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpumap import __version__
 from gpumap.cli.command_line import Parser, add_command
 from gpumap.cli.credentials import add_credentials
 from gpumap.cli.output_flags import add_form, add_no_headers
 from gpumap.cli.server_flags import refuse_details
 from gpumap.cli.signals import until_stopped
-from gpumap.cli.this_node import LOOK_SECONDS, add_node_flags, from_node, node_facts, prepare_elsewhere, prepare_here
+from gpumap.cli.this_node import (
+    LOOK_SECONDS,
+    add_node_flags,
+    driver_facts,
+    from_node,
+    node_facts,
+    prepare_elsewhere,
+    prepare_here,
+)
 from gpumap.cli.where import add_url, maps_of_agent
-from gpumap.model.errors import FatalError
+from gpumap.model.errors import FatalError, UsageError
 
 if TYPE_CHECKING:
     from gpumap.cli.node_maps import NodeMapStream
@@ -40,11 +49,21 @@ def add_doctor(commands: Commands) -> None:
                 "kubectl exec -n NAMESPACE POD -- gpumap doctor",
             ),
             ("what a running agent can tell", "gpumap doctor --url http://127.0.0.1:9401"),
+            (
+                "what only a real driver can settle, for a bug report",
+                "kubectl exec -n NAMESPACE POD -- gpumap doctor --driver-facts",
+            ),
         ],
     )
     output = doctor.add_argument_group("output")
     add_form(output, ("table", "json"))
     add_no_headers(output)
+    output.add_argument(
+        "--driver-facts",
+        action="store_true",
+        help="ask the driver of this node what only a real driver can settle, and print it as JSON for a bug report "
+        "(read-only, at most 3 minutes; without PIDs, UUIDs and names)",
+    )
     add_credentials(add_url(doctor))
     add_node_flags(doctor)
 
@@ -53,6 +72,8 @@ def _doctor(given: argparse.Namespace) -> int:
     from gpumap.cli.tables import Shape
 
     shape = Shape(headers=not given.no_headers)
+    if given.driver_facts:
+        return _print_driver_facts(given)
     if given.url is not None:
         prepare_elsewhere(given, "--url")
         sights = maps_of_agent(given, 0.0)
@@ -61,6 +82,26 @@ def _doctor(given: argparse.Namespace) -> int:
     settings = prepare_here(given)
     sights = from_node(settings, LOOK_SECONDS)
     return asyncio.run(until_stopped(_examine(sights, lambda: node_facts(settings), given.output, shape)))
+
+
+def _print_driver_facts(given: argparse.Namespace) -> int:
+    """Returns 1 if the driver does not answer at all."""
+    if given.url is not None:
+        raise UsageError("--driver-facts: asks the driver of this node, and --url asks an agent")
+    refuse_details(given)
+    settings = prepare_here(given)
+
+    async def work() -> int:
+        facts = await driver_facts(settings)
+        print(json.dumps({"gpumap_version": __version__, "facts": facts}, indent=2), flush=True)
+        return 0 if any(_is_answered(fact) for fact in facts) else 1
+
+    return asyncio.run(until_stopped(work()))
+
+
+def _is_answered(fact: dict[str, object]) -> bool:
+    answer = fact.get("answer")
+    return isinstance(answer, dict) and "refused" not in answer
 
 
 async def _examine(

@@ -1,0 +1,56 @@
+"""Asks the driver what only a real one can settle, for `gpumap doctor --driver-facts`.
+
+Each fact is read by a process of its own: a driver that crashes or hangs costs that fact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+
+from gpumap.agent.sources.nvml_process import Worker
+
+QUESTIONS = {
+    "versions": "Which driver, NVML and GPUs are these answers of?",
+    "process_samples": "How many rows has nvmlDeviceGetProcessUtilization, how old are they, and which are impossible?",
+    "field_values": "Which types have the byte counters of PCIe (32 bits wrap within seconds) and NVLink, how fast do "
+    "they grow, and is the memory temperature 0 on cards without that sensor?",
+    "event_wait": "Does nvmlEventSetWait_v2 with 0 ms return at once with `timeout`?",
+    "process_lists": "Which rows and instance ids have the process lists of a GPU and of its MIG devices?",
+    "gpm_scales": "Which GPM metrics answer, and is their scale 0 to 1 or 0 to 100?",
+}
+"""By the name of a fact (`nvml_worker.facts`)."""
+LIMIT_SECONDS = 25.0
+"""For one fact. Without persistence mode NVML takes one to three seconds for each GPU to start."""
+
+
+async def read_driver_facts(library: str | None) -> list[dict[str, object]]:
+    """Each fact with its question, and its answer or the error that it ended with."""
+    return [
+        {"fact": name, "question": question} | await read_fact(name, library) for name, question in QUESTIONS.items()
+    ]
+
+
+async def read_fact(name: str, library: str | None, limit_seconds: float = LIMIT_SECONDS) -> dict[str, object]:
+    """The answer, or the error that it ended with."""
+    command = [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker.facts", name]
+    worker = await Worker.start(command if library is None else [*command, "--library", library])
+    try:
+        async with asyncio.timeout(limit_seconds):
+            line = await worker.line()
+        if line is None:
+            return {"error": (await worker.obituary()).detail}
+        answer: object = json.loads(line)
+        return {"answer": answer}
+    except TimeoutError:
+        return {"error": f"no answer within {limit_seconds:g} s"}
+    except ValueError as error:
+        return {"error": f"not an answer: {error}"}
+    finally:
+        worker.kill()
+        await worker.last_lines()
+        worker.end()
+        with contextlib.suppress(TimeoutError):  # it may hang in the driver for ever
+            await asyncio.wait_for(worker.ended(), 1.0)
