@@ -64,26 +64,40 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
                 instance=instance,
                 memory=memory,
                 holders=_holders(joined, leaf.uuid, gpu),
+                may_have_more=_may_have_more(joined, leaf.uuid, gpu),
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
             )
     offered_now = allocation.offer.slots or {}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
-        holders = _holders(joined, uuid, None)
-        rows[uuid] = Leaf(uuid, None, holders=holders, allocatable=offered_now.get(uuid, ()))
+        rows[uuid] = Leaf(
+            uuid,
+            None,
+            holders=_holders(joined, uuid, None),
+            may_have_more=_may_have_more(joined, uuid, None),
+            allocatable=offered_now.get(uuid, ()),
+        )
     return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
 
 
 def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
-    """Return how many containers hold a leaf, or its partitioned GPU. `None` if that is unknown."""
-    allocation = joined.allocation
-    answers = gpu is not None and gpu.reading is not None
-    if not joined.listing.current or any(_may_be_on(uuid, one, allocation, answers) for one in allocation.unmatched):
+    """Return how many containers certainly hold a leaf, or its partitioned GPU. `None` without a List."""
+    if not joined.listing.current:
         return None
-    return len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in allocation.holders.get(one, ())})
+    holders = joined.allocation.holders
+    return len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
 
 
-def _may_be_on(uuid: Uuid, unmatched: UnmatchedSlots, allocation: Allocation, answers: bool) -> bool:
+def _may_have_more(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> bool:
+    answers = gpu is not None and gpu.reading is not None
+    allocation = joined.allocation
+    if gpu is None and allocation.holders.get(uuid):
+        # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
+        return False
+    return any(_may_be_on(uuid, one, allocation, answers=answers) for one in allocation.unmatched)
+
+
+def _may_be_on(uuid: Uuid, unmatched: UnmatchedSlots, allocation: Allocation, *, answers: bool) -> bool:
     """Whether unmatched slots may be on a device: on one that offers their resource, or on any if none offers it.
 
     A slot of a GPU that has not reported its uuid is on no GPU that answers.
