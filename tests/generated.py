@@ -142,6 +142,9 @@ def runs(draw: st.DrawFn, check: Callable[[TestNode, Snapshot], None] | None = N
             pod.listed = not pod.listed
         if node.pods and draw(st.integers(0, 3)) == 0:
             _recreate(draw, node, draw(st.sampled_from(node.pods)))
+        if node.pods and draw(st.integers(0, 3)) == 0:  # a disk cleaner
+            cleaned = draw(st.sampled_from(node.pods))
+            cleaned.has_tree, cleaned.has_links = False, draw(st.booleans())
         if draw(st.integers(0, 4)) == 0:
             node.socket += "+"
         _write_checkpoint(node)

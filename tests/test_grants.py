@@ -411,12 +411,13 @@ def test_a_card_that_no_plugin_offers_is_not_unhealthy() -> None:
 
 
 def test_a_holder_that_runs_an_mps_server_is_not_idle() -> None:
-    """What its process holds is the server's and no client's; that there is none is not said of the holder."""
+    """A server without clients is a process of its container, which holds the device."""
     pod = pod_of({"nvidia.com/gpu": [str(A)]})
     node = node_of(pod)
     node.processes = [Process(10, A, pod, comm="nvidia-cuda-mps")]
     found = next(row for row in node.collect().containers if row.name == pod.full())
-    assert (found.holds, found.use) == (True, None)
+    assert found.use is not None
+    assert (found.holds, found.use.memory_bytes, found.use.unassigned) == (True, GIB, False)
 
 
 def test_an_answer_that_names_more_cards_than_there_are_ids() -> None:

@@ -37,6 +37,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
     sums_mean_something(node, snapshot)
     nobody_is_credited_with_anothers_memory(node, snapshot)
     nobody_holds_anothers_device(node, snapshot)
+    missing_traces_are_no_evidence(node, snapshot)
 
 
 def conservation(node: TestNode, snapshot: Snapshot) -> None:
@@ -197,10 +198,26 @@ def nobody_is_credited_with_anothers_memory(node: TestNode, snapshot: Snapshot) 
             assert row.use.memory_bytes == sum(process.memory or 0 for process in own)
 
 
+def missing_traces_are_no_evidence(node: TestNode, snapshot: Snapshot) -> None:
+    """A listed pod, the only one of its name, is not gone, and has no zero beside its process, whatever is missing."""
+    names = Counter((pod.namespace, pod.name) for pod in node.pods)
+    truth = {(process.pid, process.leaf): process for process in node.processes}
+    rows = {(row.name, row.uuid): row for row in snapshot.containers}
+    for told in snapshot.processes:
+        process = truth[told.pid, told.uuid]
+        pod = process.pod
+        if pod is None or not pod.listed or names[pod.namespace, pod.name] > 1:
+            continue
+        assert told.owner is not Owner.GONE, "L10"
+        row = rows.get((pod.full(process.container), process.leaf))
+        if row is not None and row.use is not None and process.readable and not process.left:
+            assert row.use.processes > 0, "L10"
+
+
 @settings(max_examples=examples(300))
 @given(runs(check))
 def test_every_law_holds_at_every_collection(run: list[Snapshot | TestNode]) -> None:
-    """L1 to L9 hold for every snapshot of every run."""
+    """L1 to L10 hold for every snapshot of every run."""
 
 
 @settings(max_examples=examples(60))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.model.observations import CgroupKind, CgroupMembership, ContainerName, PodCgroup
+from gpumap.model.observations import CgroupKind, CgroupMembership, ClaimDevice, ContainerName, PodCgroup
 from gpumap.model.readings import ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 
@@ -460,3 +460,26 @@ def test_devices_that_an_old_kubelet_leaves_out_are_taken_from_the_checkpoint() 
         assert [(one.name, one.allocated_gpus) for one in snapshot.containers] == [(user.full(), 1.0)], (
             "a row alone may be of an ended pod"
         )
+
+
+def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:
+    """A DRA pod that is re-created under its name is `assigned` at once, while its predecessor's tree still exists. A
+    process of the predecessor is not accused."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "claim")]}
+    old = Pod("ml", "db", claims=claims)
+    node = TestNode([Gpu(0)], [old], [Process(10, CARD, old)])
+    assert owners(node.collect(), CARD)["assigned"] == GIB
+    new = replace(old, generation=1)
+    old.listed = False
+    node.pods.append(new)
+    node.processes = [Process(11, CARD, new, memory=3 * GIB)]
+    for _ in range(3):
+        snapshot = node.collect()
+        assert owners(snapshot, CARD)["assigned"] == 3 * GIB
+        assert [pod.uid for pod in snapshot.pods] == [new.uid]
+    node.processes.append(Process(10, CARD, old))
+    for _ in range(3):
+        split = owners(node.collect(), CARD)
+        assert (split["assigned"], split["unknown"], split["gone"]) == (3 * GIB, GIB, 0)
+    old.has_tree = False
+    assert owners(node.collect(), CARD)["assigned"] == 3 * GIB

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from gpumap.agent.join import Memory, step
+from gpumap.agent.metrics import native
 from gpumap.model.observations import Observed
 from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
 
 CARD = gpu_uuid(0)
@@ -513,30 +515,39 @@ def test_stale_identity_ties_no_recreated_pod_to_its_predecessor() -> None:
     assert [pod.uid for pod in node.collect().pods] == [new.uid]
 
 
+def told_holders(snapshot: Snapshot) -> list[int | None]:
+    """The values of gpumap_device_holders, leaf by leaf."""
+    family = next(one for one in native(("allocation",), process_metrics=False) if one.name == "gpumap_device_holders")
+    values = {series.labels: series.value for series in family.read(snapshot)}
+    return [None if (value := values.get((leaf.uuid,))) is None else int(value) for leaf in snapshot.leaves]
+
+
 def test_holders_are_unknown_while_a_slot_may_be_on_the_device() -> None:
     """A slot that gpumap cannot place may be on each device: none of them has 0 holders. One that names a device of
     another node is on none of them."""
     node, pod = one_pod()
-    assert [leaf.holders for leaf in node.collect().leaves] == [1, 0]
+    assert told_holders(node.collect()) == [1, 0]
     odd = Pod("ml", "odd", {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}})
     node.pods.append(odd)
     snapshot = node.collect()
     assert [u.reason for u in snapshot.unmatched] == ["untrusted_id"]
-    assert [leaf.holders for leaf in snapshot.leaves] == [None, None]
+    assert told_holders(snapshot) == [None, None]
     odd.ids = {"main": {"nvidia.com/gpu": ["card-0"]}}
-    assert [leaf.holders for leaf in node.collect().leaves] == [None, None], "unparsed"
+    assert told_holders(node.collect()) == [None, None], "unparsed"
     node.allocatable = {"nvidia.com/gpu": ["card-0", str(CARD)]}
-    assert [leaf.holders for leaf in node.collect().leaves] == [None, 0], "the other one is not offered"
+    assert told_holders(node.collect()) == [None, 0], "the other one is not offered"
     node.down = {"nvml"}
     odd.ids = {"main": {"aliyun.com/gpu-mem": [f"{CARD}-_-0"]}}
+    node.allocatable = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
     snapshot = node.collect()
     assert [u.reason for u in snapshot.unmatched] == ["nvml_down"]
-    assert [leaf.holders for leaf in snapshot.leaves] == [None]
+    told = dict(zip([leaf.uuid for leaf in snapshot.leaves], told_holders(snapshot), strict=True))
+    assert told == {CARD: 1, gpu_uuid(1): None}
     node.down = set()
     odd.ids = {"main": {"nvidia.com/gpu": [str(gpu_uuid(99))]}}
     snapshot = node.collect()
     assert [u.reason for u in snapshot.unmatched] == ["not_in_nvml"]
-    assert [leaf.holders for leaf in snapshot.leaves] == [1, 0]
+    assert told_holders(snapshot) == [1, 0]
     assert row(snapshot, pod.full(), CARD) is not None
 
 
@@ -546,7 +557,7 @@ def test_slot_of_a_nameless_gpu_hides_no_holders_of_the_others() -> None:
     node.gpus[0].fault = "lost"
     snapshot = node.collect()
     assert [(u.reason, u.slots) for u in snapshot.unmatched] == [("device_down", 1)]
-    assert [(leaf.uuid, leaf.holders) for leaf in snapshot.leaves] == [(gpu_uuid(1), 0)]
+    assert told_holders(snapshot) == [0]
 
 
 def test_holder_of_a_partitioned_gpu_holds_each_of_its_leaves() -> None:

@@ -349,7 +349,8 @@ class ProcEntry:
 class ProcTable:
     """The /proc entries of the requested PIDs.
 
-    A PID in neither list has ended. `unreadable` PIDs exist, but gpumap could not read their entry. Without
+    A PID in neither list has ended. `unreadable` PIDs exist, but gpumap could not read their entry, or their process
+    started while the driver was read: it may have a re-used PID. Without
     `pid_visibility` the entries may be of other processes; `visibility_reason` is the reason.
     """
 

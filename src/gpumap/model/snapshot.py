@@ -74,8 +74,11 @@ class Leaf:
     instance: MigInstance | None = None
     memory: DeviceMemory | None = None
     holders: int | None = None
+    """Containers that certainly hold it; `None` without a current List."""
     allocatable: tuple[tuple[str, int], ...] = ()
     owners: tuple[OwnerUse, ...] = ()
+    may_have_more: bool = False
+    """A slot that gpumap could not place may be on it: `holders` is the least."""
 
     @property
     def activity(self) -> Activity | None:
@@ -274,8 +277,3 @@ class Snapshot:
     """Only a new container solves it: the service exits to get one."""
     lost_driver: str = ""
     """Why NVML will not answer this container again: the service exits to get a new one."""
-
-    @property
-    def list_served(self) -> bool:
-        """There is a List that is young enough to serve. The holders of a leaf may be unknown even then."""
-        return bool(self.unmatched) or any(leaf.holders is not None for leaf in self.leaves)

@@ -65,7 +65,7 @@ def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
 
 def mode_of_node(snapshot: Snapshot) -> Mode | None:
     """Return `None` without a current List, and if it depends on slots without a known device."""
-    if not snapshot.list_served:
+    if all(leaf.holders is None for leaf in snapshot.leaves):
         return None
     return combine([*modes_by_holder(snapshot).values(), *([None] if snapshot.unmatched else [])])
 

@@ -141,7 +141,7 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
     """Absent while unmatched slots may be on the card, and if assigned slots have no size (time-slicing)."""
-    if not snapshot.list_served:
+    if all(leaf.holders is None for leaf in snapshot.leaves):
         return None
     if any(_may_be_on(gpu, slots, snapshot.leaves) for slots in snapshot.unmatched):
         return None

@@ -90,6 +90,8 @@ class PodTable:
     unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
+    superseded: frozenset[PodUid]
+    """UIDs with a log tree whose name got a newer tree: the pod was re-created under its name."""
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
     """Names that the Pods API reports."""
@@ -190,7 +192,10 @@ def tabulate(
     trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     fixed_before = before.fixed_names if before else {}
-    index = UidIndex(rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before)
+    superseded = _superseded(trees, before) if files.logs and before and before.logs else frozenset()
+    index = UidIndex(
+        rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before, superseded
+    )
     uid_of = _fix_uids(pods, index)
     if not files_are_new:
         uid_of = _still_valid(uid_of, pods, before)
@@ -219,6 +224,7 @@ def tabulate(
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
         unlisted=_unlisted(containers, files.checkpoint, name_of),
         trees=trees,
+        superseded=superseded,
         links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
         reported_names=reported_names,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
@@ -254,6 +260,16 @@ def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
     return frozenset(
         ContainerName(pod.namespace, pod.name, container.name) for pod in pods for container in pod.containers
     )
+
+
+def _superseded(trees: Mapping[PodUid, LogTree], before: PodTable) -> frozenset[PodUid]:
+    """Return the UIDs whose name has a tree that came after the name had its UID.
+
+    The kubelet makes the tree of a pod when it starts the pod, and keeps that of a predecessor for up to 35 s.
+    """
+    new_names = {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
+    older = {before.uid_of[name] for name in new_names if name in before.uid_of}
+    return frozenset((older & before.trees.keys() | before.superseded) & trees.keys())
 
 
 def _still_valid(
@@ -321,10 +337,12 @@ class UidIndex:
         trees: Mapping[PodUid, LogTree],
         reported: Mapping[PodUid, PodName],
         known: Mapping[PodUid, PodName],
+        superseded: frozenset[PodUid] = frozenset(),
     ) -> None:
         self._rows = rows
         self._claims = None if claims is None else {(one.namespace, one.claim): set(one.pod_uids) for one in claims}
         self._trees = trees
+        self._superseded = superseded
         self._in_logs: dict[PodName, set[PodUid]] = {}
         for tree in trees.values():
             self._in_logs.setdefault(tree.pod_name, set()).add(tree.pod_uid)
@@ -352,7 +370,7 @@ class UidIndex:
         in_logs = self._in_logs.get(name, set())
         written = [uids for uids in map(self._written, namesakes) if uids is not None]
         if not written:
-            return in_logs or None
+            return in_logs - self._superseded or None
         # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
         # pod stays until the next write, and its device may have another owner by then. A shared claim is prepared
         # for other pods too.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gpumap.agent.join.accounting import Key
 from gpumap.agent.join.allocation import Allocation
@@ -49,6 +49,11 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
         can_report_unassigned=joined.can_report_unassigned,
     )
     rows: dict[Uuid, Leaf] = {}
+    # A List that lacks pods proves no 0.
+    lacks_pods = joined.pod_table.lacks_pods
+    may_be_on_any = _doubtful(allocation.unmatched, allocation)
+    # A slot of a GPU that has not reported its uuid is on no GPU that answers.
+    may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
     known_by_uuid = {known.uuid: known for known in inventory.known}
     for gpu in inventory.gpus:
         known = known_by_uuid[gpu.uuid]
@@ -58,42 +63,45 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
             instance, memory = _leaf_parts(gpu, leaf)
             processes = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
+            holders = _holders(joined, leaf.uuid, gpu)
+            may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
             rows[leaf.uuid] = Leaf(
                 uuid=leaf.uuid,
                 gpu=gpu,
                 instance=instance,
                 memory=memory,
-                holders=_holders(joined, leaf.uuid, gpu),
+                holders=holders,
+                may_have_more=(lacks_pods and not holders) or may_be_on(leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
             )
     offered_now = allocation.offer.slots or {}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
         holders = _holders(joined, uuid, None)
-        rows[uuid] = Leaf(uuid, None, holders=holders, allocatable=offered_now.get(uuid, ()))
+        # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
+        may_have_more = not holders and (lacks_pods or may_be_on_any(uuid))
+        rows[uuid] = Leaf(
+            uuid, None, holders=holders, may_have_more=may_have_more, allocatable=offered_now.get(uuid, ())
+        )
     return tuple(sorted(rows.values(), key=lambda leaf: (leaf.gpu.index if leaf.gpu else 1 << 30, leaf.uuid)))
 
 
 def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
-    """Return how many containers hold a leaf, or its partitioned GPU. `None` if that is unknown."""
-    allocation = joined.allocation
-    answers = gpu is not None and gpu.reading is not None
-    if not joined.listing.current or any(_may_be_on(uuid, one, allocation, answers) for one in allocation.unmatched):
+    """Return how many containers certainly hold a leaf, or its partitioned GPU. `None` without a List."""
+    if not joined.listing.current:
         return None
-    count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in allocation.holders.get(one, ())})
-    # The List may lack pods, and a file has one of them: the missing pods may hold the device.
-    return None if not count and joined.pod_table.lacks_pods else count
+    holders = joined.allocation.holders
+    return len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
 
 
-def _may_be_on(uuid: Uuid, unmatched: UnmatchedSlots, allocation: Allocation, answers: bool) -> bool:
-    """Whether unmatched slots may be on a device: on one that offers their resource, or on any if none offers it.
-
-    A slot of a GPU that has not reported its uuid is on no GPU that answers.
-    """
-    if unmatched.reason == NOT_IN_NVML or (unmatched.reason == DEVICE_DOWN and answers):
-        return False
-    offering = {leaf for leaf, rows in (allocation.offer.slots or {}).items() if unmatched.resource in dict(rows)}
-    return not offering or uuid in offering
+def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
+    """Return whether one of the unmatched slots may be on a device: on one that offers their resource, or on any device
+    if none offers it."""
+    offers = allocation.offer.slots or {}
+    resources = {one.resource for one in unmatched if one.reason != NOT_IN_NVML}
+    offering = {name: {leaf for leaf, rows in offers.items() if name in dict(rows)} for name in resources}
+    anywhere = not all(offering.values())
+    return lambda uuid: anywhere or any(uuid in leaves for leaves in offering.values())
 
 
 def _leaf_parts(gpu: Gpu, leaf: KnownLeaf) -> tuple[MigInstance | None, DeviceMemory | None]:

@@ -39,7 +39,7 @@ def _allocatable(snapshot: Snapshot) -> Iterator[Series]:
 
 def _holders(snapshot: Snapshot) -> Iterator[Series]:
     for leaf in snapshot.leaves:
-        if leaf.holders is not None:
+        if leaf.holders is not None and not leaf.may_have_more:
             yield Series((leaf.uuid,), leaf.holders)
 
 

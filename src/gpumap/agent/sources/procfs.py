@@ -55,7 +55,9 @@ class ProcfsSource:
         return self._is_real
 
     def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
-        """Read the entries of `pids`. A process that started after `not_after` (clock ticks) has a re-used PID.
+        """Read the entries of `pids`.
+
+        A process that started after `not_after` (clock ticks) may have a re-used PID: it counts as unreadable.
 
         Raises SourceError `unreadable` where the tree itself cannot be read.
         """
@@ -92,6 +94,8 @@ class ProcfsSource:
                 continue
             if not_after is None or entry.start <= not_after:
                 entries.append(entry)
+            else:  # it may use the GPU: NVML read it late, or it has the PID of one that ended
+                unreadable.append(pid)
         return SourceAnswer(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
 
     def clock_ticks(self) -> int | None:

@@ -23,7 +23,9 @@ def node_map_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> 
     """Return one node's map."""
     target = targets[node.keys[0]]
     facts = newest_facts(cluster, node)
-    devices = tuple(sorted((_device(uuid, cluster) for uuid in devices_of(cluster, node)), key=_place))
+    # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
+    has_list = bool(facts.unmatched)
+    devices = tuple(sorted((_device(uuid, cluster, has_list) for uuid in devices_of(cluster, node)), key=_place))
     gpus = tuple(sorted(_gpus(devices, facts, cluster), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(facts))
     return NodeMap(
@@ -61,7 +63,7 @@ def faults_without_device(node: Node, cluster: Cluster) -> Iterator[str]:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def _device(uuid: str, cluster: Cluster) -> DeviceEntry:
+def _device(uuid: str, cluster: Cluster, has_list: bool) -> DeviceEntry:
     info = cluster.infos.get(uuid, DeviceInfo(uuid, "", "", "", "", "", "", "", ""))
     holders = cluster.holders.get(uuid, {})
     whole = cluster.holders.get(info.gpu_uuid, {}) if info.gpu_uuid != uuid else {}
@@ -86,7 +88,7 @@ def _device(uuid: str, cluster: Cluster) -> DeviceEntry:
             for owner, memory_bytes, processes in cluster.owners.get(uuid, ())
         ),
         holders=tuple(_holder(name, uuid, cluster) for name in sorted(holders)),
-        holders_known=uuid in cluster.held,
+        holders_known=has_list or uuid in cluster.held,
         users=tuple(
             _user(name, uuid, cluster, owner) for name, owner in users_by_owner(uuid, {*holders, *whole}, cluster)
         ),

@@ -103,7 +103,7 @@ def gaps(result: NodeResult, parts: Collection[str], namespace: str) -> Iterator
     if "nvml" in up and _lacks_gpus(result):
         yield f"{_NOT_SERVED} {_GPUS}"
     if families.HOLDERS in {family.part for family in families.families_for(parts)} and "kubelet" in up and devices:
-        if not (node_map.unmatched or any(device.holders_known for device in devices)):
+        if not any(device.holders_known for device in devices):
             yield f"{_NOT_SERVED} {_HOLDERS}"
         elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, result)]):
             yield f"not all who hold {listed(fewer)} are told (gpumap_allocation_slots is dropped)"
@@ -128,7 +128,8 @@ def _lacks_gpus(result: NodeResult) -> bool:
 
 
 def _has_more_holders(device: DeviceEntry, result: NodeResult) -> bool:
-    return result.cluster.held.get(device.uuid, 0) > len(device.holders)
+    whole = result.cluster.holders.get(device.gpu_uuid, {}) if device.gpu_uuid not in (None, device.uuid) else {}
+    return result.cluster.held.get(device.uuid, 0) > len({*result.cluster.holders.get(device.uuid, {}), *whole})
 
 
 def _gaps_of_use(node_map: NodeMap, namespace: str) -> Iterator[str]:
