@@ -292,6 +292,13 @@ async def test_other_paths_are_not_found(site: Site, path: str) -> None:
     assert (await site.get(path))[0] == 404
 
 
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/api/v1/map", "/none"])
+async def test_no_answer_names_versions_of_software(site: Site, path: str) -> None:
+    """A peer that looks for old versions finds none."""
+    async with site.session.get(site.url + path) as response:
+        assert "Server" not in response.headers
+
+
 async def test_the_page_needs_nothing_from_elsewhere(site: Site) -> None:
     """/ and every file that it names come from here, by relative addresses, under a policy that allows nothing else."""
     _, _, text = await site.get("/")

@@ -22,7 +22,7 @@ MAX_CONNECTIONS = 256
 MAX_TLS_CONNECTIONS = 128
 """asyncio reads each TLS connection into 256 KiB of its own: twice as many would take more than all else."""
 MAX_PER_ADDRESS = MAX_CONNECTIONS // 2
-"""One address cannot take all places without TLS. All scrapers of a cluster may come from one, by address translation."""
+"""One address cannot take all places without TLS. All scrapers of a cluster may come from one (address translation)."""
 SEND_BUFFER_BYTES = RECEIVE_BUFFER_BYTES = 1 << 16
 """The kernel takes twice as much, and no more. Otherwise its buffers grow to 4 MiB for each client that does not read
 its pages, and the kernel charges them to the pod."""
