@@ -56,7 +56,7 @@ ALL_WELL = Facts(
     kubelet=Answer("23 pods listed, offered: 8 nvidia.com/gpu"),
     checkpoint=Answer("9 entries of 7 pods, 1 resource registered"),
     pod_logs=Answer("directories of 23 pods, links of 31 containers"),
-    push=Answer("3 directories watched"),
+    push=Answer("4 directories watched"),
     privileges=Privileges(uid=0, capabilities=(), api_token=None, runtime_sockets=(), bare_host=False),
 )
 
@@ -503,7 +503,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     assert "3 GPUs" in str(found["nvml"]["seen"])
     assert found["device_checkpoint"]["seen"] == "1 entry of 1 pod, 2 resources registered"
     assert found["pod_logs"]["seen"] == "directories of 1 pod, links of 1 container"
-    assert found["push"]["seen"] == "3 directories watched"
+    assert found["push"]["seen"] == "4 directories watched"
     done = await run_command_in_loop(
         "doctor", *node.flags, "--nvml-library", str(node.library), **standin.environment(node.library, node.state)
     )

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from gpumap.model.observations import (
     DraState,
     PodUid,
     ProcEntry,
+    ProcTable,
+    SourceAnswer,
     SourceError,
 )
 from tests.privileges import as_ordinary_user, open_folder
@@ -216,6 +219,25 @@ def test_plain_file_tree_is_read_as_proc(tmp_path: Path) -> None:
     ]
     assert told.value.unreadable == (12,)
     assert [complaint.reason for complaint in told.complaints] == ["unreadable"]
+
+
+def test_a_pipe_in_a_plain_tree_blocks_nothing(tmp_path: Path) -> None:
+    """Its reader would wait for a writer for ever, and with it each later read of the tree."""
+    root = tmp_path / "proc"
+    make_process(root, 10, f"/kubepods/pod{UID}/{CID}")
+    make_process(root, 11, f"/kubepods/pod{UID}/{CID}")
+    (root / "11" / "stat").unlink()
+    os.mkfifo(root / "11" / "stat")
+    (root / "9").mkdir()
+    os.mkfifo(root / "9" / "cgroup")
+    source = ProcfsSource(root, own_at(tmp_path, "/system.slice/gpumap.service"))
+    answers: list[SourceAnswer[ProcTable]] = []
+    reading = threading.Thread(target=lambda: answers.append(source.read([9, 10, 11], None)), daemon=True)
+    reading.start()
+    reading.join(30)
+    (answer,) = answers
+    assert [entry.pid for entry in answer.value.entries] == [10]
+    assert answer.value.unreadable == (11,)
 
 
 def test_process_that_started_after_the_question_is_unreadable(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.sources.inotify import CREATE, MOVED_TO, Place, Watcher, places
+from gpumap.model.observations import PodName
 from tests.privileges import as_ordinary_user, open_folder
 
 PATIENCE_SECONDS = 60.0
@@ -240,6 +242,29 @@ async def test_nothing_is_left_open(tmp_path: Path) -> None:
     watcher.close()
     watcher.watch()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_container_of_a_pod_with_a_gpu_is_news(tmp_path: Path) -> None:
+    """Its link is made when it starts and removed with it. Most containers of a node have no GPU."""
+    (tmp_path / "pods").mkdir()
+    folder = tmp_path / "containers"
+    folder.mkdir()
+    watched = places(tmp_path / "none" / "kubelet.sock", (), (), tmp_path)
+    mine, other = (folder / f"{pod}_ml_main-{'0' * 64}.log" for pod in ("mine", "other"))
+    with watching(*watched) as watcher:
+        mine.symlink_to("nowhere")
+        assert await is_silent(watcher, folder), "no pod is followed yet"
+        mine.unlink()
+        assert await is_silent(watcher, folder)
+        watcher.follow(frozenset({PodName("ml", "mine")}))
+        other.symlink_to("nowhere")
+        assert await is_silent(watcher, folder)
+        assert watcher.started_at == -math.inf
+        mine.symlink_to("nowhere")
+        await told(watcher)
+        assert watcher.started_at > -math.inf
+        mine.unlink()
+        await told(watcher)
 
 
 async def test_the_places_of_a_node(tmp_path: Path) -> None:

@@ -15,7 +15,17 @@ from gpumap.agent import collect
 from gpumap.agent.collect import PUSH_PAUSE_SECONDS, Collector, IntervalOnly
 from gpumap.agent.join import Rules
 from gpumap.agent.sources.inotify import CREATE, Place, Watcher
-from gpumap.model.observations import KubeletAnswer, NvmlReading, PodIdentity, ProcTable, SourceAnswer, SourceError
+from gpumap.lab.demo import texts
+from gpumap.model.observations import (
+    ContainerLink,
+    ContainerName,
+    KubeletAnswer,
+    NvmlReading,
+    PodIdentity,
+    ProcTable,
+    SourceAnswer,
+    SourceError,
+)
 from gpumap.model.snapshot import Node as NodeName
 from gpumap.model.snapshot import Snapshot
 from tests import standin
@@ -48,7 +58,7 @@ class Sources:
         self.snapshots: list[Snapshot] = []
 
     @contextlib.asynccontextmanager
-    async def running(self, watcher: Watcher | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
+    async def running(self, watcher: Watcher | Started | None, interval_seconds: float = 3600.0) -> AsyncIterator[None]:
         """The loop over them, its first collection done, and long enough ago that news is taken at once."""
         rules = Rules(NodeName("node", ""), lambda name: True, 3600.0)
         loop = Collector(
@@ -66,7 +76,7 @@ class Sources:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             loop.close()
-            if watcher is not None:
+            if isinstance(watcher, Watcher):
                 watcher.close()
 
     def _publish(self, snapshot: Snapshot) -> None:
@@ -209,6 +219,31 @@ async def test_a_lost_directory_is_looked_for_at_the_interval(tmp_path: Path, ca
     assert f"reason=directory_missing detail='{folder}: No such file or directory'" in said[1]
 
 
+class Started(IntervalOnly):
+    """A trigger by which a container has just started."""
+
+    is_on = True
+
+    def __init__(self) -> None:
+        self.started_at = time.monotonic()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 2 * collect.FOLLOW_SECONDS])
+async def test_after_a_start_collections_follow_for_a_while(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """They keep their distance, a slow one is followed by a pause as long, and then the interval alone counts."""
+    monkeypatch.setattr(collect, "FOLLOW_FOR_SECONDS", 2.0)
+    sources = Sources(seconds)
+    async with sources.running(Started()):
+        await sources.collected(2)
+        for started, ended, following in zip(sources.started, sources.ended, sources.started[1:], strict=False):
+            assert following - started >= NEARLY * max(collect.FOLLOW_SECONDS, 2 * (ended - started))
+        await asyncio.sleep(2.0 + 2 * collect.FOLLOW_SECONDS + 2 * seconds)
+        collections = len(sources.started)
+        await asyncio.sleep(2 * collect.FOLLOW_SECONDS + 2 * seconds)
+        assert len(sources.started) == collections
+        assert sources.triggers["interval"] == 1
+
+
 async def test_without_news_the_interval_alone_decides() -> None:
     """Commands that look have no watcher: push is 0, and no count of it is served."""
     sources = Sources()
@@ -253,6 +288,39 @@ async def test_an_assigned_pod_is_on_the_page_at_once(node: Node) -> None:
         assert not page.capable("push")
         assert (page.collections, pushed(page)) == (1, 0)
         assert "push=" not in polling.log
+
+
+async def test_the_memory_of_a_new_pod_is_seen_without_the_interval(node: Node) -> None:
+    """It allocates some time after its container started, and no file shows that."""
+    node.processes.start(node.admit("neighbour", main=[gpu_uuid(2)]).cgroup("main"))  # PIDs of pods are visible
+    async with serve(node, *LONG) as agent:
+        await agent.until(lambda page: page.collections == 1, "it does not collect")
+        pod = node.admit("fresh", main=[gpu_uuid(1)])
+        await agent.until(lambda page: used(page, "fresh") == 0, "the idle holder is not seen")
+        await agent.later(2)
+        pid = node.run(pod.cgroup("main"), 1, 3 << 30)
+        await agent.until(lambda page: used(page, "fresh") == 3 << 30, "its memory is not seen")
+        node.release(pid)
+        page = await agent.until(lambda page: used(page, "fresh") == 0, "the end of its process is not seen")
+        assert page.value("gpumap_collections_total", trigger="interval") == 1
+
+
+async def test_a_container_that_starts_again_is_seen_without_the_interval(node: Node) -> None:
+    """Its new link starts a collection: gpumap did not see the pod come."""
+    pod = node.admit("known", main=[gpu_uuid(1)])
+    node.processes.start(node.admit("neighbour", main=[gpu_uuid(2)]).cgroup("main"))
+    async with serve(node, *LONG) as agent:
+        page = await agent.until(lambda page: used(page, "known") == 0, "it does not collect")
+        assert page.collections == 1
+        node.run(pod.cgroup("main"), 1, 3 << 30)
+        link = ContainerLink("f" * 64, pod.uid, ContainerName(pod.namespace, pod.name, "main"))
+        (node.directory / "log" / "containers" / texts.link_name(link)).symlink_to(texts.link_target(link))
+        page = await agent.until(lambda page: used(page, "known") == 3 << 30, "its memory is not seen")
+        assert page.value("gpumap_collections_total", trigger="interval") == 1
+
+
+def used(page: Page, pod: str) -> float | None:
+    return page.value("gpumap_container_gpu_memory_used_bytes", pod=pod)
 
 
 async def test_an_idle_node_is_never_pushed(node: Node) -> None:

@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import socket
+import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -29,7 +30,7 @@ from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.agent.web.port import MAX_CONNECTIONS, MAX_PER_ADDRESS, PATIENCE_SECONDS, open_port
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import (
@@ -112,7 +113,11 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def serving(
-    *, nodes: bool = True, patience_seconds: float = PATIENCE_SECONDS, max_connections: int = MAX_CONNECTIONS
+    *,
+    nodes: bool = True,
+    patience_seconds: float = PATIENCE_SECONDS,
+    max_connections: int = MAX_CONNECTIONS,
+    max_per_address: int = MAX_PER_ADDRESS,
 ) -> AsyncIterator[Site]:
     families = (*native(DEFAULT_GROUPS, process_metrics=True), *POD_GPU_MAP)
     pages = Pages(
@@ -131,6 +136,7 @@ async def serving(
                 listener,
                 patience_seconds=patience_seconds,
                 max_connections=max_connections,
+                max_per_address=max_per_address,
                 shutdown_seconds=1.0,
             )
             try:
@@ -284,6 +290,13 @@ async def test_head_is_answered(site: Site, path: str) -> None:
 async def test_other_paths_are_not_found(site: Site, path: str) -> None:
     """Anything else is 404."""
     assert (await site.get(path))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/api/v1/map", "/none"])
+async def test_no_answer_names_versions_of_software(site: Site, path: str) -> None:
+    """A peer that looks for old versions finds none."""
+    async with site.session.get(site.url + path) as response:
+        assert "Server" not in response.headers
 
 
 async def test_the_page_needs_nothing_from_elsewhere(site: Site) -> None:
@@ -498,7 +511,7 @@ BAD_CLIENTS = {
     "half a header": b"GET /metrics HTTP/1.1\r\nHost",
     "half a body": b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12",
     "does not take a page": HEAD,
-    "does not take many pages": HEAD * 20,
+    "does not take many pages": HEAD * 8,
     "asks no more": b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
     "TLS": bytes.fromhex("16030100a5010000a10303"),
 }
@@ -530,14 +543,79 @@ async def test_no_client_stays_for_ever(caplog: pytest.LogCaptureFixture) -> Non
 
 def accepted(port: int) -> set[tuple[str, int]]:
     """The peers of this process's open connections on a port."""
-    found = set()
+    return {one.getpeername() for one in connections(port)}
+
+
+def connections(port: int) -> Iterator[socket.socket]:
+    """This process's open connections on a port, each as a second descriptor that is closed afterwards."""
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(path.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(path.name))) as one:
                     if one.family == socket.AF_INET and one.getsockname()[1] == port:
-                        found.add(one.getpeername())
+                        one.getpeername()  # raises for the listener
+                        yield one
+
+
+async def test_a_client_that_does_not_read_costs_a_bounded_part_of_the_kernels_memory() -> None:
+    """Its send buffer grew to 4 MiB, and the kernel charges that to the pod: 256 such clients took 960 MB."""
+    with socket.socket() as client:
+        async with serving() as site, asyncio.timeout(60):
+            site.pages.publish(snapshot(containers=8000))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)  # so that much is in flight
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", site.port))
+            for _ in range(200):  # it asks again and again, and never reads
+                with contextlib.suppress(BlockingIOError):
+                    client.send(HEAD)
+                await asyncio.sleep(0.01)
+            peer = client.getsockname()
+            held = [memory for other, memory in kernel_memory(site.port).items() if other == peer]
+    assert len(held) == 1
+    assert held[0] < 512 << 10
+
+
+SO_MEMINFO = 55
+
+
+def kernel_memory(port: int) -> dict[tuple[str, int], int]:
+    """What the kernel holds for the connections of this process on a port, by peer: what it sends and received."""
+    found = {}
+    for one in connections(port):
+        # linux/sock_diag.h: SK_MEMINFO_RMEM_ALLOC is 0, SK_MEMINFO_WMEM_QUEUED is 5
+        words = struct.unpack("9I", one.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36))
+        found[one.getpeername()] = words[0] + words[5]
     return found
+
+
+async def test_requests_are_not_hoarded() -> None:
+    """A client that sends many requests before the first answer is closed: each would take some KiB of memory."""
+    async with serving() as site, asyncio.timeout(20):
+        site.pages.publish(snapshot())
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(HEAD * 500)
+        answers = 0
+        with contextlib.suppress(ConnectionError):
+            answers = (await reader.read()).count(b"HTTP/1.1 200")
+        writer.close()
+        assert answers < 500
+        assert (await site.get("/healthz"))[0] == 200
+
+
+async def test_one_address_cannot_take_all_places() -> None:
+    """Its own idlest connection makes room, and a client of another address keeps its own."""
+    async with serving(max_connections=8, max_per_address=4) as site, asyncio.timeout(20):
+        site.pages.publish(snapshot())
+        with contextlib.ExitStack() as stack:
+            other = stack.enter_context(
+                socket.create_connection(("127.0.0.1", site.port), source_address=("127.0.0.2", 0))
+            )
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+                assert (await site.get("/healthz"))[0] == 200
+            assert other.getsockname() in accepted(site.port)
+            assert len(accepted(site.port)) <= 5
 
 
 async def test_a_trickle_is_no_progress() -> None:

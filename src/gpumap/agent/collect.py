@@ -8,6 +8,7 @@ every owner. The loop itself remembers nothing about the node; `Memory` does.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from gpumap.model.observations import (
     Observations,
     Observed,
     PodIdentity,
+    PodName,
     ProcTable,
     SourceAnswer,
     SourceError,
@@ -38,6 +40,12 @@ PUSH_PAUSE_SECONDS = 0.25
 """From the start of a collection to the start of a pushed one: at most four a second, with eight of the hundred calls a
 second that a kubelet allows all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go). After a long
 collection the pause is as long as the collection: pushed collections take at most half of the time."""
+
+FOLLOW_SECONDS = 0.75
+"""From the start of a collection to the start of the next, after a container with a GPU has started. Nothing shows when
+it allocates memory there: gpumap looks again, and sees it within a second."""
+FOLLOW_FOR_SECONDS = 30.0
+"""Most programs have allocated by then. The interval sees the others."""
 
 log = logging.getLogger("gpumap")
 
@@ -66,6 +74,9 @@ class CollectionTrigger(Protocol):
     def is_on(self) -> bool: ...
     @property
     def trouble(self) -> Complaint | None: ...
+    @property
+    def started_at(self) -> float: ...
+    def follow(self, pods: frozenset[PodName]) -> None: ...
     def watch(self) -> None: ...
     async def wait(self) -> None: ...
     def clear(self) -> None: ...
@@ -76,6 +87,10 @@ class IntervalOnly:
 
     is_on = False
     trouble: Complaint | None = None
+    started_at = -math.inf
+
+    def follow(self, pods: frozenset[PodName]) -> None:
+        pass
 
     def watch(self) -> None:
         pass
@@ -144,6 +159,7 @@ class Collector:
         self._counters_served = self._memory.ledger.at is not None
         self._keep = keep
         self._last: Snapshot | None = None
+        self._new_holder_at = -math.inf
 
     def set_deadline(self, seconds: float) -> None:
         """Wait so long for each source. A replay must not depend on how fast the machine is."""
@@ -165,7 +181,8 @@ class Collector:
             # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
             earliest = max(started + PUSH_PAUSE_SECONDS, ended + (ended - started))
-            trigger = await self._wait(earliest, due if expires is None else min(due, expires))
+            follow = max(started + FOLLOW_SECONDS, earliest) if self._expects_processes(ended) else math.inf
+            trigger = await self._wait(earliest, due if expires is None else min(due, expires), follow)
             if self._release.is_set():
                 trigger = await self._release_driver()
 
@@ -184,6 +201,7 @@ class Collector:
         # Before a scrape can read a counter that a restart would decrease.
         kept = self._keep is None or await self._keep(self._memory)
         log_changes(log, self._last, snapshot, observations)
+        self._follow(self._last, snapshot)
         self._last = snapshot
         if kept:
             self._counters_served |= bool(snapshot.accounts or snapshot.gpu_accounts)
@@ -208,8 +226,19 @@ class Collector:
         for executor in (self._proc_executor, self._identity_executor, self._step_executor):
             executor.close()
 
-    async def _wait(self, earliest: float, until: float) -> str:
-        """Wait until then, or until the trigger fires (not before `earliest`), or a missing kubelet is back.
+    def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
+        """Tell the trigger which pods have a GPU, and note when a pod gets one."""
+        pods = frozenset(one.name.pod_name for one in after.containers)
+        if before is not None and not pods <= {one.name.pod_name for one in before.containers}:
+            self._new_holder_at = time.monotonic()  # its container may have started before gpumap knew its pod
+        self._trigger.follow(pods)
+
+    def _expects_processes(self, now: float) -> bool:
+        return self._trigger.is_on and now - max(self._trigger.started_at, self._new_holder_at) < FOLLOW_FOR_SECONDS
+
+    async def _wait(self, earliest: float, until: float, follow: float) -> str:
+        """Wait until the earlier of the two, or until the trigger fires (not before `earliest`), or a missing kubelet
+        is back. At `follow` the trigger has fired before.
 
         Returns what starts the next collection.
         """
@@ -217,9 +246,9 @@ class Collector:
         pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:
-            timeout = max(until - time.monotonic(), 0.0)
-            await asyncio.wait((back, pushed, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            return "push" if pushed.done() else "interval"
+            timeout = max(min(until, follow) - time.monotonic(), 0.0)
+            done, _ = await asyncio.wait((back, pushed, release), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            return "push" if pushed.done() or (not done and follow < until) else "interval"
         finally:
             for task in (back, pushed, release):
                 task.cancel()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import math
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gpumap.model.observations import Complaint
+from gpumap.model.observations import Complaint, PodName
 
 # inotify(7). Own prototypes of its three functions (reading and closing are `os`'s): a package for it, all of which
 # wrap these three, would be one more to trust with root's rights.
@@ -57,6 +59,8 @@ class Place(NamedTuple):
     allocations: bool = False
     beside: str = ""
     """Watched only while a file of this name is there."""
+    containers: bool = False
+    """The names are links of containers. Only those of the pods that `Watcher.follow` was given matter."""
 
 
 def places(
@@ -65,9 +69,6 @@ def places(
     """Where a kubelet shows that it has allocated, restarted, or started or removed a pod; none has to be there.
 
     `claims` are the files that say which claims are prepared, the kubelet's and a DRA driver's.
-
-    Not `<pod_log_root>/containers`: when a container starts it has nothing on a GPU yet, and each restart of each
-    container of the node, with a GPU or not, would cost a collection.
     """
     return (
         # Renamed into place at each allocation, before the container is created, and when a plugin's devices change
@@ -87,6 +88,9 @@ def places(
         # Made with a pod's sandbox, when its claims are prepared: all that tells of a pod where the files above are
         # not mounted. Removed some time after the pod, of whose end nothing else tells.
         Place(pod_log_root / "pods", CREATE | DELETE | MOVED_TO | MOVED_FROM, _is_pod),
+        # The kubelet makes a link when it starts a container, and removes it with the container. Most containers of a
+        # node have no GPU: their links are no news.
+        Place(pod_log_root / "containers", CREATE | DELETE, lambda name: name.endswith(".log"), containers=True),
     )
 
 
@@ -96,6 +100,12 @@ def _is(wanted: str) -> Callable[[str], bool]:
 
 def _is_or_socket(wanted: str) -> Callable[[str], bool]:
     return lambda name: name == wanted or name.endswith(".sock")
+
+
+def _pod_of_link(name: str) -> PodName | None:
+    """`<pod>_<namespace>_<container>-<id>.log`; no name of Kubernetes has an underscore."""
+    parts = name.split("_")
+    return PodName(parts[1], parts[0]) if len(parts) == 3 else None
 
 
 def _is_pod(name: str) -> bool:
@@ -119,6 +129,9 @@ class Watcher:
         """Whether allocations show: a place for them is watched."""
         self.trouble: Complaint | None = None
         """Why they are not, or why another place that is there is not watched."""
+        self.started_at = -math.inf
+        """The last start of a container that is followed, on the monotonic clock. It will use its GPU soon."""
+        self._followed: frozenset[PodName] = frozenset()
         self._places = watched
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -154,6 +167,10 @@ class Watcher:
         self.is_on = any(place.allocations for of_watch in standing.values() for place in of_watch)
         self.trouble = _worst(failed, self.is_on)
 
+    def follow(self, pods: frozenset[PodName]) -> None:
+        """From now on starts and ends of these pods' containers are news."""
+        self._followed = pods
+
     async def wait(self) -> None:
         """Until there is news."""
         await self._news.wait()
@@ -183,9 +200,27 @@ class Watcher:
             data = os.read(inotify, _READ_BYTES)
         except BlockingIOError:
             return
-        standing = self._standing
-        if any(_matters(event, standing) for event in events(data)):
-            self._news.set()
+        for event in events(data):
+            if self._matters(event):
+                self._news.set()
+
+    def _matters(self, event: Event) -> bool:
+        if event.mask & QUEUE_OVERFLOW:
+            return True  # some were lost, nobody knows which
+        of_watch = self._standing.get(event.watch)
+        if of_watch is None:
+            return not event.mask & IGNORED  # another thread has just begun to watch it; or has just given it up
+        return bool(event.mask & LOST) or any(self._is_news(event, place) for place in of_watch)
+
+    def _is_news(self, event: Event, place: Place) -> bool:
+        if not event.mask & place.mask or not place.matters(event.name):
+            return False
+        if place.containers:
+            if _pod_of_link(event.name) not in self._followed:
+                return False
+            if event.mask & CREATE:
+                self.started_at = time.monotonic()
+        return True
 
 
 def events(data: bytes) -> Iterator[Event]:
@@ -196,15 +231,6 @@ def events(data: bytes) -> Iterator[Event]:
         offset += _HEAD.size
         yield Event(watch, mask, os.fsdecode(data[offset : offset + length].rstrip(b"\0")))
         offset += length
-
-
-def _matters(event: Event, standing: dict[int, tuple[Place, ...]]) -> bool:
-    if event.mask & QUEUE_OVERFLOW:
-        return True  # some were lost, nobody knows which
-    of_watch = standing.get(event.watch)
-    if of_watch is None:
-        return not event.mask & IGNORED  # another thread has just begun to watch it; or has just given it up
-    return bool(event.mask & LOST) or any(event.mask & place.mask and place.matters(event.name) for place in of_watch)
 
 
 def _add(inotify: int, place: Place) -> int:

@@ -179,7 +179,7 @@ def _all_before(table: ProcTable, not_after: int | None) -> bool:
 
 
 def _text(path: str, folder: int | None = None) -> str:
-    file = os.open(path, os.O_RDONLY, dir_fd=folder)
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)  # a pipe in a plain tree blocks no read
     try:
         parts = []
         while part := os.read(file, 1 << 16):

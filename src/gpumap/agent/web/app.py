@@ -25,6 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def application(pages: Pages) -> web.Application:
     """Make the application. The pages of dialects that are off are 404."""
     app = web.Application()
+    app.on_response_prepare.append(_hide_versions)
     assets = read_assets()
     app.router.add_get("/", _asset(assets.pop(INDEX)))
     for name, asset in assets.items():
@@ -38,6 +39,11 @@ def application(pages: Pages) -> web.Application:
     for path in pages.paths:
         app.router.add_get(path, _page(pages, ("path", path), TEXT_TYPE))
     return app
+
+
+async def _hide_versions(request: web.Request, response: web.StreamResponse) -> None:
+    """Send no `Server` header: aiohttp names its version and Python's there."""
+    response.headers.popall("Server", None)
 
 
 def _metrics(pages: Pages) -> Handler:

@@ -21,6 +21,13 @@ from aiohttp import http_exceptions, web
 MAX_CONNECTIONS = 256
 MAX_TLS_CONNECTIONS = 128
 """asyncio reads each TLS connection into 256 KiB of its own: twice as many would take more than all else."""
+MAX_PER_ADDRESS = MAX_CONNECTIONS // 2
+"""One address cannot take all places without TLS. All scrapers of a cluster may come from one (address translation)."""
+SEND_BUFFER_BYTES = RECEIVE_BUFFER_BYTES = 1 << 16
+"""The kernel takes twice as much, and no more. Otherwise its buffers grow to 4 MiB for each client that does not read
+its pages, and the kernel charges them to the pod."""
+MAX_PIPELINED = 8
+"""Requests in one read. No scraper and no browser sends the next one before its answer has come."""
 PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
 _HANDSHAKE_SECONDS = 10.0
@@ -50,9 +57,12 @@ async def open_port(
     tls: Tls = _plain,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
+    max_per_address: int = MAX_PER_ADDRESS,
     shutdown_seconds: float = 1.0,
 ) -> AsyncIterator[CloseOthers]:
     """Serve an application on a bound socket until the block ends. Then no connection is left."""
+    for option, most in ((socket.SO_SNDBUF, SEND_BUFFER_BYTES), (socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)):
+        listener.setsockopt(socket.SOL_SOCKET, option, most)  # accepted connections inherit it
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -63,7 +73,7 @@ async def open_port(
         shutdown_timeout=shutdown_seconds,
     )
     await runner.setup()
-    limiter = ConnectionLimiter(max_connections)
+    limiter = ConnectionLimiter(max_connections, max_per_address)
     try:
         http = cast(web.Server, runner.server)  # it is there after setup
         loop = asyncio.get_running_loop()
@@ -92,23 +102,33 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
 class ConnectionLimiter:
     """Knows the connected clients, and which of them has sent nothing for the longest time."""
 
-    def __init__(self, max_connections: int) -> None:
+    def __init__(self, max_connections: int, max_per_address: int = MAX_PER_ADDRESS) -> None:
         self._max_connections = max_connections
+        self._max_per_address = max_per_address
         self._clients: set[_Client] = set()
         self._quiet_until = 0.0
         self._quiet_about: dict[tuple[str, str], float] = {}
 
     def admit(self, client: _Client, now: float, *, over_tls: bool) -> None:
-        """Count a client. If all places are taken, abort the one idle for longest; the log shows that at times."""
-        most = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
-        if len(self._clients) >= most:
-            if now >= self._quiet_until:
-                self._quiet_until = now + _QUIET_SECONDS
-                log.warning("too many connections, closing the idlest max=%d", most)
-            idlest = min(self._clients, key=lambda one: one.last_heard)
-            idlest.abort()
-            self._clients.discard(idlest)
+        """Count a client. If all places, or those of its address, are taken, abort the one idle for longest."""
+        most, most_of_one = self._max_connections, self._max_per_address
+        if over_tls:
+            most = min(most, MAX_TLS_CONNECTIONS)
+        neighbours = [one for one in self._clients if one.address == client.address]
+        if len(neighbours) >= most_of_one:
+            self._make_room(neighbours, now, f"address={client.address} max={most_of_one}")
+        elif len(self._clients) >= most:
+            self._make_room(self._clients, now, f"max={most}")
         self._clients.add(client)
+
+    def _make_room(self, among: Collection[_Client], now: float, why: str) -> None:
+        """Abort the client that is idle for longest. The log shows that at times."""
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET_SECONDS
+            log.warning("too many connections, closing the idlest %s", why)
+        idlest = min(among, key=lambda one: one.last_heard)
+        idlest.abort()
+        self._clients.discard(idlest)
 
     def leave(self, client: _Client) -> None:
         self._clients.discard(client)
@@ -153,6 +173,7 @@ class _Client(asyncio.Protocol):
         "_tls",
         "_transport",
         "_untaken",
+        "address",
         "last_heard",
         "served_by",
     )
@@ -165,6 +186,7 @@ class _Client(asyncio.Protocol):
         self._tls = tls
         self._patience_seconds = patience_seconds
         self._loop = asyncio.get_running_loop()
+        self.address = ""
         self.last_heard = self._loop.time()
         self.served_by: asyncio.Transport | None = None
         """The transport that sends its pages, after the handshake: over TLS not the one that it connected with."""
@@ -176,6 +198,7 @@ class _Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
         context = self._tls()
         self._limiter.admit(self, self._loop.time(), over_tls=context is not None)
         # "Paused" is then whenever the peer has not taken all: also after the connection was closed on our side.
@@ -228,7 +251,9 @@ class _Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = self._loop.time()
-        if self._http is not None:
+        if data.count(b"\n\r\n") + data.count(b"\n\n") > MAX_PIPELINED:
+            self.abort()  # aiohttp would keep them all, at some KiB each
+        elif self._http is not None:
             self._http.data_received(data)
         elif self._handshake is not None:
             self._early += data
@@ -238,12 +263,16 @@ class _Client(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._untaken = self._loop.call_later(self._patience_seconds, self.abort)
+        if self.served_by is not None:
+            self.served_by.pause_reading()  # no further request of a client that does not take its answers
         if self._http is not None:
             self._http.pause_writing()
 
     def resume_writing(self) -> None:
         if self._untaken is not None:
             self._untaken.cancel()
+        if self.served_by is not None and not self.served_by.is_closing():
+            self.served_by.resume_reading()
         if self._http is not None:
             self._http.resume_writing()
 
