@@ -289,6 +289,6 @@ BOARD = Board(
     uid="gpumap-health",
     title="GPU Health",
     about="Cards that fail or are about to, whom it hits, and whether gpumap itself sees all.",
-    variables=(*CLUSTERED, NODES, Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.NODE}}}, uuid)")),
+    variables=(*CLUSTERED, NODES, Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, uuid)")),
     rows=(NOW, ILL, EVENTS, HARDWARE, itself.ROW),
 )

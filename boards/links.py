@@ -5,9 +5,9 @@ from __future__ import annotations
 from boards import queries as q
 from boards.panels import Key, Link, Variable
 
-CLUSTERED = (Variable("cluster", "Cluster", "label_values(gpumap_build_info, cluster)"),)
-NODES = Variable("node", "Node", f"label_values(gpumap_build_info{{{q.CLUSTER}}}, node)")
-UUIDS = Variable("uuid", "Device", f"label_values(gpumap_device_info{{{q.NODE}}}, uuid)")
+CLUSTERED = (Variable("cluster", "Cluster", f"label_values(gpumap_build_info{{{q.JOBS}}}, cluster)"),)
+NODES = Variable("node", "Node", f"label_values(gpumap_build_info{{{q.JOBS}, {q.CLUSTER}}}, node)")
+UUIDS = Variable("uuid", "Device", f"label_values(gpumap_device_info{{{q.JOBS}, {q.NODE}}}, uuid)")
 
 
 def whose(name: str, where: str) -> tuple[Variable, Variable]:

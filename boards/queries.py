@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from gpumap.agent.metrics import GROUPS, PROCESSES
 
+JOBS = 'job=~".*gpumap.*"'
 CLUSTER = 'cluster=~"$cluster"'
 NODE = f'{CLUSTER}, node=~"$node"'
 DEVICE = f'{NODE}, uuid=~"$uuid"'
@@ -26,9 +27,13 @@ OF_PODS = frozenset({"kube_pod_labels", *(family.name for family in FAMILIES if 
 
 
 def series(name: str, where: str) -> str:
-    """The series of a name. Of pods only those that the scrape left under their own name."""
+    """The series of a name. Of pods only those that the scrape left under their own name.
+
+    gpumap's series are those of jobs with gpumap in the name: any pod can expose them, but cannot choose its job.
+    """
     own = ', exported_pod=""' if name in OF_PODS else ""
-    return f"{name}{{{where}{own}}}"
+    job = f"{JOBS}, " if name.startswith("gpumap_") else ""
+    return f"{name}{{{job}{where}{own}}}"
 
 
 def most(name: str, by: str, where: str) -> str:

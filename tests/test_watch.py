@@ -195,7 +195,7 @@ async def test_an_answer_that_is_no_map(fake: FakeAgent, command: str) -> None:
         fake.answer = msgspec.to_builtins(node_map(busy_node(2))) | {"devices": devices}
         done = await run_command_in_loop(command, "--url", fake.url)
         assert (done.returncode, done.stdout) == (1, "")
-        assert "is no map of gpumap's" in done.stderr
+        assert "does not match the schema of /api/v1/map" in done.stderr
         assert done.stderr.count("\n") == 1
 
 
@@ -234,7 +234,9 @@ async def test_watch_outlives_its_agent(fake: FakeAgent) -> None:
         failing = next(frame for frame in shown.frames if "answered 503" in frame)
         assert "pod-0" in failing
         fake.answer = {"version": 1, "devices": 5, "gpus": [], "unmatched": [], "sources": [], "capabilities": {}}
-        await shown.until(lambda text: "is no map of gpumap's" in text, "it does not say that the answer is none")
+        await shown.until(
+            lambda text: "does not match the schema of /api/v1/map" in text, "it does not say that the answer is none"
+        )
         fake.answer = answer
         seen = len(shown.frames)
         await shown.until(lambda _: len(shown.frames) >= seen + 3, "it does not go on")

@@ -113,7 +113,7 @@ def scraped_before(born: int, now: int) -> Samples:
     samples = Samples()
     for moment in range(now - WINDOW_SECONDS, now):
         for name, of, value in series(born, moment):
-            jobs = ("gpumap", "ended") if name.endswith("_seconds_total") else ("gpumap",)
+            jobs = ("gpumap", "gpumap-ended") if name.endswith("_seconds_total") else ("gpumap",)
             for job in jobs:
                 all_of_it = tuple(sorted(({**AGENT, "job": job} | dict(of)).items()))
                 samples.scrape(name, all_of_it, [moment], lambda _, value=value: Decimal(value))  # type: ignore[misc]

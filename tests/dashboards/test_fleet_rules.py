@@ -96,7 +96,7 @@ def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     (node := folder / "demo").mkdir()
     with serving_pages(capture_pages().__getitem__) as address, demo(node, "--interval", "1s") as url:
         nodes = {path[1:]: f"http://{address}{path}" for path in capture_pages()} | {"demo-node": url}
-        both = chart_job(nodes), chart_job(nodes, name="once-more")
+        both = chart_job(nodes), chart_job(nodes, name="gpumap-once-more")
         config = each_second(*both, rule_files=[with_rules(folder)])
         with prometheus(folder, config=config) as found:
 

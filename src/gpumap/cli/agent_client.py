@@ -16,17 +16,19 @@ from yarl import URL
 from gpumap.cli.credentials import Credentials
 from gpumap.cli.http_errors import connection_error
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.server_flags import NO_URL, without_password
+from gpumap.cli.server_flags import NO_URL, is_host, without_password
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.map import VERSION, NodeMap, decode
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
-ANSWER_BYTES_MAX = 64 << 20
-"""Unpacked. The largest node's map has less than a hundredth of it."""
+ANSWER_BYTES_MAX = 16 << 20
+"""Unpacked. The largest node's map has less than a twentieth of it."""
 _PIECE_BYTES = 1 << 16
 _HUGE_NUMBER = re.compile(rb"(\d{300}|\d[eE]\+?\d{3,})\s*[,}\]]")
 """More than 1e99, or so many digits: sums and ratios of such numbers would overflow. None of gpumap's is so large."""
+_HUGE_TEXT = re.compile(rb'"(?:[^"\\]|\\.){4096}', re.DOTALL)
+"""A name of Kubernetes has at most 253 characters. A table gives each row the width of its longest name."""
 
 
 class NoMapError(FatalError):
@@ -75,8 +77,11 @@ def map_address(url: str) -> URL:
         given = URL(url)
     except ValueError:
         given = URL()
-    if not given.host:
+    if not is_host(given.host):
         raise UsageError(f"--url {without_password(url)}: {NO_URL}")
+    if given.query_string or given.fragment:
+        shown = without_password(url).partition("?")[0].partition("#")[0]
+        raise UsageError(f"--url {shown}: must end with the path; gpumap takes no query (?…) and no fragment (#…)")
     return given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
 
 
@@ -106,7 +111,11 @@ async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int,
 
 
 def _hint(response: aiohttp.ClientResponse) -> str:
-    hints = {401: ": who is asking? see --user and --password-file", 403: ": it refuses; does it ask for --cert-file?"}
+    hints = {
+        401: ": who is asking? see --user and --password-file",
+        403: ": it refuses; does it ask for --cert-file?",
+        404: ": is it the URL of a gpumap agent? --prometheus asks a Prometheus",
+    }
     if response.status in hints:
         return hints[response.status]
     return ": give the URL that answers itself" if 300 <= response.status < 400 else ""
@@ -117,11 +126,13 @@ def map_in(body: bytes, who: str) -> NodeMap:
     try:
         if _HUGE_NUMBER.search(body):
             raise msgspec.ValidationError("a number is too large")
+        if _HUGE_TEXT.search(body):
+            raise msgspec.ValidationError("a text is longer than 4096 bytes")
         return decode(body)
     except msgspec.ValidationError as error:
         if not _has_outline(body, who):
             raise FatalError(f"{who} is no gpumap of this version") from error
-        raise NoMapError("what was answered is no map of gpumap's (it does not fit /api/v1/map's schema)") from error
+        raise NoMapError(f"{who}: the response does not match the schema of /api/v1/map: {error}") from error
     except (ValueError, RecursionError) as error:
         raise FatalError(f"{who} did not answer with JSON") from error
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import os
 import re
+import select
 import ssl
+import stat
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +26,7 @@ _AUTHORIZE = ("token_file", "user", "password_file")
 _SECURE = ("ca_file", "cert_file", "key_file", "server_name")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _SECRET_BYTES_MAX = 1 << 16
+_FIFO_SECONDS = 5.0
 
 
 class Credentials(NamedTuple):
@@ -136,8 +140,14 @@ def _basic(user: str, password: str) -> str:
 
 def _read(flag: str, path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(_SECRET_BYTES_MAX)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # The shell's <(command) is a FIFO. One that no command writes to would block for ever.
+            if stat.S_ISFIFO(os.fstat(file).st_mode) and not select.select([file], [], [], _FIFO_SECONDS)[0]:
+                raise UsageError(f"{flag} {path}: is a FIFO, and nothing was written to it")
+            return os.read(file, _SECRET_BYTES_MAX).decode()
+        finally:
+            os.close(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise UsageError(f"{flag} {path}: {reason}") from error
@@ -149,12 +159,28 @@ def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
         return None
     if address.scheme != "https":
         raise UsageError(f"--{used[0].replace('_', '-')}: is of use with an https:// URL")
+    for name in ("ca_file", "cert_file", "key_file"):
+        _refuse_fifo(f"--{name.replace('_', '-')}", getattr(given, name))
     context = _trusting(given.ca_file)
     if given.cert_file is not None:
         _show(context, given.cert_file, given.key_file)
     elif given.key_file is not None:
         raise UsageError("--key-file: is of use with --cert-file")
     return context
+
+
+def _refuse_fifo(flag: str, path: str | None) -> None:
+    """Raise UsageError for a FIFO: OpenSSL reads the file by its path, and would wait for ever."""
+    if path is not None and stat.S_ISFIFO(_mode(path)):
+        raise UsageError(f"{flag} {path}: is a FIFO; give a file")
+
+
+def _mode(path: str) -> int:
+    """Return the mode of a file; 0 if it has none: then reading it fails with the reason."""
+    try:
+        return os.stat(path).st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def _trusting(path: str | None) -> ssl.SSLContext:

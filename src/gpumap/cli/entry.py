@@ -14,6 +14,10 @@ from gpumap.model.errors import FatalError, UsageError
 
 def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
     """Prepare and run. 0: done, or stopped by a signal; 1: failed at run time; 2: a flag or file cannot be used."""
+    return _flushed(_run(prepare))
+
+
+def _run(prepare: Callable[[], Callable[[], int]]) -> int:
     try:
         import signal
 
@@ -28,6 +32,8 @@ def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
         return _failed(_one_line(error), 2)
     except FatalError as error:
         return _failed(_one_line(error), 1)
+    except SystemExit as end:  # of argparse, after --help and --version
+        return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return 0
     except BrokenPipeError:
@@ -36,8 +42,6 @@ def guarded(prepare: Callable[[], Callable[[], int]]) -> int:
         return _failed(_one_line(OSError(error.strerror or str(error))), 1)
     except Exception as error:
         return _failed(f"failed: {type(error).__name__}: {_one_line(error)}", 1)
-    finally:
-        _flush()
 
 
 def _leave(*_: object) -> None:
@@ -50,13 +54,16 @@ def _failed(says: str, code: int) -> int:
     return code
 
 
-def _flush() -> None:
-    """Write what is buffered. Drop it if the reader has closed the pipe, instead of failing at the very end."""
+def _flushed(code: int) -> int:
+    """Write what is buffered; return the exit code. Drop it if the reader has closed the pipe."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes again at its end
+        if not code and not isinstance(error, BrokenPipeError):
+            return _failed(error.strerror or str(error), 1)
+    return code
 
 
 def _one_line(error: Exception) -> str:

@@ -6,6 +6,10 @@ import os
 
 import aiohttp
 
+from gpumap.model.text import cut_off
+
+_REASON_CHARACTERS = 200
+
 
 def connection_error(error: Exception, *, https: bool = False) -> str:
     """One clause for what the request raised, of an https:// URL or another."""
@@ -17,7 +21,10 @@ def connection_error(error: Exception, *, https: bool = False) -> str:
         number = error.os_error.errno or 0
         return os.strerror(number).lower() if number > 0 else str(error.os_error.strerror or error.os_error)
     if isinstance(error, aiohttp.ClientResponseError):
-        return "it does not speak HTTP; is it https://?"
+        reason = error.message.strip().partition("\n")[0].rstrip(":")
+        if "status line" in reason.lower() or "expected http/" in reason.lower():
+            return "it does not speak HTTP; is it https://?"
+        return f"its answer is not valid HTTP: {cut_off(reason, _REASON_CHARACTERS)}"
     if isinstance(error, aiohttp.ClientPayloadError):
         return "its answer broke off"
     if isinstance(error, ConnectionError | aiohttp.ServerDisconnectedError):

@@ -195,7 +195,11 @@ class Prometheus:
             return FatalError(
                 f"{self.url} redirects to {cut_off(target, _REASON_CHARACTERS)}: give the URL that answers itself"
             )
-        hints = {401: "who is asking? see --header", 403: "it refuses", 404: "is a path missing in the URL?"}
+        hints = {
+            401: "who is asking? see --header",
+            403: "it refuses",
+            404: "is a path missing in the URL? --url asks a gpumap itself",
+        }
         reason = self._without_secrets(_reason_in(body)) or hints.get(got.status, "")
         failure = QueryTooLargeError if got.status in _TOO_LARGE else FatalError
         return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {reason}" if reason else ""))

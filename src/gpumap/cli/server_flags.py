@@ -105,6 +105,11 @@ def without_password(url: str) -> str:
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
+def is_host(host: str | None) -> bool:
+    """Whether a host can have this name: the parts of a DNS name have at most 63 characters."""
+    return bool(host) and all(len(part) < 64 for part in str(host).split("."))
+
+
 def _address(url: str) -> URL:
     """Return the URL without /api/v1. Raises UsageError."""
     from yarl import URL
@@ -114,7 +119,7 @@ def _address(url: str) -> URL:
         raise UsageError(f"--prometheus {shown}: does not start with http:// or https://")
     try:
         given = URL(url)
-        known = bool(given.host) and given.port is not None
+        known = is_host(given.host) and given.port is not None
     except ValueError:
         known = False
     if not known:

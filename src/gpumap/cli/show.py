@@ -25,7 +25,7 @@ from gpumap.cli.reports import Report
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.unknowns import blind, few, is_blind
-from gpumap.cli.terminal import PIPE, Screen, cells, escape_terminal_controls, wrapped
+from gpumap.cli.terminal import PIPE, Screen, cells, escape_terminal_controls, is_printable, wrapped
 from gpumap.cli.words import age
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
@@ -69,8 +69,10 @@ async def _show(answers: NodeMapStream, view: View) -> int:
                 text, notices = _text(answer, view, screen_of_stdout()), _notices(answer, view)
                 print(end=text, flush=True)
                 print_notices(notices)
-                warn_if_stale(answer)
-                return 1 if answer.missing or any(map(is_blind, answer.maps)) else 0
+                knows_nothing = any(map(is_blind, answer.maps))
+                if not knows_nothing:  # the notices say so already
+                    warn_if_stale(answer)
+                return 1 if answer.missing or knows_nothing else 0
     finally:
         if painter is not None:
             painter.leave()
@@ -225,7 +227,9 @@ def _text(answer: NodeMaps, view: View, screen: Screen) -> str:
         return escape_terminal_controls(json.dumps(values, indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
         values = msgspec.to_builtins(report.values(answer, shape))
-        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        # YAML's own escapes exist for all characters beyond ASCII, or for none.
+        return text if is_printable(text) else yaml.safe_dump(values, sort_keys=False, allow_unicode=False)
     if view.form == "name":
         return "".join(f"pod/{printable(name)}\n" for _, name in (report.names(answer, shape) if report.names else ()))
     return report.table(answer, shape)

@@ -30,10 +30,14 @@ class Screen:
 PIPE = Screen()
 
 
+def is_printable(document: str) -> bool:
+    """Whether nothing but the ends of its lines steers a terminal."""
+    return all(line.isprintable() for line in document.split("\n"))
+
+
 def escape_terminal_controls(document: str) -> str:
     """Give a JSON document with what would steer a terminal written as JSON's own escapes: it means the same."""
-    plain = all(line.isprintable() for line in document.split("\n"))
-    return document if plain else "".join(_escaped(one) for one in document)
+    return document if is_printable(document) else "".join(_escaped(one) for one in document)
 
 
 def _escaped(character: str) -> str:

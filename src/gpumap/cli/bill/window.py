@@ -21,6 +21,8 @@ _UNIX = re.compile(r"\d{9,10}(\.\d+)?", re.ASCII)
 _LATEST = 253_402_300_800
 """The year 10000. datetime cannot write it."""
 
+_EARLIEST = 1_262_304_000
+
 
 class Window(NamedTuple):
     """From `start` (exclusive) to `end` (inclusive), in Unix seconds. Both are multiples of the step."""
@@ -84,6 +86,8 @@ def _floor(flag: str, text: str, step: int, now: float) -> int:
         moment = parse_time(text, now)
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from error
+    if moment < _EARLIEST:
+        raise UsageError(f"{flag} {text}: is before 2010; no Prometheus has samples of that time")
     if moment > now:
         raise UsageError(f"{flag} {text}: is in the future")
     return int(moment // step) * step

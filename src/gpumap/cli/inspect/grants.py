@@ -23,8 +23,11 @@ from gpumap.cli.inspect.gpu_grants import (
 )
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.devices import sources_up
+from gpumap.model.errors import FatalError
 from gpumap.model.map import DeviceEntry, MemoryEntry, NamelessGpuEntry, NodeMap, UnmatchedEntry
 
+GPUS_MAX = 1024
+"""Of a node. The table has a column for each index."""
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -187,6 +190,8 @@ def _in_places(counted: Iterable[CountedGpu], nameless: Sequence[NamelessGpuEntr
     """Return each GPU at the place of its index, with unknown amounts of one that did not report its UUID."""
     known = {one.gpu.index: one.gpu for one in counted if one.gpu is not None}
     size = max([*known, *(one.index for one in nameless)], default=-1) + 1
+    if size > GPUS_MAX:
+        raise FatalError(f"a node has a GPU with the index {size - 1}: no node has more than {GPUS_MAX} GPUs")
     nothing = UNKNOWN_AMOUNT
     return tuple(known.get(index) or GpuGrants(index, None, nothing, nothing, nothing) for index in range(size))
 

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
-from gpumap.cli.tables.layout import Column
+from gpumap.cli.tables.layout import Column, refuse_huge
 from gpumap.cli.words import UNKNOWN
 from gpumap.model.map import Entry
 from gpumap.model.text import printable
@@ -26,6 +26,8 @@ _NO_GPU = "0/0"
 _RULE_OF_SUMMARY, _RULE_OF_DETAILS = 20, 10
 """The line of dashes is as long as the first node's text, tabs and ends of lines included, and this many more."""
 _PADDING = 2
+_CELL = 16
+"""About the characters of a cell."""
 
 
 def inspect_table(found: Grants, *, details: bool = False, used: bool = False) -> str:
@@ -44,12 +46,15 @@ def tabulated(lines: Sequence[str]) -> str:
     text follows: such lines end in blanks.
     """
     cells = [line.split("\t") for line in lines]
+    size = 0
     padded: list[list[str]] = [[] for _ in cells]
     for column in range(max(map(len, cells), default=1) - 1):
         for has_cell, run in groupby(range(len(cells)), key=lambda number: len(cells[number]) - 1 > column):
             if has_cell:
                 numbers = list(run)
                 width = max(len(cells[number][column]) for number in numbers) + _PADDING
+                size += width * len(numbers)
+                refuse_huge(size)
                 for number in numbers:
                     padded[number].append(cells[number][column].ljust(width))
     return "".join("".join([*head, line[-1]]) + "\n" for head, line in zip(padded, cells, strict=True))
@@ -108,6 +113,7 @@ def _title(*, used: bool) -> str:
 
 def _details(found: Grants, *, used: bool) -> Iterator[str]:
     rule = ""
+    refuse_huge(sum(len(node.gpus) * len(node.pods) for node in found.nodes) * _CELL)
     for node in found.nodes:
         columns = _pod_columns(node, found.unit_bytes, used=used)
         pods = [pod for pod in node.pods if used or any(share.held for share in pod.shares)]

@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.cli.words import UNKNOWN
+from gpumap.model.errors import FatalError
 from gpumap.model.text import printable
 
 R = TypeVar("R")
@@ -130,6 +131,18 @@ def in_order(rows: Iterable[R], key: SortKey[R], *, reverse: bool) -> list[R]:
 # --- lines of text ----------------------------------------------------------------------------------------------------
 
 
+_TABLE_MAX = 256 << 20
+"""Characters. A cluster of 100 000 rows has a tenth of it."""
+
+
+def refuse_huge(characters: int) -> None:
+    """Raise FatalError for a table that no reader could use: an answer may be made to fill the memory."""
+    if characters > _TABLE_MAX:
+        raise FatalError(
+            f"the table would have more than {_TABLE_MAX >> 20} MiB; -o json prints the values without one"
+        )
+
+
 class _TextColumn(NamedTuple):
     """A column whose cells are read: texts and colours by row. `width`: cells of the widest text."""
 
@@ -175,7 +188,9 @@ def table(
 
 
 def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
-    texts = all_contained([column.read(row) for row in rows])
+    read = [column.read(row) for row in rows]
+    refuse_huge(max(map(len, read), default=0) * len(read))
+    texts = all_contained(read)
     colours = [column.colour(row) for row in rows] if column.colour is not None and shape.screen.colours else []
     return _TextColumn(column.title, column.name, column.spare, column.sentence, texts, colours, widest(texts))
 
@@ -227,6 +242,7 @@ def _fitting(widths: list[int], names: Sequence[int], screen: Screen, squeezes: 
 
 def _aligned(shown: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> list[str]:
     """Return the line of titles and those of the rows."""
+    refuse_huge((sum(widths.columns) + widths.gap) * len(shown[0].texts))
     filled = []
     for one, width in zip(shown, widths.columns, strict=False):  # sentences below their rows have no width
         texts = _filled(one.texts, width)

@@ -1,0 +1,197 @@
+"""Answers, files and flags that are made to harm a command: it bounds what it builds, and fails with one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from gpumap.agent.node_map import node_map
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables import Shape, map_table
+from gpumap.model.errors import FatalError
+from tests.command import one_line, run_command, run_command_in_loop
+from tests.demo_process import GPUMAP, environment
+from tests.played_prometheus import answering, serving
+from tests.snapshots import busy_node
+
+FOUND: dict[str, Any] = msgspec.to_builtins(node_map(busy_node()))
+
+
+def answered(**fields: object) -> str:
+    """A node's map with other fields, as an agent answers it."""
+    return json.dumps({**FOUND, **fields})
+
+
+def node_called(name: str) -> str:
+    return answered(node={"name": name, "internal_ip": None})
+
+
+# --- answers that fill the memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), ("-d",), ("-d", "--used"), ("-o", "json")])
+async def test_a_gpu_with_a_huge_index(flags: tuple[str, ...]) -> None:
+    """`inspect` has a column for each index: it refuses one that no node has."""
+    gpus = [{**FOUND["gpus"][0], "index": 200_000, "uuid": "GPU-far"}]
+    async with serving(answering(answered(gpus=gpus, devices=[]))) as url:
+        said = one_line(await run_command_in_loop("inspect", *flags, "--url", url), 1)
+    assert said == "a node has a GPU with the index 200000: no node has more than 1024 GPUs"
+
+
+async def test_a_table_of_many_pods_and_gpus() -> None:
+    """A row for each pod and a column for each GPU: 16 million cells are no table."""
+    held = {**FOUND["devices"][0], "users": [], "processes": [], "owners": []}
+    holder = held["holders"][0]
+    held["holders"] = [{**holder, "pod": f"p-{number}"} for number in range(20_000)]
+    gpus = [{**FOUND["gpus"][0], "index": index, "uuid": held["gpu_uuid"] if not index else f"GPU-{index}"}
+            for index in range(1000)]  # fmt: skip
+    async with serving(answering(answered(gpus=gpus, devices=[held]))) as url:
+        said = one_line(await run_command_in_loop("inspect", "-d", "--url", url), 1)
+    assert said.startswith("the table would have more than 256 MiB")
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect"])
+async def test_a_name_of_a_megabyte(command: str) -> None:
+    """Each row of a table is as wide as the widest: the answer is refused, and the line names the address."""
+    async with serving(answering(node_called("n" * 1_000_000))) as url:
+        said = one_line(await run_command_in_loop(command, "--url", url), 1)
+    assert said == (
+        f"{url}/api/v1/map: the response does not match the schema of /api/v1/map: a text is longer than 4096 bytes"
+    )
+
+
+def test_a_table_that_nobody_reads() -> None:
+    """Whatever the source of the maps is."""
+    one = node_map(busy_node())
+    wide = msgspec.structs.replace(one, node=msgspec.structs.replace(one.node, name="n" * (30 << 20)))
+    with pytest.raises(FatalError, match=r"^the table would have more than 256 MiB"):
+        map_table(NodeMaps((one, wide), fleet=True), Shape())
+
+
+async def test_the_field_that_does_not_fit() -> None:
+    """The line names the address and the field."""
+    async with serving(answering(answered(devices=[{"uuid": 5}]))) as url:
+        said = one_line(await run_command_in_loop("map", "--url", url), 1)
+    assert said.startswith(f"{url}/api/v1/map: the response does not match the schema of /api/v1/map: ")
+    assert said.endswith("`$.devices[0].uuid`")
+
+
+# --- text that steers a terminal --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpu-\u202e1", "gpu-\x1b[2J", "gpu-é\u2066"])
+async def test_yaml_with_control_characters(name: str) -> None:
+    """`-o yaml` escapes them as YAML does, and means the same."""
+    async with serving(answering(node_called(name))) as url:
+        done = await run_command_in_loop("map", "-o", "yaml", "--url", url)
+    assert all(line.isprintable() for line in done.stdout.splitlines())
+    assert yaml.safe_load(done.stdout)["node"]["name"] == name
+
+
+# --- answers that are no HTTP, and URLs -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def sending(answer: bytes) -> AsyncIterator[str]:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "its answer is not valid HTTP: "),
+        (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000 + b"\r\n\r\n", "its answer is not valid HTTP: "),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "it does not speak HTTP; is it https://?"),
+    ],
+)
+async def test_answers_that_are_no_http(answer: bytes, says: str) -> None:
+    """Only an answer without a status line may be TLS."""
+    async with sending(answer) as url:
+        said = one_line(await run_command_in_loop("map", "--url", url), 1)
+    assert said.startswith(f"{url}/api/v1/map did not answer: {says}")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--url", f"http://{'a' * 64}.example"), "is not a URL (in a password, / is written %2F, and @ %40)"),
+        (("--prometheus", f"http://{'a' * 64}.example"), "is not a URL (in a password, / is written %2F, and @ %40)"),
+    ],
+)
+def test_a_dns_label_that_is_too_long(flags: tuple[str, str], says: str) -> None:
+    """No server can have this name."""
+    assert one_line(run_command("map", *flags), 2) == f"{flags[0]} {flags[1]}: {says}"
+
+
+@pytest.mark.parametrize("more", ["?token=secret", "#part"])
+def test_a_query_in_the_url(more: str) -> None:
+    """The request would not have it. The line does not repeat it: it may be a secret."""
+    said = one_line(run_command("map", "--url", f"http://user:word@a:1/b{more}"), 2)
+    assert said == "--url http://a:1/b: must end with the path; gpumap takes no query (?…) and no fragment (#…)"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--token-file", "--ca-file", "--cert-file", "--key-file"])
+def test_a_fifo_that_nothing_is_written_to(tmp_path: Path, flag: str) -> None:
+    """It is refused: to open it would wait for ever."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    said = one_line(run_command("map", "--url", "https://127.0.0.1:9", flag, str(fifo)), 2)
+    assert said.startswith(f"{flag} {fifo}: ")
+
+
+async def test_a_token_from_a_command(tmp_path: Path) -> None:
+    """The shell's <(command) is a FIFO too, and works."""
+    async with serving(answering(answered())) as url:
+        script = f"{GPUMAP} map --url {url} -o json --token-file <(sleep 0.2; echo secret)"
+        done = await asyncio.to_thread(
+            subprocess.run, ["bash", "-c", script], capture_output=True, text=True, env=environment(), timeout=60
+        )
+    assert done.stderr.startswith("gpumap: what is shown") or not done.stderr
+    assert json.loads(done.stdout)["version"] == 1
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_a_full_disk(flag: str) -> None:
+    """What cannot be written is a failure."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([GPUMAP, flag], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+    assert (done.returncode, done.stderr) == (1, "gpumap: No space left on device\n")
+
+
+# --- one line ---------------------------------------------------------------------------------------------------------
+
+
+async def test_blind_and_old() -> None:
+    """A node of which nothing is known is one line, not another one for its age."""
+    sources = [{**one, "up": False} for one in FOUND["sources"]]
+    async with serving(answering(answered(sources=sources, timestamp=1000.0))) as url:
+        done = await run_command_in_loop("map", "-o", "json", "--url", url)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_bill_of_another_age() -> None:
+    """No server has samples of that time, and a query for each of its days."""
+    done = run_command("bill", "--prometheus", "http://127.0.0.1:9", "--from", "0001-01-01")
+    assert one_line(done, 2) == "--from 0001-01-01: is before 2010; no Prometheus has samples of that time"
