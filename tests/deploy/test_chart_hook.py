@@ -82,7 +82,7 @@ def test_it_runs_only_when_it_is_asked_to() -> None:
     assert pod["kind"] == "Pod"
     assert pod["metadata"]["annotations"] == {
         "helm.sh/hook": "test",
-        "helm.sh/hook-delete-policy": "before-hook-creation",
+        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
     }
     assert pod["spec"]["restartPolicy"] == "Never"
 

@@ -31,7 +31,10 @@ KEY_BYTES = 32
 async def record_node(
     settings: Settings, driver_command: Sequence[str], folder: Path, *, seconds: float | None, anonymous: bool
 ) -> int:
-    """Record a node into `folder`, with the page that it gives. 0 also where sources are down: they are recorded so."""
+    """Record a node into `folder`, with the page that it gives.
+
+    Returns 0 also if some sources are down, which the capture then has. Returns 1 if all are.
+    """
     on_disk.refuse_unless_new(folder)
     why = refused(settings.resource.pattern)
     if why is not None:
@@ -52,7 +55,7 @@ async def record_node(
             why = printable(f"{health.reason}: {health.detail}")
             print(f"gpumap: {health.source} is down, and is recorded so: {why}", file=sys.stderr)
     print(end=_summary(capture, snapshot, folder, anonymous))
-    return 0
+    return 0 if any(health.up for health in snapshot.sources) else 1
 
 
 @contextlib.contextmanager
