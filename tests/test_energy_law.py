@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.join import Memory
+from gpumap.agent.join.accounting import elapsed
 from gpumap.agent.metrics import native
-from gpumap.agent.state import decode, encode
+from gpumap.agent.state import decode, encode, usable_until
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
@@ -173,6 +174,7 @@ def test_energy_is_conserved_over_every_window(node: TestNode, data: st.DataObje
         asleep = node.asleep
         seconds = live_on(data, node, taken)
         restarted = before is not None and data.draw(st.sampled_from([False] * 15 + [True]))
+        restarted = restarted and elapsed(node.now) <= usable_until(node.memory)
         if restarted:
             restart(node)
             event("restarted")

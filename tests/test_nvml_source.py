@@ -200,8 +200,9 @@ async def test_a_driver_that_hangs_is_a_deadline(start: Start) -> None:
     source = start("for n, _ in requests(): n < 4 or driver(n, 0)", replace_after_seconds=0.3)
     complaint = await failure(source, 0.2)
     assert complaint.reason == "deadline_exceeded"
-    assert "0.2 s" in complaint.detail
-    assert "0.4 s" in (await failure(source, 0.2)).detail
+    silence = float(complaint.detail.split()[-2])
+    assert silence >= 0.2
+    assert float((await failure(source, 0.2)).detail.split()[-2]) >= silence + 0.1
     await failure(source, 0.2)
     assert (await read(source)).value.gpus == ()
 

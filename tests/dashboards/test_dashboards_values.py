@@ -104,7 +104,9 @@ def prove(
     """Each query, at its moment, has these series with these values, says promtool."""
     test = {
         "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "input_series": [
+            {"series": name.replace("{", '{job="gpumap",', 1), "values": values} for name, values in series.items()
+        ],
         "promql_expr_test": [
             {
                 "expr": fill_in(query, {}),
