@@ -300,7 +300,7 @@ def holders_are_true(found: Collected) -> None:
             assert not its, f"0 holders of {leaf.uuid}, which {its} hold"
 
 
-@settings(max_examples=examples(800))
+@settings(max_examples=examples(400))
 @given(lives())
 def test_what_is_reported_was_true(count: int) -> None:
     """Of 2 to 12 collections a life."""

@@ -288,10 +288,14 @@ def _still_valid(
 def _has_pod_of_api_server(
     uid_of: Mapping[PodName, PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
 ) -> bool:
-    """Whether a listed pod is not static. The UID of a static pod is a hash without dashes."""
+    """Whether a listed pod is not static. The UID of a static pod is a hash without dashes.
+
+    A static pod may have the name of an ended pod, whose log tree still exists.
+    """
+    static = {tree.pod_name for uid, tree in trees.items() if "-" not in uid}
     listed_uids = (
         *(uid for name, uid in uid_of.items() if name in listed),
-        *(uid for uid, tree in trees.items() if tree.pod_name in listed),
+        *(uid for uid, tree in trees.items() if tree.pod_name in listed and tree.pod_name not in static),
     )
     return any("-" in uid for uid in listed_uids)
 
