@@ -224,7 +224,7 @@ async def test_a_worker_that_stays_stuck_is_replaced_with_growing_patience(start
     assert told.value.gpus[1].stuck_seconds > 0.6
     first, second, third = first_seen.values()
     assert second - first > 0.05  # of 0.2 s, less the wait of the first read
-    assert third - second > 0.25  # of 0.4 s
+    assert third - second > 0.1  # of 0.4 s, less the wait until the second was seen
     await poll(lambda: all(gone(process) for process in list(first_seen)[:-1]), "a replaced worker was left behind")
 
 

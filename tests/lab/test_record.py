@@ -365,7 +365,7 @@ async def test_stopped_before_the_first_collection_it_leaves_nothing(node: Node,
 
 
 def test_sources_that_are_down_are_recorded_so(directory: Path) -> None:
-    """On a machine that is no GPU node at all it still writes a capture, and says what is missing; exit 0."""
+    """On a machine that is no GPU node it still writes a capture and says what is missing; exit 1: no source answers."""
     flags: tuple[str, ...] = (
         "--kubelet-root",
         str(directory / "none"),
@@ -374,7 +374,7 @@ def test_sources_that_are_down_are_recorded_so(directory: Path) -> None:
     )
     flags += ("--pod-log-root", str(directory / "none"), "--nvml-library", str(directory / "none.so"))
     done = run_command("record", str(directory / "new"), *flags, "--proc", str(directory / "none"))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     lines = done.stderr.splitlines()
     assert [line.split()[1] for line in lines] == ["kubelet", "nvml", "procfs", "pod_identity"]
     assert all("is down, and is recorded so" in line for line in lines)

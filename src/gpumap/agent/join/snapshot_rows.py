@@ -49,8 +49,6 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
         can_report_unassigned=joined.can_report_unassigned,
     )
     rows: dict[Uuid, Leaf] = {}
-    # A List that lacks pods proves no 0.
-    lacks_pods = joined.pod_table.lacks_pods
     may_be_on_any = _doubtful(allocation.unmatched, allocation)
     # A slot of a GPU that has not reported its uuid is on no GPU that answers.
     may_be_on_answering = _doubtful([one for one in allocation.unmatched if one.reason != DEVICE_DOWN], allocation)
@@ -63,15 +61,14 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
             instance, memory = _leaf_parts(gpu, leaf)
             processes = attribution.by_leaf.get(leaf.uuid)
             siblings = _siblings(known, leaf, attribution) if inputs.visible else ()
-            holders = _holders(joined, leaf.uuid, gpu)
             may_be_on = may_be_on_any if gpu.reading is None else may_be_on_answering
             rows[leaf.uuid] = Leaf(
                 uuid=leaf.uuid,
                 gpu=gpu,
                 instance=instance,
                 memory=memory,
-                holders=holders,
-                may_have_more=(lacks_pods and not holders) or may_be_on(leaf.uuid),
+                holders=_holders(joined, leaf.uuid, gpu),
+                may_have_more=may_be_on(leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
             )
@@ -79,7 +76,7 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
         holders = _holders(joined, uuid, None)
         # A partitioned GPU is no leaf. Of a GPU that NVML does not report, this series connects holders and node.
-        may_have_more = not holders and (lacks_pods or may_be_on_any(uuid))
+        may_have_more = not holders and may_be_on_any(uuid)
         rows[uuid] = Leaf(
             uuid, None, holders=holders, may_have_more=may_have_more, allocatable=offered_now.get(uuid, ())
         )
@@ -87,11 +84,12 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
 
 
 def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
-    """Return how many containers certainly hold a leaf, or its partitioned GPU. `None` without a List."""
+    """Return how many containers certainly hold a leaf, or its partitioned GPU. `None` if no List shows it."""
     if not joined.listing.current:
         return None
     holders = joined.allocation.holders
-    return len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
+    count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
+    return None if not count and joined.pod_table.lacks_pods else count
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
