@@ -365,7 +365,7 @@ async def test_stopped_before_the_first_collection_it_leaves_nothing(node: Node,
 
 
 def test_sources_that_are_down_are_recorded_so(directory: Path) -> None:
-    """On a machine that is no GPU node it still writes a capture and says what is missing; exit 1: no source answers."""
+    """On a machine that is no GPU node it writes a capture and says what is missing; exit 1: no source answers."""
     flags: tuple[str, ...] = (
         "--kubelet-root",
         str(directory / "none"),
