@@ -206,11 +206,9 @@ def _gpu_row(uuid: Uuid, gpu: GpuCounters) -> GpuRow:
 
 
 def _container_row(key: Key, charge: Charge, now: float) -> ContainerRow:
-    (namespace, pod, container), uuid = key
+    name, uuid = key
     return ContainerRow(
-        namespace=namespace,
-        pod=pod,
-        container=container,
+        **name._asdict(),
         uuid=uuid,
         gpu=charge.gpu,
         allocated_gpu_seconds=charge.allocated_gpu_seconds,
@@ -235,11 +233,9 @@ def _gpu_xids_row(uuid: Uuid, gpu: GpuXidMemory, now: float) -> GpuXidsRow:
 
 
 def _container_xids_row(key: Key, one: ContainerXidMemory, now: float) -> ContainerXidsRow:
-    (namespace, pod, container), uuid = key
+    name, uuid = key
     return ContainerXidsRow(
-        namespace=namespace,
-        pod=pod,
-        container=container,
+        **name._asdict(),
         uuid=uuid,
         errors=tuple(sorted(one.errors.items())),
         unseen_seconds=max(now - one.seen_at, 0.0),
@@ -247,11 +243,9 @@ def _container_xids_row(key: Key, one: ContainerXidMemory, now: float) -> Contai
 
 
 def _use_row(key: Key, use: UseMemory, now: float) -> UseRow:
-    (namespace, pod, container), uuid = key
+    name, uuid = key
     return UseRow(
-        namespace=namespace,
-        pod=pod,
-        container=container,
+        **name._asdict(),
         uuid=uuid,
         pod_uid=use.pod_uid,
         profile=use.profile,

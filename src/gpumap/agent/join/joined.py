@@ -68,8 +68,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         listing, files, memory.pod_table, files_are_new=isinstance(observations.pod_identity, Observed)
     )
     pods = listing.pods if listing.current else ()
-    is_of_now = _can_report_unassigned(listing, observations)
-    if is_of_now and isinstance(observations.kubelet, Observed) and observations.kubelet.value.may_leave_out_devices:
+    can_report_unassigned = _can_report_unassigned(listing, observations)
+    kubelet = observations.kubelet
+    if can_report_unassigned and isinstance(kubelet, Observed) and kubelet.value.may_leave_out_devices:
         pods = add_left_out(pods, pod_table, procs)
     allocation = allocate(
         pods,
@@ -89,7 +90,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         identity_current=identity is not None,
         identity_read_now=isinstance(observations.pod_identity, Observed),
         list_current=listing.current,
-        can_report_unassigned=_can_report_unassigned(listing, observations),
+        can_report_unassigned=can_report_unassigned,
         last_names=memory.names,
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, observations),

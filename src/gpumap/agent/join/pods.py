@@ -82,7 +82,7 @@ class PodTable:
     uid_of: Mapping[PodName, PodUid]
     """Listed pods with exactly one possible UID."""
     confirmed: frozenset[PodName]
-    """Listed pods whose UID the Pods API, the checkpoint or a claim gives. A log tree is weaker evidence."""
+    """Listed pods with a UID from the Pods API, the checkpoint or a claim. A log tree is weaker evidence."""
     name_of: Mapping[PodUid, PodName]
     """Inverse of `uid_of`."""
     fixed_names: Mapping[PodUid, PodName]
@@ -91,7 +91,7 @@ class PodTable:
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
     superseded: frozenset[PodUid]
-    """UIDs with a log tree whose name got a newer tree: the pod was re-created under its name."""
+    """UIDs with a log tree, if their pod's name has a newer tree: the pod was re-created under its name."""
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
     """Names that the Pods API reports."""
@@ -263,7 +263,7 @@ def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
 
 
 def _superseded(trees: Mapping[PodUid, LogTree], before: PodTable) -> frozenset[PodUid]:
-    """Return the UIDs whose name has a tree that came after the name had its UID.
+    """Return the UIDs of which the pod's name got another log tree later.
 
     The kubelet makes the tree of a pod when it starts the pod, and keeps that of a predecessor for up to 35 s.
     """
@@ -290,7 +290,7 @@ def _has_pod_of_api_server(
 ) -> bool:
     """Whether a listed pod is not static. The UID of a static pod is a hash without dashes.
 
-    A static pod may have the name of an ended pod, whose log tree still exists.
+    A static pod may have the name of an ended pod that still has its log tree.
     """
     static = {tree.pod_name for uid, tree in trees.items() if "-" not in uid}
     listed_uids = (

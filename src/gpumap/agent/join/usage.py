@@ -173,7 +173,7 @@ def certainly_idle(
 ) -> Iterator[ContainerName]:
     """Return the holders of a leaf that certainly have no process on it.
 
-    `uid_of` has the pods whose UID is certain. A process of the holder's own UID leaves no zero, whatever its owner is,
+    `uid_of` has the pods with a certain UID. A process of the holder's own UID leaves no zero, whatever its owner is,
     unless it is another container's.
     """
     present: set[PodUid] = set()

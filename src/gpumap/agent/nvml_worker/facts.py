@@ -121,14 +121,14 @@ def _samples(driver: _Driver, gpu: Handle) -> Fact:
         rows = (pynvml.c_nvmlProcessUtilizationSample_t * _SLOTS)()
         count = c_uint(_SLOTS)
         code = driver.code(call, gpu, rows, byref(count), c_ulonglong(since))
-        told = list(SAMPLE.iter_unpack(bytes(rows)))[: 0 if code else min(count.value, _SLOTS)]
+        samples = list(SAMPLE.iter_unpack(bytes(rows)))[: 0 if code else min(count.value, _SLOTS)]
         fact[name] = {
             "code": word(code),
             "count": count.value,
-            "rows_above_100_percent": sum(max(row[2:]) > 100 for row in told),
-            "rows_not_newer_than_asked": sum(row[1] <= since for row in told),
-            "rows_of_no_listed_process": sum(row[0] not in listed for row in told),
-            "empty_rows": sum(not any(row) for row in told),
+            "rows_above_100_percent": sum(max(row[2:]) > 100 for row in samples),
+            "rows_not_newer_than_asked": sum(row[1] <= since for row in samples),
+            "rows_of_no_listed_process": sum(row[0] not in listed for row in samples),
+            "empty_rows": sum(not any(row) for row in samples),
             "rows": [
                 {
                     "listed": pid in listed,
@@ -138,7 +138,7 @@ def _samples(driver: _Driver, gpu: Handle) -> Fact:
                     "encoder": encoder,
                     "decoder": decoder,
                 }
-                for pid, stamp, sm, memory, encoder, decoder in told[:_MOST_ROWS]
+                for pid, stamp, sm, memory, encoder, decoder in samples[:_MOST_ROWS]
             ],
         }
     return fact
@@ -213,14 +213,14 @@ def _lists_of(driver: _Driver, device: Handle) -> Fact:
     for kind, call in _LISTS.items():
         rows, count = (pynvml.c_nvmlProcessInfo_v2_t * _SLOTS)(), c_uint(_SLOTS)
         code = driver.code(call, device, byref(count), rows)
-        told = rows[: 0 if code else min(count.value, _SLOTS)]
-        known = [row.usedGpuMemory for row in told if row.usedGpuMemory != NOT_TOLD]
+        used = rows[: 0 if code else min(count.value, _SLOTS)]
+        known = [row.usedGpuMemory for row in used if row.usedGpuMemory != NOT_TOLD]
         fact[kind] = {
             "code": word(code),
             "count": count.value,
-            "without_memory": len(told) - len(known),
+            "without_memory": len(used) - len(known),
             "memory_sum": sum(known),
-            "instances": sorted({f"{_id(row.gpuInstanceId)}/{_id(row.computeInstanceId)}" for row in told}),
+            "instances": sorted({f"{_id(row.gpuInstanceId)}/{_id(row.computeInstanceId)}" for row in used}),
         }
     return fact
 
@@ -277,8 +277,8 @@ def _metrics(driver: _Driver, older: Any, newer: Any) -> object:
     code = driver.code("nvmlGpmMetricsGet", byref(get))
     if code:
         return word(code)
-    told = get.metrics[: len(_GPM_METRICS)]
-    return {str(one.metricId): word(one.nvmlReturn) if one.nvmlReturn else finite(one.value) for one in told}
+    metrics = get.metrics[: len(_GPM_METRICS)]
+    return {str(one.metricId): word(one.nvmlReturn) if one.nvmlReturn else finite(one.value) for one in metrics}
 
 
 FACTS: dict[str, Callable[[_Driver], Fact]] = {
