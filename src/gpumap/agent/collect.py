@@ -34,8 +34,8 @@ from gpumap.model.observations import (
 from gpumap.model.snapshot import Snapshot
 
 T = TypeVar("T")
-DEADLINE_SECONDS_MIN = 1.0
-DEADLINE_SECONDS_MAX = 5.0
+DEADLINE_SECONDS = 5.0
+"""For each source, however short the interval is: on a busy machine a driver that works may take more than a second."""
 PUSH_PAUSE_SECONDS = 0.25
 """From the start of a collection to the start of a pushed one: at most four a second, with eight of the hundred calls a
 second that a kubelet allows all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go). After a long
@@ -146,7 +146,7 @@ class Collector:
         self._trigger = sources.trigger
         self._rules = rules
         self._interval_seconds = interval_seconds
-        self._deadline_seconds = min(max(interval_seconds, DEADLINE_SECONDS_MIN), DEADLINE_SECONDS_MAX)
+        self._deadline_seconds = DEADLINE_SECONDS
         self._publish = publish
         self._now = clock
         self._logged_push: tuple[bool, str] = False, ""

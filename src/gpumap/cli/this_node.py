@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0
 """Between the two collections of a command."""
-UNHURRIED_SECONDS = 5.0
-"""A source's deadline is the interval; the driver's first answer may take longer than a second."""
+SM_SECONDS = 5.0
+"""SM time is measured over at least so long, also if the interval is shorter."""
 FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
 """Valid words of the agent's flags, by flag."""
 _ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
@@ -64,9 +64,9 @@ async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStrea
     from gpumap.agent.node_map import node_map
     from gpumap.agent.sources.nvml import worker_command
 
-    deadline_seconds = max(interval_seconds, UNHURRIED_SECONDS)
+    sm_seconds = max(interval_seconds, SM_SECONDS)
     stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)
-    settings = replace(settings, interval_seconds=deadline_seconds, stale_after_seconds=stale_after_seconds, push=False)
+    settings = replace(settings, interval_seconds=sm_seconds, stale_after_seconds=stale_after_seconds, push=False)
     command = worker_command(settings.nvml_library or None)
     async with service.collector(settings, command, lambda snapshot: None) as loop:
         await loop.collect()

@@ -106,7 +106,7 @@ def _joules(millijoules: int | None) -> float | None:
 SLEEP_SECONDS = 1.0
 """The machine was suspended, rather than its two clocks read a moment apart."""
 LATE_SECONDS = 5.0
-"""How late a reading may arrive (collect.DEADLINE_SECONDS_MAX). If --interval is as long as --stale-after, each reading
+"""How late a reading may arrive (collect.DEADLINE_SECONDS). If --interval is as long as --stale-after, each reading
 would be too late without it."""
 LAG_SECONDS = 1.0
 """How much longer one answer of NVML may take than another. The next samples settle that time."""

@@ -29,8 +29,8 @@ from gpumap.model.snapshot import Node, Snapshot
 
 SHORT_SECONDS = 1.0
 """Between the two collections without a duration: time on the SMs, and accusations, take two."""
-UNHURRIED_SECONDS = 5.0
-"""A source's deadline is the interval; the driver's first answer may take longer than the time between two frames."""
+SM_SECONDS = 5.0
+"""SM time is measured over at least so long, also if the interval is shorter."""
 _GIVEN_UP = "deadline_exceeded"
 _NO_ANSWER = Down(_GIVEN_UP, "no answer in time")
 
@@ -58,7 +58,7 @@ class Recorder:
         self._loop = Collector(
             Sources(self._nvml, self._procfs, self._identity.read, self._kubelet),
             Rules(Node(settings.node_name, settings.node_ip), is_gpu_resource, settings.stale_after_seconds),
-            interval_seconds=max(settings.interval_seconds, UNHURRIED_SECONDS),
+            interval_seconds=max(settings.interval_seconds, SM_SECONDS),
             publish=lambda snapshot: None,
         )
 
