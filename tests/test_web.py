@@ -31,6 +31,7 @@ from gpumap.agent.web.app import application
 from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
 from gpumap.agent.web.port import MAX_CONNECTIONS, MAX_PER_ADDRESS, PATIENCE_SECONDS, open_port
+from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import (
@@ -494,7 +495,7 @@ async def test_clients_that_stop_reading_block_nobody() -> None:
                 client = stack.enter_context(socket.socket())
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 client.connect(("127.0.0.1", site.port))
-                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
             silent.sendall(b"GET /metrics HTTP/1.1\r\nHost")
             for _ in range(2):
@@ -505,14 +506,14 @@ async def test_clients_that_stop_reading_block_nobody() -> None:
     assert time.monotonic() - ended < 5.0
 
 
-HEAD = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+HEAD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BAD_CLIENTS = {
     "says nothing": b"",
     "half a header": b"GET /metrics HTTP/1.1\r\nHost",
-    "half a body": b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12",
+    "half a body": b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n12",
     "does not take a page": HEAD,
     "does not take many pages": HEAD * 8,
-    "asks no more": b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+    "asks no more": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "TLS": bytes.fromhex("16030100a5010000a10303"),
 }
 
@@ -649,6 +650,54 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
     assert [record.getMessage() for record in caplog.records if record.name == "gpumap.agent.web.port"] == [
         "too many connections, closing the idlest max=8"
     ]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/map", "/page/feed.js", "/nothing"])
+async def test_a_web_site_whose_name_leads_here_reads_no_page(site: Site, path: str) -> None:
+    """A browser sends the site's name, and the request comes to a loopback address: no page, whatever is asked for."""
+    status, _, text = await site.get(path, Host=f"evil.example:{site.port}")
+    assert (status, text.count("\n"), "Host header" in text) == (421, 1, True)
+    assert "gpumap_" not in text
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost:9401",
+        "LocalHost.",
+        "gpumap.localhost",
+        "127.0.0.1:9401",
+        "[::1]:9401",
+        "10.1.2.3",
+        socket.gethostname(),
+    ],
+)
+async def test_a_port_that_is_forwarded_serves_its_own_names(site: Site, host: str) -> None:
+    """`kubectl port-forward`, a tunnel, a proxy beside gpumap and a local Prometheus send one of these."""
+    assert (await site.get("/metrics", Host=host))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("arrived_at", "host", "foreign"),
+    [
+        ("127.0.0.1", "evil.example:9401", True),
+        ("127.0.1.1", "evil.example", True),
+        ("::1", "evil.example", True),
+        ("::ffff:127.0.0.1", "evil.example", True),
+        ("::ffff:127.0.0.1", "localhost", False),
+        ("127.0.0.1", "localhost.evil.example", True),
+        ("127.0.0.1", "127.0.0.1.evil.example", True),
+        ("127.0.0.1", "evillocalhost", True),
+        ("127.0.0.1", "[::ffff:127.0.0.1]:9401", False),
+        ("10.1.2.3", "gpumap.monitoring.svc:9401", False),
+        ("::ffff:10.1.2.3", "node-1.example:9401", False),
+        ("fe80::1%eth0", "node-1.example", False),
+        ("2001:db8::1", "gpus.example", False),
+    ],
+)
+def test_names_are_checked_at_loopback_addresses_only(arrived_at: str, host: str, foreign: bool) -> None:
+    """At the pod's or node's own address any name is right: of a Service, a node, an Ingress."""
+    assert is_foreign(host, arrived_at) == foreign
 
 
 async def test_a_large_page_is_whole(site: Site) -> None:
