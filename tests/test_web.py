@@ -619,6 +619,48 @@ async def test_one_address_cannot_take_all_places() -> None:
             assert len(accepted(site.port)) <= 5
 
 
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        pytest.param(b"GET /metrics HTTP/1.0\r\n\r\n", 1, id="nc -N"),
+        pytest.param(HEAD, 1, id="keep-alive"),
+        pytest.param(HEAD * 5, 5, id="pipelined"),
+        pytest.param(HEAD + b"GET /metrics HT", 1, id="one and a half"),
+        pytest.param(b"GET /metrics HT", 0, id="half a request"),
+        pytest.param(b"", 0, id="nothing"),
+    ],
+)
+async def test_a_client_that_has_finished_asking_is_answered(asked: bytes, answers: int) -> None:
+    """A client may shut its side down after its requests. It gets each whole page, then the connection ends."""
+    async with serving(patience_seconds=600) as site, asyncio.timeout(60):
+        site.pages.publish(snapshot(containers=8000))
+        size = len((await site.get("/metrics"))[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port, limit=1 << 12)
+        writer.write(asked)
+        writer.write_eof()
+        found = await reader.read()
+        writer.close()
+        assert found.count(b"HTTP/1.") - found.count(b" 400 ") == answers
+        assert len(found) >= answers * 0.99 * size
+
+
+async def test_a_client_that_has_gone_leaves_no_connection() -> None:
+    """The end of a connection on which nothing is asked, also after an answer, is its end here."""
+    async with serving(patience_seconds=600) as site, asyncio.timeout(60):
+        site.pages.publish(snapshot())
+        for asked in (b"", HEAD):
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+            writer.write(asked)
+            if asked:
+                await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+        async def left() -> set[tuple[str, int]]:
+            return accepted(site.port)
+
+        await until(left, lambda found: not found, "these are still connected")
+
+
 async def test_a_trickle_is_no_progress() -> None:
     """A header that comes byte by byte must be whole in time as well: each byte is no new beginning."""
     async with serving(patience_seconds=0.5) as site, asyncio.timeout(20):

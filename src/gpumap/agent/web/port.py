@@ -31,6 +31,8 @@ MAX_PIPELINED = 8
 PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
 _HANDSHAKE_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
+"""How often gpumap looks whether a client that has finished asking has all its answers."""
 _QUIET_SECONDS = 60.0
 _LOGGED_MAX = 64
 """Pairs of client and reason for which the log shows a failed handshake in a minute."""
@@ -164,6 +166,7 @@ class _Client(asyncio.Protocol):
 
     __slots__ = (
         "_early",
+        "_finished_asking",
         "_handshake",
         "_http",
         "_limiter",
@@ -178,9 +181,7 @@ class _Client(asyncio.Protocol):
         "served_by",
     )
 
-    def __init__(
-        self, limiter: ConnectionLimiter, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
-    ) -> None:
+    def __init__(self, limiter: ConnectionLimiter, make_http: web.Server, tls: Tls, patience_seconds: float) -> None:
         self._limiter = limiter
         self._make_http = make_http
         self._tls = tls
@@ -190,7 +191,8 @@ class _Client(asyncio.Protocol):
         self.last_heard = self._loop.time()
         self.served_by: asyncio.Transport | None = None
         """The transport that sends its pages, after the handshake: over TLS not the one that it connected with."""
-        self._http: asyncio.Protocol | None = None
+        self._http: web.RequestHandler | None = None
+        self._finished_asking = False
         self._handshake: asyncio.Task[None] | None = None
         self._early = b""
         """Data that came with the end of the handshake, before its task went on."""
@@ -259,7 +261,25 @@ class _Client(asyncio.Protocol):
             self._early += data
 
     def eof_received(self) -> bool | None:
-        return self._http.eof_received() if self._http is not None else None
+        """Keep a connection on which something was asked until it is answered. asyncio's TLS has no such half."""
+        if self.served_by is not self._transport or not self._is_answering():
+            return None
+        if not self._finished_asking:  # reading that is resumed finds the end again
+            self._finished_asking = True
+            self._close_when_answered()
+        return True
+
+    def _is_answering(self) -> bool:
+        if self._http is None:
+            return False
+        next_request = self._http._waiter  # aiohttp has no public name for it
+        return next_request is None or next_request.done()
+
+    def _close_when_answered(self) -> None:
+        if self._is_answering():
+            self._loop.call_later(_LOOK_SECONDS, self._close_when_answered)
+        else:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         self._untaken = self._loop.call_later(self._patience_seconds, self.abort)
