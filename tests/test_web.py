@@ -30,7 +30,7 @@ from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.port import MAX_CONNECTIONS, MAX_PER_ADDRESS, PATIENCE_SECONDS, open_port
+from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
 from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
@@ -118,7 +118,6 @@ async def serving(
     nodes: bool = True,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
-    max_per_address: int = MAX_PER_ADDRESS,
 ) -> AsyncIterator[Site]:
     families = (*native(DEFAULT_GROUPS, process_metrics=True), *POD_GPU_MAP)
     pages = Pages(
@@ -137,7 +136,6 @@ async def serving(
                 listener,
                 patience_seconds=patience_seconds,
                 max_connections=max_connections,
-                max_per_address=max_per_address,
                 shutdown_seconds=1.0,
             )
             try:
@@ -606,7 +604,7 @@ async def test_requests_are_not_hoarded() -> None:
 
 async def test_one_address_cannot_take_all_places() -> None:
     """Its own idlest connection makes room, and a client of another address keeps its own."""
-    async with serving(max_connections=8, max_per_address=4) as site, asyncio.timeout(20):
+    async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
         with contextlib.ExitStack() as stack:
             other = stack.enter_context(
@@ -680,10 +678,15 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
     async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
         with contextlib.ExitStack() as stack:
-            idle = [stack.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(8)]
+
+            def connect(number: int) -> socket.socket:
+                source = f"127.0.0.{2 + number}", 0
+                return stack.enter_context(socket.create_connection(("127.0.0.1", site.port), source_address=source))
+
+            idle = [connect(number) for number in range(8)]
             assert (await site.get("/healthz"))[0] == 200  # this client keeps its place: it is heard again and again
-            for _ in range(30):
-                stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+            for number in range(30):
+                connect(number)
                 assert (await site.get("/metrics"))[0] == 200
             for client in idle:
                 client.settimeout(10)
