@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import itertools
 import json
 import logging
 import os
@@ -45,7 +46,8 @@ from gpumap.model.snapshot import (
     Snapshot,
     SourceHealth,
 )
-from tests.agent import until
+from tests.agent import run_agent, until
+from tests.memory_group import memory_group
 from tests.snapshots import busy_node
 
 STALE_AFTER_SECONDS = 60.0
@@ -586,6 +588,33 @@ def kernel_memory(port: int) -> dict[tuple[str, int], int]:
         words = struct.unpack("9I", one.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36))
         found[one.getpeername()] = words[0] + words[5]
     return found
+
+
+LIMIT_BYTES = 256 << 20
+"""The chart's `resources.limits.memory`."""
+
+
+async def test_clients_that_do_not_read_fit_into_a_pods_memory() -> None:
+    """All places are taken by clients that ask again and again and never read: the chart's limit is not reached."""
+    loop = asyncio.get_running_loop()
+    with memory_group() as group, contextlib.ExitStack() as stack:
+        async with run_agent("demo", parent=group.parent) as agent:
+            await agent.page()
+            clients = [stack.enter_context(socket.socket()) for _ in range(MAX_CONNECTIONS)]
+            for number, client in enumerate(clients):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 19)  # so that much is in flight at once
+                client.setblocking(False)
+                client.bind((f"127.0.0.{2 + number % 4}", 0))
+                await loop.sock_connect(client, ("127.0.0.1", int(agent.url.rpartition(":")[2])))
+            most = 0
+            for _ in range(60):
+                for client, asks_often in zip(clients, itertools.cycle((False, True))):
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        client.send(HEAD * (8 if asks_often else 1))
+                await asyncio.sleep(0.05)
+                most = max(most, group.held_bytes())
+            assert (await agent.get("/healthz")).status == 200
+    assert most < LIMIT_BYTES
 
 
 async def test_requests_are_not_hoarded() -> None:
