@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import itertools
 import json
 import logging
 import os
@@ -30,7 +31,8 @@ from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages
-from gpumap.agent.web.port import MAX_CONNECTIONS, MAX_PER_ADDRESS, PATIENCE_SECONDS, open_port
+from gpumap.agent.web.port import MAX_CONNECTIONS, PATIENCE_SECONDS, open_port
+from gpumap.agent.web.rebinding import is_foreign
 from gpumap.model.observations import ContainerName, Moment, Source
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import (
@@ -44,7 +46,8 @@ from gpumap.model.snapshot import (
     Snapshot,
     SourceHealth,
 )
-from tests.agent import until
+from tests.agent import run_agent, until
+from tests.memory_group import memory_group
 from tests.snapshots import busy_node
 
 STALE_AFTER_SECONDS = 60.0
@@ -117,7 +120,6 @@ async def serving(
     nodes: bool = True,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
-    max_per_address: int = MAX_PER_ADDRESS,
 ) -> AsyncIterator[Site]:
     families = (*native(DEFAULT_GROUPS, process_metrics=True), *POD_GPU_MAP)
     pages = Pages(
@@ -136,7 +138,6 @@ async def serving(
                 listener,
                 patience_seconds=patience_seconds,
                 max_connections=max_connections,
-                max_per_address=max_per_address,
                 shutdown_seconds=1.0,
             )
             try:
@@ -494,7 +495,7 @@ async def test_clients_that_stop_reading_block_nobody() -> None:
                 client = stack.enter_context(socket.socket())
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 client.connect(("127.0.0.1", site.port))
-                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
             silent.sendall(b"GET /metrics HTTP/1.1\r\nHost")
             for _ in range(2):
@@ -505,14 +506,14 @@ async def test_clients_that_stop_reading_block_nobody() -> None:
     assert time.monotonic() - ended < 5.0
 
 
-HEAD = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+HEAD = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BAD_CLIENTS = {
     "says nothing": b"",
     "half a header": b"GET /metrics HTTP/1.1\r\nHost",
-    "half a body": b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12",
+    "half a body": b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n12",
     "does not take a page": HEAD,
     "does not take many pages": HEAD * 8,
-    "asks no more": b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+    "asks no more": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "TLS": bytes.fromhex("16030100a5010000a10303"),
 }
 
@@ -589,6 +590,33 @@ def kernel_memory(port: int) -> dict[tuple[str, int], int]:
     return found
 
 
+LIMIT_BYTES = 256 << 20
+"""The chart's `resources.limits.memory`."""
+
+
+async def test_clients_that_do_not_read_fit_into_a_pods_memory() -> None:
+    """All places are taken by clients that ask again and again and never read: the chart's limit is not reached."""
+    loop = asyncio.get_running_loop()
+    with memory_group() as group, contextlib.ExitStack() as stack:
+        async with run_agent("demo", parent=group.parent) as agent:
+            await agent.page()
+            clients = [stack.enter_context(socket.socket()) for _ in range(MAX_CONNECTIONS)]
+            for number, client in enumerate(clients):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 19)  # so that much is in flight at once
+                client.setblocking(False)
+                client.bind((f"127.0.0.{2 + number % 4}", 0))
+                await loop.sock_connect(client, ("127.0.0.1", int(agent.url.rpartition(":")[2])))
+            most = 0
+            for _ in range(60):
+                for client, asks_often in zip(clients, itertools.cycle((False, True))):
+                    with contextlib.suppress(BlockingIOError, ConnectionError):
+                        client.send(HEAD * (8 if asks_often else 1))
+                await asyncio.sleep(0.05)
+                most = max(most, group.held_bytes())
+            assert (await agent.get("/healthz")).status == 200
+    assert most < LIMIT_BYTES
+
+
 async def test_requests_are_not_hoarded() -> None:
     """A client that sends many requests before the first answer is closed: each would take some KiB of memory."""
     async with serving() as site, asyncio.timeout(20):
@@ -605,7 +633,7 @@ async def test_requests_are_not_hoarded() -> None:
 
 async def test_one_address_cannot_take_all_places() -> None:
     """Its own idlest connection makes room, and a client of another address keeps its own."""
-    async with serving(max_connections=8, max_per_address=4) as site, asyncio.timeout(20):
+    async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
         with contextlib.ExitStack() as stack:
             other = stack.enter_context(
@@ -616,6 +644,48 @@ async def test_one_address_cannot_take_all_places() -> None:
                 assert (await site.get("/healthz"))[0] == 200
             assert other.getsockname() in accepted(site.port)
             assert len(accepted(site.port)) <= 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        pytest.param(b"GET /metrics HTTP/1.0\r\n\r\n", 1, id="nc -N"),
+        pytest.param(HEAD, 1, id="keep-alive"),
+        pytest.param(HEAD * 5, 5, id="pipelined"),
+        pytest.param(HEAD + b"GET /metrics HT", 1, id="one and a half"),
+        pytest.param(b"GET /metrics HT", 0, id="half a request"),
+        pytest.param(b"", 0, id="nothing"),
+    ],
+)
+async def test_a_client_that_has_finished_asking_is_answered(asked: bytes, answers: int) -> None:
+    """A client may shut its side down after its requests. It gets each whole page, then the connection ends."""
+    async with serving(patience_seconds=600) as site, asyncio.timeout(60):
+        site.pages.publish(snapshot(containers=8000))
+        size = len((await site.get("/metrics"))[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port, limit=1 << 12)
+        writer.write(asked)
+        writer.write_eof()
+        found = await reader.read()
+        writer.close()
+        assert found.count(b"HTTP/1.") - found.count(b" 400 ") == answers
+        assert len(found) >= answers * 0.99 * size
+
+
+async def test_a_client_that_has_gone_leaves_no_connection() -> None:
+    """The end of a connection on which nothing is asked, also after an answer, is its end here."""
+    async with serving(patience_seconds=600) as site, asyncio.timeout(60):
+        site.pages.publish(snapshot())
+        for asked in (b"", HEAD):
+            reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+            writer.write(asked)
+            if asked:
+                await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+        async def left() -> set[tuple[str, int]]:
+            return accepted(site.port)
+
+        await until(left, lambda found: not found, "these are still connected")
 
 
 async def test_a_trickle_is_no_progress() -> None:
@@ -637,10 +707,15 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
     async with serving(max_connections=8) as site, asyncio.timeout(20):
         site.pages.publish(snapshot())
         with contextlib.ExitStack() as stack:
-            idle = [stack.enter_context(socket.create_connection(("127.0.0.1", site.port))) for _ in range(8)]
+
+            def connect(number: int) -> socket.socket:
+                source = f"127.0.0.{2 + number}", 0
+                return stack.enter_context(socket.create_connection(("127.0.0.1", site.port), source_address=source))
+
+            idle = [connect(number) for number in range(8)]
             assert (await site.get("/healthz"))[0] == 200  # this client keeps its place: it is heard again and again
-            for _ in range(30):
-                stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+            for number in range(30):
+                connect(number)
                 assert (await site.get("/metrics"))[0] == 200
             for client in idle:
                 client.settimeout(10)
@@ -649,6 +724,54 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
     assert [record.getMessage() for record in caplog.records if record.name == "gpumap.agent.web.port"] == [
         "too many connections, closing the idlest max=8"
     ]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/map", "/page/feed.js", "/nothing"])
+async def test_a_web_site_whose_name_leads_here_reads_no_page(site: Site, path: str) -> None:
+    """A browser sends the site's name, and the request comes to a loopback address: no page, whatever is asked for."""
+    status, _, text = await site.get(path, Host=f"evil.example:{site.port}")
+    assert (status, text.count("\n"), "Host header" in text) == (421, 1, True)
+    assert "gpumap_" not in text
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost:9401",
+        "LocalHost.",
+        "gpumap.localhost",
+        "127.0.0.1:9401",
+        "[::1]:9401",
+        "10.1.2.3",
+        socket.gethostname(),
+    ],
+)
+async def test_a_port_that_is_forwarded_serves_its_own_names(site: Site, host: str) -> None:
+    """`kubectl port-forward`, a tunnel, a proxy beside gpumap and a local Prometheus send one of these."""
+    assert (await site.get("/metrics", Host=host))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("arrived_at", "host", "foreign"),
+    [
+        ("127.0.0.1", "evil.example:9401", True),
+        ("127.0.1.1", "evil.example", True),
+        ("::1", "evil.example", True),
+        ("::ffff:127.0.0.1", "evil.example", True),
+        ("::ffff:127.0.0.1", "localhost", False),
+        ("127.0.0.1", "localhost.evil.example", True),
+        ("127.0.0.1", "127.0.0.1.evil.example", True),
+        ("127.0.0.1", "evillocalhost", True),
+        ("127.0.0.1", "[::ffff:127.0.0.1]:9401", False),
+        ("10.1.2.3", "gpumap.monitoring.svc:9401", False),
+        ("::ffff:10.1.2.3", "node-1.example:9401", False),
+        ("fe80::1%eth0", "node-1.example", False),
+        ("2001:db8::1", "gpus.example", False),
+    ],
+)
+def test_names_are_checked_at_loopback_addresses_only(arrived_at: str, host: str, foreign: bool) -> None:
+    """At the pod's or node's own address any name is right: of a Service, a node, an Ingress."""
+    assert is_foreign(host, arrived_at) == foreign
 
 
 async def test_a_large_page_is_whole(site: Site) -> None:

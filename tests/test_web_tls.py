@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import re
+import socket
 import ssl
+import struct
 import time
+from asyncio.sslproto import SSLProtocol
 from pathlib import Path
 
 import pytest
@@ -113,6 +117,61 @@ async def test_clients_that_stop_in_a_handshake(folder: Path) -> None:
         assert await site.status("/healthz") == 200
 
 
+async def test_the_client_that_would_make_room_has_gone_meanwhile(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All places are taken and a new client comes in the moment in which the idlest one is lost: it is served."""
+    async with secured(folder, TLS, max_connections=1) as site, asyncio.timeout(30):
+        context = ssl.create_default_context(cafile=folder / "ca.crt")
+        for _ in range(5):
+            gone = socket.create_connection(("127.0.0.1", site.port))
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await asyncio.sleep(0.2)  # the handshake has begun
+            # Both in one step of this thread: the event loop, which is the server's too, finds them at once, in order.
+            new = socket.create_connection(("127.0.0.1", site.port))
+            gone.close()
+            new.setblocking(False)
+            reader, writer = await asyncio.open_connection(sock=new, ssl=context, server_hostname="127.0.0.1")
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert await reader.readuntil(b"ok\n")
+            writer.close()
+            await asyncio.sleep(0)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_burst_of_clients_leaves_no_memory_behind(folder: Path) -> None:
+    """Clients that make room before and within their handshake leave nothing of TLS, which has 256 KiB for each."""
+    async with secured(folder, TLS, max_connections=8) as site, asyncio.timeout(60):
+        gc.collect()
+        gc.disable()
+        try:
+            with contextlib.ExitStack() as stack:
+                for _ in range(3):
+                    for _ in range(40):  # the event loop, which is the server's too, finds them at once
+                        stack.enter_context(socket.create_connection(("127.0.0.1", site.port)))
+                    await asyncio.sleep(0.3)
+                assert await site.status("/healthz") == 200
+                held = sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
+        finally:
+            gc.enable()
+    assert held <= 8
+
+
+async def test_one_address_cannot_take_all_places(folder: Path) -> None:
+    """Over TLS too, also within handshakes: its own idlest makes room, and another address keeps its place."""
+    async with secured(folder, TLS, max_connections=8) as site, asyncio.timeout(30):
+        context = ssl.create_default_context(cafile=folder / "ca.crt")
+        where = ("127.0.0.1", site.port)
+        reader, writer = await asyncio.open_connection(*where, ssl=context, local_addr=("127.0.0.2", 0))
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(where))
+                assert await site.status("/healthz") == 200
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await reader.readuntil(b"ok\n")
+        writer.close()
+
+
 async def test_clients_that_take_nothing(folder: Path) -> None:
     """Over TLS too, who asks for pages and reads none of them is let go."""
     async with secured(folder, TLS, patience_seconds=0.5) as site:
@@ -144,7 +203,9 @@ async def test_what_failed_leaves_no_memory_behind(folder: Path) -> None:
 
     async def fail(port: int, number: int) -> None:
         secured = number % 3 == 2
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting if secured else None)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trusting if secured else None, local_addr=(f"127.0.0.{2 + number % 3}", 0)
+        )
         with contextlib.suppress(OSError):
             for piece in bodies if secured else (junk[number % 3],):
                 writer.write(piece)

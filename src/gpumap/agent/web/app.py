@@ -14,6 +14,7 @@ from gpumap.agent.exposition import OPENMETRICS_TYPE, TEXT_TYPE
 from gpumap.agent.web.assets import INDEX, Asset, read_assets, read_schema
 from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics
 from gpumap.agent.web.pages import Pages, Wanted
+from gpumap.agent.web.rebinding import refuse_foreign_hosts
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
@@ -24,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def application(pages: Pages) -> web.Application:
     """Make the application. The pages of dialects that are off are 404."""
-    app = web.Application()
+    app = web.Application(middlewares=[refuse_foreign_hosts])
     app.on_response_prepare.append(_hide_versions)
     assets = read_assets()
     app.router.add_get("/", _asset(assets.pop(INDEX)))

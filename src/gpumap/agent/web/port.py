@@ -21,8 +21,6 @@ from aiohttp import http_exceptions, web
 MAX_CONNECTIONS = 256
 MAX_TLS_CONNECTIONS = 128
 """asyncio reads each TLS connection into 256 KiB of its own: twice as many would take more than all else."""
-MAX_PER_ADDRESS = MAX_CONNECTIONS // 2
-"""One address cannot take all places without TLS. All scrapers of a cluster may come from one (address translation)."""
 SEND_BUFFER_BYTES = RECEIVE_BUFFER_BYTES = 1 << 16
 """The kernel takes twice as much, and no more. Otherwise its buffers grow to 4 MiB for each client that does not read
 its pages, and the kernel charges them to the pod."""
@@ -31,6 +29,8 @@ MAX_PIPELINED = 8
 PATIENCE_SECONDS = 35.0
 """Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
 _HANDSHAKE_SECONDS = 10.0
+_LOOK_SECONDS = 0.05
+"""How often gpumap looks whether a client that has finished asking has all its answers."""
 _QUIET_SECONDS = 60.0
 _LOGGED_MAX = 64
 """Pairs of client and reason for which the log shows a failed handshake in a minute."""
@@ -57,7 +57,6 @@ async def open_port(
     tls: Tls = _plain,
     patience_seconds: float = PATIENCE_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
-    max_per_address: int = MAX_PER_ADDRESS,
     shutdown_seconds: float = 1.0,
 ) -> AsyncIterator[CloseOthers]:
     """Serve an application on a bound socket until the block ends. Then no connection is left."""
@@ -73,7 +72,7 @@ async def open_port(
         shutdown_timeout=shutdown_seconds,
     )
     await runner.setup()
-    limiter = ConnectionLimiter(max_connections, max_per_address)
+    limiter = ConnectionLimiter(max_connections)
     try:
         http = cast(web.Server, runner.server)  # it is there after setup
         loop = asyncio.get_running_loop()
@@ -102,18 +101,19 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
 class ConnectionLimiter:
     """Knows the connected clients, and which of them has sent nothing for the longest time."""
 
-    def __init__(self, max_connections: int, max_per_address: int = MAX_PER_ADDRESS) -> None:
+    def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        self._max_per_address = max_per_address
         self._clients: set[_Client] = set()
         self._quiet_until = 0.0
         self._quiet_about: dict[tuple[str, str], float] = {}
 
     def admit(self, client: _Client, now: float, *, over_tls: bool) -> None:
-        """Count a client. If all places, or those of its address, are taken, abort the one idle for longest."""
-        most, most_of_one = self._max_connections, self._max_per_address
-        if over_tls:
-            most = min(most, MAX_TLS_CONNECTIONS)
+        """Count a client. If all places, or those of its address, are taken, abort the one idle for longest.
+
+        One address gets half of the places: all scrapers of a cluster may come from one (address translation).
+        """
+        most = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
+        most_of_one = max(1, most // 2)
         neighbours = [one for one in self._clients if one.address == client.address]
         if len(neighbours) >= most_of_one:
             self._make_room(neighbours, now, f"address={client.address} max={most_of_one}")
@@ -164,6 +164,7 @@ class _Client(asyncio.Protocol):
 
     __slots__ = (
         "_early",
+        "_finished_asking",
         "_handshake",
         "_http",
         "_limiter",
@@ -178,9 +179,7 @@ class _Client(asyncio.Protocol):
         "served_by",
     )
 
-    def __init__(
-        self, limiter: ConnectionLimiter, make_http: Callable[[], asyncio.Protocol], tls: Tls, patience_seconds: float
-    ) -> None:
+    def __init__(self, limiter: ConnectionLimiter, make_http: web.Server, tls: Tls, patience_seconds: float) -> None:
         self._limiter = limiter
         self._make_http = make_http
         self._tls = tls
@@ -190,7 +189,8 @@ class _Client(asyncio.Protocol):
         self.last_heard = self._loop.time()
         self.served_by: asyncio.Transport | None = None
         """The transport that sends its pages, after the handshake: over TLS not the one that it connected with."""
-        self._http: asyncio.Protocol | None = None
+        self._http: web.RequestHandler | None = None
+        self._finished_asking = False
         self._handshake: asyncio.Task[None] | None = None
         self._early = b""
         """Data that came with the end of the handshake, before its task went on."""
@@ -210,6 +210,10 @@ class _Client(asyncio.Protocol):
             self._handshake = self._loop.create_task(self._shake_hands(transport, context))
 
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        if (
+            transport.is_closing()
+        ):  # it made room already: asyncio would keep TLS's buffers until the deadline, and longer
+            return
         seconds = min(_HANDSHAKE_SECONDS, self._patience_seconds)
         secured = None
         try:
@@ -259,7 +263,25 @@ class _Client(asyncio.Protocol):
             self._early += data
 
     def eof_received(self) -> bool | None:
-        return self._http.eof_received() if self._http is not None else None
+        """Keep a connection on which something was asked until it is answered. asyncio's TLS has no such half."""
+        if self.served_by is not self._transport or not self._is_answering():
+            return None
+        if not self._finished_asking:  # reading that is resumed finds the end again
+            self._finished_asking = True
+            self._close_when_answered()
+        return True
+
+    def _is_answering(self) -> bool:
+        if self._http is None:
+            return False
+        next_request = self._http._waiter  # aiohttp has no public name for it
+        return next_request is None or next_request.done()
+
+    def _close_when_answered(self) -> None:
+        if self._is_answering():
+            self._loop.call_later(_LOOK_SECONDS, self._close_when_answered)
+        else:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         self._untaken = self._loop.call_later(self._patience_seconds, self.abort)
@@ -288,5 +310,6 @@ class _Client(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once. The kernel drops what the peer has not taken."""
-        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        with contextlib.suppress(OSError):  # it is lost: asyncio's TLS closes the socket first, and says so afterwards
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()
