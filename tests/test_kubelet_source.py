@@ -374,10 +374,10 @@ async def test_rate_limit_for_longer_than_the_deadline_fails(kubelet: FakeKubele
 
 
 async def test_too_large_an_answer_is_told_from_a_rate_limit(kubelet: FakeKubelet, source: KubeletSource) -> None:
-    """Both come as RESOURCE_EXHAUSTED; 17.8 MB, as once seen, are taken, more than 64 MiB are not."""
+    """Both come as RESOURCE_EXHAUSTED; 17.8 MB, as once seen, are taken, more than 24 MiB are not."""
     kubelet.misbehave(fake.Pad(18_000_000), times=1)
     assert len((await source.read(5.0)).value.pods) == len(PODS)
-    kubelet.misbehave(fake.Pad(65 << 20), times=1)
+    kubelet.misbehave(fake.Pad(25 << 20), times=1)
     assert await reason(source, 10.0) == "message_too_large"
 
 

@@ -28,7 +28,7 @@ SOURCES: dict[Source, dict[str, str]] = {
         "permission_denied": "Run as user 0 (no capability is needed); where SELinux denies the connection, allow it.",
         "rate_limited": "Clients on this node ask the kubelet more than 100 times a second; find the other one.",
         "deadline_exceeded": "The kubelet hangs or is overloaded: look at its log and the node's load.",
-        "message_too_large": "The answer is beyond 64 MiB (kubernetes/kubernetes#141335): update the kubelet.",
+        "message_too_large": "The answer is beyond 24 MiB (kubernetes/kubernetes#141335): update the kubelet.",
         "unimplemented": "This kubelet has no PodResources API: it takes Kubernetes 1.15 or later.",
         "unavailable": "The kubelet drops the connection: look at its log.",
         "decode": "What answers is no kubelet, or a newer one than gpumap knows: report it with `gpumap record`.",
@@ -36,7 +36,7 @@ SOURCES: dict[Source, dict[str, str]] = {
         "preparation that fails (kubernetes/kubernetes#141335). gpumap counts each once. See why that pod does not "
         "start; update the kubelet before the answer is too large.",
         "odd_name": "The kubelet lists a name that no Kubernetes gives, or one that is not UTF-8. It is kept; what "
-        "cannot be shown of it is spelled out.",
+        "cannot be shown of it is spelled out, and a name of more than 4096 characters is cut.",
     },
     Source.NVML: {
         "library_not_found": "Bring the driver's library into the container: `runtimeClassName: nvidia`, or "

@@ -15,6 +15,7 @@ import msgspec
 
 from gpumap.agent.sources import plugin_answers
 from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
+from gpumap.agent.sources.names import fit
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -88,7 +89,9 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
     rows, registered = read(text)
     broken: dict[str, tuple[str, int]] = {}
     entries = tuple(sorted(set(_entries(rows, broken)), key=_order))
-    devices = (ResourceDevices(resource, tuple(sorted(set(ids_in(value))))) for resource, value in registered.items())
+    devices = (
+        ResourceDevices(fit(resource), tuple(sorted(set(ids_in(value))))) for resource, value in registered.items()
+    )
     complaints = (Complaint(reason, _first(*found)) for reason, found in broken.items())
     return SourceAnswer(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
 
@@ -103,7 +106,7 @@ def ids_in(value: object) -> Iterator[DeviceId]:
     """The ids in a list, or in an object's lists, whatever their keys; nothing lies deeper."""
     for group in value.values() if isinstance(value, dict) else [value]:
         if isinstance(group, list):
-            yield from (DeviceId(item) for item in group if isinstance(item, str))
+            yield from (DeviceId(fit(item)) for item in group if isinstance(item, str))
 
 
 def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, int]]) -> Iterator[CheckpointEntry]:
@@ -124,8 +127,8 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
         except ValueError as error:
             _note(broken, "plugin_answer", f"[{number}].AllocResp: {error}")
         ids = frozenset(ids_in(row.ids))
-        container, resource = (texts.setdefault(text, text) for text in (row.container, row.resource))
-        yield CheckpointEntry(PodUid(row.pod_uid), container, resource, sets.setdefault(ids, ids), answer)
+        container, resource = (texts.setdefault(text, fit(text)) for text in (row.container, row.resource))
+        yield CheckpointEntry(PodUid(fit(row.pod_uid)), container, resource, sets.setdefault(ids, ids), answer)
 
 
 def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:

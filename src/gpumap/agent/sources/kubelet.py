@@ -22,8 +22,9 @@ from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.sources.podresources import DecodedPod, complaints_of, decode_offer, decode_pod, parts
 from gpumap.model.observations import Complaint, KubeletAnswer, ListedPod, ResourceDevices, SourceAnswer, SourceError
 
-MESSAGE_BYTES_MAX = 64 << 20
-"""The largest answer that is taken. 17.8 MB were seen (kubernetes/kubernetes#141335)."""
+MESSAGE_BYTES_MAX = 24 << 20
+"""The largest answer that is taken: a larger one could take all of the memory that the chart allows. 17.8 MB were seen
+(kubernetes/kubernetes#141335)."""
 
 _OPTIONS = (
     # Servers that are stricter than the kubelet's refuse the path that gRPC would send (grpc/grpc#33571).
