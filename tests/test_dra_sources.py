@@ -116,14 +116,21 @@ def test_state_without_claims(text: bytes) -> None:
 
 
 def test_entries_of_the_state_that_are_not_whole() -> None:
-    """They cost themselves alone, and are counted; pods of a claim that stands twice are put together."""
+    """They cost themselves alone, and are counted; pods of a claim that stands twice are put together.
+
+    Half a character is U+FFFD, as for Go.
+    """
     nameless = {**entry("a", ONE), "ClaimName": ""}
     half = {**entry("a", ONE), "Namespace": "\ud800"}
     twice = (entry("shared", TWO, ONE), entry("shared", ONE, THREE))
     podless = {**entry("podless"), "PodUIDs": None}
     assert parse_state(state(7, nameless, half, *twice, podless)) == (
-        (ClaimPods("ml", "podless", ()), ClaimPods("ml", "shared", (ONE, TWO, THREE))),
-        3,
+        (
+            ClaimPods("ml", "podless", ()),
+            ClaimPods("ml", "shared", (ONE, TWO, THREE)),
+            ClaimPods("\ufffd", "a", (ONE,)),
+        ),
+        2,
     )
 
 
@@ -396,7 +403,7 @@ def test_what_is_no_file_or_too_large_is_not_read(tmp_path: Path) -> None:
     assert told.value == DraState()
     assert [(one.reason, one.detail.rpartition(": ")[2]) for one in told.complaints] == [
         ("dra_state_unreadable", "not a regular file"),
-        ("dra_checkpoint_unreadable", "larger than 64 MiB"),
+        ("dra_checkpoint_unreadable", f"larger than 24 MiB ({FILE_BYTES_MAX + 1} bytes)"),
     ]
 
 

@@ -22,6 +22,7 @@ from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
     ClaimPods,
+    Complaint,
     ContainerName,
     DraState,
     PodUid,
@@ -50,11 +51,11 @@ def test_both_formats_of_the_checkpoint() -> None:
 
 
 def test_empty_and_partly_broken_checkpoints() -> None:
-    """null is none; a row that is no row costs itself alone, and is told; half a character is no text."""
+    """null is none; rows that are no rows cost themselves alone, with one complaint; half a character is U+FFFD."""
     assert parse(checkpoint(registered=None)).value.entries == ()
     told = parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, 7, {"PodUID": 1}, {**ROW, "PodUID": "\ud800"}))
-    assert [entry.ids for entry in told.value.entries] == [{"a"}]
-    assert {complaint.reason for complaint in told.complaints} == {"checkpoint_row"}
+    assert [(entry.pod_uid, entry.ids) for entry in told.value.entries] == [(UID, {"a"}), ("\ufffd", frozenset())]
+    assert told.complaints == (Complaint("checkpoint_row", "PodDeviceEntries[1]: not whole, and 1 more row"),)
     assert parse(checkpoint(registered={"nvidia.com/gpu": ["a", "a", 3]})).value.registered[0].ids == ("a",)
 
 

@@ -145,7 +145,7 @@ async def test_claim_that_grows_without_end_is_read_whole(kubelet: FakeKubelet, 
         assert [complaint.reason for complaint in told.complaints] == ["duplicate_claims"]
         assert "7500 times" in told.complaints[0].detail
         assert "ml/dra" in told.complaints[0].detail
-    assert not any(len(kept) > 1 << 16 for kept in source._decoded), "its bytes are not kept in every order"
+    assert not any(len(kept) > 1 << 16 for kept in source._known._decoded), "its bytes are not kept in every order"
     kubelet.misbehave(
         list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[claim_entry(range(8))])),
     )
@@ -267,6 +267,59 @@ async def test_a_large_answer_is_decoded_outside_the_event_loop(kubelet: FakeKub
     assert threading.get_ident() not in threads
 
 
+class SlowDecoding:
+    """Lets no thread decode a pod before `go`; notes how many threads were at it at once."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun = threading.Event()
+        self.at_once = 0
+        self._threads = set[int]()
+
+    def __enter__(self) -> SlowDecoding:
+        threading.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
+        threading.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code is not podresources.decode_pod.__code__:
+            return
+        if event == "call":
+            self._threads.add(threading.get_ident())
+            self.at_once = max(self.at_once, len(self._threads))
+            self.begun.set()
+            self.go.wait(60.0)
+        elif event == "return":
+            self._threads.discard(threading.get_ident())
+
+
+def large(pod: str) -> fake.Raw:
+    entry = claim_entry((turn % 8 for turn in range(8)), cdi_characters=1 << 14)
+    return list_answer(v1_pb2.ContainerResources(name="main", dynamic_resources=[entry]), pod=pod)
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+async def test_an_abandoned_answer_is_never_published(
+    kubelet: FakeKubelet, source: KubeletSource, is_large: bool
+) -> None:
+    """Decoding ends with the deadline. It goes on in its thread, alone, and what comes of it is for nobody."""
+    newer = large("newer") if is_large else list_answer(v1_pb2.ContainerResources(name="main"), pod="newer")
+    with SlowDecoding() as decoding:
+        kubelet.misbehave(large("older"))
+        assert await asyncio.wait_for(reason(source, 1.0), 30.0) == "deadline_exceeded"
+        assert decoding.begun.is_set()
+        kubelet.misbehave(newer)
+        if is_large:
+            assert await asyncio.wait_for(reason(source, 1.0), 30.0) == "deadline_exceeded"
+        decoding.go.set()
+        for _ in range(3):
+            assert [pod.name for pod in (await source.read(30.0)).value.pods] == ["newer"]
+    assert decoding.at_once == 1
+
+
 async def test_claims_of_kubelets_that_name_no_device(kubelet: FakeKubelet, source: KubeletSource) -> None:
     """Before 1.31 a claim's entries have CDI names alone: the claim is told, and nothing is called a repetition."""
     nameless = [v1_pb2.ClaimResource(cdi_devices=[v1_pb2.CDIDevice(name=name)]) for name in "abc"]
@@ -374,10 +427,10 @@ async def test_rate_limit_for_longer_than_the_deadline_fails(kubelet: FakeKubele
 
 
 async def test_too_large_an_answer_is_told_from_a_rate_limit(kubelet: FakeKubelet, source: KubeletSource) -> None:
-    """Both come as RESOURCE_EXHAUSTED; 17.8 MB, as once seen, are taken, more than 64 MiB are not."""
+    """Both come as RESOURCE_EXHAUSTED; 17.8 MB, as once seen, are taken, more than 24 MiB are not."""
     kubelet.misbehave(fake.Pad(18_000_000), times=1)
     assert len((await source.read(5.0)).value.pods) == len(PODS)
-    kubelet.misbehave(fake.Pad(65 << 20), times=1)
+    kubelet.misbehave(fake.Pad(25 << 20), times=1)
     assert await reason(source, 10.0) == "message_too_large"
 
 

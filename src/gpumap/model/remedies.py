@@ -28,7 +28,7 @@ SOURCES: dict[Source, dict[str, str]] = {
         "permission_denied": "Run as user 0 (no capability is needed); where SELinux denies the connection, allow it.",
         "rate_limited": "Clients on this node ask the kubelet more than 100 times a second; find the other one.",
         "deadline_exceeded": "The kubelet hangs or is overloaded: look at its log and the node's load.",
-        "message_too_large": "The answer is beyond 64 MiB (kubernetes/kubernetes#141335): update the kubelet.",
+        "message_too_large": "The answer is beyond 24 MiB (kubernetes/kubernetes#141335): update the kubelet.",
         "unimplemented": "This kubelet has no PodResources API: it takes Kubernetes 1.15 or later.",
         "unavailable": "The kubelet drops the connection: look at its log.",
         "decode": "What answers is no kubelet, or a newer one than gpumap knows: report it with `gpumap record`.",
@@ -36,7 +36,7 @@ SOURCES: dict[Source, dict[str, str]] = {
         "preparation that fails (kubernetes/kubernetes#141335). gpumap counts each once. See why that pod does not "
         "start; update the kubelet before the answer is too large.",
         "odd_name": "The kubelet lists a name that no Kubernetes gives, or one that is not UTF-8. It is kept; what "
-        "cannot be shown of it is spelled out.",
+        "cannot be shown of it is spelled out, and a name of more than 4096 characters is cut.",
     },
     Source.NVML: {
         "library_not_found": "Bring the driver's library into the container: `runtimeClassName: nvidia`, or "
@@ -74,8 +74,8 @@ SOURCES: dict[Source, dict[str, str]] = {
         "checkpoint_missing": "Without names from here processes cannot be told apart by pod: mount the kubelet's "
         "directory `device-plugins` (`privileges.checkpoint=true`).",
         "checkpoint_corrupt": "The kubelet's device checkpoint is broken; it is written anew at the next allocation.",
-        "checkpoint_unreadable": "The kubelet's device checkpoint may not be read (run as user 0), or was mounted as a "
-        "file, which the kubelet has replaced since: mount its directory.",
+        "checkpoint_unreadable": "The kubelet's device checkpoint may not be read (run as user 0), or is larger than "
+        "24 MiB, or was mounted as a file, which the kubelet has replaced since: mount its directory.",
         "checkpoint_row": "Some rows of the kubelet's device checkpoint are not whole; the others are read.",
         "plugin_answer": "A device plugin's answer in the checkpoint cannot be read: the GPU behind its ids stays "
         "unknown, if they do not name it. Report it with `gpumap record --anonymize`.",
@@ -92,13 +92,15 @@ SOURCES: dict[Source, dict[str, str]] = {
         "pods_api_stream_ended": "The kubelet ended the stream of its Pods API. It is asked again each second; names "
         "come from the files meanwhile.",
         "pods_api_decode": "What answers is no kubelet's Pods API: see `--pods-api-socket`.",
-        "dra_state_unreadable": "The kubelet's `dra_manager_state` may not be read: run as user 0.",
+        "dra_state_unreadable": "The kubelet's `dra_manager_state` may not be read (run as user 0), or is larger "
+        "than 24 MiB.",
         "dra_state_corrupt": "The kubelet's `dra_manager_state` is broken, or newer than gpumap knows: report it with "
         "`gpumap record`; UIDs come from the other files.",
         "dra_state_row": "Some claims of the kubelet's `dra_manager_state` are not whole; the others are read.",
         "dra_state_stale_mount": "The kubelet has replaced `dra_manager_state`, and what is mounted is the old one: "
         "mount its directory or nothing, never the file.",
-        "dra_checkpoint_unreadable": "The `checkpoint.json` of NVIDIA's DRA driver may not be read: run as user 0.",
+        "dra_checkpoint_unreadable": "The `checkpoint.json` of NVIDIA's DRA driver may not be read (run as user "
+        "0), or is larger than 24 MiB.",
         "dra_checkpoint_corrupt": "The `checkpoint.json` of NVIDIA's DRA driver is broken, or newer than gpumap knows: "
         "report it with `gpumap record`; devices are found by their names.",
         "dra_checkpoint_row": "Some devices in the `checkpoint.json` of NVIDIA's DRA driver are not whole; the others "

@@ -7,13 +7,15 @@ each allocation, but not when a pod ends, so a row is no proof that its pod live
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from gpumap.agent.sources import plugin_answers
-from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, Text, each, is_text, parse_object
+from gpumap.agent.sources.json_files import ReplacedFile, StaleMountError, decode, each
+from gpumap.agent.sources.names import fit
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -25,14 +27,15 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.units import counted
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
     """A row of the file that is whole. `ids` and `answer` may be anything."""
 
-    pod_uid: Text = msgspec.field(name="PodUID")
-    container: Text = msgspec.field(name="ContainerName")
-    resource: Text = msgspec.field(name="ResourceName")
+    pod_uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
     ids: object = msgspec.field(name="DeviceIDs", default=None)
     """Since kubelet 1.20 lists of ids by NUMA node, before that one list."""
     answer: object = msgspec.field(name="AllocResp", default=None)
@@ -40,7 +43,7 @@ class CheckpointRow(msgspec.Struct, frozen=True):
 
 
 class _Data(msgspec.Struct):
-    rows: list[object] | None = msgspec.field(name="PodDeviceEntries", default=None)
+    rows: list[msgspec.Raw] | None = msgspec.field(name="PodDeviceEntries", default=None)
     registered: dict[str, object] | None = msgspec.field(name="RegisteredDevices", default=None)
 
 
@@ -84,46 +87,68 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
     ValueError if the document is no checkpoint.
     """
     rows, registered = read(text)
-    complaints: list[Complaint] = []
-    entries = tuple(sorted(set(_entries(rows, complaints)), key=_order))
-    devices = (ResourceDevices(resource, tuple(sorted(set(ids_in(value))))) for resource, value in registered.items())
+    broken: dict[str, tuple[str, int]] = {}
+    entries = tuple(sorted(set(_entries(rows, broken)), key=_order))
+    devices = (
+        ResourceDevices(fit(resource), tuple(sorted(set(ids_in(value))))) for resource, value in registered.items()
+    )
+    complaints = (Complaint(reason, _first(*found)) for reason, found in broken.items())
     return SourceAnswer(Checkpoint(entries, tuple(sorted(devices))), tuple(complaints))
 
 
-def read(text: bytes) -> tuple[tuple[CheckpointRow | None, ...], dict[str, object]]:
+def read(text: bytes) -> tuple[Iterator[CheckpointRow | None], dict[str, object]]:
     """The file's rows, `None` for one that is not whole, and what is registered, by resource. Raises ValueError."""
-    data = msgspec.convert(parse_object(text), _File).data
-    registered = {resource: value for resource, value in (data.registered or {}).items() if is_text(resource)}
-    return tuple(each(data.rows or (), CheckpointRow)), registered
+    data = decode(text, _File).data
+    return each(data.rows or (), CheckpointRow), data.registered or {}
 
 
 def ids_in(value: object) -> Iterator[DeviceId]:
     """The ids in a list, or in an object's lists, whatever their keys; nothing lies deeper."""
     for group in value.values() if isinstance(value, dict) else [value]:
         if isinstance(group, list):
-            yield from (DeviceId(item) for item in group if is_text(item))
+            yield from (DeviceId(fit(item)) for item in group if isinstance(item, str))
 
 
-def _entries(rows: Iterable[CheckpointRow | None], complaints: list[Complaint]) -> Iterator[CheckpointEntry]:
+def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, int]]) -> Iterator[CheckpointEntry]:
+    """`broken` gets the first problem of a kind, and how many more there are.
+
+    What is equal in several rows is one object: a device's next row has its ids and the plugin's answer again.
+    """
+    texts: dict[str, str] = {}
+    sets: dict[frozenset[DeviceId], frozenset[DeviceId]] = {}
+    read_answer = functools.cache(_answer)
     for number, row in enumerate(rows):
         if row is None:
-            complaints.append(Complaint("checkpoint_row", f"PodDeviceEntries[{number}]: not whole"))
+            _note(broken, "checkpoint_row", f"[{number}]: not whole")
             continue
         answer = None
         try:
-            answer = _answer(row.answer)
+            answer = read_answer(_text(row.answer))
         except ValueError as error:
-            complaints.append(Complaint("plugin_answer", f"PodDeviceEntries[{number}].AllocResp: {error}"))
-        yield CheckpointEntry(PodUid(row.pod_uid), row.container, row.resource, frozenset(ids_in(row.ids)), answer)
+            _note(broken, "plugin_answer", f"[{number}].AllocResp: {error}")
+        ids = frozenset(ids_in(row.ids))
+        container, resource = (texts.setdefault(text, fit(text)) for text in (row.container, row.resource))
+        yield CheckpointEntry(PodUid(fit(row.pod_uid)), container, resource, sets.setdefault(ids, ids), answer)
 
 
-def _answer(text: object) -> PluginAnswer | None:
-    """What the plugin answered to the allocation. Raises ValueError."""
-    if text is None or text == "":
-        return None
-    if not isinstance(text, str):
+def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:
+    first, more = broken.get(reason, (detail, -1))
+    broken[reason] = first, more + 1
+
+
+def _first(detail: str, more: int) -> str:
+    return f"PodDeviceEntries{detail}" + (f", and {counted(more, 'more row')}" if more else "")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str | None):
         raise ValueError("no text")
-    return plugin_answers.parse(base64.b64decode(text, validate=True))
+    return value or ""
+
+
+def _answer(text: str) -> PluginAnswer | None:
+    """What the plugin answered to the allocation. Raises ValueError."""
+    return plugin_answers.parse(base64.b64decode(text, validate=True)) if text else None
 
 
 def _order(entry: CheckpointEntry) -> tuple[str, str, str, list[DeviceId]]:

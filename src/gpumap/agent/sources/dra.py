@@ -6,6 +6,7 @@ is merely missing is no complaint. Never raises.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,16 @@ from typing import TypeVar
 
 import msgspec
 
-from gpumap.agent.sources.json_files import Name, ReplacedFile, StaleMountError, Text, each, is_text, parse_object
+from gpumap.agent.sources.json_files import (
+    Name,
+    ReplacedFile,
+    StaleMountError,
+    decode,
+    decode_lower_case,
+    each,
+    each_converted,
+    lower_case,
+)
 from gpumap.model.observations import ClaimPods, Complaint, DraState, PodUid, PreparedDevice, SourceAnswer
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
@@ -88,27 +98,30 @@ def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
     `Entries` (until 1.33 `ClaimInfoStateList`); before that a list `entries`, which is left out if it is empty.
     The checksum is not checked: writes are atomic. Unknown keys are skipped. Raises ValueError for any other.
     """
-    document = parse_object(text)
+    document = decode(text, dict[str, msgspec.Raw])
     if "Data" in document:
         data = document["Data"]
-        document = data if isinstance(data, dict) else parse_object(data if isinstance(data, str) else "")
+        document = decode(decode(data, str) if _begins(data) == b'"' else data, dict[str, msgspec.Raw])
     elif _OUTERMOST.isdisjoint(document):
         raise ValueError("no list of claims in it")
-    entries = next((document[name] for name in _ENTRIES if name in document), None)
-    if not isinstance(entries, list | None):
-        raise ValueError("its claims are no list")
+    entries = next((document[name] for name in _ENTRIES if name in document), msgspec.Raw(b"null"))
+    rows = () if _begins(entries) == b"n" else decode(entries, list[msgspec.Raw])
     skipped = 0
     pods: dict[tuple[str, str], set[PodUid]] = {}
-    for entry in each(entries or (), _Claim):
+    for entry in each(rows, _Claim):
         if entry is None:
             skipped += 1
             continue
         uids = entry.pod_uids if isinstance(entry.pod_uids, dict | list) else ()
         pods.setdefault((entry.namespace, entry.claim), set()).update(
-            PodUid(uid) for uid in uids if is_text(uid) and uid
+            PodUid(uid) for uid in uids if isinstance(uid, str) and uid
         )
     claims = (ClaimPods(namespace, claim, tuple(sorted(uids))) for (namespace, claim), uids in pods.items())
     return tuple(sorted(claims)), skipped
+
+
+def _begins(part: msgspec.Raw) -> bytes:
+    return bytes(memoryview(part)[:1])
 
 
 # --- the driver's checkpoint ------------------------------------------------------------------------------------------
@@ -119,9 +132,9 @@ def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
 class _Result(msgspec.Struct):
     """What the scheduler gave to a claim."""
 
-    device: Text | None = None
+    device: str | None = None
     driver: str | None = None
-    shareid: Text | None = None
+    shareid: str | None = None
     adminaccess: bool | None = None
     consumedcapacity: dict[str, object] | None = None
 
@@ -147,8 +160,8 @@ class _Concrete(msgspec.Struct):
 
 
 class _Named(msgspec.Struct):
-    name: Text = msgspec.field(name="devicename")
-    share_id: Text | None = msgspec.field(name="shareid", default=None)
+    name: str = msgspec.field(name="devicename")
+    share_id: str | None = msgspec.field(name="shareid", default=None)
 
 
 class _Part(msgspec.Struct):
@@ -174,8 +187,8 @@ class _Group(msgspec.Struct):
 
 class _PreparedClaim(msgspec.Struct):
     checkpointstate: object = None
-    name: Text | None = None
-    namespace: Text | None = None
+    name: str | None = None
+    namespace: str | None = None
     status: _Status | None = None
     prepareddevices: list[object] | None = None
 
@@ -186,32 +199,34 @@ def parse_prepared(text: bytes) -> tuple[tuple[PreparedDevice, ...], int]:
     Of the versions that are in it side by side the newest is taken; version 1 has no names of claims. Devices that are
     passed through to a virtual machine are left out. Raises ValueError if it is no such file.
     """
-    version, claims = _newest(parse_object(text, any_case=True))
+    version, claims = _newest(lower_case(decode(text, dict[str, msgspec.Raw]).items()))
     found: set[PreparedDevice] = set()
     skipped = 0
     # A bare list of devices is the form of the first drivers.
-    bodies = (claim if isinstance(claim, dict) else {"prepareddevices": claim} for claim in claims.values())
-    for claim in each(bodies, _PreparedClaim):
+    found_in = map(decode_lower_case, claims.values())
+    bodies = (claim if isinstance(claim, dict) else {"prepareddevices": claim} for claim in found_in)
+    for claim in each_converted(bodies, _PreparedClaim):
         if claim is None:
             skipped += 1
         elif version == 1 or claim.checkpointstate == "PrepareCompleted":
             results = _results(claim)
-            for group in each(claim.prepareddevices or (), _Group):
-                for device in each((group.devices if group else None) or (), _Device):
+            for group in each_converted(claim.prepareddevices or (), _Group):
+                for device in each_converted((group.devices if group else None) or (), _Device):
                     rows = list(_rows(device, claim, results)) if device else []
                     found.update(rows)
                     skipped += not rows and not (device and device.vfio)
     return tuple(sorted(found, key=_order)), skipped
 
 
-def _newest(document: Mapping[str, object]) -> tuple[int, Mapping[str, object]]:
+def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgspec.Raw]]:
     numbers = sorted(int(key[1:]) for key in document if re.fullmatch(r"v[1-9][0-9]?", key, re.ASCII))
     for number in reversed(numbers):
-        version = document[f"v{number}"]
-        if isinstance(version, dict):
-            claims = version.get("preparedclaims", {} if number <= _NEWEST_KNOWN else None)
-            if isinstance(claims, dict):
-                return number, claims
+        with contextlib.suppress(msgspec.ValidationError):
+            version = lower_case(decode(document[f"v{number}"], dict[str, msgspec.Raw]).items())
+            if "preparedclaims" in version:
+                return number, decode(version["preparedclaims"], dict[str, msgspec.Raw])
+            if number <= _NEWEST_KNOWN:
+                return number, {}
     raise ValueError("no version of its claims that is known")
 
 
@@ -220,7 +235,7 @@ def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
     allocation = claim.status.allocation if claim.status else None
     results = allocation.devices.results if allocation and allocation.devices else None
     found: dict[str, list[_Result]] = {}
-    for result in each(results or (), _Result):
+    for result in each_converted(results or (), _Result):
         if result is not None and result.device is not None and result.driver in (None, DRA_DRIVER):
             found.setdefault(result.device, []).append(result)
     return found

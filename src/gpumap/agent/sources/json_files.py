@@ -6,20 +6,22 @@ Their writers replace them whole: a temporary file, then a rename.
 from __future__ import annotations
 
 import json
+import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Generic, TypeGuard, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
-FILE_BYTES_MAX = 64 << 20
-"""A larger file is not read. 110 pods with 1000 ids each make 6 MB. What makes the kubelet's List large
-(kubernetes/kubernetes#141335) is in its state of DRA too."""
+FILE_BYTES_MAX = 24 << 20
+"""A larger file is not read: it could take all of the memory that the chart allows. 110 pods with 1000 ids each make
+6 MB. What makes the kubelet's List large (kubernetes/kubernetes#141335: 17.8 MB) is in its state of DRA too."""
+COMMAS_MAX = 1 << 19
+"""A file with more is not parsed: each of its values costs memory, even one of two bytes. 100,000 rows have as many."""
 
-Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\ud800-\udfff]*\Z")]
-"""A string that can be written again: JSON can name half a character, which no page can hold."""
-Name = Annotated[str, msgspec.Meta(pattern=r"\A[^\ud800-\udfff]+\Z")]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 T = TypeVar("T")
 
@@ -46,11 +48,7 @@ class ReplacedFile(Generic[T]):
             raise StaleMountError
         key = (found.st_ino, found.st_mtime_ns, found.st_size)
         if self._value is None or key != self._seen:
-            with self.path.open("rb") as file:
-                text = file.read(FILE_BYTES_MAX + 1)
-            if len(text) > FILE_BYTES_MAX:
-                raise OSError(0, f"larger than {FILE_BYTES_MAX >> 20} MiB")
-            value = self._parse(text)
+            value = self._parse(_read(self.path))
             self._seen = key
             if value != self._value:
                 self._value = value
@@ -58,21 +56,45 @@ class ReplacedFile(Generic[T]):
         return self._value
 
 
-def parse_object(text: bytes | str, *, any_case: bool = False) -> dict[str, object]:
-    """Parse a JSON object. `any_case` makes its keys lower case: Go reads them in any. Raises ValueError.
+def decode(text: bytes | str | msgspec.Raw, kind: type[T]) -> T:
+    """Decode JSON. Half of a character (`\\ud800`) becomes U+FFFD, as Go reads and writes it. Raises ValueError.
 
-    The standard library's parser, because msgspec's refuses the whole text for one half of a character.
+    `msgspec.Raw` in `kind` stands for a part to decode later: so a broken part costs only itself.
     """
     try:
-        value: object = json.loads(text, object_pairs_hook=_lower if any_case else None)
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            whole = _SURROGATES.sub(_replace_half, text.encode() if isinstance(text, str) else bytes(text))
+            return msgspec.json.decode(whole, type=kind)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError("no object in it")
-    return value
 
 
-def each(values: Iterable[object], kind: type[T]) -> Iterator[T | None]:
+def decode_lower_case(text: msgspec.Raw) -> object:
+    """Decode JSON with the keys of objects in lower case: Go reads them in any. Raises ValueError."""
+    try:
+        return json.loads(bytes(text), object_pairs_hook=lower_case)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def lower_case(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    return {key.lower(): value for key, value in pairs}
+
+
+def each(values: Iterable[msgspec.Raw], kind: type[T]) -> Iterator[T | None]:
+    """Decode each value. `None` for one that is not whole: it costs only itself."""
+    for value in values:
+        try:
+            yield msgspec.json.decode(value, type=kind)
+        except (ValueError, RecursionError):
+            yield None
+
+
+def each_converted(values: Iterable[object], kind: type[T]) -> Iterator[T | None]:
     """Convert each value. `None` for one that is not whole: it costs only itself."""
     for value in values:
         try:
@@ -81,9 +103,23 @@ def each(values: Iterable[object], kind: type[T]) -> Iterator[T | None]:
             yield None
 
 
-def is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+def _read(path: Path) -> bytes:
+    """Raises OSError, also for a file that would take too much memory."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > FILE_BYTES_MAX:
+            raise OSError(0, f"larger than {FILE_BYTES_MAX >> 20} MiB ({size} bytes)")
+        text = file.read(size)
+    if text.count(b",") > COMMAS_MAX:
+        raise OSError(0, f"more than {COMMAS_MAX} values in {size} bytes")
+    return text
 
 
-def _lower(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    return {key.lower(): value for key, value in pairs}
+_SURROGATES = re.compile(
+    rb"\\(?:\\|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""A backslash, a whole character of two halves, or half a character."""
+
+
+def _replace_half(found: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if len(found[0]) == len(rb"\ufffd") else found[0]

@@ -1,29 +1,30 @@
 """The kubelet's PodResources API over its Unix socket: which device ids each container was given.
 
-Read-only. Asks for raw bytes and decodes only pods whose bytes are new: kubelets answer in random order, so the pods of
-two answers with one content are the same, but the answers are not. Reconnects by its own rules, because gRPC's
+Read-only. Asks for raw bytes: only pods whose bytes are new are decoded. Reconnects by its own rules, because gRPC's
 back-off can stay silent for two minutes after a kubelet is back.
 """
 
 import asyncio
-import hashlib
 import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
-from gpumap.agent.sources.podresources import DecodedPod, complaints_of, decode_offer, decode_pod, parts
-from gpumap.model.observations import Complaint, KubeletAnswer, ListedPod, ResourceDevices, SourceAnswer, SourceError
+from gpumap.agent.executors import SerialExecutor
+from gpumap.agent.sources.known_pods import KnownPods, Offer, Pods
+from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
 
-MESSAGE_BYTES_MAX = 64 << 20
-"""The largest answer that is taken. 17.8 MB were seen (kubernetes/kubernetes#141335)."""
+T = TypeVar("T")
+MESSAGE_BYTES_MAX = 24 << 20
+"""The largest answer that is taken: a larger one could take all of the memory that the chart allows. 17.8 MB were seen
+(kubernetes/kubernetes#141335)."""
 
 _OPTIONS = (
     # Servers that are stricter than the kubelet's refuse the path that gRPC would send (grpc/grpc#33571).
@@ -41,13 +42,9 @@ _LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 _ALLOCATABLE_V1 = "/v1.PodResourcesLister/GetAllocatableResources"
 _RATE_LIMIT_PAUSE_SECONDS = 0.1
 _RETURN_POLL_SECONDS = 1.0
-_ORDERS_KEPT = 4
-"""In how many orders of its parts a pod is known by its bytes, on average: enough for containers with one device."""
 _SMALL_BYTES_MAX = 1 << 16
 """A larger answer is decoded in a thread: one of 17.8 MB held the event loop for 0.9 s. For a usual one a thread would
 cost more than it saves."""
-_KEPT_BYTES_MAX = 4096
-"""The bytes of a larger pod are known by their digest: one of 17.8 MB has been seen, in many orders."""
 IDLE_SECONDS = 10.0
 """Between reads that are further apart, a channel's threads cost more than connecting again."""
 
@@ -77,13 +74,8 @@ class KubeletSource:
         self._socket = ""
         self._list_method = _LIST_V1
         self._tells_allocatable = True
-        self._decoded: dict[bytes, DecodedPod] = {}
-        self._list_bytes = b""
-        self._listed: dict[int, ListedPod] = {}
-        self._pods: tuple[ListedPod, ...] = ()
-        self._oddities: tuple[Complaint, ...] = ()
-        self._allocatable_entries: frozenset[bytes] = frozenset()
-        self._allocatable: tuple[ResourceDevices, ...] | None = None
+        self._known = KnownPods()
+        self._executor: SerialExecutor | None = None
         self._absent = False
         self._read_at: float | None = None
 
@@ -106,12 +98,14 @@ class KubeletSource:
             reason = self._reason(error)
             self._absent = reason in _REASONS_OF_ABSENCE
             if self._absent:
-                await self.close()
+                await self._disconnect()
             raise SourceError(reason, self._why(reason, error), tuple(complaints)) from error
         except DecodeError as error:
             raise SourceError("decode", f"{self._path}: {error}", tuple(complaints)) from error
+        except TimeoutError as error:
+            raise SourceError("deadline_exceeded", "its answer was not decoded in time", tuple(complaints)) from error
         if is_rare:
-            await self.close()
+            await self._disconnect()
         self._absent = False
         is_old = self._list_method == _LIST_V1 and not self._tells_allocatable
         return SourceAnswer(KubeletAnswer(pods, allocatable, self._socket, is_old), tuple(complaints))
@@ -124,7 +118,13 @@ class KubeletSource:
                 return
 
     async def close(self) -> None:
-        """Drop the channel. The next read makes a new one."""
+        """Drop the channel and end the thread. The next read makes new ones."""
+        await self._disconnect()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close()
+
+    async def _disconnect(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -132,14 +132,14 @@ class KubeletSource:
     async def _connect(self) -> None:
         identity = _identity(self._path)
         if self._channel is not None and identity != self._socket:
-            await self.close()
+            await self._disconnect()
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS)
             self._list_method = _LIST_V1
             self._tells_allocatable = True
         self._socket = identity
 
-    async def _list(self, deadline: float, complaints: list[Complaint]) -> tuple[ListedPod, ...]:
+    async def _list(self, deadline: float, complaints: list[Complaint]) -> Pods:
         try:
             answer = await self._call(self._list_method, v1_pb2.ListPodResourcesRequest(), deadline, complaints)
         except grpc.aio.AioRpcError as error:
@@ -147,39 +147,11 @@ class KubeletSource:
                 raise
             self._list_method = _LIST_V1ALPHA1  # kubelet < 1.20
             answer = await self._call(self._list_method, v1alpha1_pb2.ListPodResourcesRequest(), deadline, complaints)
-        if answer != self._list_bytes:
-            await _decode(self._take, answer)
-        complaints.extend(self._oddities)
-        return self._pods
+        pods, oddities = await self._decode(self._known.read_list, answer, deadline)
+        complaints.extend(oddities)
+        return pods
 
-    def _take(self, answer: bytes) -> None:
-        """Decode what is new in a List. What is strange in it is a complaint as long as it is in there."""
-        chunks = parts(answer)
-        if len(self._decoded) > _ORDERS_KEPT * len(chunks):
-            self._decoded = {}
-        decoded = [self._pod(chunk) for chunk in chunks]
-        self._oddities = complaints_of(decoded)
-        listed = {id(one.pod): one.pod for one in decoded}
-        if listed.keys() != self._listed.keys():
-            self._listed = listed
-            pods = tuple(sorted(set(listed.values())))
-            if pods != self._pods:
-                self._pods = pods
-        self._list_bytes = answer
-
-    def _pod(self, chunk: bytes) -> DecodedPod:
-        """One pod: the very same object for equal content, whose bytes come in a random order of their parts."""
-        key = chunk if len(chunk) <= _KEPT_BYTES_MAX else hashlib.blake2b(chunk).digest()
-        known = self._decoded.get(key)
-        if known is None:
-            decoded = decode_pod(chunk)
-            same = (pod for pod in self._listed.values() if pod == decoded.pod)
-            known = self._decoded[key] = decoded._replace(pod=next(same, decoded.pod))
-        return known
-
-    async def _allocatable_resources(
-        self, deadline: float, complaints: list[Complaint]
-    ) -> tuple[ResourceDevices, ...] | None:
+    async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
         """What plugins offer; `None` where this kubelet cannot say, or says nothing because plugins are to register."""
         if not self._tells_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
@@ -193,19 +165,26 @@ class KubeletSource:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
             return None
         try:
-            await _decode(self._take_offer, answer)
+            return await self._decode(self._known.read_offer, answer, deadline)
         except DecodeError as error:
             complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
-            return None
-        return self._allocatable or None
+        except TimeoutError:
+            complaints.append(Complaint("allocatable_deadline_exceeded", "its answer was not decoded in time"))
+        return None
 
-    def _take_offer(self, answer: bytes) -> None:
-        entries = frozenset(parts(answer))
-        if entries != self._allocatable_entries:
-            devices = decode_offer(answer)
-            self._allocatable_entries = entries
-            if devices != self._allocatable:
-                self._allocatable = devices
+    async def _decode(self, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:
+        """Raises DecodeError, and TimeoutError if it, or an earlier one, takes too long.
+
+        An abandoned one goes on in the thread. What it knows is for nobody: the next read must not get an older answer.
+        """
+        if len(answer) <= _SMALL_BYTES_MAX:
+            return read(answer)
+        self._executor = self._executor or SerialExecutor("gpumap-kubelet")
+        try:
+            return await self._executor.run(lambda: read(answer), max(deadline - time.monotonic(), 0.001))
+        except (TimeoutError, asyncio.CancelledError):
+            self._known = KnownPods()
+            raise
 
     async def _call(self, method: str, request: Message, deadline: float, complaints: list[Complaint]) -> bytes:
         """One call with the time that is left. A rate limit, shared with every other client, is waited out."""
@@ -247,13 +226,6 @@ class KubeletSource:
             if "refused" in details:
                 return "connection_refused"
         return _CODE_REASONS.get(code, code.name.lower())
-
-
-async def _decode(take: Callable[[bytes], None], answer: bytes) -> None:
-    if len(answer) > _SMALL_BYTES_MAX:
-        await asyncio.to_thread(take, answer)
-    else:
-        take(answer)
 
 
 def _detail(error: grpc.aio.AioRpcError) -> str:

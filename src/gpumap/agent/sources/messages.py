@@ -12,6 +12,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from gpumap.agent.sources.names import spell_out
+
 M = TypeVar("M", bound=Message)
 
 
@@ -55,12 +57,19 @@ def _spell_out(message: Message) -> str:
             for one in values:
                 first = _spell_out(one) or first
         elif field.type == FieldDescriptor.TYPE_BYTES:
-            texts = [one.decode(errors="backslashreplace") for one in values]
-            spelled = [text.encode() for text in texts]
+            spelled = [_whole(one) for one in values]
             if spelled != values:
-                first = next(text for text, before in zip(texts, values, strict=True) if text.encode() != before)
+                first = next(one for one, before in zip(spelled, values, strict=True) if one != before).decode()
                 if is_list:
                     value[:] = spelled
                 else:
                     setattr(message, field.name, spelled[0])
     return first
+
+
+def _whole(text: bytes) -> bytes:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return spell_out(text).encode()
+    return text

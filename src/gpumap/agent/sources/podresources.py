@@ -1,6 +1,7 @@
 """The kubelet's PodResources messages as model values: one pod's bytes, or the devices that plugins offer. Pure.
 
-Nothing that a kubelet says is left out because it is strange; what is strange is noted beside it.
+Nothing that a kubelet says is left out because it is strange; what is strange is noted beside it. What is far too long
+is cut.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from gpumap.agent._proto.podresources import envelope_pb2, v1_pb2
 from gpumap.agent.sources.messages import decode
+from gpumap.agent.sources.names import fit, show
 from gpumap.model.observations import ClaimDevice, Complaint, DeviceId, ListedContainer, ListedPod, ResourceDevices
 from gpumap.model.units import counted
 
@@ -17,7 +19,6 @@ NAME_CHARACTERS_MAX = 253
 """Kubernetes' limit for names of pods, claims, pools and, for want of another, of device ids."""
 RESOURCE_CHARACTERS_MAX = 317
 """A resource's name is a domain (253), a slash and a name (63)."""
-_SHOWN_CHARACTERS = 80
 _REPEATS_MAX = 256
 """More than a node has pods. Kubelets repeat a claim's device a few times: if pods that share the claim start together
 (1.36.2), or after a restart (kubernetes/kubernetes#140471). They repeat it without an end if they retry a preparation
@@ -49,14 +50,15 @@ def decode_pod(chunk: bytes) -> DecodedPod:
         repeated = max(repeated, times)
         containers.append(ListedContainer(container.name, _devices(container.devices), claims))
     pod = ListedPod(message.namespace, message.name, tuple(sorted(containers)))
-    not_text = (f"a name that is not UTF-8: {_shown(spelled)}",) if spelled else ()
-    return DecodedPod(pod, repeated, next(iter((*not_text, *_odd_names(pod))), ""))
+    not_text = (f"a name that is not UTF-8: {show(spelled)}",) if spelled else ()
+    odd = next(iter((*not_text, *_odd_names(pod))), "")
+    return DecodedPod(_fitted(pod) if odd else pod, repeated, odd)
 
 
 def decode_offer(answer: bytes) -> tuple[ResourceDevices, ...]:
     """Read GetAllocatableResources' answer. Raises DecodeError."""
     message, _ = decode(v1_pb2.AllocatableResourcesResponse, answer)
-    return _devices(message.devices)
+    return tuple(sorted(map(_fitted_devices, _devices(message.devices))))
 
 
 def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
@@ -66,7 +68,7 @@ def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
     found = []
     if repeating:
         worst = max(repeating, key=lambda one: one.repeated)
-        name = _shown(f"{worst.pod.namespace}/{worst.pod.name}")
+        name = show(f"{worst.pod.namespace}/{worst.pod.name}")
         found.append(Complaint("duplicate_claims", f"a claim of pod {name} lists each device {worst.repeated} times"))
     if odd:
         more = f", and in {counted(len(odd) - 1, 'more pod')}" if odd[1:] else ""
@@ -98,13 +100,29 @@ def _claims(entries: Iterable[v1_pb2.DynamicResource]) -> tuple[tuple[ClaimDevic
     return tuple(sorted(found)), most
 
 
+def _fitted(pod: ListedPod) -> ListedPod:
+    containers = (
+        ListedContainer(
+            fit(one.name),
+            tuple(sorted(map(_fitted_devices, one.devices))),
+            tuple(sorted(ClaimDevice(*map(fit, _fields(claim))) for claim in one.claims)),
+        )
+        for one in pod.containers
+    )
+    return ListedPod(fit(pod.namespace), fit(pod.name), tuple(sorted(containers)))
+
+
+def _fitted_devices(devices: ResourceDevices) -> ResourceDevices:
+    return ResourceDevices(fit(devices.resource), tuple(sorted(DeviceId(fit(id_)) for id_ in devices.ids)))
+
+
 def _odd_names(pod: ListedPod) -> Iterator[str]:
     for kind, name in _names(pod):
         longest = RESOURCE_CHARACTERS_MAX if kind == "resource" else NAME_CHARACTERS_MAX
         if len(name) > longest:
-            yield f"a {kind} of {len(name)} characters: {_shown(name)}"
+            yield f"a {kind} of {len(name)} characters: {show(name)}"
         elif not name.isprintable():
-            yield f"a {kind} with characters that cannot be shown: {_shown(name)}"
+            yield f"a {kind} with characters that cannot be shown: {show(name)}"
 
 
 def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:
@@ -121,9 +139,3 @@ def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:
 
 def _fields(claim: ClaimDevice) -> tuple[str, ...]:
     return claim.driver, claim.pool, claim.device, claim.share_id, claim.claim_namespace, claim.claim
-
-
-def _shown(name: str) -> str:
-    """A name that can stand in a line of a log: strange characters are spelled out, and it is cut."""
-    spelled = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in name)
-    return spelled if len(spelled) <= _SHOWN_CHARACTERS else f"{spelled[:_SHOWN_CHARACTERS]}…"

@@ -22,10 +22,11 @@ from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.sources.messages import decode
+from gpumap.agent.sources.names import fit
 from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, SourceAnswer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
-MESSAGE_BYTES_MAX = 64 << 20
+MESSAGE_BYTES_MAX = 24 << 20
 DEADLINE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 LIST_PAUSE_SECONDS = 0.25
@@ -165,9 +166,9 @@ async def _watch(channel: grpc.aio.Channel, changed: asyncio.Event) -> None:
 def decode_pod(chunk: bytes) -> ReportedPod:
     """Read a pod's name, UID and status. Raises DecodeError."""
     pod, _ = decode(v1alpha1_pb2.Pod, chunk)
-    return ReportedPod(
-        PodUid(pod.metadata.uid), pod.metadata.namespace, pod.metadata.name, tuple(sorted(_containers(pod.status)))
-    )
+    metadata = pod.metadata
+    containers = tuple(sorted(_containers(pod.status)))
+    return ReportedPod(PodUid(fit(metadata.uid)), fit(metadata.namespace), fit(metadata.name), containers)
 
 
 def _containers(status: v1alpha1_pb2.PodStatus) -> Iterator[ReportedContainer]:
@@ -178,9 +179,10 @@ def _containers(status: v1alpha1_pb2.PodStatus) -> Iterator[ReportedContainer]:
     ):
         for one in statuses:
             health = (
-                DeviceHealth(resource.name, device.resource_id, device.health)
+                DeviceHealth(fit(resource.name), fit(device.resource_id), fit(device.health))
                 for resource in one.allocated_resources_status
                 for device in resource.resources
             )
             # "containerd://<id>"
-            yield ReportedContainer(one.name, one.container_id.rpartition("://")[2], tuple(sorted(health)))
+            container_id = one.container_id.rpartition("://")[2]
+            yield ReportedContainer(fit(one.name), fit(container_id), tuple(sorted(health)))

@@ -1,0 +1,220 @@
+"""What large answers of sources cost: a small multiple of their size, or one complaint."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
+from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.sources import messages, podresources, pods_api
+from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.dra import DraSource
+from gpumap.agent.sources.json_files import COMMAS_MAX, FILE_BYTES_MAX
+from gpumap.lab.demo import kubelet as fake
+from gpumap.model.observations import SourceError
+from tests import agent
+from tests.node import Node, gpu_uuid
+
+MANY = 12_000
+CARDS = [f"GPU-{UUID(int=number)}" for number in range(16)]
+
+
+def peak(call: Callable[[], object]) -> int:
+    """The most memory that Python's objects had meanwhile."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def checkpoint(rows: object, registered: object = None) -> bytes:
+    return json.dumps({"Data": {"PodDeviceEntries": rows, "RegisteredDevices": registered}, "Checksum": 1}).encode()
+
+
+def row(number: int, ids: list[str], resource: str = "nvidia.com/gpu", environment: str = "") -> dict[str, object]:
+    response = ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ids[0].partition("::")[0], "A": environment})
+    return {
+        "PodUID": str(UUID(int=number)),
+        "ContainerName": "main",
+        "ResourceName": resource,
+        "DeviceIDs": {"0": ids},
+        "AllocResp": base64.b64encode(response.SerializeToString()).decode(),
+    }
+
+
+def rows_of_ended_pods() -> bytes:
+    """16 GPUs in 64 slices each, as often as a node can have given them away."""
+    rows = [row(number, [f"{CARDS[number % 16]}::{number // 16 % 64}"]) for number in range(MANY)]
+    rows += [row(number, [f"rdma-{number}"], "rdma/hca") for number in range(1_000)]
+    return checkpoint(rows, {"nvidia.com/gpu": [f"{card}::{number}" for card in CARDS for number in range(64)]})
+
+
+LARGE = {
+    "many rows": rows_of_ended_pods,
+    "large answers": lambda: checkpoint([row(number, CARDS[:1], environment="x" * 400_000) for number in range(8)]),
+    "many ids": lambda: checkpoint(
+        [row(0, [f"{CARDS[0]}::{number}" for number in range(MANY)])],
+        {"nvidia.com/gpu": [f"{CARDS[0]}::{number}" for number in range(4 * MANY)]},
+    ),
+    "unknown parts": lambda: checkpoint([{**row(0, CARDS[:1]), "New": [[]] * (10 * MANY)}]),
+}
+
+
+@pytest.mark.parametrize("text", LARGE.values(), ids=LARGE)
+def test_a_large_checkpoint_costs_a_small_multiple_of_its_size(tmp_path: Path, text: Callable[[], bytes]) -> None:
+    """Rows of ended pods have the ids and answers of others; what gpumap does not need is skipped."""
+    path = tmp_path / "checkpoint"
+    path.write_bytes(text())
+    source = CheckpointSource((path,))
+    assert peak(source.read) < 5 * path.stat().st_size
+    assert source.read().value.entries
+
+
+def test_a_grown_state_of_dra_costs_a_small_multiple_of_its_size(tmp_path: Path) -> None:
+    """kubernetes/kubernetes#141335: a claim's devices are repeated without an end."""
+    device = {"PoolName": "node", "DeviceName": "gpu-0", "RequestNames": ["r"], "CDIDeviceIDs": [CARDS[0]]}
+    claim = {
+        "DriverState": {"gpu.nvidia.com": {"Devices": [device] * MANY}},
+        "ClaimName": "claim",
+        "Namespace": "ml",
+        "PodUIDs": {"u": {}},
+    }
+    path = tmp_path / "state"
+    path.write_text(json.dumps({"Data": json.dumps({"Entries": [claim]})}))
+    source = DraSource(path, tmp_path / "none")
+    assert peak(source.read) < 4 * path.stat().st_size
+    assert [one.claim for one in source.read().value.claims or ()] == ["claim"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "part", "why"),
+    [
+        (
+            b'{"Data":{"PodDeviceEntries":[]},"a":"',
+            b"x" * 64,
+            "larger than 24 MiB ({size} bytes)",
+        ),
+        (b'{"Data":{"PodDeviceEntries":[', b"{},", "more than 524288 values in {size} bytes"),
+        (b'{"Data":{"RegisteredDevices":{"a":[', b'"",', "more than 524288 values in {size} bytes"),
+    ],
+)
+def test_a_checkpoint_of_more_than_a_node_has_is_one_complaint(
+    tmp_path: Path, begin: bytes, part: bytes, why: str
+) -> None:
+    """It is not parsed: values of two bytes take 60 in memory."""
+    path = tmp_path / "checkpoint"
+    size = FILE_BYTES_MAX if len(part) > 3 else COMMAS_MAX * len(part)
+    path.write_bytes(begin + part * (size // len(part) + 1) + b"[]]}}")
+
+    def read() -> None:
+        with pytest.raises(SourceError) as caught:
+            CheckpointSource((path,)).read()
+        assert [tuple(one) for one in caught.value.complaints] == [
+            ("checkpoint_unreadable", f"{path}: {why}".format(size=path.stat().st_size))
+        ]
+
+    assert peak(read) < path.stat().st_size + 1_000_000
+
+
+def test_rows_that_are_not_whole_are_one_complaint_of_a_kind(tmp_path: Path) -> None:
+    """However many they are: each collection logs and counts it."""
+    path = tmp_path / "checkpoint"
+    path.write_bytes(checkpoint([{}] * MANY + [{**row(0, CARDS[:1]), "AllocResp": 1}] * MANY))
+    answer = CheckpointSource((path,)).read()
+    assert [tuple(one) for one in answer.complaints] == [
+        ("checkpoint_row", f"PodDeviceEntries[0]: not whole, and {MANY - 1} more rows"),
+        ("plugin_answer", f"PodDeviceEntries[{MANY}].AllocResp: no text, and {MANY - 1} more rows"),
+    ]
+    assert len(answer.value.entries) == 1
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+LONG = 10_000_000
+
+
+async def test_a_pod_name_of_10_mb_is_cut_on_the_page(node: Node, library: Path) -> None:
+    """The pod stays a holder. Its name is cut, and stands in no log and on no page as a whole."""
+    resource = v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=[gpu_uuid(0)])
+    listed = [
+        v1_pb2.PodResources(
+            namespace="ml", name=name, containers=[v1_pb2.ContainerResources(name="main", devices=[resource])]
+        )
+        for name in ("p" * LONG, "p" * (LONG - 1) + "q")
+    ]
+    answer = v1_pb2.ListPodResourcesResponse(pod_resources=listed).SerializeToString()
+    node.kubelet.misbehave(fake.Raw(answer))
+    async with agent.serve(node, "--dialect", "all", library=library) as running:
+        page = await running.later(2)
+        holders = page.by("gpumap_allocation_info", "pod", uuid=gpu_uuid(0))
+        assert page.value("gpumap_device_holders", uuid=gpu_uuid(0)) == 2
+        assert all(re.fullmatch(r"p{253}… \(10000000 characters, [0-9a-f]{16}\)", name) for name in holders), holders
+        assert len(page.text) < 1_000_000
+        assert len((await running.get("/api/v1/map")).text) < 1_000_000
+        assert f"a pod of {LONG} characters: {'p' * 80}…, and in 1 more pod" in running.log
+        assert len(running.log) < 100_000
+
+
+def names_in(value: object) -> list[str]:
+    """All texts of a frozen value."""
+    return re.findall(r"'([^']*)'", repr(value))
+
+
+def test_no_long_name_of_a_list_stays_whole() -> None:
+    """Whatever it names; with a name beside it that is not UTF-8, too. Two names stay two."""
+    long, other = "x" * 5_000, "x" * 4_999 + "y"
+    claim = v1_pb2.ClaimResource(driver_name=long, pool_name=long, device_name=long, share_id=long)
+    container = v1_pb2.ContainerResources(
+        name=long,
+        devices=[v1_pb2.ContainerDevices(resource_name=long, device_ids=[long, other, "@" * 5_000])],
+        dynamic_resources=[v1_pb2.DynamicResource(claim_name=long, claim_namespace=long, claim_resources=[claim])],
+    )
+    pod = v1_pb2.PodResources(namespace=long, name=long, containers=[container]).SerializeToString()
+    decoded = podresources.decode_pod(pod.replace(b"@", b"\xff"))
+    found = names_in(decoded.pod)
+    assert len(found) == 13
+    assert max(map(len, found)) < 2_000
+    assert len(set(decoded.pod.containers[0].devices[0].ids)) == 3
+    assert len(decoded.odd_name) < 200
+    offer = v1_pb2.AllocatableResourcesResponse(
+        devices=[v1_pb2.ContainerDevices(resource_name=long, device_ids=[long, other])]
+    )
+    offered = podresources.decode_offer(offer.SerializeToString())
+    assert offered[0].resource == decoded.pod.name
+    assert set(offered[0].ids) < set(decoded.pod.containers[0].devices[0].ids)
+
+
+def test_a_long_name_is_the_same_in_all_sources(tmp_path: Path) -> None:
+    """So they still tell of one pod, and of one id."""
+    long = "x" * 5_000
+    listed = podresources.decode_pod(v1_pb2.PodResources(namespace="ml", name=long).SerializeToString()).pod
+    status = v1alpha1_pb2.ContainerStatus(name=long, container_id=f"containerd://{long}")
+    pod = v1alpha1_pb2.Pod(
+        metadata=v1alpha1_pb2.ObjectMeta(name=long, namespace="ml", uid=long),
+        status=v1alpha1_pb2.PodStatus(container_statuses=[status]),
+    )
+    assert set(names_in(pods_api.decode_pod(pod.SerializeToString()))) == {"ml", listed.name}
+    path = tmp_path / "checkpoint"
+    path.write_bytes(
+        checkpoint([{**row(0, [long]), "ContainerName": long, "PodUID": long}], {"nvidia.com/gpu": [long]})
+    )
+    read = CheckpointSource((path,)).read().value
+    (entry,) = read.entries
+    assert {entry.pod_uid, entry.container, *entry.ids, *read.registered[0].ids} == {listed.name}
+
+
+def test_bytes_that_are_not_utf8_cost_a_small_multiple() -> None:
+    """Each of them would take four characters."""
+    pod = v1_pb2.PodResources(namespace="ml", name="@" * LONG).SerializeToString().replace(b"@", b"\xff")
+    assert peak(lambda: messages.decode(v1_pb2.PodResources, pod)) < 5 * LONG
