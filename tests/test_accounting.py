@@ -286,7 +286,7 @@ def test_a_counter_that_was_0_once_charges_no_container_its_whole_life(watts_max
         assert account(snapshot, pod.full()).energy_joules == 0.0
     assert gpu_account(snapshot).energy_unattributed_joules == 10**9 + 1  # as the increase of the GPU's own counter
     assert gpu_account(snapshot).gap_seconds == 0.0
-    node.gpus[0].millijoules += 3_500_000
+    node.gpus[0].millijoules = 10**12 + 3_501_000
     assert account(node.collect(), pod.full()).energy_joules == 3500.0
 
 
