@@ -12,6 +12,8 @@ from __future__ import annotations
 from gpumap.agent.metrics import GROUPS, PROCESSES
 
 JOBS = 'job=~".*gpumap.*"'
+RECORDS = 'job=~"|.*gpumap.*"'
+"""What rules record has no job; what a federation took from another server has the job of that."""
 CLUSTER = 'cluster=~"$cluster"'
 NODE = f'{CLUSTER}, node=~"$node"'
 DEVICE = f'{NODE}, uuid=~"$uuid"'
@@ -161,4 +163,4 @@ def recorded(record: str, by: str, where: str, raw: str) -> str:
 
     For servers that hold only the records of many clusters. Where there is both, it costs both.
     """
-    return f"max by ({by}) ({record}{{{where}}} or {raw})"
+    return f"max by ({by}) ({record}{{{RECORDS}, {where}}} or {raw})"

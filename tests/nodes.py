@@ -158,6 +158,8 @@ class Gpu:
     """Whether the driver tells where MIG devices lie."""
     millijoules: int | None = None
     """What it counted of energy since its driver was loaded; `None`: it counts none."""
+    watts_max: float | None = None
+    """Its enforced power limit."""
 
     @property
     def uuid(self) -> Uuid:
@@ -294,6 +296,7 @@ class TestNode:
             pci_bus_id=f"00000000:0{gpu.index}:00.0",
             model="NVIDIA Test",
             energy_joules=None if gpu.millijoules is None else gpu.millijoules / 1000,
+            power_limit_watts=gpu.watts_max,
         )
         if gpu.mig is None:
             processes = self._on(gpu.uuid)

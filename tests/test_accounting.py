@@ -272,6 +272,36 @@ def test_energy_of_a_driver_that_was_loaded_anew() -> None:
     assert account(node.collect(), pod.full()).energy_joules == 0.5
 
 
+@pytest.mark.parametrize("watts_max", [700.0, 0.0, None])
+def test_a_counter_that_was_0_once_charges_no_container_its_whole_life(watts_max: float | None) -> None:
+    """The counter returns to its old value. No GPU draws so much in an interval, so no container pays for it."""
+    pod = holder()
+    node = one_gpu(pod, millijoules=10**12)
+    node.gpus[0].watts_max = watts_max
+    node.processes.append(Process(100, GPU, pod, sm=0.5))
+    node.collect()
+    for millijoules in (0, 10**12 + 1000):
+        node.gpus[0].millijoules = millijoules
+        snapshot = node.collect()
+        assert account(snapshot, pod.full()).energy_joules == 0.0
+    assert gpu_account(snapshot).energy_unattributed_joules == 10**9 + 1  # as the increase of the GPU's own counter
+    assert gpu_account(snapshot).gap_seconds == 0.0
+    node.gpus[0].millijoules = 10**12 + 3_501_000
+    assert account(node.collect(), pod.full()).energy_joules == 3500.0
+
+
+def test_a_gpu_may_exceed_its_power_limit_for_a_moment() -> None:
+    """Peaks, and readings that come early or late, are charged; more than twice the limit is not."""
+    pod = holder()
+    node = one_gpu(pod, millijoules=0)
+    node.gpus[0].watts_max = 700.0
+    node.collect()
+    node.gpus[0].millijoules = 5 * 1_400_000
+    assert account(node.collect(), pod.full()).energy_joules == 7000.0
+    node.gpus[0].millijoules += 30 * 700_000
+    assert account(node.collect(), pod.full()).energy_joules == 7000.0
+
+
 def test_energy_of_mps_clients_is_not_their_idle_neighbours() -> None:
     """While a process may compute whose time the driver does not tell, an idle holder pays nothing for it."""
     a, b = (holder(name, f"{GPU}::{n}", "nvidia.com/gpu.shared") for n, name in enumerate("ab"))

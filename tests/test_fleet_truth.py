@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.node_map import node_map
+from gpumap.cli.fleet import families
 from gpumap.cli.inspect.grants import grants
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
@@ -21,7 +22,7 @@ from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.test_fleet import Labels, cluster_of, node_of, target
+from tests.test_fleet import Labels, cluster_of, named, node_of, series, target
 
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
@@ -100,8 +101,8 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     assert shown_of(found) == shown_of(own)
     if any(device.holders_known for device in own.devices):
         assert seen.missing == ()
-    else:  # a List without a pod of the API server gives no holders, as if their series were dropped
-        assert all("who holds its GPUs" in one for one in seen.missing)
+    else:  # a List without a pod of the API server gives no holders
+        assert all("who holds its GPUs is not known: the kubelet lists" in one for one in seen.missing)
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------
@@ -189,6 +190,22 @@ def test_what_is_not_served_is_said(dropped: frozenset[str], says: list[str]) ->
     for device in found.devices:
         assert device.holders_known is ("gpumap_device_holders" not in dropped)
         assert bool(device.owners) is ("gpumap_device_processes" not in dropped)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", ""])
+def test_a_list_that_lacks_pods_is_named_as_the_reason(address: str) -> None:
+    """After a restart the kubelet lists only static pods: no flag of gpumap and no dropped series is the cause."""
+    pod = Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}}, listed=False)
+    node = TestNode([Gpu(0)], [pod], [])
+    node.collect()
+    snapshot = named(node.collect(), "n", address)
+    assert "gpumap_device_holders" not in {name for name, _, _ in series([(snapshot, target("a:1"))], honour=True)}
+    for parts in (families.ALL, frozenset({families.HOLDERS})):
+        seen, _ = cluster_of((snapshot, target("a:1")), parts=parts)
+        assert seen.missing == (
+            "n: who holds its GPUs is not known: the kubelet lists no pod of the API server yet (or "
+            "gpumap_device_holders is dropped)",
+        )
 
 
 def test_a_device_of_which_no_node_tells() -> None:

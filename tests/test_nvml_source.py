@@ -15,6 +15,7 @@ import pytest
 
 from gpumap.agent.sources import nvml_process
 from gpumap.agent.sources.nvml import NvmlSource, worker_command
+from gpumap.agent.sources.nvml_state import SampleRing
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading
 from tests import standin
@@ -193,6 +194,28 @@ async def test_a_late_answer_is_not_used_and_ends_the_hang(start: Start) -> None
     assert faults(again) == [None, "hung"]
     assert again.value.gpus[1].stuck_seconds < 0.5  # a hang of its own
     assert faults(await read(source)) == [None, None]
+
+
+async def test_samples_are_unknown_after_the_clock_was_set_back_whichever_worker_reads_them(start: Start) -> None:
+    """The driver's old samples look new for 72 s. A worker that starts meanwhile cannot know that; the service does."""
+    at, wall = 1000.0, 1e9
+    source = start(
+        """for n, _ in requests():
+            driver(n, 1); gpu(n, 0, samples=[[7, 0.5, 0, 0, 0]], sampled_seconds=5.0); os._exit(0)""",
+        ring=SampleRing(lambda: at, lambda: wall),
+    )
+
+    async def sampled() -> tuple[float | None, float | None]:
+        (gpu,) = (await read(source)).value.gpus
+        return gpu.samples[0].sm_ratio if gpu.samples else None, gpu.sampled_seconds
+
+    assert await sampled() == (0.5, 5.0)
+    wall -= 30
+    assert await sampled() == (None, None)
+    at, wall = at + 71, wall + 71
+    assert await sampled() == (None, None)
+    at, wall = at + 2, wall + 2
+    assert await sampled() == (0.5, 5.0)
 
 
 async def test_a_driver_that_hangs_is_a_deadline(start: Start) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
 from gpumap.agent.nvml_worker.processes import Lists, Sampler, SampleRow
+from gpumap.agent.sources.nvml_state import SampleRing
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 
 GPU = gpu_uuid(0)
@@ -58,6 +59,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.driver = Driver(self.busy, rows_of_idleness=self.rows_of_idleness)
+        self.ring = SampleRing(lambda: self.driver.now, lambda: self.driver.wall(self.driver.now))
         self.start_worker()
 
     def start_worker(self) -> None:
@@ -66,8 +68,9 @@ class World:
     def collect(self, at: float) -> None:
         self.driver.now = at
         sampled = self.sampler.read(NvmlCalls(), self.driver, Handle(0), self.interval, busy=True)
-        self.node.gpus[0].sampled_seconds = sampled.seconds
-        self.node.gpus[0].tells_samples = sampled.samples is not None
+        drained = self.ring.is_drained()
+        self.node.gpus[0].sampled_seconds = sampled.seconds if drained else None
+        self.node.gpus[0].tells_samples = drained and sampled.samples is not None
         self.node.processes[0].sm = sampled.samples[0].sm_ratio if sampled.samples else 0.0
         self.node.clock = at
         self.node.collect(0.0)
@@ -157,13 +160,19 @@ def test_a_gap_settles_nothing() -> None:
     assert world.sm_seconds([1010, 1015]) == pytest.approx(10.0)
 
 
+@pytest.mark.parametrize("restarts", [(), (1065, 1100), range(1065, 1135, 5)])
 @pytest.mark.parametrize("seconds", [3600.0, 30.0, 5.0])
-def test_a_clock_that_is_set_back_charges_no_sample_again(seconds: float) -> None:
-    """SM is unknown until the driver has dropped its samples from before, which look new. Then it is known again."""
+def test_a_clock_that_is_set_back_charges_no_sample_again(seconds: float, restarts: Collection[int]) -> None:
+    """SM is unknown until the driver has dropped its samples from before, which look new. Then it is known again.
+
+    This also holds if the worker restarts meanwhile.
+    """
     world = World(lambda at: at <= 1060 or at > 1150)
     world.driver.set_back = (1062.0, seconds)
     assert world.sm_seconds([1000 + 5.0 * number for number in range(13)]) == pytest.approx(60.0, abs=0.1)
     for at in range(1065, 1135, 5):
+        if at in restarts:
+            world.start_worker()
         before = world.sm_seconds([at])
         assert not world.node.gpus[0].tells_samples
         assert before == pytest.approx(60.0, abs=0.1)

@@ -5,6 +5,7 @@ What Prometheus' operator makes of a monitor is played: its own relabelings, and
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import bcrypt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpumap.cli.server_flags import OWN_JOBS
 from tests.certificates import make_certificate
 from tests.demo_process import GPUMAP, demo, fetch, listening, running
 from tests.deploy.chart import render
@@ -106,9 +108,37 @@ def labels_of_targets(folder: Path, job: Mapping[str, object]) -> list[dict[str,
 
 @pytest.mark.parametrize("kind", OPERATOR)
 def test_a_target_is_its_node(kind: str, tmp_path: Path) -> None:
-    """`node` and `instance` are the node, `job` the release's full name, and the agent's own pod is not told."""
+    """`node` and `instance` are the node, `job` is the release's full name, and the agent's own pod is not told."""
     (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401"))
     assert labels == {"job": "prod-gpumap", **target_labels("gpu-1")}
+
+
+NAMES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("gpumap", (), "gpumap"),
+    ("foo", (), "foo-gpumap"),
+    ("gpu-map-2", (), "gpu-map-2-gpumap"),
+    ("foo", ("nameOverride=agents",), "foo-agents-gpumap"),
+    ("foo", ("nameOverride=gpumap-blue",), "foo-gpumap-blue"),
+    ("foo", ("fullnameOverride=gpu-exporter",), "gpu-exporter-gpumap"),
+    ("foo", (f"fullnameOverride={'a' * 63}",), f"{'a' * 63}-gpumap"),
+    ("foo", (f"nameOverride={'a' * 57}gpumap",), f"foo-{'a' * 57}gp-gpumap"),
+)
+"""Release, names in the values, and the job of its targets."""
+JOB_MATCHER = re.compile(r'(\bjob=~?\\?"[^"%]*")')
+
+
+@pytest.mark.parametrize(("release", "values", "job"), NAMES)
+@pytest.mark.parametrize("kind", OPERATOR)
+def test_the_rules_match_the_job_of_every_release(
+    kind: str, release: str, values: tuple[str, ...], job: str, tmp_path: Path
+) -> None:
+    """Names are free (contract §8): the rules, the fleet commands and the bill read the targets of each release."""
+    (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401", *values, release=release))
+    assert labels["job"] == job
+    rules = render("prometheusRule.enabled=true", "prometheusRule.autoscaling=true", *values, release=release)
+    matchers = {found.replace("\\", "") for found in JOB_MATCHER.findall(json.dumps(rules["PrometheusRule"]))}
+    assert matchers == {OWN_JOBS}
+    assert re.fullmatch(OWN_JOBS.removeprefix('job=~"').removesuffix('"'), job)
 
 
 @pytest.mark.parametrize("kind", OPERATOR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from boards.queries import RECORDS
 from tests.demo_process import fetch
 from tests.deploy import chart
 from tests.docs import sized
@@ -166,20 +168,23 @@ def test_what_is_kept_is_as_much_as_is_said(kept: Mapping[str, Kept]) -> None:
 
 
 def test_a_central_prometheus_federates_what_was_recorded(tmp_path: Path) -> None:
-    """It has each record of two clusters once, under the cluster's label, and no series of a pod."""
+    """It has each record of two clusters once, under the cluster's label, and no series of a pod; boards read them."""
     (job,) = read("federation")["scrape_configs"]
-    recorded = b'cluster_namespace:gpumap_pod_info:count{namespace="a"} 3\ngpumap_pod_info{namespace="a",pod="p"} 1\n'
+    record = "cluster_namespace:gpumap_pod_info:count"
+    exposed = f'{record}{{namespace="forged"}} 3\ngpumap_pod_info{{namespace="a",pod="p"}} 1\n'.encode()
+    rule = {"record": record, "expr": "count by (namespace) (gpumap_pod_info)"}
+    (tmp_path / "edge.json").write_text(json.dumps({"groups": [{"name": "a", "interval": "1s", "rules": [rule]}]}))
     (edge := tmp_path / "edge").mkdir()
     (central := tmp_path / "central").mkdir()
-    with serving_pages(lambda _: Page(recorded)) as page:
+    with serving_pages(lambda _: Page(exposed)) as page:
         scrape = {"job_name": "page", "honor_labels": True, "static_configs": [{"targets": [page]}]}
-        with prometheus(edge, config=each_second(scrape)) as source:
-            eventually(lambda: bool(source.ask("gpumap_pod_info")))
+        with prometheus(edge, config=each_second(scrape, rule_files=[str(tmp_path / "edge.json")])) as source:
+            eventually(lambda: bool(source.ask(f'{record}{{namespace="a"}}')))
             for target in job["static_configs"]:
                 target["targets"] = [source.url.removeprefix("http://")]
             job["scrape_interval"] = "1s"
             with prometheus(central, config=each_second(job)) as server:
-                query = 'count by (cluster, __name__, namespace) ({__name__=~".*gpumap.*"})'
+                query = 'count by (cluster, __name__, namespace) ({__name__=~".*gpumap.*",' + f"{RECORDS}}})"
                 expected = [
                     ({"__name__": "cluster_namespace:gpumap_pod_info:count", "cluster": name, "namespace": "a"}, 1.0)
                     for name in ("east", "west")

@@ -20,9 +20,6 @@ values; each stops at the first mistake, in one line.
 {{/* A Service's name is a label of DNS that begins with a letter (RFC 1035); a release's need not be. */}}
 {{- define "gpumap.checkName" -}}
 {{- $name := include "gpumap.fullname" . }}
-{{- if not (contains "gpumap" $name) }}
-  {{- fail (printf "The release's full name, cut to 63 characters, is %s, without gpumap in it, by which the alerts find gpumap's targets. Set fullnameOverride." $name) }}
-{{- end }}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) }}
   {{- fail (printf "The release's full name is %s, and a Service's name has small letters, digits and - alone, a letter first. Set fullnameOverride." $name) }}
 {{- end }}

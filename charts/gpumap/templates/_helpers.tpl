@@ -9,6 +9,12 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The job of the targets. Rules, boards, bill and HPA read jobs with gpumap in the name; a release's name is free. */}}
+{{- define "gpumap.job" -}}
+{{- $name := include "gpumap.fullname" . -}}
+{{- contains "gpumap" $name | ternary $name (printf "%s-gpumap" $name) -}}
+{{- end -}}
+
 {{/*
 The release; with the alias under which a parent chart has gpumap, if it has one: two of them in one release must not
 select each other's pods. No release's name has a "_" in it.

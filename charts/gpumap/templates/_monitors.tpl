@@ -41,7 +41,7 @@ relabelings:
     targetLabel: __tmp_hash
     action: replace
   - targetLabel: job
-    replacement: {{ include "gpumap.fullname" $.root }}
+    replacement: {{ include "gpumap.job" $.root }}
     action: replace
   - action: labeldrop
     regex: namespace|pod|container|service

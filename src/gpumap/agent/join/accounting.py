@@ -110,6 +110,10 @@ LATE_SECONDS = 5.0
 would be too late without it."""
 LAG_SECONDS = 1.0
 """How much longer one answer of NVML may take than another. The next samples settle that time."""
+WATTS_MAX = 10_000.0
+"""More than any GPU draws. It counts if the driver reports no power limit."""
+PEAK = 2.0
+"""How far a GPU may exceed its power limit for a moment."""
 
 
 class Measurements(NamedTuple):
@@ -153,7 +157,7 @@ def account(before: Ledger, measured: Measurements, stale_after_seconds: float) 
             periods[uuid] = ChargedPeriod(seconds, reading.sampled_seconds)
         else:
             counters = counters._replace(gap_seconds=counters.gap_seconds + passed)
-        gpus[uuid], energies[uuid] = _read_energy(counters, reading, is_charged=uuid in periods)
+        gpus[uuid], energies[uuid] = _read_energy(counters, reading, periods.get(uuid))
     shares = _energy_shares(before.charges, measured, energies)
     for (_, uuid), millijoules in shares.items():
         left = (gpus[uuid].unattributed_millijoules or 0) - millijoules
@@ -183,7 +187,9 @@ def _present_gpus(before: Ledger, inventory: Inventory) -> Iterable[Uuid]:
     return known
 
 
-def _read_energy(counters: GpuCounters, reading: GpuReading | None, *, is_charged: bool) -> tuple[GpuCounters, _Energy]:
+def _read_energy(
+    counters: GpuCounters, reading: GpuReading | None, period: ChargedPeriod | None
+) -> tuple[GpuCounters, _Energy]:
     """Add the GPU's energy since its last reading to the unattributed energy. `account` subtracts the shares."""
     if reading is None or reading.energy_joules is None:
         return counters._replace(read=reading is not None, energy_read=False), _Energy(0, None)
@@ -200,9 +206,15 @@ def _read_energy(counters: GpuCounters, reading: GpuReading | None, *, is_charge
         read=True,
         energy_read=True,
     )
-    is_divisible = is_charged and counters.energy_read and continued
+    is_known = counters.energy_read and continued and period is not None and _can_draw(reading, used, period)
     has_samples = not reading.partitioned and reading.samples is not None
-    return after, _Energy(used, reading if is_divisible and has_samples else None)
+    return after, _Energy(used, reading if is_known and has_samples else None)
+
+
+def _can_draw(reading: GpuReading, millijoules: int, period: ChargedPeriod) -> bool:
+    """Whether the GPU can draw so much in this period. If not, its counter fell before and returned."""
+    limit = max([reading.power_limit_watts or 0.0, *(watts for _, watts in reading.power_limits_watts)]) or WATTS_MAX
+    return millijoules <= 1000 * limit * PEAK * (period.seconds + LATE_SECONDS)
 
 
 # --- energy -----------------------------------------------------------------------------------------------------------

@@ -21,9 +21,6 @@ from gpumap.model.readings import GpuProcess, ProcessSample
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
 """A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
-RING_SECONDS = 72.0
-"""The driver keeps at most 72 samples, and takes at least one a second (kernel,
-NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 FULL_RATIO = 0.9
 """Of an interval: what comes earlier is a reading before its time."""
 SLOTS = 256
@@ -226,9 +223,9 @@ class Sampled(NamedTuple):
 class Sampler:
     """One GPU's process samples: a full reading's are those since the last full one, any other's of the interval.
 
-    A reading is full if it is not much before its time, and the first one is. There are no samples while the driver may
-    have some from before the wall clock was set back: their time stamps look new. `clock` is monotonic, `wall_clock`
-    returns microseconds since 1970, as the driver's time stamps do.
+    A reading is full if it is not much before its time, and the first one is. `clock` is monotonic, `wall_clock`
+    returns microseconds since 1970, as the driver's time stamps do. After that clock was set back, old samples look
+    new: the service drops them (`SampleRing`).
     """
 
     def __init__(
@@ -243,9 +240,6 @@ class Sampler:
         """Of the driver's times, as the last full reading that had samples saw it, which was then:"""
         self._newest_at = 0.0
         self._heard = clock()
-        self._wall_ahead_us = wall_clock() - int(clock() * 1e6)
-        """Of the monotonic clock, at least."""
-        self._drained_at = 0.0
 
     def read(self, calls: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
         """The mean of each process over them; no samples, which is not an empty list, if the GPU reports none."""
@@ -259,8 +253,6 @@ class Sampler:
         rows = calls.ask(lists.samples, device, since)
         if full:
             self._full_at = now
-        if not self._is_drained():
-            self._newest_us, self._heard, rows = 0, now, None
         if rows is None:
             return Sampled(None, None)
         rows = self._plausible(rows, since or self._newest_us)
@@ -269,14 +261,6 @@ class Sampler:
             if full:
                 self._newest_us, self._newest_at = max([row[1] for row in rows]), now
         return Sampled(_means(rows), round(seconds, 3) if full else 0.0)
-
-    def _is_drained(self) -> bool:
-        """Whether all samples that the driver has are from after the last time that the wall clock was set back."""
-        before, wall, after = self._clock(), self._wall_clock(), self._clock()
-        if wall - int(before * 1e6) < self._wall_ahead_us - SAMPLING_SECONDS * 1e6:
-            self._drained_at = after + RING_SECONDS
-        self._wall_ahead_us = wall - int(after * 1e6)
-        return after >= self._drained_at
 
     def _plausible(self, rows: Iterable[SampleRow], since: int) -> list[SampleRow]:
         """Those newer than `since`, and not of the future. The two clocks may differ by less than a sample."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gpumap.agent.nvml_worker import wire
 from gpumap.agent.nvml_worker.codes import word
 from gpumap.agent.sources.nvml_process import END_SECONDS, Worker
-from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, XidEvents
+from gpumap.agent.sources.nvml_state import CrashSuspects, ReplacementPolicy, SampleRing, XidEvents
 from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, SourceError
 from gpumap.model.readings import GpuReading, Listening
 
@@ -74,6 +74,7 @@ class NvmlSource:
         *,
         release: bool = False,
         replace_after_seconds: float = 30.0,
+        ring: SampleRing | None = None,
     ) -> None:
         self._command = tuple(command)
         self._groups = tuple(groups)
@@ -85,6 +86,7 @@ class NvmlSource:
         self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
         self._suspects = CrashSuspects()
         self._xid_news = XidEvents()
+        self._ring = ring or SampleRing()
         self._deaths: dict[Complaint, None] = {}  # of workers between two reads, until an answer reports them
 
     async def start(self) -> None:
@@ -237,6 +239,8 @@ class NvmlSource:
         now = asyncio.get_running_loop().time()
         pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
+        if not self._ring.is_drained():
+            gpus = tuple(gpu._replace(samples=None, sampled_seconds=None) for gpu in gpus)
         complaints = [*self._deaths, *read.obituaries]
         self._deaths.clear()
         complaints += [complaint for _, complaint in pairs if complaint is not None]

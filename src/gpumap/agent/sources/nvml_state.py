@@ -1,9 +1,11 @@
-"""What the NVML source remembers between reads: when to replace a worker, which GPUs may crash it, and XID events.
+"""What the NVML source remembers between reads: when to replace a worker, which GPUs may crash it, XID events, and
+whether the wall clock was set back.
 
-Pure: no clock, no process.
+Pure, except for the clocks of `SampleRing`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpumap.agent.nvml_worker.wire import ListeningMessage, XidMessage
@@ -17,6 +19,11 @@ MOST_EVENTS = 1000
 """Beyond it equal events are counted together, as if they had come with the last of them."""
 MOST_STRETCHES = 4096
 """Beyond it the oldest are forgotten, and so that time is blind: for as many GPUs that are registered so often."""
+RING_SECONDS = 72.0
+"""The driver keeps at most 72 samples, and takes at least one a second (kernel,
+NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
+SET_BACK_SECONDS = 1.2
+"""The two clocks may differ by less than the longest time from one sample to the next (1 s)."""
 
 
 class ReplacementPolicy:
@@ -135,3 +142,27 @@ def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
         before = found.get(event[:4])
         found[event[:4]] = event if before is None else event._replace(times=before.times + event.times)
     return list(found.values())
+
+
+class SampleRing:
+    """The driver's ring buffer of process samples, whose time stamps are of the wall clock.
+
+    After that clock was set back, samples from before look new. It is here, because it must outlive the worker.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._wall_ahead = wall_clock() - clock()
+        """Of the monotonic clock, at least."""
+        self._drained_at = 0.0
+
+    def is_drained(self) -> bool:
+        """Whether all its samples are from after the last time that the wall clock was set back."""
+        before, wall, after = self._clock(), self._wall_clock(), self._clock()
+        if wall - before < self._wall_ahead - SET_BACK_SECONDS:
+            self._drained_at = after + RING_SECONDS
+        self._wall_ahead = wall - after
+        return after >= self._drained_at

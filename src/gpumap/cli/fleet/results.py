@@ -19,13 +19,18 @@ from gpumap.cli.fleet.cluster import (
 )
 from gpumap.cli.fleet.families import DEVICE_INFO, HOLDER_COUNT, Family
 from gpumap.cli.fleet.node_map import node_map_of
-from gpumap.cli.fleet.targets import Key, Node, Target, nodes_of
+from gpumap.cli.fleet.targets import Key, Name, Node, Target, nodes_of
 from gpumap.cli.fleet.values import NO_VALUES, FamilyValues, rows_by_target, values_of_node
 from gpumap.cli.words import listed
 from gpumap.model.map import DeviceEntry, NodeMap
 
 _NOT_SERVED = "its gpumap serves nothing of"
 _HOLDERS = "who holds its GPUs (--collect allocation; or its series are dropped)"
+_LACKS_PODS = (
+    "who holds its GPUs is not known: the kubelet lists no pod of the API server yet (or gpumap_device_holders is "
+    "dropped)"
+)
+"""The reason if other series of the group allocation exist (gpumap_node_info)."""
 _USERS = "who uses its GPUs (--collect use; or its series are dropped)"
 _GPUS = "its GPUs themselves (--collect device, --dialect native; or its series are dropped)"
 
@@ -34,7 +39,7 @@ class Answers(NamedTuple):
     """A server's values of these targets, by family. `by_target`: each row has the labels of its target."""
 
     targets: Mapping[Key, Target]
-    names: Mapping[Key, tuple[str, str]]
+    names: Mapping[Key, Name]
     asked: Sequence[Family]
     values: Mapping[str, FamilyValues]
     by_target: bool
@@ -104,7 +109,7 @@ def gaps(result: NodeResult, parts: Collection[str], namespace: str) -> Iterator
         yield f"{_NOT_SERVED} {_GPUS}"
     if families.HOLDERS in {family.part for family in families.families_for(parts)} and "kubelet" in up and devices:
         if not any(device.holders_known for device in devices):
-            yield f"{_NOT_SERVED} {_HOLDERS}"
+            yield _LACKS_PODS if result.node.has_info else f"{_NOT_SERVED} {_HOLDERS}"
         elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, result)]):
             yield f"not all who hold {listed(fewer)} are told (gpumap_allocation_slots is dropped)"
     if families.USE in parts and "nvml" in up:

@@ -29,6 +29,7 @@ from gpumap.cli.fleet.results import (
 from gpumap.cli.fleet.targets import (
     OWN_LABELS,
     Key,
+    Name,
     Target,
     differ_in_own_labels,
     down_nodes,
@@ -94,7 +95,7 @@ class _Agents(NamedTuple):
 
     selection: Selection
     targets: Mapping[Key, Target]
-    names: Mapping[Key, tuple[str, str]]
+    names: Mapping[Key, Name]
     down: list[Mapping[str, str]]
 
 

@@ -15,6 +15,8 @@ Labels = tuple[str, ...]
 """Values of labels, in the order of their family."""
 Key = tuple[str, ...]
 """A target's values of the labels that distinguish targets."""
+Name = tuple[str, str | None]
+"""Name and address of a node. The address is "" if gpumap does not know it, `None` without gpumap_node_info."""
 
 OWN_LABELS = frozenset(name for family in FAMILIES for name in family.by) - {"node"}
 """Labels of gpumap's own. With `honorLabels` they replace those of the target."""
@@ -40,12 +42,14 @@ class Target(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A node and its targets, the one that collected last first. `shown` is unique; `name` may not be."""
+    """A node and its targets, the one that collected last first. `shown` is unique; `name` may not be. `has_info`: a
+    target serves gpumap_node_info."""
 
     name: str
     shown: str
     internal_ip: str | None
     keys: tuple[Key, ...]
+    has_info: bool
 
 
 def selection_of(rows: Sequence[Mapping[str, str]], match: str) -> Selection:
@@ -80,20 +84,20 @@ def targets_by_key(
     return targets
 
 
-def labels_by_key(targets: Mapping[Key, Target], names: Mapping[Key, tuple[str, str]]) -> dict[Key, TargetLabels]:
+def labels_by_key(targets: Mapping[Key, Target], names: Mapping[Key, Name]) -> dict[Key, TargetLabels]:
     """Return what finds the target of rows that have only some of its labels."""
     newest = sorted(targets, key=lambda key: (-targets[key].collected_at, key))
     return {key: TargetLabels(frozenset(targets[key].labels), names[key][0]) for key in newest}
 
 
-def names_of(targets: Mapping[Key, Target], infos: Iterable[Labels]) -> dict[Key, tuple[str, str]]:
+def names_of(targets: Mapping[Key, Target], infos: Iterable[Labels]) -> dict[Key, Name]:
     """Return name and address of each target's node, by the rows of gpumap_node_info; else by the target's labels."""
-    reported: dict[Key, tuple[str, str]] = {}
+    reported: dict[Key, Name] = {}
     width = len(NODE_INFO.by)
     for row in sorted(infos):
         name, address = row[:width]
         reported.setdefault(row[width:], (name, address))
-    return {key: reported.get(key, (_name_of(target.labels), "")) for key, target in targets.items()}
+    return {key: reported.get(key, (_name_of(target.labels), None)) for key, target in targets.items()}
 
 
 def _name_of(labels: Mapping[str, str]) -> str:
@@ -102,7 +106,7 @@ def _name_of(labels: Mapping[str, str]) -> str:
 
 def nodes_of(
     targets: Mapping[Key, Target],
-    names: Mapping[Key, tuple[str, str]],
+    names: Mapping[Key, Name],
     gpus: Mapping[str, Collection[Key]],
     gpus_by_index: Mapping[Key, Mapping[str, str]] = _NO_GPUS,
 ) -> list[Node]:
@@ -123,7 +127,8 @@ def nodes_of(
         prefixes = _prefixes([targets[keys[0]].labels for keys in several])
         for keys, prefix in zip(several, prefixes, strict=True):
             address = next((names[key][1] for key in keys if names[key][1]), None)
-            nodes.append(Node(name, f"{prefix}{name}", address, tuple(keys)))
+            has_info = any(names[key][1] is not None for key in keys)
+            nodes.append(Node(name, f"{prefix}{name}", address, tuple(keys), has_info))
     return sorted(nodes, key=lambda node: (node.shown, node.keys))
 
 
@@ -196,7 +201,7 @@ def _cluster_labels(labels: Mapping[str, str]) -> Key:
 
 def _merged(
     groups: Mapping[tuple[str, Key], list[Key]],
-    names: Mapping[Key, tuple[str, str]],
+    names: Mapping[Key, Name],
     gpus: Mapping[str, Collection[Key]],
 ) -> list[list[Key]]:
     """Join groups of one node name that know the same GPU."""
