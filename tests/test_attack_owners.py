@@ -143,6 +143,17 @@ def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
     assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.leaves), "the claim may hold it"
 
 
+def test_claim_that_may_be_for_administrators_wastes_nothing() -> None:
+    """A monitor's claim with admin access takes no device from anybody. Whether a claim is one, only the driver's notes
+    tell, which the chart does not mount (`privileges.dra` is off)."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "mon", "all-gpus")]}
+    monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [monitor, other])
+    node.collect()
+    shown = waste_values(node_map(node.collect()), Shape())
+    assert shown["findings"] == []
+
+
 # --- a device checkpoint of before ------------------------------------------------------------------------------------
 
 
@@ -181,7 +192,9 @@ def test_only_directory_that_is_left_names_no_other_container() -> None:
     """A cleaner removed the logs of a pod that runs; then its sidecar restarted, for which the kubelet made a directory
     and a link anew. The directory of the other container is missing: that is no evidence for the sidecar."""
     pod = holder("server", CARD, side={})
-    node = IdentityNode([Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, pod, memory=40 * GIB)])
+    node = IdentityNode(
+        [Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, pod, memory=40 * GIB)]
+    )
     node.collect()
     pod.has_links = False
     node.trees = (LogTree(pod.uid, "ml", "server", ("side",)),)
@@ -357,8 +370,8 @@ def test_pid_that_nvml_went_on_listing_is_not_its_next_process() -> None:
 
 
 def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
-    """A privileged container makes a cgroup with the UID of a victim below its own. No file has its own UID: it holds no
-    device, and its log directory was removed. The victim must not pay."""
+    """A privileged container makes a cgroup with the UID of a victim below its own. No file has its own UID: it holds
+    no device, and its log directory was removed. The victim must not pay."""
     victim, thief = holder("victim", CARD), Pod("ml", "thief", {"main": {}}, has_tree=False, has_links=False)
     node = IdentityNode([Gpu(0), Gpu(1)], [victim, thief])
     inner = tuple(PodCgroup(pod.uid, pod.container_id("main")) for pod in (thief, victim))
@@ -385,8 +398,8 @@ class Renumbered(Gpu):
 
 
 def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
-    """A card was unbound and NVML counts anew; then gpumap restarts (a new version of its DaemonSet). What index 1 meant
-    when the plugin answered, nobody knows any more."""
+    """A card was unbound and NVML counts anew; then gpumap restarts (a new version of its DaemonSet). What index 1
+    meant when the plugin answered, nobody knows any more."""
     resource = "aliyun.com/gpu-mem"
     pod = Pod("ml", "server", {"main": {resource: [f"{CARD}-_-1"]}})
     pod.answers = {("main", resource): PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "1"),))}
@@ -449,3 +462,38 @@ def test_pod_on_a_reserved_card_is_no_squatter() -> None:
     snapshot = node.collect()
     assert lies(snapshot) == {}
     assert blamed(snapshot) == []
+
+
+# --- devices that the List does not tell of ---------------------------------------------------------------------------
+
+
+def test_card_of_an_init_container_has_not_0_holders() -> None:
+    """Only the init container requests the card (a compiler of kernels, a warm-up). The kubelet keeps it for the pod;
+    the checkpoint has the row, and the container computes."""
+    pod = Pod("ml", "job", {"main": {}}, init={"warm": {WHOLE: [str(CARD)]}})
+    node = IdentityNode([Gpu(0)], [pod], [Process(10, CARD, pod, "warm", memory=40 * GIB)])
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == 40 * GIB
+    assert holders(snapshot) != 0
+
+
+def test_leftover_of_a_job_that_ended_is_no_squatter() -> None:
+    """Kubelets before 1.34 list a Succeeded pod as long as the API server has it, without its devices; its row stays in
+    the checkpoint. What its container left was assigned to it."""
+    job, other = Pod("ml", "job", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
+    node.rows = (CheckpointEntry(job.uid, "main", WHOLE, frozenset({DeviceId(str(CARD))})),)
+    node.collect()
+    assert lies(node.collect()) == {}
+
+
+def test_pod_that_only_the_grace_keeps_has_no_zero() -> None:
+    """A job ended while the kubelet restarted. No List has it since; its directory is there for a while. Nobody says
+    that it holds the card (docs/dev/evidence.md: the zero needs a List that assigns the leaf)."""
+    job, other = holder("job", CARD), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
+    node.collect()
+    node.socket, job.listed, node.processes = "second", False, []
+    snapshot = node.collect()
+    assert use(snapshot, job.full(), CARD) is None
