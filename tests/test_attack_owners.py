@@ -27,6 +27,7 @@ from gpumap.model.observations import (
     DeviceId,
     DraState,
     LogTree,
+    Moment,
     PluginAnswer,
     PodCgroup,
     PodIdentity,
@@ -434,6 +435,28 @@ def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
     snapshot = node.collect(5)
     found = use(snapshot, pod.full(), CARD)
     assert found is None or found.last_active is None or node.now.wall - found.last_active < 200
+
+
+class SteppedClock(IdentityNode):
+    """A node whose wall clock is set on by `jump` seconds (NTP after a boot, a virtual machine that was resumed)."""
+
+    jump = 0.0
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.clock, 1.7e9 + self.clock + self.jump, 0.0)
+
+
+def test_wall_clock_that_is_set_on_makes_no_holder_idle() -> None:
+    """The container computed five seconds ago, and waits for its data just now."""
+    pod = holder("trainer", CARD)
+    process = Process(10, CARD, pod, memory=79 * GIB, sm=0.9)
+    node = SteppedClock([Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [process])
+    node.collect()
+    node.collect()
+    process.sm, node.jump = 0.0, 3600.0
+    shown = waste_values(node_map(node.collect()), Shape())
+    assert [one["why"] for one in shown["findings"] if one["finding"] == "idle"] == []
 
 
 # --- kubelets 1.20 to 1.22 --------------------------------------------------------------------------------------------
