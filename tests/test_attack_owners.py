@@ -247,6 +247,23 @@ def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> Non
     assert found is None or found.memory_bytes == 40 * GIB, "its process runs"
 
 
+def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor() -> None:
+    """A notebook with a GPU was deleted with --force, and made anew without one. The old one has 30 s to end; the new
+    one waits for its volume: it is listed, and has no directory yet. Nothing is missing, all files are read."""
+    old, other = holder("notebook-0", CARD), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [old, other], [Process(10, CARD, old, memory=40 * GIB)])
+    node.collect()
+    assert owners(node.collect(), CARD)["assigned"] == 40 * GIB
+    new = replace(old, ids={"main": {}}, generation=1, has_tree=False, has_links=False)
+    old.listed = False
+    node.pods.append(new)
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unassigned"] == 0
+    assert ("squatter", "notebook-0") not in blamed(snapshot)
+    assert use(snapshot, new.full(), CARD) is None, "the memory is its predecessor's"
+
+
 # --- the Pods API -----------------------------------------------------------------------------------------------------
 
 
