@@ -247,14 +247,23 @@ def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> Non
     assert found is None or found.memory_bytes == 40 * GIB, "its process runs"
 
 
-def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor() -> None:
-    """A notebook with a GPU was deleted with --force, and made anew without one. The old one has 30 s to end; the new
-    one waits for its volume: it is listed, and has no directory yet. Nothing is missing, all files are read."""
+@pytest.mark.parametrize("dra", [False, True], ids=["a GPU, then none", "claims of two GPUs"])
+def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor(dra: bool) -> None:
+    """A notebook with a GPU was deleted with --force, and made anew without one, or with a claim of another one. The
+    old one has 30 s to end; the new one waits for its volume: it is listed, and has no directory yet. Nothing is
+    missing, all files of the chart's default are read."""
     old, other = holder("notebook-0", CARD), Pod("kube-system", "proxy", {"main": {}})
-    node = IdentityNode([Gpu(0)], [old, other], [Process(10, CARD, old, memory=40 * GIB)])
+    new_claims: dict[str, list[ClaimDevice]] = {}
+    if dra:
+        claims = [
+            {"main": [ClaimDevice("gpu.nvidia.com", "node-a", f"gpu-{n}", "", "ml", f"gpu-{n}")]} for n in range(2)
+        ]
+        old, new_claims = Pod("ml", "notebook-0", claims=claims[0]), claims[1]
+    node = IdentityNode([Gpu(0), Gpu(1)], [old, other], [Process(10, CARD, old, memory=40 * GIB)])
     node.collect()
     assert owners(node.collect(), CARD)["assigned"] == 40 * GIB
-    new = replace(old, ids={"main": {}}, generation=1, has_tree=False, has_links=False)
+    ids: dict[str, dict[str, list[str]]] = {} if dra else {"main": {}}
+    new = replace(old, ids=ids, claims=new_claims, generation=1, has_tree=False, has_links=False)
     old.listed = False
     node.pods.append(new)
     node.collect()
