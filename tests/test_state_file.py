@@ -15,6 +15,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -35,7 +36,7 @@ from gpumap.agent.join.accounting import GpuCounters
 from gpumap.agent.join.xids import ContainerXidMemory, GpuXidMemory, XidMemory
 from gpumap.agent.metrics import native
 from gpumap.agent.state import USABLE_SECONDS, OutdatedError, decode, encode
-from gpumap.agent.state_file import BYTES_MAX, StateFile, read_boot_id, replace_file
+from gpumap.agent.state_file import BYTES_MAX, FileLock, StateFile, lock_path, read_boot_id, replace_file
 from gpumap.model.errors import UsageError
 from gpumap.model.observations import ContainerName, Failed, Moment, Observed, ProcTable, SourceAnswer, SourceError
 from gpumap.model.readings import Uuid
@@ -327,7 +328,7 @@ async def test_a_file_of_its_owner_alone_replaced_at_once(tmp_path: Path) -> Non
         await state.save(node.memory)
         await state.close()
         assert first.read() != path.read_bytes(), "replaced, not written into"
-    assert os.listdir(tmp_path) == ["state.json"]
+    assert sorted(os.listdir(tmp_path)) == ["state.json", "state.json.lock"]
 
 
 async def test_nothing_to_lose_is_not_written(tmp_path: Path) -> None:
@@ -441,7 +442,8 @@ async def test_a_file_that_cannot_be_used_is_one_line(
     assert record.levelname == "WARNING"
     assert str(path) in record.getMessage()
     assert "\n" not in record.getMessage()
-    assert os.listdir(tmp_path) == ["state.json.unread" if kind == "folder" else "state.json.damaged"]
+    aside = "state.json.unread" if kind == "folder" else "state.json.damaged"
+    assert {*os.listdir(tmp_path)} == {aside, "state.json.lock"}
 
 
 async def test_a_disk_that_fails_is_told_when_it_begins_and_when_it_ends(
@@ -510,6 +512,7 @@ class Disk:
     """The process that writes was killed: nothing of it reaches the disk any more."""
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    file_lock: FileLock | None = None
 
     def replace_file(self, path: Path, text: bytes) -> None:
         if self.hangs:
@@ -529,10 +532,18 @@ class Disk:
         with self.lock:
             self.killed = True
         self.released.set()
+        if self.file_lock is not None:
+            self.file_lock.release()  # as the kernel does
 
     def state_file(self, path: Path) -> StateFile:
+        self.file_lock = FileLock(lock_path(path))
         return StateFile(
-            path, deadline_seconds=0.02, replace_file=self.replace_file, remove_file=self.remove_file, load_seconds=20.0
+            path,
+            deadline_seconds=0.02,
+            replace_file=self.replace_file,
+            remove_file=self.remove_file,
+            load_seconds=20.0,
+            lock=self.file_lock,
         )
 
 
@@ -620,7 +631,7 @@ class ProcSource:
 
 
 async def lives(directory: Path, data: st.DataObject) -> None:
-    """A node whose disk fails now and then, whose gpumap is killed and started again, and which may reboot."""
+    """A node whose disk fails now and then, whose gpumap is killed, started again or replaced, and which may reboot."""
     node, path, disk = lived(now().monotonic), directory / "state.json", Disk()
     agent = await Agent(node, disk.state_file(path)).start()
     seen: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
@@ -633,7 +644,13 @@ async def lives(directory: Path, data: st.DataObject) -> None:
         for series, value in page.items():
             assert value >= seen.get(series, 0.0) or value == 0, f"{series} fell from {seen[series]} to {value}"
         seen |= page
-        if data.draw(st.booleans()):
+        if data.draw(st.sampled_from([False, False, True])):  # both at once, as in a roll-out with maxSurge
+            after = await Agent(node, (disk_after := Disk()).state_file(path)).start()
+            assert own_counters(await after.page()) == {}
+            disk.kill()
+            agent.loop.close()
+            agent, disk = after, disk_after
+        elif data.draw(st.booleans()):
             disk.kill()
             agent.loop.close()
             if data.draw(st.sampled_from([False, False, True])) and path.exists():
@@ -658,11 +675,64 @@ async def test_counters_of_before_a_crash_are_not_taken_up(tmp_path: Path) -> No
     await agent.page()
     older = path.read_text()
     await agent.page(55.0)
+    await agent.state.close()
     assert BOOT is not None
     path.write_text(older.replace(BOOT, "an earlier boot"))
     page = own_counters(await (await Agent(node, StateFile(path)).start()).page())
     assert page
     assert set(page.values()) == {0.0}
+
+
+async def test_two_agents_on_one_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second serves no counters while the first runs, and starts at 0 when it has ended; then the file is its."""
+    caplog.set_level(logging.INFO)
+    path, node = tmp_path / "state.json", lived(now().monotonic)
+    first = await Agent(node, StateFile(path)).start()
+    for _ in range(4):
+        before = own_counters(await first.page())
+    second = await Agent(node, StateFile(path)).start()
+    for _ in range(2):
+        page = await second.page()
+        assert own_counters(page) == {}
+        assert second.snapshots[-1].containers, "the rest of the page is there"
+        after = own_counters(await first.page())
+        assert all(after[series] >= value for series, value in before.items())
+        before = after
+    await first.state.close()
+    assert path.read_bytes() == encode(first.loop._memory, BOOT), "the first one's counters are in the file"
+    begun = own_counters(await second.page())
+    assert begun.keys() >= {series for series in before if "xid" not in series[0]}
+    assert set(begun.values()) == {0.0}
+    risen = own_counters(await second.page())
+    assert max(risen.values()) > 0
+    await second.state.close()
+    third = own_counters(await (await Agent(node, StateFile(path)).start()).page())
+    assert all(third[series] >= value for series, value in risen.items())
+    told = [said for one in caplog.records if "gpumap" in (said := one.getMessage()) and str(path) in said]
+    assert told == [
+        f"the page has no counters while another gpumap uses the state file path={path}",
+        f"counters start at 0: the other gpumap has ended path={path}",
+    ]
+
+
+def test_a_gpumap_that_is_killed_holds_no_file(tmp_path: Path) -> None:
+    """The kernel releases the lock, also if the process could not. Without the lock, the file is not read."""
+
+    def load() -> Memory:
+        return asyncio.run(StateFile(path).load(node.now))
+
+    path, node = tmp_path / "state.json", lived(now().monotonic)
+    path.write_bytes(encode(node.memory, BOOT))
+    script = (
+        "import sys, time, pathlib; from gpumap.agent.state_file import FileLock\n"
+        "lock = FileLock(pathlib.Path(sys.argv[1])); print(lock.take(), flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, f"{path}.lock"], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert load() == Memory()
+        other.kill()
+    assert load().ledger.charges
 
 
 @pytest.mark.parametrize("removes", [True, False])
@@ -677,6 +747,7 @@ async def test_a_disk_that_turns_read_only(removes: bool, tmp_path: Path) -> Non
     assert agent.snapshots[-1].containers, "the rest of the page is there"
     assert path.exists() != removes
     assert own_counters(await agent.page(USABLE_SECONDS))
+    disk.kill()
     assert (await StateFile(path).load(node.now)) == Memory(), "then the file has expired"
 
 

@@ -2,24 +2,26 @@
 
 A restart never takes up counters that are older than served ones. If a write fails, gpumap removes the file. If it can
 neither write nor remove the file, the page has no counters until the file expires. A slow disk does not delay the page.
-gpumap never overwrites an unusable file: it renames the file first.
+gpumap never overwrites an unusable file: it renames the file first. While another gpumap uses the file, the page has no
+counters either: two agents would overwrite each other's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.join import Memory
 from gpumap.agent.join.accounting import elapsed
-from gpumap.agent.state import USABLE_SECONDS, OutdatedError, decode, encode, usable_until, worth_saving
+from gpumap.agent.state import USABLE_SECONDS, OutdatedError, State, decode, encode, usable_until, worth_saving
 from gpumap.model.observations import Moment
 
 BYTES_MAX = 16 << 20
@@ -77,6 +79,45 @@ def read_boot_id() -> str | None:
         return None
 
 
+def lock_path(path: Path) -> Path:
+    """Return the file whose lock protects the state file, which is itself replaced at each write."""
+    return path.with_name(f"{path.name}.lock")
+
+
+class FileLock:
+    """A lock of one process. The kernel releases it when the process ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def take(self) -> bool:
+        """Return whether no other process holds it. If the disk cannot lock, there is no lock to respect."""
+        if self._file is not None:
+            return True
+        more = os.O_NONBLOCK | os.O_NOFOLLOW
+        try:
+            file = open(self._path, "ab", opener=lambda name, flags: os.open(name, flags | more, 0o600))  # noqa: SIM115
+        except OSError:
+            return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            return not isinstance(error, BlockingIOError)
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class _InUseError(Exception):
+    """Another gpumap uses the file."""
+
+
 class _Outcome(NamedTuple):
     """What became of a write: why it failed, or ""; and whether the older file is gone then."""
 
@@ -95,6 +136,7 @@ class StateFile:
         read_file: Callable[[Path], bytes] = read_file,
         load_seconds: float = LOAD_SECONDS,
         remove_file: Callable[[Path], None] = remove_file,
+        lock: FileLock | None = None,
     ) -> None:
         self._path = path
         self._deadline_seconds = deadline_seconds
@@ -102,6 +144,9 @@ class StateFile:
         self._read_file = read_file
         self._remove_file = remove_file
         self._load_seconds = load_seconds
+        self._lock = lock or FileLock(lock_path(path))
+        self._in_use = False
+        """Whether another gpumap uses the file."""
         self._boot_id = read_boot_id()
         self._writes = True
         self._usable_until = 0.0
@@ -114,9 +159,11 @@ class StateFile:
     async def load(self, now: Moment) -> Memory:
         """Return the memory to start with. An unusable file is logged and treated as missing."""
         try:
-            state = await self._executor.run(
-                lambda: decode(self._read_file(self._path), now, self._boot_id), self._load_seconds
-            )
+            state = await self._executor.run(lambda: self._read(now), self._load_seconds)
+        except _InUseError:
+            self._in_use = True
+            log.warning("the page has no counters while another gpumap uses the state file path=%s", self._path)
+            return Memory()
         except FileNotFoundError:
             log.info("counters start at 0: there is no state file yet path=%s", self._path)
             return Memory()
@@ -139,6 +186,11 @@ class StateFile:
         )
         self._usable_until = elapsed(now) + USABLE_SECONDS
         return Memory(ledger=state.ledger, xids=state.xids, uses=state.uses)
+
+    def _read(self, now: Moment) -> State:
+        if not self._lock.take():
+            raise _InUseError
+        return decode(self._read_file(self._path), now, self._boot_id)
 
     async def _set_aside(self, suffix: str, why: str) -> None:
         """Rename the file, replacing an earlier one of that name. If this fails, nothing is written until a restart.
@@ -165,17 +217,32 @@ class StateFile:
         """
         if not worth_saving(memory):
             return True
+        if self._in_use and not await self._take_over(memory):
+            return False
         if self._writes:
             self._newest = memory
             if await self._write(memory):
                 return True
         return elapsed(memory.ledger.at or Moment(0.0, 0.0)) > self._usable_until
 
+    async def _take_over(self, memory: Memory) -> bool:
+        """Return whether the other gpumap has ended. Its counters are not taken up: this page starts at 0."""
+        try:
+            self._in_use = not await self._executor.run(self._lock.take, self._deadline_seconds)
+        except TimeoutError:
+            return False
+        if not self._in_use:
+            self._usable_until = usable_until(memory)  # of the other's file, until it is overwritten
+            log.info("counters start at 0: the other gpumap has ended path=%s", self._path)
+        return not self._in_use
+
     async def close(self) -> None:
         """Write the newest memory, if the disk answers."""
         if self._newest is not None:
             await self._wait_for_write()
             await self._write(self._newest)
+        if self._writing is None or self._writing.done():
+            self._lock.release()
         self._executor.close()
 
     async def _write(self, memory: Memory) -> bool:

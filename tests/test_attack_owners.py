@@ -1,0 +1,548 @@
+"""Attacks on owners: situations in which gpumap accuses, or says 0, without evidence for it. Each test is a lie."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from gpumap.agent.join import Memory
+from gpumap.agent.node_map import node_map
+from gpumap.agent.settings import resolve
+from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.cli.tables import Shape
+from gpumap.lab.demo import texts
+from gpumap.model.observations import (
+    CgroupKind,
+    CgroupMembership,
+    CheckpointEntry,
+    ClaimDevice,
+    ClaimPods,
+    ContainerLink,
+    ContainerName,
+    DeviceId,
+    DraState,
+    LogTree,
+    Moment,
+    PluginAnswer,
+    PodCgroup,
+    PodIdentity,
+    PreparedDevice,
+    ReportedPod,
+    ResourceDevices,
+)
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
+from tests import agent
+from tests.node import Node
+from tests.node import gpu_uuid as node_gpu_uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, use
+from tests.shown import waste_values
+from tests.test_dra_sources import claim, driver_checkpoint, entry, gpu, state
+
+CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
+WHOLE, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+
+
+def holder(name: str, *uuids: Uuid, **more: dict[str, list[str]]) -> Pod:
+    return Pod("ml", name, {"main": {WHOLE: list(map(str, uuids))}, **more})
+
+
+@dataclass
+class IdentityNode(TestNode):
+    """A node whose identity files a test writes itself, where they are not None."""
+
+    dra: DraState | None = None
+    reported: tuple[ReportedPod, ...] | None = None
+    rows: tuple[CheckpointEntry, ...] | None = None
+    trees: tuple[LogTree, ...] | None = None
+
+    @property
+    def has_no_identity(self) -> bool:
+        return "pod_identity" in self.down or (
+            self.reported is None and not (self.checkpoint_readable or self.logs_readable)
+        )
+
+    def _identity(self) -> PodIdentity:
+        found = super()._identity()
+        if self.rows is not None and found.checkpoint is not None:
+            found = replace(found, checkpoint=self._same(replace(found.checkpoint, entries=self.rows)))
+        if self.trees is not None and found.logs is not None:
+            found = replace(found, logs=self._same(replace(found.logs, trees=self.trees)))
+        return replace(
+            found,
+            dra=found.dra if self.dra is None else self._same(self.dra),
+            pods=None if self.reported is None else self._same(self.reported),
+        )
+
+
+def lies(snapshot: Snapshot, leaf: Uuid = CARD) -> dict[str, int | None]:
+    """The bytes of accused owners on a leaf, those that are not 0."""
+    found = owners(snapshot, leaf)
+    return {name: found[name] for name in ("unassigned", "gone") if found.get(name)}
+
+
+def blamed(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Whom `gpumap waste` accuses of what."""
+    shown = waste_values(node_map(snapshot), Shape())
+    return [(one["finding"], one["pod"]) for one in shown["findings"] if one["finding"] in ("squatter", "leftover")]
+
+
+def holders(snapshot: Snapshot, leaf: Uuid = CARD) -> int | None:
+    return next(one.holders for one in snapshot.leaves if one.uuid == leaf)
+
+
+# --- DRA on kubelets that do not list claims --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("files", [True, False], ids=["state files", "no state files"])
+def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(files: bool) -> None:
+    """Kubernetes 1.32 and 1.33 run DRA (beta), and their kubelets leave claims out of the List: the gate
+    KubeletPodResourcesDynamicResources is off until 1.34. The container is listed, without anything."""
+    pod, other = Pod("ml", "trainer", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)])
+    if files:
+        node.dra = DraState(
+            (ClaimPods("ml", "trainer-gpu-x7k2p", (pod.uid,)),),
+            (PreparedDevice("ml", "trainer-gpu-x7k2p", "gpu-0", "", CARD, False, None),),
+        )
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    assert holders(snapshot) != 0, "the claim holds it"
+
+
+async def test_service_calls_no_user_of_an_unlisted_claim_a_squatter(node: Node, library: Path) -> None:
+    """The same with a kubelet on a socket, its state and the driver's checkpoint as files, and the stand-in driver."""
+    node.admit("proxy", main=[])
+    trainer = node.admit("trainer", main=[])
+    node.tell_kubelet(registered=False)  # no device plugin runs here
+    node.run(trainer.cgroup("main"), 2, 8 * GIB)
+    root = node.kubelet_root
+    (root / "dra_manager_state").write_bytes(state(entry("train-gpus-x7k2p", trainer.uid)))
+    (root / "plugins" / "gpu.nvidia.com").mkdir(parents=True)
+    told = driver_checkpoint(claim(gpu("gpu-2", node_gpu_uuid(2))))
+    (root / "plugins" / "gpu.nvidia.com" / "checkpoint.json").write_bytes(told)
+    async with agent.serve(node, library=library) as running:
+        page = await running.later(5)
+        assert page.value("gpumap_container_unassigned_use", pod="trainer") is None
+        assert page.value("gpumap_device_holders", uuid=node_gpu_uuid(2)) != 0
+
+
+def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
+    """Kubelets 1.27 to 1.30 list a claim by its name and CDI names only: any device may be in it."""
+    claims = {"main": [ClaimDevice("", "", "", "", "ml", "trainer-gpu")]}
+    pod, other = Pod("ml", "trainer", claims=claims), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)])
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    assert holders(snapshot) != 0 or next(one.may_have_more for one in snapshot.leaves), "the claim may hold it"
+
+
+def test_claim_that_may_be_for_administrators_wastes_nothing() -> None:
+    """A monitor's claim with admin access takes no device from anybody. Whether a claim is one, only the driver's notes
+    tell, which the chart does not mount (`privileges.dra` is off)."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "mon", "all-gpus")]}
+    monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [monitor, other])
+    node.collect()
+    shown = waste_values(node_map(node.collect()), Shape())
+    assert shown["findings"] == []
+
+
+# --- a device checkpoint of before ------------------------------------------------------------------------------------
+
+
+def _checkpoint(path: Path, *rows: CheckpointEntry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entries = [texts.AllocatedEntry(row, ()) for row in rows]
+    path.write_text(texts.checkpoint_text(entries, (ResourceDevices(WHOLE, (DeviceId(str(CARD)),)),), {}))
+
+
+def test_checkpoint_of_before_the_root_was_moved_accuses_no_live_pod(tmp_path: Path) -> None:
+    """The kubelet's root was copied to a larger disk (`rsync /var/lib/kubelet /data/kubelet`, `--root-dir`). Kubelets
+    go on writing /var/lib/kubelet/device-plugins; the copy in the new root stays as it was, and is read first."""
+    live = holder("server", CARD)
+    before = replace(live, name="server-of-last-month")
+    row = CheckpointEntry(before.uid, "main", WHOLE, frozenset({DeviceId(str(CARD))}))
+    candidates = resolve(argparse.Namespace(kubelet_root=str(tmp_path / "data")), {}).checkpoint_candidates
+    assert [str(path.parents[1]) for path in candidates] == [str(tmp_path / "data"), "/var/lib/kubelet"]
+    copied, written = (tmp_path / name / "kubelet_internal_checkpoint" for name in ("data", "var"))
+    _checkpoint(copied, row)
+    os.utime(copied, (1.6e9, 1.6e9))
+    _checkpoint(written, replace(row, pod_uid=live.uid))
+    node = IdentityNode([Gpu(0)], [live, Pod("kube-system", "proxy", {"main": {}})])
+    node.processes = [Process(10, CARD, live, memory=40 * GIB)]
+    node.rows = CheckpointSource((copied, written)).read().value.entries
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    found = use(snapshot, live.full(), CARD)
+    assert found is None or found.memory_bytes == 40 * GIB, "it is not idle"
+
+
+# --- log directories --------------------------------------------------------------------------------------------------
+
+
+def test_only_directory_that_is_left_names_no_other_container() -> None:
+    """A cleaner removed the logs of a pod that runs; then its sidecar restarted, for which the kubelet made a directory
+    and a link anew. The directory of the other container is missing: that is no evidence for the sidecar."""
+    pod = holder("server", CARD, side={})
+    node = IdentityNode(
+        [Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, pod, memory=40 * GIB)]
+    )
+    node.collect()
+    pod.has_links = False
+    node.trees = (LogTree(pod.uid, "ml", "server", ("side",)),)
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    assert use(snapshot, pod.full("side"), CARD) is None, "it is the memory of main"
+    found = use(snapshot, pod.full(), CARD)
+    assert found is None or found.memory_bytes == 40 * GIB, "main is not idle"
+
+
+async def test_service_names_no_container_by_the_directory_that_is_left(node: Node, library: Path) -> None:
+    """The same with directories: the cleaner's `rm -rf`, and what the kubelet makes for a sidecar that restarts."""
+    server = node.admit("server", main=[node_gpu_uuid(1)], side=[])
+    node.admit("proxy", main=[])
+    node.run(server.cgroup("main"), 1, 8 * GIB)
+    logs = node.directory / "log"
+    async with agent.serve(node, library=library) as running:
+        await running.later(3)
+        tree = logs / "pods" / f"ml_server_{server.uid}"
+        shutil.rmtree(tree)
+        for link in (logs / "containers").glob("server_*"):
+            link.unlink()
+        (tree / "side").mkdir(parents=True)
+        link = ContainerLink("5" * 64, server.uid, ContainerName("ml", "server", "side"))
+        (logs / "containers" / texts.link_name(link)).symlink_to(texts.link_target(link))
+        page = await running.later(5)
+        assert page.value("gpumap_container_unassigned_use", pod="server") is None
+        assert page.value("gpumap_container_gpu_memory_used_bytes", pod="server", container="main") != 0
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["gpumap goes on", "gpumap restarted"])
+def test_directory_of_a_predecessor_makes_no_holder_idle(restarted: bool) -> None:
+    """Only the directory of an earlier pod of the name is left (a cleaner; a log disk mounted over the one that gpumap
+    has), and no row: a pod with a claim, or no checkpoint. Its own process carries a UID that nobody names."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
+    old, other = Pod("ml", "web-0", claims=claims, listed=False), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [replace(old, listed=True), other])
+    node.collect()
+    new = replace(old, generation=1, listed=True, has_tree=False, has_links=False)
+    node.pods = [old, new, other]
+    node.processes = [Process(10, CARD, new, memory=40 * GIB)]
+    if restarted:
+        node.memory = Memory()
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    found = use(snapshot, new.full(), CARD)
+    assert found is None or found.memory_bytes == 40 * GIB, "its process runs"
+
+
+@pytest.mark.parametrize("dra", [False, True], ids=["a GPU, then none", "claims of two GPUs"])
+def test_successor_without_a_directory_yet_does_not_pay_for_its_predecessor(dra: bool) -> None:
+    """A notebook with a GPU was deleted with --force, and made anew without one, or with a claim of another one. The
+    old one has 30 s to end; the new one waits for its volume: it is listed, and has no directory yet. Nothing is
+    missing, all files of the chart's default are read."""
+    old, other = holder("notebook-0", CARD), Pod("kube-system", "proxy", {"main": {}})
+    new_claims: dict[str, list[ClaimDevice]] = {}
+    if dra:
+        claims = [
+            {"main": [ClaimDevice("gpu.nvidia.com", "node-a", f"gpu-{n}", "", "ml", f"gpu-{n}")]} for n in range(2)
+        ]
+        old, new_claims = Pod("ml", "notebook-0", claims=claims[0]), claims[1]
+    node = IdentityNode([Gpu(0), Gpu(1)], [old, other], [Process(10, CARD, old, memory=40 * GIB)])
+    node.collect()
+    assert owners(node.collect(), CARD)["assigned"] == 40 * GIB
+    ids: dict[str, dict[str, list[str]]] = {} if dra else {"main": {}}
+    new = replace(old, ids=ids, claims=new_claims, generation=1, has_tree=False, has_links=False)
+    old.listed = False
+    node.pods.append(new)
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unassigned"] == 0
+    assert ("squatter", "notebook-0") not in blamed(snapshot)
+    assert use(snapshot, new.full(), CARD) is None, "the memory is its predecessor's"
+
+
+# --- the Pods API -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["new", "old"], ids=["new name", "same name"])
+def test_pod_that_the_pods_api_does_not_report_yet_is_not_gone(name: str) -> None:
+    """A kubelet drops an event; gpumap lists again after 60 s. The List of this collection has the pod, the Pods API's
+    answer, which is older, does not: so it is not "every pod". No files are mounted."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "c")]}
+    old, new = Pod("ml", "old", {"main": {}}), Pod("ml", name, claims=claims, generation=1)
+    node = IdentityNode([Gpu(0)], [old], checkpoint_readable=False, logs_readable=False)
+    node.reported = (ReportedPod(old.uid, "ml", "old"),)
+    node.collect()
+    node.pods = [old, new] if name == "new" else [new, Pod("kube-system", "proxy", {"main": {}})]
+    node.processes = [Process(10, CARD, new, memory=40 * GIB)]
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    found = use(snapshot, new.full(), CARD)
+    assert found is None or found.memory_bytes == 40 * GIB, "it is not idle"
+
+
+# --- a List that fails while the files go on --------------------------------------------------------------------------
+
+
+def handed_on(*, logs: bool) -> tuple[IdentityNode, Pod, Pod]:
+    """A card goes from one job to the next, whose containers have one name, while the List fails (another client uses
+    up the kubelet's hundred calls a second; an answer that is too large). The files are read as ever."""
+    old, new, neighbour = holder("job-1", CARD), holder("job-2", CARD), holder("neighbour", OTHER)
+    node = IdentityNode([Gpu(0), Gpu(1)], [old, neighbour], logs_readable=logs)
+    node.processes = [Process(10, CARD, old, memory=GIB)]
+    node.collect()
+    node.down, node.kubelet_reason = {"kubelet"}, "rate_limited"
+    node.pods[0] = new
+    new.has_tree = new.has_links = False  # the kubelet writes the row first
+    node.processes = []
+    node.collect()
+    new.has_tree = new.has_links = True
+    node.processes = [Process(11, CARD, new, memory=40 * GIB)]
+    return node, old, new
+
+
+def test_remembered_list_credits_no_pod_with_its_successor() -> None:
+    """The memory of job-2 is not that of job-1, which is no more."""
+    node, old, _ = handed_on(logs=False)
+    rows = {one.name: one.use.memory_bytes for one in node.collect().containers if one.use}
+    assert not any(rows[name] for name in rows if name.pod == old.name)
+
+
+def test_live_pod_is_not_gone_after_a_list_that_failed() -> None:
+    """The List is back, and has job-2, which holds the card and uses it."""
+    node, _, new = handed_on(logs=False)
+    node.collect()
+    node.down = set()
+    for _ in range(5):
+        snapshot = node.collect(30)
+    assert lies(snapshot) == {}
+    assert blamed(snapshot) == []
+    found = use(snapshot, new.full(), CARD)
+    assert found is None or found.memory_bytes == 40 * GIB
+
+
+def test_live_pod_is_known_again_after_a_list_that_failed() -> None:
+    """With the logs too nobody is accused; but the pod is never known again, as long as it lives."""
+    node, _, new = handed_on(logs=True)
+    node.collect()
+    node.down = set()
+    for _ in range(5):
+        snapshot = node.collect(30)
+    assert owners(snapshot, CARD)["assigned"] == 40 * GIB
+    found = use(snapshot, new.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == 40 * GIB
+
+
+# --- a kubelet that restarted -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("files", ["none", "emptied"])
+def test_empty_list_after_a_restart_is_no_zero_of_holders(files: str) -> None:
+    """Only the pod-resources directory is mounted (the first step of privilege), or the files are there and empty; the
+    kubelet has restarted and does not reach the API server. Its List has no pod at all: nobody knows who holds what."""
+    pod = holder("server", CARD)
+    node = IdentityNode([Gpu(0)], [pod])
+    node.checkpoint_readable = node.logs_readable = files == "emptied"
+    node.rows, node.trees = (), ()
+    assert holders(node.collect()) == 1
+    node.socket, pod.listed = "second", False
+    pod.has_links = False
+    assert holders(node.collect()) != 0
+
+
+def test_static_pod_with_a_uid_of_its_own_makes_no_list_complete() -> None:
+    """A manifest that was saved with `kubectl get -o yaml` has `metadata.uid`; the kubelet takes it as it is. After a
+    restart without the API server it is all that is listed."""
+    static, pod = Pod("kube-system", "proxy-node-a", {"main": {}}), holder("server", CARD)
+    node = IdentityNode([Gpu(0)], [static, pod], [Process(10, CARD, pod, memory=40 * GIB)])
+    node.collect()
+    node.socket, pod.listed = "second", False
+    for _ in range(20):
+        snapshot = node.collect()
+        assert lies(snapshot) == {}
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_pid_that_nvml_went_on_listing_is_not_its_next_process() -> None:
+    """A trainer died and left its memory to a child that holds the device open: NVML lists the dead PID for days. Then
+    the PID is given to a shell in another pod, which never touched a GPU."""
+    trainer, web = holder("trainer", CARD), Pod("ml", "web", {"main": {}})
+    process = Process(4711, CARD, trainer, memory=40 * GIB)
+    node = IdentityNode([Gpu(0)], [trainer, web], [process])
+    node.collect()
+    process.left = True
+    for _ in range(3):
+        node.collect()
+    process.left, process.pod, process.start = False, web, 900_000
+    for _ in range(3):
+        snapshot = node.collect()
+        assert lies(snapshot) == {}
+        assert use(snapshot, web.full(), CARD) is None, "the memory is the trainer's"
+
+
+def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
+    """A privileged container makes a cgroup with the UID of a victim below its own. No file has its own UID: it holds
+    no device, and its log directory was removed. The victim must not pay."""
+    victim, thief = holder("victim", CARD), Pod("ml", "thief", {"main": {}}, has_tree=False, has_links=False)
+    node = IdentityNode([Gpu(0), Gpu(1)], [victim, thief])
+    inner = tuple(PodCgroup(pod.uid, pod.container_id("main")) for pod in (thief, victim))
+    node.processes = [Process(10, OTHER, thief, memory=40 * GIB, cgroup=CgroupMembership(CgroupKind.POD, inner))]
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot, OTHER) == {}
+    assert use(snapshot, victim.full(), OTHER) is None
+
+
+# --- gpumap's own restart ---------------------------------------------------------------------------------------------
+
+
+class Renumbered(Gpu):
+    """A card at another index than the one that its uuid was made of."""
+
+    def __init__(self, gpu: Gpu, index: int) -> None:
+        super().__init__(index, minor=gpu.device_minor)
+        self._uuid = gpu.uuid
+
+    @property
+    def uuid(self) -> Uuid:
+        return self._uuid
+
+
+def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
+    """A card was unbound and NVML counts anew; then gpumap restarts (a new version of its DaemonSet). What index 1
+    meant when the plugin answered, nobody knows any more."""
+    resource = "aliyun.com/gpu-mem"
+    pod = Pod("ml", "server", {"main": {resource: [f"{CARD}-_-1"]}})
+    pod.answers = {("main", resource): PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "1"),))}
+    node = IdentityNode([Gpu(0), Gpu(1), Gpu(2)], [pod, Pod("ml", "other", {"main": {}})])
+    node.processes = [Process(10, OTHER, pod, memory=10 * GIB)]
+    node.collect()
+    _, second, third = node.gpus
+    node.gpus = [Renumbered(second, 0), Renumbered(third, 1)]
+    assert lies(node.collect(), OTHER) == {}
+    node.memory = Memory()
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot, OTHER) == {}
+    assert use(snapshot, pod.full(), gpu_uuid(2)) is None, "it never had that card: there is no zero of it"
+
+
+# --- since when a holder is idle --------------------------------------------------------------------------------------
+
+
+def test_idle_time_of_a_predecessor_is_not_its_successors() -> None:
+    """With hostPID, and without the files: a pod is made anew under its name, three minutes after its predecessor."""
+    pod = holder("web-0", CARD)
+    node = IdentityNode([Gpu(0)], [pod], checkpoint_readable=False, logs_readable=False)
+    node.processes = []
+    node.collect()
+    for _ in range(30):
+        node.collect(60)
+    pod.listed = False
+    node.pods.append(Pod("kube-system", "proxy", {"main": {}}))
+    node.collect(180)
+    node.pods[0] = replace(pod, generation=1, listed=True)
+    snapshot = node.collect(5)
+    found = use(snapshot, pod.full(), CARD)
+    assert found is None or found.last_active is None or node.now.wall - found.last_active < 200
+
+
+class SteppedClock(IdentityNode):
+    """A node whose wall clock is set on by `jump` seconds (NTP after a boot, a virtual machine that was resumed)."""
+
+    jump = 0.0
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.clock, 1.7e9 + self.clock + self.jump, 0.0)
+
+
+def test_wall_clock_that_is_set_on_makes_no_holder_idle() -> None:
+    """The container computed five seconds ago, and waits for its data just now."""
+    pod = holder("trainer", CARD)
+    process = Process(10, CARD, pod, memory=79 * GIB, sm=0.9)
+    node = SteppedClock([Gpu(0)], [pod, Pod("kube-system", "proxy", {"main": {}})], [process])
+    node.collect()
+    node.collect()
+    process.sm, node.jump = 0.0, 3600.0
+    shown = waste_values(node_map(node.collect()), Shape())
+    assert [one["why"] for one in shown["findings"] if one["finding"] == "idle"] == []
+
+
+# --- kubelets 1.20 to 1.22 --------------------------------------------------------------------------------------------
+
+
+def test_device_that_an_old_kubelet_leaves_out_has_not_0_holders() -> None:
+    """Kubelets 1.20 to 1.22 do not list devices without NUMA topology, as those of most virtual machines. The pod is
+    listed, its UID is known, and the checkpoint has its row: the card is not free."""
+    idle, other = holder("idle", CARD), Pod("ml", "other", {"main": {}})
+    node = IdentityNode([Gpu(0)], [idle, other], left_out={WHOLE})
+    node.collect()
+    assert holders(node.collect()) != 0
+
+
+# --- reservations -----------------------------------------------------------------------------------------------------
+
+
+def test_pod_on_a_reserved_card_is_no_squatter() -> None:
+    """KAI-Scheduler and Run:ai: a reservation pod holds the card, and the users request nothing of the kubelet
+    (contract, section 9: `scheduled`, never `unassigned`; a reservation is not idle)."""
+    ids = {"resource-reservation": {WHOLE: [str(CARD)]}}
+    reservation = Pod("kai-resource-reservation", "gpu-reservation-node-a-x7k2p", ids)
+    user = Pod("ml", "notebook", {"main": {}})
+    node = IdentityNode([Gpu(0)], [reservation, user], [Process(10, CARD, user, memory=20 * GIB)])
+    node.collect()
+    snapshot = node.collect()
+    assert lies(snapshot) == {}
+    assert blamed(snapshot) == []
+
+
+# --- devices that the List does not tell of ---------------------------------------------------------------------------
+
+
+def test_card_of_an_init_container_has_not_0_holders() -> None:
+    """Only the init container requests the card (a compiler of kernels, a warm-up). The kubelet keeps it for the pod;
+    the checkpoint has the row, and the container computes."""
+    pod = Pod("ml", "job", {"main": {}}, init={"warm": {WHOLE: [str(CARD)]}})
+    node = IdentityNode([Gpu(0)], [pod], [Process(10, CARD, pod, "warm", memory=40 * GIB)])
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["assigned"] == 40 * GIB
+    assert holders(snapshot) != 0
+
+
+def test_leftover_of_a_job_that_ended_is_no_squatter() -> None:
+    """Kubelets before 1.34 list a Succeeded pod as long as the API server has it, without its devices; its row stays in
+    the checkpoint. What its container left was assigned to it."""
+    job, other = Pod("ml", "job", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
+    node.rows = (CheckpointEntry(job.uid, "main", WHOLE, frozenset({DeviceId(str(CARD))})),)
+    node.collect()
+    assert lies(node.collect()) == {}
+
+
+def test_pod_that_only_the_grace_keeps_has_no_zero() -> None:
+    """A job ended while the kubelet restarted. No List has it since; its directory is there for a while. Nobody says
+    that it holds the card (docs/dev/evidence.md: the zero needs a List that assigns the leaf)."""
+    job, other = holder("job", CARD), Pod("kube-system", "proxy", {"main": {}})
+    node = IdentityNode([Gpu(0)], [job, other], [Process(10, CARD, job, memory=40 * GIB)])
+    node.collect()
+    node.socket, job.listed, node.processes = "second", False, []
+    snapshot = node.collect()
+    assert use(snapshot, job.full(), CARD) is None
