@@ -206,8 +206,9 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     assert wasted(found) == {}
     assert "Not idle for 5m yet, but not computing just now: ml/lazy." in waste_table(found, Shape())
     assert wasted(found, idle_after_seconds=30.0) == {"idle": ("lazy",)}
-    node.collect(seconds=150)
-    found = node_map(node.collect(seconds=150))
+    for _ in range(5):
+        node.collect(seconds=50)
+    found = node_map(node.collect(seconds=50))
     assert wasted(found) == {"idle": ("lazy",)}
     assert "SM 0 for 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
@@ -275,8 +276,8 @@ def with_sidecar(sm: float) -> TestNode:
     node.collect()
     node.collect()
     node.processes[0].sm = sm
-    for _ in range(3):
-        node.collect(seconds=150)
+    for _ in range(9):
+        node.collect(seconds=50)
     return node
 
 

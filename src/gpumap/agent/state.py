@@ -107,7 +107,10 @@ class UseRow(Row, frozen=True, kw_only=True):
     pod_uid: str | None
     profile: str
     peak_bytes: Count | None
-    last_active: Number
+    rested_seconds: float
+    """Since its last activity."""
+    unmeasured_seconds: Number
+    """Since its SM time was last known."""
     kept_seconds: Number
     """How long gpumap keeps it, if the container is not present again."""
 
@@ -180,7 +183,7 @@ def encode(memory: Memory, boot_id: str | None) -> bytes:
         containers=_raw(ledger.charges, lambda key, charge: _container_row(key, charge, at.monotonic)),
         gpu_xids=_raw(xids.gpus, lambda uuid, gpu: _gpu_xids_row(uuid, gpu, at.monotonic)),
         container_xids=_raw(xids.containers, lambda key, one: _container_xids_row(key, one, at.monotonic)),
-        uses=_raw(memory.uses, lambda key, use: _use_row(key, use, at.monotonic)),
+        uses=_raw(memory.uses, lambda key, use: _use_row(key, use, at)),
     )
     return json.dumps(msgspec.to_builtins(document), separators=(",", ":"), allow_nan=False).encode()
 
@@ -242,7 +245,7 @@ def _container_xids_row(key: Key, one: ContainerXidMemory, now: float) -> Contai
     )
 
 
-def _use_row(key: Key, use: UseMemory, now: float) -> UseRow:
+def _use_row(key: Key, use: UseMemory, at: Moment) -> UseRow:
     name, uuid = key
     return UseRow(
         **name._asdict(),
@@ -250,8 +253,9 @@ def _use_row(key: Key, use: UseMemory, now: float) -> UseRow:
         pod_uid=use.pod_uid,
         profile=use.profile,
         peak_bytes=use.peak_bytes,
-        last_active=use.last_active,
-        kept_seconds=max(use.kept_until - now, 0.0),
+        rested_seconds=at.wall - use.last_active,
+        unmeasured_seconds=max(elapsed(at) - elapsed(use.measured), 0.0),
+        kept_seconds=max(use.kept_until - at.monotonic, 0.0),
     )
 
 
@@ -283,7 +287,7 @@ def decode(text: bytes, now: Moment, boot_id: str | None) -> State:
         gpus={Uuid(row.uuid): _gpu_xid_memory(row, stopped) for row in gpu_xids},
         containers={_key(row): _container_xid_memory(row, now.monotonic) for row in container_xids},
     )
-    uses = {_key(row): _use_memory(row, now.monotonic) for row in use_rows}
+    uses = {_key(row): _use_memory(row, now, away) for row in use_rows}
     valid = len(gpus) + len(away_gpus) + len(containers) + len(gpu_xids) + len(container_xids) + len(use_rows)
     return State(ledger, xids, uses, away, left_out=document.number_of_rows - valid)
 
@@ -376,6 +380,13 @@ def _container_xid_memory(row: ContainerXidsRow, now: float) -> ContainerXidMemo
     return ContainerXidMemory(dict(row.errors), kept_until=now + KEPT_SECONDS, seen_at=now - row.unseen_seconds)
 
 
-def _use_memory(row: UseRow, now: float) -> UseMemory:
-    uid = None if row.pod_uid is None else PodUid(row.pod_uid)
-    return UseMemory(uid, row.profile, row.peak_bytes, row.last_active, kept_until=now + row.kept_seconds)
+def _use_memory(row: UseRow, now: Moment, away: float) -> UseMemory:
+    unmeasured = away + row.unmeasured_seconds
+    return UseMemory(
+        pod_uid=None if row.pod_uid is None else PodUid(row.pod_uid),
+        profile=row.profile,
+        peak_bytes=row.peak_bytes,
+        last_active=now.wall - away - row.rested_seconds,
+        measured=Moment(now.monotonic - unmeasured, now.wall - unmeasured, now.asleep),
+        kept_until=now.monotonic + row.kept_seconds,
+    )

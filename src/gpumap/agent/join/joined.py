@@ -48,6 +48,7 @@ class Joined:
     attribution: Attribution
     recent_processes: Mapping[Uuid, RecentProcesses]
     leaf_uses: Mapping[Uuid, LeafUse]
+    stale_after_seconds: float
     uids: Mapping[PodName, PodUid]
     """UIDs of pods that have exactly one possible UID, or have measured processes."""
 
@@ -112,6 +113,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         attribution=attribution,
         recent_processes=recent,
         leaf_uses=_leaf_uses(inventory, attribution, recent),
+        stale_after_seconds=rules.stale_after_seconds,
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )
 
@@ -146,8 +148,10 @@ def _pod_table(
 def _leaf_uses(
     inventory: Inventory, attribution: Attribution, recent: Mapping[Uuid, RecentProcesses]
 ) -> dict[Uuid, LeafUse]:
-    samples = {gpu.uuid: gpu.reading.samples for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
-    return {
-        leaf: measure_leaf(processes, samples.get(leaf), recent[leaf].ended)
-        for leaf, processes in attribution.by_leaf.items()
-    }
+    readings = {gpu.uuid: gpu.reading for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
+    uses = {}
+    for leaf, processes in attribution.by_leaf.items():
+        reading = readings.get(leaf)
+        samples, utilization = (reading.samples, reading.utilization_ratio) if reading else (None, None)
+        uses[leaf] = measure_leaf(processes, samples, recent[leaf].ended, utilization)
+    return uses

@@ -176,7 +176,9 @@ def container_rows(
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         profile = joined.inventory.leaves[leaf].profile
         for name, measured in use.by_container(_idle(joined, leaf), joined.uids).items():
-            uses[name, leaf], kept[name, leaf] = with_history(measured, kept.get((name, leaf)), profile, at)
+            uses[name, leaf], kept[name, leaf] = with_history(
+                measured, kept.get((name, leaf)), profile, at, joined.stale_after_seconds
+            )
             if measured.times is not None:
                 sm_ratios[name, leaf] = measured.times.sm_sum
     rows = []

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.accounting import KEPT_SECONDS
+from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
 from gpumap.model.readings import DeviceMemory, ProcessSample, Uuid
@@ -30,7 +30,9 @@ class UseMemory(NamedTuple):
     """Profile of a MIG device, if known. The uuid is made of its GPU and ids, so a new device may have it again."""
     peak_bytes: int | None
     last_active: float
-    """Unix seconds. If it was never active: when gpumap first saw it."""
+    """Unix seconds. When it last computed, was first seen, or its SM time was unknown for long."""
+    measured: Moment
+    """When its SM time was last known."""
     kept_until: float
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
 
@@ -86,6 +88,9 @@ class LeafUse:
     """Time of ended processes, by their container."""
     has_samples: bool
     """The driver reports the time of processes."""
+    has_stray_time: bool = False
+    """Somebody computed, and no listed process did: a process that began and ended between two collections, or one that
+    the driver does not report. A container without SM time may have been it."""
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
@@ -123,16 +128,21 @@ class LeafUse:
             memory_controller += sample.memory_controller_ratio
             encoder += sample.encoder_ratio
             decoder += sample.decoder_ratio
+        if not sm and self.has_stray_time:
+            return None
         return _Times(_ratio(sm), _ratio(memory_controller), _ratio(encoder), _ratio(decoder), max(sm, 0.0))
 
 
 def measure_leaf(
-    processes: LeafProcesses, samples: tuple[ProcessSample, ...] | None, ended: tuple[EndedProcess, ...]
+    processes: LeafProcesses,
+    samples: tuple[ProcessSample, ...] | None,
+    ended: tuple[EndedProcess, ...],
+    utilization_ratio: float | None = None,
 ) -> LeafUse:
     """Combine processes and samples. `samples` is `None` if the GPU does not report the time of processes.
 
     A process without a sample has time 0, or no time if the driver cannot know it. Samples may contain the time of
-    processes that have `ended`.
+    processes that have `ended`. `utilization_ratio` is that of the GPU.
     """
     if samples is None:
         return LeafUse(processes, dict.fromkeys((item.process.pid for item in processes.attributed), None), {}, False)
@@ -153,7 +163,11 @@ def measure_leaf(
             sample = times[one.pid] = None  # a sample has only a PID, which several processes had
         if one.process.container is not None:
             ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
-    return LeafUse(processes, times, ended_times, True)
+    known = {*times, *(one.pid for one in ended)}
+    has_stray_time = any(sample.sm_ratio and sample.pid not in known for sample in samples) or bool(
+        utilization_ratio and not any(sample.sm_ratio for sample in samples)
+    )
+    return LeafUse(processes, times, ended_times, True, has_stray_time)
 
 
 def _reused_pids(processes: LeafProcesses, ended: tuple[EndedProcess, ...]) -> frozenset[int]:
@@ -247,7 +261,7 @@ def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
 
 
 def with_history(
-    measured: Measured, before: UseMemory | None, profile: str, at: Moment
+    measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
 ) -> tuple[ContainerUse, UseMemory]:
     """Add the peak and the last activity to a use, and return what to remember.
 
@@ -257,7 +271,7 @@ def with_history(
     """
     uid = measured.pod_uid
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at.monotonic)
+        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic)
     elif before.pod_uid and uid is None:
         return _use(measured, None, None), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
     peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
@@ -266,10 +280,23 @@ def with_history(
         pod_uid=uid or before.pod_uid,
         profile=profile or before.profile,
         peak_bytes=max(peaks, default=None),
-        last_active=at.wall if times and times.sm else before.last_active,
+        last_active=_last_active(times, before, at, stale_after_seconds) if times else before.last_active,
+        measured=at if times else before.measured,
         kept_until=at.monotonic + KEPT_SECONDS,
     )
     return _use(measured, after.peak_bytes, after.last_active), after
+
+
+def _last_active(times: _Times, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:
+    """Return when it last computed, by the wall clock of now.
+
+    Nobody knows what it did while its SM time was unknown for longer than `stale_after_seconds`.
+    """
+    unknown_seconds = elapsed(at) - elapsed(before.measured)
+    if times.sm or unknown_seconds > stale_after_seconds + LATE_SECONDS:
+        return at.wall
+    clock_step = at.wall - before.measured.wall - unknown_seconds
+    return before.last_active + (clock_step if abs(clock_step) > SLEEP_SECONDS else 0.0)
 
 
 def _differ(before: str | None, now: str | None) -> bool:

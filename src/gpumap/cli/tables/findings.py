@@ -150,11 +150,19 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_
     )
     if granted is not None and used is not None and used > granted:
         return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than it was granted")
-    if use.pod_at_work:
+    if use.pod_at_work or _is_busy_for_nobody(on):
         return None
     if why := _idle_because(use, idle_seconds, idle_after_seconds):
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
     return finding._replace(why=_peak(holder, on.device)) if finding.waste_bytes else None
+
+
+def _is_busy_for_nobody(on: NodeDevice) -> bool:
+    """Return whether somebody computes on the GPU, and nobody is known to: it may be any of its holders."""
+    gpu = next((one for one in on.node_map.gpus if one.uuid == on.device.uuid), None)
+    return bool(gpu and gpu.utilization_ratio) and not any(
+        one.sm_ratio for one in (*on.device.users, *on.device.processes)
+    )
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float | None, idle_after_seconds: float) -> str:
