@@ -18,10 +18,12 @@ from gpumap.model.readings import ProcessSample
 from gpumap.model.snapshot import ContainerUse, Snapshot
 from tests import standin
 from tests.measured import measure
-from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid, use
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
 from tests.shown import waste_values
 from tests.standin import Code, Driver
-from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping
+from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, world
+from tests.sweep import series as all_series
+from tests.test_positive_evidence import WorldPod
 from tests.test_sm_seconds import World as SampledWorld
 
 CARD = gpu_uuid(0)
@@ -198,6 +200,100 @@ async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
     gpu = (await measure(driver, tmp_path)).gpus[0]
     assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
     assert gpu.memory_controller_ratio is None or gpu.memory_controller_ratio <= 1
+
+
+# --- rows and values that cannot be ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        standin.Sample(1, sm=40, mem=20, enc=150),
+        standin.Sample(1, sm=101, mem=20),
+        standin.Sample(1, sm=40, mem=20, timestamp_us=4_000_000_000_000_000),
+    ],
+    ids=["more than all of the encoders", "more than all SMs", "of the future"],
+)
+async def test_a_sample_that_is_not_taken_is_no_zero(sweep: Sweep, row: standin.Sample) -> None:
+    """The only row of a process is dropped because one number of it cannot be: its SM time is unknown, not 0, and the
+    others do not pay for it as for an idle GPU."""
+    card = sweep.driver.gpus[0]
+    assert card.samples is not None
+    card.samples = [row, *card.samples[1:]]
+    lies = await sweep.collect()
+    assert rows(sweep.last, "gpumap_container_sm_utilization_ratio", pod="share-a") != [0.0]
+    assert not [lie for lie in lies if "gpumap_container_energy_joules_total" in lie], lies
+
+
+EVERYTHING, ALL_BITS = (1 << 64) - 1, (1 << 32) - 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ((138, 0xFFFFFFFF), ("ulonglong", EVERYTHING), "gpumap_gpu_nvlink_transmit_bytes_total"),
+        (197, ("ulonglong", EVERYTHING), "gpumap_gpu_pcie_transmit_bytes_total"),
+        (197, ("slonglong", -1), "gpumap_gpu_pcie_transmit_bytes_total"),
+        (74, ("ulonglong", EVERYTHING), "gpumap_gpu_clock_event_seconds_total"),
+        (142, ("slonglong", -1), "gpumap_gpu_remapped_rows"),
+        (144, ("uint", ALL_BITS), "gpumap_gpu_row_remap_pending"),
+        (82, ("uint", ALL_BITS), "gpumap_gpu_temperature_celsius"),
+    ],
+)
+async def test_not_available_is_no_number(
+    sweep: Sweep, field: int | tuple[int, int], value: standin.FieldValue, name: str
+) -> None:
+    """NVML's words for "not available" (-1 of each type) in a value that it calls a success."""
+    sweep.driver.gpus[0].fields[field] = value
+    lies = await sweep.collect()
+    sweep.driver.gpus[0].fields[field] = world_field(field)
+    lies += await sweep.collect()
+    assert not [lie for lie in lies if f" {name}[" in lie], lies
+
+
+def world_field(field: int | tuple[int, int]) -> standin.FieldValue | None:
+    return None if field == 82 else world()[1].gpus[0].fields[field]
+
+
+async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
+    """A row of garbage says 500 GiB on a card of 80: nobody uses it, has ever used it, or is billed for it."""
+    card = sweep.driver.gpus[0]
+    before = card.processes
+    card.processes = [standin.Process(1, 500 * GIB), standin.Process(2, GIB)]
+    lies = await sweep.collect()
+    card.processes = before
+    lies += await sweep.collect()
+    assert not [lie for lie in lies if "gpumap_container_gpu_memory" in lie], lies
+
+
+def test_a_list_that_lacks_pods_does_not_free_a_device_in_a_dialect() -> None:
+    """The kubelet has only its static pods, one of which holds a GPU: the other GPU is of unknown holders."""
+    static = WorldPod("kube-system", "infer", {"main": {"nvidia.com/gpu": [CARD]}}, static=True)
+    job = WorldPod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}})
+    node = TestNode([Gpu(0), Gpu(1)], [static, job], [Process(1, gpu_uuid(1), job)])
+    node.collect()
+    job.listed = False
+    found = all_series(node.collect())
+    assert rows(found, "gpumap_device_holders", uuid=gpu_uuid(1)) == []
+    assert rows(found, "DCGM_CUSTOM_DEV_FB_ALLOCATED", UUID=gpu_uuid(1)) == []
+
+
+async def test_replicas_that_are_held_are_replicas(sweep: Sweep) -> None:
+    """The kubelet offers one of four replicas, the others being unhealthy: two of four are no halves."""
+    before = rows(sweep.last, "gpumap_container_allocated_gpus", pod="share-a")
+    assert sweep.node.allocatable is not None
+    sweep.node.allocatable = {**sweep.node.allocatable, "nvidia.com/gpu.shared": [f"{SHARED}::0"]}
+    await sweep.collect()
+    assert rows(sweep.last, "gpumap_container_allocated_gpus", pod="share-a") in ([], before)
+
+
+async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None:
+    """A new worker is refused which reasons the GPU can tell: that one of them is not there now is not known."""
+    for gpu in sweep.driver.gpus:
+        gpu.clock_events_supported = 1
+    await sweep.source.close()
+    await refused(sweep, "nvmlDeviceGetSupportedClocksEventReasons", Code.UNKNOWN)
+    assert rows(sweep.last, "gpumap_gpu_clock_event", reason="hw_thermal_slowdown", uuid=SHARED) == []
 
 
 # --- idleness ---------------------------------------------------------------------------------------------------------
