@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from gpumap.model.snapshot import ContainerUse, Snapshot
 from tests import standin
 from tests.measured import measure
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
+from tests.promtool import accepted
 from tests.shown import waste_values
 from tests.standin import Code, Driver
 from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, world
@@ -413,3 +415,48 @@ async def test_no_refusal_makes_a_value_lie(sweep: Sweep, code: int, collections
         if any((found := await refuse(sweep, call, "*", code, collections)).values())
     }
     assert lies == {}
+
+
+# --- recording rules --------------------------------------------------------------------------------------------------
+
+RULES_FOLDER = Path(__file__).parent.parent / "rules"
+UTILIZATION = "namespace_pod:gpumap_container_sm_seconds_per_allocated_gpu:ratio_rate2m"
+IDLE_SECONDS = "cluster_namespace:gpumap_container_idle_gpu_seconds:rate5m"
+
+
+@pytest.mark.parametrize(
+    ("rules", "record", "at", "truth"),
+    [("autoscaling", UTILIZATION, "4m30s", 0.9), ("fleet", IDLE_SECONDS, "5m", 0.1)],
+)
+def test_rules_take_no_unknown_sm_time_for_idleness(
+    tmp_path: Path, rules: str, record: str, at: str, truth: float
+) -> None:
+    """A pod computes 0.9 of the time. For 75 s its SM time is not known, as after the wall clock was set back: the
+    gauge is absent and the counter stands. Then both go on: who scales by the record must not scale down for that."""
+    target = 'job="gpumap",instance="a",node="n"'
+    own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
+    before, unknown, after = 12, 5, 8  # scrapes, one in 15 s
+    counted = [13.5 * number for number in range(before)]
+    counted += [counted[-1] + 13.5] * (unknown + 1)
+    counted += [counted[-1] + 13.5 * number for number in range(1, after)]
+    told = ["0.9"] * before + ["stale"] + ["_"] * (unknown - 1) + ["0.9"] * after
+    steady = before + unknown + after
+    values = {
+        f"gpumap_container_sm_seconds_total{own}": counted,
+        f"gpumap_container_sm_utilization_ratio{own}": told,
+        f"gpumap_container_allocated_gpu_seconds_total{own}": [15 * number for number in range(steady)],
+        f"gpumap_container_allocated_gpus{own}": [1] * steady,
+        f"gpumap_allocation_info{own}": [1] * steady,
+        f"gpumap_container_gpu_processes{own}": [1] * steady,
+        f'gpumap_accounting_gap_seconds_total{{{target},uuid="GPU-1"}}': [0] * steady,
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": " ".join(map(str, row))} for name, row in values.items()],
+        # Absent, or not farther from the truth than a rate over two or five minutes may be.
+        "promql_expr_test": [{"expr": f"abs({record} - {truth}) > 0.1", "eval_time": at, "exp_samples": []}],
+    }
+    file = tmp_path / "test.json"
+    rule_files = [str(RULES_FOLDER / f"{rules}.yaml")]
+    file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
+    accepted("test", "rules", file)
