@@ -111,6 +111,16 @@ def test_short_processes_are_no_idleness_where_something_else_stays() -> None:
     assert "idle" not in kinds(snapshot), kinds(snapshot)
 
 
+def test_a_busy_gpu_that_lists_nothing_is_no_idle_one() -> None:
+    """NVML lists no process and has no sample; 70 GiB are in use and a kernel runs 90 % of the time, on a GPU that one
+    container has for itself."""
+    pod = held()
+    node = TestNode([Gpu(0, utilization=0.9, overhead=70 * GIB)], [pod])
+    for _ in range(130):
+        snapshot = node.collect()
+    assert "idle" not in kinds(snapshot), kinds(snapshot)
+
+
 async def test_a_busy_gpu_without_samples_is_no_idle_one(sweep: Sweep) -> None:
     """ "Not found" is how an idle GPU answers for samples; this one says that it is busy 60 % of the time."""
     await refused(sweep, "nvmlDeviceGetProcessUtilization", Code.NOT_FOUND)
@@ -460,3 +470,16 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
     rule_files = [str(RULES_FOLDER / f"{rules}.yaml")]
     file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
     accepted("test", "rules", file)
+
+
+async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
+    """GKE's ids are names of device nodes. A new worker is refused a GPU's minor number once: it was told before, and
+    who holds the GPU holds no slot that NVML does not know."""
+    pod = Pod("ml", "gke", {"main": {"nvidia.com/gpu": ["nvidia3"]}})
+    for node in (sweep.node, sweep.twin):
+        node.pods.append(pod)
+    await sweep.collect()
+    assert rows(sweep.last, "gpumap_allocation_info", pod="gke", uuid=HOPPER) == [1]
+    await sweep.source.close()
+    await refused(sweep, "nvmlDeviceGetMinorNumber", Code.UNKNOWN)
+    assert rows(sweep.last, "gpumap_unmatched_slots", pod="gke") == []
