@@ -517,3 +517,12 @@ def test_rules_go_on_over_a_restart_with_a_state_file(tmp_path: Path) -> None:
     rule_files = [str(RULES_FOLDER / "autoscaling.yaml")]
     file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
     accepted("test", "rules", file)
+
+
+async def test_a_gpu_with_the_uuid_of_another_is_counted(sweep: Sweep) -> None:
+    """Two GPUs answer with one uuid: one of them is not measured, and stands as a GPU without a device."""
+    sweep.driver.gpus[3].uuid = SHARED
+    await sweep.collect()
+    await sweep.collect()
+    gpus = len(rows(sweep.last, "gpumap_gpu_up")) + len(rows(sweep.last, "gpumap_gpu_without_device_info"))
+    assert gpus == len(sweep.driver.gpus)
