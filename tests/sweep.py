@@ -205,6 +205,8 @@ def _may_differ(name: str, labels: dict[str, str], *, nvml_down: bool) -> bool:
         return True
     if name.startswith("DCGM_FI_") and not labels.get("container", labels.get("Container")):
         return True
+    if labels.get("AllocateMode") == "":  # of the dialect arms: how it is held is not known
+        return True
     return nvml_down and name.startswith(("DCGM_CUSTOM_CONTAINER_", "POD_GPU_MAP_INFO_", "pod_and_gpu_map_info"))
 
 
