@@ -1,0 +1,528 @@
+"""Attacks on values: what gpumap says while something is refused, missing or odd, against what is true."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from gpumap.agent.join import Memory
+from gpumap.agent.node_map import node_map
+from gpumap.agent.state import decode, encode
+from gpumap.cli.tables import Shape
+from gpumap.model.observations import Moment
+from gpumap.model.readings import ProcessSample
+from gpumap.model.snapshot import ContainerUse, Snapshot
+from tests import standin
+from tests.measured import measure
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, use
+from tests.promtool import accepted
+from tests.shown import waste_values
+from tests.standin import Code, Driver
+from tests.sweep import GRAPHICS, HOPPER, MPS, PARTED, SHARED, SLICES, Series, Sweep, refuse, sweeping, world
+from tests.sweep import series as all_series
+from tests.test_positive_evidence import WorldPod
+from tests.test_sm_seconds import World as SampledWorld
+
+CARD = gpu_uuid(0)
+IDLE_AFTER = Shape(idle_after_seconds=300)
+
+
+@pytest.fixture(name="sweep")
+async def make_sweep(tmp_path: Path, library: Path) -> AsyncIterator[Sweep]:
+    async with sweeping(tmp_path, library) as sweep:
+        yield sweep
+
+
+def rows(found: Series, name: str, **labels: str) -> list[float]:
+    return [value for (of, row), value in found.items() if of == name and labels.items() <= dict(row).items()]
+
+
+async def refused(sweep: Sweep, call: str, code: int, target: standin.Target = "*", collections: int = 1) -> list[str]:
+    sweep.driver.fail = {(call, target): code}
+    lies: list[str] = []
+    for _ in range(collections):
+        lies += await sweep.collect()
+    return lies
+
+
+ONCE = [Code.UNKNOWN, Code.NOT_SUPPORTED, Code.NOT_FOUND, Code.NO_PERMISSION]
+
+
+# --- process lists ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ONCE)
+@pytest.mark.parametrize(
+    ("call", "pod", "card"),
+    [
+        ("nvmlDeviceGetGraphicsRunningProcesses_v3", "render", GRAPHICS),
+        ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "mps-a", MPS),
+    ],
+)
+async def test_a_list_that_is_refused_leaves_no_zero(sweep: Sweep, call: str, pod: str, card: str, code: int) -> None:
+    """Graphics or MPS processes cannot be listed for one collection: who runs nothing else is not idle for that."""
+    before = sweep.last
+    await refused(sweep, call, code)
+    for name in ("gpumap_container_gpu_memory_used_bytes", "gpumap_container_gpu_processes"):
+        assert rows(sweep.last, name, pod=pod) in ([], rows(before, name, pod=pod))
+    owners = rows(sweep.last, "gpumap_device_memory_used_by_owner_bytes", uuid=card, owner="assigned")
+    assert owners in ([], rows(before, "gpumap_device_memory_used_by_owner_bytes", uuid=card, owner="assigned"))
+
+
+def held(name: str = "batch") -> Pod:
+    return Pod("ml", name, {"main": {"nvidia.com/gpu": [CARD]}})
+
+
+def of(snapshot: Snapshot, pod: Pod) -> ContainerUse:
+    found = use(snapshot, pod.full(), CARD)
+    assert found is not None
+    return found
+
+
+def kinds(snapshot: Snapshot, shape: Shape = IDLE_AFTER) -> dict[str, str]:
+    return {row["finding"]: row["why"] for row in waste_values(node_map(snapshot), shape)["findings"]}
+
+
+def test_short_processes_are_no_idleness() -> None:
+    """A container runs one process after the other, each shorter than the interval: NVML's lists are empty at each
+    collection, its samples have their SM time, and the GPU says that it is busy."""
+    pod = held()
+    node = TestNode([Gpu(0, utilization=0.9)], [pod])
+    for number in range(130):
+        node.gpus[0].late_samples = (ProcessSample(1000 + number, 0.9, 0.4, 0.0, 0.0),)
+        snapshot = node.collect()
+    assert of(snapshot, pod).sm_ratio != 0.0
+    assert "idle" not in kinds(snapshot), kinds(snapshot)
+
+
+def test_short_processes_are_no_idleness_where_something_else_stays() -> None:
+    """The same beside a process that stays and only launches them."""
+    pod = held()
+    node = TestNode([Gpu(0, utilization=0.9)], [pod], [Process(1, CARD, pod)])
+    for number in range(130):
+        node.gpus[0].late_samples = (ProcessSample(1000 + number, 0.9, 0.4, 0.0, 0.0),)
+        snapshot = node.collect()
+    assert of(snapshot, pod).sm_ratio != 0.0
+    assert "idle" not in kinds(snapshot), kinds(snapshot)
+
+
+def test_a_busy_gpu_that_lists_nothing_is_no_idle_one() -> None:
+    """NVML lists no process and has no sample; 70 GiB are in use and a kernel runs 90 % of the time, on a GPU that one
+    container has for itself."""
+    pod = held()
+    node = TestNode([Gpu(0, utilization=0.9, overhead=70 * GIB)], [pod])
+    for _ in range(130):
+        snapshot = node.collect()
+    assert "idle" not in kinds(snapshot), kinds(snapshot)
+
+
+async def test_a_busy_gpu_without_samples_is_no_idle_one(sweep: Sweep) -> None:
+    """ "Not found" is how an idle GPU answers for samples; this one says that it is busy 60 % of the time."""
+    await refused(sweep, "nvmlDeviceGetProcessUtilization", Code.NOT_FOUND)
+    assert rows(sweep.last, "gpumap_gpu_utilization_ratio", uuid=HOPPER) == [0.6]
+    assert rows(sweep.last, "gpumap_container_sm_utilization_ratio", pod="hopper") != [0.0]
+
+
+# --- MIG --------------------------------------------------------------------------------------------------------------
+
+MIG_CALLS = [
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetUUID",
+]
+
+
+@pytest.mark.parametrize("call", MIG_CALLS)
+async def test_a_mig_device_that_is_not_told_is_not_gone(sweep: Sweep, call: str) -> None:
+    """One call on a MIG device is refused for an unknown reason in one collection: the device is there as before, and
+    who holds it holds it; NVML has not said that it is none."""
+    by_gpu = {"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex"}
+    target = "2" if call in by_gpu else "2.mig"
+    lies = await refused(sweep, call, Code.UNKNOWN, target)
+    assert rows(sweep.last, "gpumap_unmatched_slots") == []
+    assert rows(sweep.last, "gpumap_gpu_without_device_info") == []
+    assert len(rows(sweep.last, "gpumap_allocation_info", uuid=SLICES[0])) == 1, lies
+
+
+async def test_time_in_which_mig_devices_are_not_told_is_charged_or_a_gap(sweep: Sweep) -> None:
+    """A second of a GPU is either charged or counted as a gap (docs/accounting.md)."""
+
+    def seconds() -> float:
+        charged = rows(sweep.last, "gpumap_container_allocated_gpu_seconds_total", uuid=SLICES[0])
+        return 7 * sum(charged) + sum(rows(sweep.last, "gpumap_accounting_gap_seconds_total", uuid=PARTED))
+
+    before = seconds()
+    await refused(sweep, "nvmlDeviceGetMaxMigDeviceCount", Code.UNKNOWN, "2", collections=10)
+    assert seconds() - before >= 45.0
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.NO_PERMISSION])
+async def test_a_gpu_that_does_not_tell_its_mode_is_not_unpartitioned(sweep: Sweep, code: int) -> None:
+    """A worker begins anew while a partitioned GPU refuses to tell its mode: it was partitioned a moment ago."""
+    await sweep.source.close()
+    await refused(sweep, "nvmlDeviceGetMigMode", code, 2, collections=3)
+    assert rows(sweep.last, "gpumap_device_holders", uuid=PARTED) == [], "held through its MIG devices"
+    assert rows(sweep.last, "gpumap_unmatched_slots") == []
+    assert rows(sweep.last, "gpumap_container_gpu_memory_used_bytes", uuid=PARTED) == []
+
+
+# --- other calls ------------------------------------------------------------------------------------------------------
+
+
+async def test_memory_is_of_one_kind(sweep: Sweep) -> None:
+    """The newer call is refused for a moment: the older one counts what the driver reserves, and is another value."""
+    before = rows(sweep.last, "gpumap_device_memory_used_bytes", uuid=SHARED)
+    await refused(sweep, "nvmlDeviceGetMemoryInfo_v2", Code.NOT_SUPPORTED)
+    assert rows(sweep.last, "gpumap_device_memory_used_bytes", uuid=SHARED) in ([], before)
+
+
+@pytest.mark.parametrize(
+    ("call", "label"),
+    [("nvmlDeviceGetName", "model"), ("nvmlDeviceGetMinorNumber", "minor"), ("nvmlDeviceGetPciInfo_v3", "pci_bus_id")],
+)
+async def test_what_a_gpu_was_called_is_remembered(sweep: Sweep, call: str, label: str) -> None:
+    """A GPU is asked anew what it is, and one answer is refused: its series keep their labels."""
+
+    def told() -> set[str]:
+        return {dict(row)[label] for name, row in sweep.last if name == "gpumap_device_info"}
+
+    before = told()
+    await sweep.source.close()
+    await refused(sweep, call, Code.UNKNOWN)
+    assert told() == before
+
+
+async def test_dcgm_memory_is_the_devices(sweep: Sweep) -> None:
+    """A MIG device that does not tell its memory has none in the dialect, rather than its processes' alone."""
+    before = rows(sweep.last, "DCGM_FI_DEV_FB_USED", pod="slice-a")
+    await refused(sweep, "nvmlDeviceGetMemoryInfo_v2", Code.UNKNOWN)
+    assert rows(sweep.last, "DCGM_FI_DEV_FB_USED", pod="slice-a") in ([], before)
+
+
+async def test_utilization_is_no_more_than_all(tmp_path: Path) -> None:
+    """A ratio is 0-1: what a driver tells beyond it is no ratio."""
+    driver = Driver(gpus=[standin.Gpu(CARD, utilization_gpu=255, utilization_memory=4294967295)])
+    gpu = (await measure(driver, tmp_path)).gpus[0]
+    assert gpu.utilization_ratio is None or gpu.utilization_ratio <= 1
+    assert gpu.memory_controller_ratio is None or gpu.memory_controller_ratio <= 1
+
+
+# --- rows and values that cannot be ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        standin.Sample(1, sm=40, mem=20, enc=150),
+        standin.Sample(1, sm=101, mem=20),
+        standin.Sample(1, sm=40, mem=20, timestamp_us=4_000_000_000_000_000),
+    ],
+    ids=["more than all of the encoders", "more than all SMs", "of the future"],
+)
+async def test_a_sample_that_is_not_taken_is_no_zero(sweep: Sweep, row: standin.Sample) -> None:
+    """The only row of a process is dropped because one number of it cannot be: its SM time is unknown, not 0, and the
+    others do not pay for it as for an idle GPU."""
+    card = sweep.driver.gpus[0]
+    assert card.samples is not None
+    card.samples = [row, *card.samples[1:]]
+    lies = await sweep.collect()
+    assert rows(sweep.last, "gpumap_container_sm_utilization_ratio", pod="share-a") != [0.0]
+    assert not [lie for lie in lies if "gpumap_container_energy_joules_total" in lie], lies
+
+
+EVERYTHING, ALL_BITS = (1 << 64) - 1, (1 << 32) - 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ((138, 0xFFFFFFFF), ("ulonglong", EVERYTHING), "gpumap_gpu_nvlink_transmit_bytes_total"),
+        (197, ("ulonglong", EVERYTHING), "gpumap_gpu_pcie_transmit_bytes_total"),
+        (197, ("slonglong", -1), "gpumap_gpu_pcie_transmit_bytes_total"),
+        (74, ("ulonglong", EVERYTHING), "gpumap_gpu_clock_event_seconds_total"),
+        (142, ("slonglong", -1), "gpumap_gpu_remapped_rows"),
+        (144, ("uint", ALL_BITS), "gpumap_gpu_row_remap_pending"),
+        (82, ("uint", ALL_BITS), "gpumap_gpu_temperature_celsius"),
+    ],
+)
+async def test_not_available_is_no_number(
+    sweep: Sweep, field: int | tuple[int, int], value: standin.FieldValue, name: str
+) -> None:
+    """NVML's words for "not available" (-1 of each type) in a value that it calls a success."""
+    sweep.driver.gpus[0].fields[field] = value
+    lies = await sweep.collect()
+    sweep.driver.gpus[0].fields[field] = world_field(field)
+    lies += await sweep.collect()
+    assert not [lie for lie in lies if f" {name}[" in lie], lies
+
+
+def world_field(field: int | tuple[int, int]) -> standin.FieldValue | None:
+    return None if field == 82 else world()[1].gpus[0].fields[field]
+
+
+async def test_a_process_has_no_more_memory_than_the_card(sweep: Sweep) -> None:
+    """A row of garbage says 500 GiB on a card of 80: nobody uses it, has ever used it, or is billed for it."""
+    card = sweep.driver.gpus[0]
+    before = card.processes
+    card.processes = [standin.Process(1, 500 * GIB), standin.Process(2, GIB)]
+    lies = await sweep.collect()
+    card.processes = before
+    lies += await sweep.collect()
+    assert not [lie for lie in lies if "gpumap_container_gpu_memory" in lie], lies
+
+
+def test_a_list_that_lacks_pods_does_not_free_a_device_in_a_dialect() -> None:
+    """The kubelet has only its static pods, one of which holds a GPU: the other GPU is of unknown holders."""
+    static = WorldPod("kube-system", "infer", {"main": {"nvidia.com/gpu": [CARD]}}, static=True)
+    job = WorldPod("ml", "job", {"main": {"nvidia.com/gpu": [gpu_uuid(1)]}})
+    node = TestNode([Gpu(0), Gpu(1)], [static, job], [Process(1, gpu_uuid(1), job)])
+    node.collect()
+    job.listed = False
+    found = all_series(node.collect())
+    assert rows(found, "gpumap_device_holders", uuid=gpu_uuid(1)) == []
+    assert rows(found, "DCGM_CUSTOM_DEV_FB_ALLOCATED", UUID=gpu_uuid(1)) == []
+
+
+async def test_replicas_that_are_held_are_replicas(sweep: Sweep) -> None:
+    """The kubelet offers one of four replicas, the others being unhealthy: two of four are no halves."""
+    before = rows(sweep.last, "gpumap_container_allocated_gpus", pod="share-a")
+    assert sweep.node.allocatable is not None
+    sweep.node.allocatable = {**sweep.node.allocatable, "nvidia.com/gpu.shared": [f"{SHARED}::0"]}
+    await sweep.collect()
+    assert rows(sweep.last, "gpumap_container_allocated_gpus", pod="share-a") in ([], before)
+
+
+async def test_a_reason_that_the_gpu_may_not_know_is_not_0(sweep: Sweep) -> None:
+    """A new worker is refused which reasons the GPU can tell: that one of them is not there now is not known."""
+    for gpu in sweep.driver.gpus:
+        gpu.clock_events_supported = 1
+    await sweep.source.close()
+    await refused(sweep, "nvmlDeviceGetSupportedClocksEventReasons", Code.UNKNOWN)
+    assert rows(sweep.last, "gpumap_gpu_clock_event", reason="hw_thermal_slowdown", uuid=SHARED) == []
+
+
+# --- idleness ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stepping(TestNode):
+    """A node whose wall clock may be stepped."""
+
+    __test__ = False
+
+    stepped: float = 0.0
+
+    @property
+    def now(self) -> Moment:
+        return Moment(self.clock, 1.7e9 + self.clock + self.asleep + self.stepped, self.asleep)
+
+
+def worked() -> tuple[Pod, Stepping]:
+    """A container that has computed until now; from now on it is between two kernels."""
+    pod = held("train")
+    node = Stepping([Gpu(0)], [pod], [Process(1, CARD, pod, sm=0.9)])
+    for _ in range(3):
+        node.collect()
+    node.processes[0].sm = 0.0
+    return pod, node
+
+
+def test_no_idleness_while_nobody_tells_sm_time() -> None:
+    """SM time was refused for ten minutes."""
+    _, node = worked()
+    node.gpus[0].tells_samples = False
+    for _ in range(120):
+        node.collect()
+    node.gpus[0].tells_samples = True
+    found = kinds(node.collect())
+    assert "idle" not in found, found
+
+
+def test_no_idleness_while_nvml_is_down() -> None:
+    """NVML did not answer for nearly five minutes."""
+    _, node = worked()
+    node.down.add("nvml")
+    for _ in range(58):
+        node.collect()
+    node.down.clear()
+    found = kinds(node.collect(), Shape(idle_after_seconds=60))
+    assert "idle" not in found, found
+
+
+def test_no_idleness_while_the_machine_sleeps() -> None:
+    """It was suspended for an hour."""
+    _, node = worked()
+    node.asleep += 3600
+    found = kinds(node.collect())
+    assert "idle" not in found, found
+
+
+def test_no_idleness_by_the_wall_clock() -> None:
+    """The clock was set an hour forward, as when NTP comes up after a boot."""
+    _, node = worked()
+    node.stepped = 3600.0
+    found = kinds(node.collect())
+    assert "idle" not in found, found
+
+
+def test_no_idleness_while_gpumap_does_not_run() -> None:
+    """gpumap was away for nine minutes, and takes up its state file."""
+    _, node = worked()
+    text = encode(node.memory, "boot")
+    node.clock += 540
+    state = decode(text, node.now, "boot")
+    node.memory = replace(Memory(), ledger=state.ledger, xids=state.xids, uses=state.uses)
+    found = kinds(node.collect())
+    assert "idle" not in found, found
+
+
+# --- sums -------------------------------------------------------------------------------------------------------------
+
+
+def test_energy_of_a_card_is_not_charged_for_a_counter_that_was_0_for_a_moment() -> None:
+    """The driver's counter says 0 once: nobody has used a megajoule in five seconds."""
+    pod = held()
+    node = TestNode([Gpu(0, millijoules=1_000_000_000)], [pod], [Process(1, CARD, pod, sm=0.9)])
+    for _ in range(4):
+        assert node.gpus[0].millijoules is not None
+        node.gpus[0].millijoules += 1_500_000
+        node.collect()
+    last, node.gpus[0].millijoules = node.gpus[0].millijoules, 0
+    node.collect()
+    node.gpus[0].millijoules = last + 3_000_000
+    [account] = node.collect().accounts
+    assert account.energy_joules is not None
+    assert account.energy_joules <= 6 * 1500
+
+
+@pytest.mark.parametrize("interval", [30.0, 60.0])
+def test_sm_seconds_of_a_long_interval_are_those_that_samples_cover(interval: float) -> None:
+    """The driver keeps 72 samples, here of 12 s: what was before them is not known to have been the same."""
+    world = SampledWorld(lambda at: at % interval >= interval - 10, interval=interval)
+    assert world.sm_seconds([interval * number for number in range(1, 6)]) <= 4 * 13
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------------
+
+CODES = (1, 2, 3, 4, 6, 7, 10, 13, 15, 16, 21, 25, 28, 999)
+
+
+@pytest.mark.skipif("GPUMAP_SWEEP" not in os.environ, reason="it takes a minute for each code: GPUMAP_SWEEP=1")
+@pytest.mark.parametrize("collections", [1, 2, 3])
+@pytest.mark.parametrize("code", CODES)
+async def test_no_refusal_makes_a_value_lie(sweep: Sweep, code: int, collections: int) -> None:
+    """Each call, refused for so many collections: each series is equal, absent, or a counter that is not smaller."""
+    lies = {
+        call: found
+        for call in sorted(standin.FUNCTIONS)
+        if any((found := await refuse(sweep, call, "*", code, collections)).values())
+    }
+    assert lies == {}
+
+
+# --- recording rules --------------------------------------------------------------------------------------------------
+
+RULES_FOLDER = Path(__file__).parent.parent / "rules"
+UTILIZATION = "namespace_pod:gpumap_container_sm_seconds_per_allocated_gpu:ratio_rate2m"
+IDLE_SECONDS = "cluster_namespace:gpumap_container_idle_gpu_seconds:rate5m"
+
+
+@pytest.mark.parametrize(
+    ("rules", "record", "at", "truth"),
+    [("autoscaling", UTILIZATION, "4m30s", 0.9), ("fleet", IDLE_SECONDS, "5m", 0.1)],
+)
+def test_rules_take_no_unknown_sm_time_for_idleness(
+    tmp_path: Path, rules: str, record: str, at: str, truth: float
+) -> None:
+    """A pod computes 0.9 of the time. For 75 s its SM time is not known, as after the wall clock was set back: the
+    gauge is absent and the counter stands. Then both go on: who scales by the record must not scale down for that."""
+    target = 'job="gpumap",instance="a",node="n"'
+    own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
+    before, unknown, after = 12, 5, 8  # scrapes, one in 15 s
+    counted = [13.5 * number for number in range(before)]
+    counted += [counted[-1] + 13.5] * (unknown + 1)
+    counted += [counted[-1] + 13.5 * number for number in range(1, after)]
+    told = ["0.9"] * before + ["stale"] + ["_"] * (unknown - 1) + ["0.9"] * after
+    steady = before + unknown + after
+    values = {
+        f"gpumap_container_sm_seconds_total{own}": counted,
+        f"gpumap_container_sm_utilization_ratio{own}": told,
+        f"gpumap_container_allocated_gpu_seconds_total{own}": [15 * number for number in range(steady)],
+        f"gpumap_container_allocated_gpus{own}": [1] * steady,
+        f"gpumap_allocation_info{own}": [1] * steady,
+        f"gpumap_container_gpu_processes{own}": [1] * steady,
+        f'gpumap_accounting_gap_seconds_total{{{target},uuid="GPU-1"}}': [0] * steady,
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": " ".join(map(str, row))} for name, row in values.items()],
+        # Absent, or not farther from the truth than a rate over two or five minutes may be.
+        "promql_expr_test": [{"expr": f"abs({record} - {truth}) > 0.1", "eval_time": at, "exp_samples": []}],
+    }
+    file = tmp_path / "test.json"
+    rule_files = [str(RULES_FOLDER / f"{rules}.yaml")]
+    file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
+    accepted("test", "rules", file)
+
+
+async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
+    """GKE's ids are names of device nodes. A new worker is refused a GPU's minor number once: it was told before, and
+    who holds the GPU holds no slot that NVML does not know."""
+    pod = Pod("ml", "gke", {"main": {"nvidia.com/gpu": ["nvidia3"]}})
+    for node in (sweep.node, sweep.twin):
+        node.pods.append(pod)
+    await sweep.collect()
+    assert rows(sweep.last, "gpumap_allocation_info", pod="gke", uuid=HOPPER) == [1]
+    await sweep.source.close()
+    await refused(sweep, "nvmlDeviceGetMinorNumber", Code.UNKNOWN)
+    assert rows(sweep.last, "gpumap_unmatched_slots", pod="gke") == []
+
+
+def test_rules_go_on_over_a_restart_with_a_state_file(tmp_path: Path) -> None:
+    """gpumap is away for a minute and comes back under another address, with its state file: its counters go on, and
+    the gap is in them from the first scrape on. docs/autoscaling.md: only without the file may the value be too low."""
+
+    def series(instance: str, first: int, sm_seconds: list[float], gap: int) -> dict[str, str]:
+        target = f'job="gpumap",instance="{instance}",node="n"'
+        own = f'{{{target},namespace="ml",pod="p",container="main",uuid="GPU-1"}}'
+        many = len(sm_seconds)
+        rows_of = {
+            f"gpumap_container_sm_seconds_total{own}": list(map(str, sm_seconds)),
+            f"gpumap_container_sm_utilization_ratio{own}": ["0.9"] * many,
+            f"gpumap_container_allocated_gpus{own}": ["1"] * many,
+            f"gpumap_allocation_info{own}": ["1"] * many,
+            f"gpumap_container_gpu_processes{own}": ["1"] * many,
+            f'gpumap_accounting_gap_seconds_total{{{target},uuid="GPU-1"}}': [str(gap)] * many,
+        }
+        return {name: " ".join(["_"] * first + found + ([] if first else ["stale"])) for name, found in rows_of.items()}
+
+    before = [13.5 * number for number in range(12)]
+    after = [before[-1] + 13.5 * number for number in range(12)]
+    values = series("a", 0, before, 0) | series("b", 15, after, 60)
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": row} for name, row in values.items()],
+        "promql_expr_test": [
+            {"expr": f"abs({UTILIZATION} - 0.9) > 0.2", "eval_time": at, "exp_samples": []} for at in ("4m", "4m45s")
+        ],
+    }
+    file = tmp_path / "test.json"
+    rule_files = [str(RULES_FOLDER / "autoscaling.yaml")]
+    file.write_text(json.dumps({"rule_files": rule_files, "evaluation_interval": "15s", "tests": [test]}))
+    accepted("test", "rules", file)
+
+
+async def test_a_gpu_with_the_uuid_of_another_is_counted(sweep: Sweep) -> None:
+    """Two GPUs answer with one uuid: one of them is not measured, and stands as a GPU without a device."""
+    sweep.driver.gpus[3].uuid = SHARED
+    await sweep.collect()
+    await sweep.collect()
+    gpus = len(rows(sweep.last, "gpumap_gpu_up")) + len(rows(sweep.last, "gpumap_gpu_without_device_info"))
+    assert gpus == len(sweep.driver.gpus)
