@@ -160,9 +160,8 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_
 def _is_busy_for_nobody(on: NodeDevice) -> bool:
     """Return whether somebody computes on the GPU, and nobody is known to: it may be any of its holders."""
     gpu = next((one for one in on.node_map.gpus if one.uuid == on.device.uuid), None)
-    return bool(gpu and gpu.utilization_ratio) and not any(
-        one.sm_ratio for one in (*on.device.users, *on.device.processes)
-    )
+    computes = (*(one.sm_ratio for one in on.device.users), *(one.sm_ratio for one in on.device.processes))
+    return bool(gpu and gpu.utilization_ratio) and not any(computes)
 
 
 def _idle_because(use: _HolderUse, idle_seconds: float | None, idle_after_seconds: float) -> str:
