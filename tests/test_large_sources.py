@@ -15,14 +15,17 @@ import pytest
 from gpumap.agent._proto.deviceplugin.v1beta1_pb2 import ContainerAllocateResponse
 from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.sources import messages, podresources, pods_api
+from gpumap.agent.sources import identity, messages, podresources, pods_api
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
+from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.json_files import COMMAS_MAX, FILE_BYTES_MAX
+from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.lab.demo import kubelet as fake
 from gpumap.model.observations import SourceError
 from tests import agent
 from tests.node import Node, gpu_uuid
+from tests.privileges import as_ordinary_user, open_folder
 
 MANY = 12_000
 CARDS = [f"GPU-{UUID(int=number)}" for number in range(16)]
@@ -137,6 +140,60 @@ def test_rows_that_are_not_whole_are_one_complaint_of_a_kind(tmp_path: Path) -> 
         ("plugin_answer", f"PodDeviceEntries[{MANY}].AllocResp: no text, and {MANY - 1} more rows"),
     ]
     assert len(answer.value.entries) == 1
+
+
+def test_more_directories_than_a_node_has_are_one_complaint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 took 200 MB, and a third of a core for ever. Too many links cost the links alone."""
+    monkeypatch.setattr(identity, "ENTRIES_MAX", 20)
+    (tmp_path / "containers").mkdir()
+    (tmp_path / "pods" / "ml_pod_uid").mkdir(parents=True)
+    for number in range(21):
+        (tmp_path / "containers" / str(number)).touch()
+    source = PodLogsSource(tmp_path)
+    answer = source.read(0.0)
+    assert [tree.pod for tree in answer.value.trees] == ["pod"]
+    why = "21 entries, more than 20 are not read"
+    assert [tuple(one) for one in answer.complaints] == [("pod_logs_unreadable", f"{tmp_path}/containers: {why}")]
+    for number in range(20):
+        (tmp_path / "pods" / f"ml_pod-{number}_uid-{number}").mkdir()
+    with pytest.raises(SourceError) as caught:
+        source.read(0.0)
+    assert [tuple(one) for one in caught.value.complaints] == [("pod_logs_unreadable", f"{tmp_path}/pods: {why}")]
+
+
+def test_directories_that_cannot_be_read_are_one_complaint() -> None:
+    """However many they are. Each still names its pod."""
+    with open_folder() as root:
+        for number in range(30):
+            (root / "pods" / f"ml_pod-{number}_uid-{number}").mkdir(parents=True, mode=0)
+        with as_ordinary_user():
+            answer = PodLogsSource(root).read(0.0)
+        for folder in (root / "pods").iterdir():
+            folder.chmod(0o755)
+    assert len(answer.value.trees) == 30
+    (complaint,) = answer.complaints
+    assert complaint.detail.endswith(": Permission denied, and 29 more directories")
+
+
+def test_a_cgroup_file_of_a_megabyte_costs_its_process_alone(tmp_path: Path) -> None:
+    """The kernel writes no such file. It took seconds to look for pods in it."""
+    proc = tmp_path / "proc"
+    for pid, cgroup in (
+        ("9", "0::/" + "kubepods" * 130_000),
+        ("10", f"0::/kubepods/pod{UUID(int=1)}"),
+        ("11", "0::/x"),
+    ):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(cgroup + "\n")
+        (proc / pid / "stat").write_text(f"{pid} (x) S{' 1' * 30}")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "cgroup").write_text("0::/system.slice/gpumap.service\n")
+    answer = ProcfsSource(proc, tmp_path / "own").read([9, 10, 11], None)
+    assert [entry.pid for entry in answer.value.entries] == [10, 11]
+    assert answer.value.unreadable == (9,)
+    (complaint,) = answer.complaints
+    assert complaint.reason == "unreadable"
+    assert "larger than 64 KiB" in complaint.detail
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ SOURCES: dict[Source, dict[str, str]] = {
         "unknown, if they do not name it. Report it with `gpumap record --anonymize`.",
         "pod_logs_missing": "Names for processes come from the names in `/var/log/pods`: mount it "
         "(`privileges.podLogs=true`) or point `--pod-log-root` at it.",
-        "pod_logs_unreadable": "The directories of pods' logs may not be read: run as user 0.",
+        "pod_logs_unreadable": "The directories of pods' logs may not be read: run as user 0. Or they are more than "
+        "16384: delete pods that have ended, or the directories that they left.",
         "pods_api_socket_missing": "This kubelet has no Pods API (it takes 1.37, or the gate `PodsAPI`), or its "
         "directory `pods-api` is not mounted (`privileges.podsApi=true`). Names come from the files.",
         "pods_api_connection_refused": "The kubelet is down or restarting; names come from the files until it is back.",

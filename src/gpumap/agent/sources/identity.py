@@ -7,6 +7,7 @@ container.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -28,6 +29,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.units import counted
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
@@ -35,6 +37,9 @@ _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 SETTLED_SECONDS = 2.0
 """A directory whose time stamp is younger than this may still change within the stamp's resolution: read it again."""
+ENTRIES_MAX = 1 << 14
+"""A larger directory is not read. Pods that have ended keep theirs until they are deleted: Kubernetes' default for a
+whole cluster is 12,500 (kube-controller-manager, --terminated-pod-gc-threshold)."""
 
 
 def not_asked() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
@@ -112,7 +117,7 @@ class PodLogsSource:
         """
         complaints: list[Complaint] = []
         try:
-            trees, links = self._read_trees(now, complaints), self._read_links(now)
+            trees, links = self._read_trees(now, complaints), self._read_links(now, complaints)
         except FileNotFoundError as error:
             raise SourceError("pod_logs_missing", f"no directory {self._root / 'pods'}") from error
         except OSError as error:
@@ -123,9 +128,11 @@ class PodLogsSource:
 
     def _read_trees(self, now: float, complaints: list[Complaint]) -> tuple[LogTree, ...]:
         root = str(self._root / "pods")
+        names = _names(root)
         known, self._trees_of = self._trees_of, {}
         trees: list[LogTree] = []
-        for name in os.listdir(root):
+        unreadable: list[str] = []
+        for name in names:
             parts = name.split("_")
             if len(parts) != 3 or not all(parts) or not name.isprintable():
                 continue
@@ -141,29 +148,43 @@ class PodLogsSource:
                 continue  # removed between two reads, or no directory
             except OSError as error:
                 # Its name says which pod it is of; only what is in it stays unknown.
-                complaints.append(Complaint("pod_logs_unreadable", f"{path}: {error.strerror}"))
+                unreadable.append(f"{path}: {error.strerror}")
                 tree = LogTree(PodUid(parts[2]), parts[0], parts[1], ())
             trees.append(tree)
+        if unreadable:
+            more = (
+                f", and {counted(len(unreadable) - 1, 'more directory', 'more directories')}" if unreadable[1:] else ""
+            )
+            complaints.append(Complaint("pod_logs_unreadable", f"{unreadable[0]}{more}"))
         if {id(tree) for tree in trees} != {id(tree) for tree in self._trees}:
             found = tuple(sorted(trees))
             self._trees = self._trees if found == self._trees else found
         return self._trees
 
-    def _read_links(self, now: float) -> tuple[ContainerLink, ...]:
+    def _read_links(self, now: float, complaints: list[Complaint]) -> tuple[ContainerLink, ...]:
         folder = self._root / "containers"
         known = self._links
         try:
             seen = _directory(str(folder), now)
             if known is not None and known[0] == seen and seen.settled:
                 return known[1]
-            names = os.listdir(folder)
-        except OSError:
+            names = _names(str(folder))
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                complaints.append(Complaint("pod_logs_unreadable", f"{folder}: {error.strerror}"))
             return ()  # an optional source: not mounted, or a runtime that makes no links
         found = {name: self._link_of.get(name) or _link(folder / name) for name in names}
         self._link_of = {name: link for name, link in found.items() if link is not None}
         links = tuple(sorted(self._link_of.values()))
         self._links = (seen, known[1] if known is not None and links == known[1] else links)
         return self._links[1]
+
+
+def _names(folder: str) -> list[str]:
+    names = os.listdir(folder)
+    if len(names) > ENTRIES_MAX:
+        raise OSError(errno.EFBIG, f"{len(names)} entries, more than {ENTRIES_MAX} are not read", folder)
+    return names
 
 
 def _tree(path: str, parts: list[str]) -> LogTree:

@@ -4,6 +4,7 @@ Reads `cgroup` and `stat`, which need no right over the process; never `environ`
 made of plain files. What it remembers saves reading only: one PID to ask first, and processes that still run.
 """
 
+import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,8 @@ from gpumap.model.observations import (
 )
 
 SELF = Path("/proc/self")
+FILE_BYTES_MAX = 1 << 16
+"""The kernel writes at most a page for each hierarchy of cgroups (kernel/cgroup/cgroup.c: proc_cgroup_show)."""
 
 
 class _Stat(NamedTuple):
@@ -181,12 +184,14 @@ def _all_before(table: ProcTable, not_after: int | None) -> bool:
 def _text(path: str, folder: int | None = None) -> str:
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)  # a pipe in a plain tree blocks no read
     try:
-        parts = []
-        while part := os.read(file, 1 << 16):
-            parts.append(part)
+        data = b""
+        while part := os.read(file, FILE_BYTES_MAX):
+            data += part
+            if len(data) > FILE_BYTES_MAX:
+                raise OSError(errno.EFBIG, f"larger than {FILE_BYTES_MAX >> 10} KiB", path)
     finally:
         os.close(file)
-    return b"".join(parts).decode(errors="replace")
+    return data.decode(errors="replace")
 
 
 def _stat(text: str) -> _Stat:
