@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -54,8 +54,9 @@ def holder(name: str, *uuids: Uuid, **more: dict[str, list[str]]) -> Pod:
 
 @dataclass
 class IdentityNode(TestNode):
-    """A node whose identity files a test writes itself, where they are not None."""
+    """A node whose identity files a test writes itself, where they are not None. A device plugin offers two GPUs."""
 
+    allocatable: dict[str, list[str]] | None = field(default_factory=lambda: {WHOLE: [str(CARD), str(OTHER)]})
     dra: DraState | None = None
     reported: tuple[ReportedPod, ...] | None = None
     rows: tuple[CheckpointEntry, ...] | None = None
@@ -104,7 +105,7 @@ def test_user_of_a_claim_that_the_kubelet_does_not_list_is_no_squatter(files: bo
     """Kubernetes 1.32 and 1.33 run DRA (beta), and their kubelets leave claims out of the List: the gate
     KubeletPodResourcesDynamicResources is off until 1.34. The container is listed, without anything."""
     pod, other = Pod("ml", "trainer", {"main": {}}), Pod("kube-system", "proxy", {"main": {}})
-    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)])
+    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)], allocatable=None)
     if files:
         node.dra = DraState(
             (ClaimPods("ml", "trainer-gpu-x7k2p", (pod.uid,)),),
@@ -137,7 +138,7 @@ def test_user_of_a_claim_without_a_device_name_is_no_squatter() -> None:
     """Kubelets 1.27 to 1.30 list a claim by its name and CDI names only: any device may be in it."""
     claims = {"main": [ClaimDevice("", "", "", "", "ml", "trainer-gpu")]}
     pod, other = Pod("ml", "trainer", claims=claims), Pod("kube-system", "proxy", {"main": {}})
-    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)])
+    node = IdentityNode([Gpu(0)], [pod, other], [Process(10, CARD, pod, memory=40 * GIB)], allocatable=None)
     node.collect()
     snapshot = node.collect()
     assert lies(snapshot) == {}
@@ -149,7 +150,7 @@ def test_claim_that_may_be_for_administrators_wastes_nothing() -> None:
     tell, which the chart does not mount (`privileges.dra` is off)."""
     claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "mon", "all-gpus")]}
     monitor, other = Pod("mon", "dcgm-exporter", claims=claims), Pod("kube-system", "proxy", {"main": {}})
-    node = IdentityNode([Gpu(0)], [monitor, other])
+    node = IdentityNode([Gpu(0)], [monitor, other], allocatable=None)
     node.collect()
     shown = waste_values(node_map(node.collect()), Shape())
     assert shown["findings"] == []
@@ -217,8 +218,8 @@ async def test_service_names_no_container_by_the_directory_that_is_left(node: No
         await running.later(3)
         tree = logs / "pods" / f"ml_server_{server.uid}"
         shutil.rmtree(tree)
-        for link in (logs / "containers").glob("server_*"):
-            link.unlink()
+        for old in (logs / "containers").glob("server_*"):
+            old.unlink()
         (tree / "side").mkdir(parents=True)
         link = ContainerLink("5" * 64, server.uid, ContainerName("ml", "server", "side"))
         (logs / "containers" / texts.link_name(link)).symlink_to(texts.link_target(link))

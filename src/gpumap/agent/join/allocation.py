@@ -5,7 +5,7 @@ A slot is one device id. Only the kubelet and the device plugins decide an alloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,12 +57,16 @@ class Allocation:
     grants: Mapping[tuple[ContainerName, Uuid], Grant]
     unmatched: tuple[UnmatchedSlots, ...]
     incomplete: frozenset[ContainerName]
-    """Containers with unmatched slots: gpumap does not know all of their devices."""
+    """Containers of which gpumap does not know all devices: they have unmatched slots, or a claim without devices."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], InitContainerAllocation]
     """Init containers, which the List does not contain, by pod and container."""
+    lists_claims: bool
+    """The kubelet listed a claim's device, now or earlier: then it lists every claim."""
+    may_be_claimed: frozenset[Uuid]
+    """Leaves that a claim may hold which the kubelet does not list, or lists without its devices."""
     offer: PlacedOffer
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]]
     """For each plugin answer: the GPU of each NVML index when gpumap first saw the answer. NVML renumbers its GPUs when
@@ -93,16 +97,23 @@ def allocate(
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = placer.holdings(), placer.unmatched
+    lists_claims = bool(before and before.lists_claims) or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
         grants=grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory),
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
-        incomplete=frozenset(name for name, _, _ in unmatched),
+        incomplete=frozenset(
+            (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
+        ),
         holders=_holders(holdings),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers={
             key: _init_container(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()
         },
+        lists_claims=lists_claims,
+        may_be_claimed=frozenset()
+        if lists_claims or pod_table.claims == () or not offer.may_have_claims
+        else _offered_by_no_plugin(placed_offer, holdings, inventory),
         offer=placed_offer,
         gpu_indices=placer.gpu_indices if pods else gpu_indices,
     )
@@ -202,6 +213,25 @@ def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...
     for one in holdings:
         holders.setdefault(one.uuid, set()).add(one.container)
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
+
+
+def _claims(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, ClaimDevice]]:
+    for pod in pods:
+        for container in pod.containers:
+            name = ContainerName(pod.namespace, pod.name, container.name)
+            yield from ((name, claim) for claim in container.claims)
+
+
+def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inventory: Inventory) -> frozenset[Uuid]:
+    """Return the leaves that no device plugin offers or has given away. A DRA driver may have them.
+
+    Kubelets before 1.34 list no claims, and 1.27 to 1.30 list them without devices.
+    """
+    if offer.names_no_device:
+        return frozenset()
+    offered = {uuid for uuid, _ in offer.allocatable}
+    offered.update(one.uuid for one in holdings if one.claim is None)
+    return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
 
 
 def _init_container(

@@ -327,7 +327,11 @@ class OwnerClassifier:
         holds = self._holds(pod.pod_uid, name, leaf)
         if holds:
             owner = Owner.ASSIGNED
-        elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name) or self._may_be_init_container(name):
+        elif (
+            holds is None
+            or self._allocation_is_incomplete(pod.pod_uid, name, leaf)
+            or self._may_be_init_container(name)
+        ):
             owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
@@ -379,9 +383,14 @@ class OwnerClassifier:
         leaves_of = self._evidence.inventory.leaves_of
         return one is not None and any(leaf in leaves_of(device) for device in one.devices)
 
-    def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName) -> bool:
-        """Whether the container has unmatched slots. If its name is unknown: whether any container of its pod has."""
+    def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
+        """Whether gpumap does not know all devices of the container; if its name is unknown: of one of its pod.
+
+        This includes a claim that the kubelet does not list.
+        """
         allocation = self._evidence.allocation
+        if leaf in allocation.may_be_claimed:
+            return True
         if name.container:
             init_container = allocation.init_containers.get((uid, name.container))
             return name in allocation.incomplete or (init_container is not None and not init_container.complete)
