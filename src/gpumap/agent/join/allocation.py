@@ -33,8 +33,8 @@ from gpumap.model.snapshot import UnmatchedSlots
 
 
 @dataclass(frozen=True, slots=True)
-class InitContainerAllocation:
-    """The devices of a container that only the checkpoint lists. `complete`: each of its ids is on a device."""
+class RowAllocation:
+    """The devices that only the checkpoint gives to a container. `complete`: each of its ids is on a device."""
 
     devices: frozenset[Uuid]
     complete: bool
@@ -61,8 +61,13 @@ class Allocation:
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
-    init_containers: Mapping[tuple[PodUid, str], InitContainerAllocation]
+    init_containers: Mapping[tuple[PodUid, str], RowAllocation]
     """Init containers, which the List does not contain, by pod and container."""
+    left_out: Mapping[tuple[PodUid, str], RowAllocation]
+    """Containers that the List contains without the devices of their rows, by pod and container: the pod may have
+    ended (kubelets before 1.34), or the kubelet leaves devices out (1.20 to 1.22)."""
+    held_by_rows: frozenset[Uuid]
+    """Leaves that only the checkpoint gives to a container of a live pod."""
     lists_claims: bool
     """The kubelet listed a claim's device, now or earlier: then it lists every claim."""
     may_be_claimed: frozenset[Uuid]
@@ -97,6 +102,8 @@ def allocate(
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = placer.holdings(), placer.unmatched
+    init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
+    left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
     lists_claims = bool(before and before.lists_claims) or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
@@ -107,9 +114,12 @@ def allocate(
         ),
         holders=_holders(holdings),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
-        init_containers={
-            key: _init_container(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()
-        },
+        init_containers=init_containers,
+        left_out=left_out,
+        # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.
+        held_by_rows=_leaves(
+            (*init_containers.values(), *(() if offer.may_have_claims else left_out.values())), inventory
+        ),
         lists_claims=lists_claims,
         may_be_claimed=frozenset()
         if lists_claims or pod_table.claims == () or not offer.may_have_claims
@@ -234,9 +244,33 @@ def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inven
     return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
 
 
-def _init_container(
+def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodUid, str], list[CheckpointEntry]]:
+    """Return the rows of listed containers with a resource that the List does not give to them."""
+    listed = {
+        (uid, container.name): {devices.resource for devices in container.devices if devices.ids}
+        for pod in pods
+        if (uid := pod_table.uid_of.get(pod.pod_name)) is not None
+        for container in pod.containers
+    }
+    rows: dict[tuple[PodUid, str], list[CheckpointEntry]] = {}
+    for row in pod_table.checkpoint.entries if pod_table.checkpoint else ():
+        key = (row.pod_uid, row.container)
+        if key in listed and row.resource not in listed[key]:
+            rows.setdefault(key, []).append(row)
+    return rows
+
+
+def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:
+    """Return the leaves that rows may give away: all leaves if an id of them is on no device."""
+    allocations = tuple(allocations)
+    if not all(one.complete for one in allocations):
+        return frozenset(inventory.leaves)
+    return frozenset(leaf for one in allocations for uuid in one.devices for leaf in inventory.leaves_of(uuid))
+
+
+def _by_rows(
     rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
-) -> InitContainerAllocation:
+) -> RowAllocation:
     rows = tuple(rows)
     devices: set[Uuid] = set()
     complete = True
@@ -245,7 +279,7 @@ def _init_container(
             if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, one.device_id, inventory):
                 devices.update(one.located.devices)
                 complete = complete and bool(one.located.devices)
-    return InitContainerAllocation(frozenset(devices), complete)
+    return RowAllocation(frozenset(devices), complete)
 
 
 def _has_own_uuid(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:
