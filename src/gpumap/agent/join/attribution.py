@@ -293,13 +293,12 @@ class OwnerClassifier:
         return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
 
     def _pod(self, cgroup: CgroupMembership) -> PodCgroup | None:
-        """Return the outermost of nested pods that this node's files contain. A kubelet in a pod has its own pods.
+        """Return the outermost of nested pods. A container may make directories below its own, with any pod's UID.
 
-        A container may make directories below its own, also with the UID of another pod. With `cgroupsPerQOS: false`
-        no pod is in the path, but the container's id is.
+        With `cgroupsPerQOS: false` no pod is in the path, but the container's id is.
         """
         if cgroup.pods:
-            return next((pod for pod in cgroup.pods if self._name(pod.pod_uid)), cgroup.pods[0])
+            return cgroup.pods[0]
         uid = self._evidence.pod_table.pod_of(cgroup.container_id)
         return PodCgroup(uid, cgroup.container_id) if uid is not None else None
 
