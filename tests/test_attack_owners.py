@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from gpumap.agent.join import Memory
 from gpumap.agent.node_map import node_map
 from gpumap.agent.settings import resolve
 from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.cli.tables import Shape
 from gpumap.lab.demo import texts
 from gpumap.model.observations import (
@@ -32,6 +35,7 @@ from gpumap.model.observations import (
     PodCgroup,
     PodIdentity,
     PreparedDevice,
+    ProcTable,
     ReportedPod,
     ResourceDevices,
 )
@@ -380,21 +384,71 @@ def test_static_pod_with_a_uid_of_its_own_makes_no_list_complete() -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_pid_that_nvml_went_on_listing_is_not_its_next_process() -> None:
+@dataclass
+class ProcfsNode(IdentityNode):
+    """A node whose processes are files below `root`. Times of starts are those of this machine."""
+
+    root: Path = Path()
+
+    def __post_init__(self) -> None:
+        (self.root / "own").mkdir()
+        (self.root / "own" / "cgroup").write_text("0::/\n")
+        (self.root / "self").symlink_to(str(os.getpid()))
+        self._file(1, "systemd", 0, "/../../init.scope")
+        self._source = ProcfsSource(self.root, self.root / "own")
+
+    @property
+    def ticks(self) -> int:
+        found = self._source.clock_ticks()
+        assert found is not None
+        return found
+
+    def _file(self, pid: int, name: str, start: int, cgroup: str) -> None:
+        (self.root / str(pid)).mkdir(exist_ok=True)
+        (self.root / str(pid) / "stat").write_text(f"{pid} ({name}) S {'0 ' * 18}{start} 0 0")
+        (self.root / str(pid) / "cgroup").write_text(f"0::{cgroup}\n")
+
+    def _proc(self) -> ProcTable:
+        for one in self.processes:
+            if one.left:
+                shutil.rmtree(self.root / str(one.pid), ignore_errors=True)
+            elif one.pod is not None:
+                cgroup = f"/../../kubepods/pod{one.pod.uid}/{one.pod.container_id('main')}"
+                self._file(one.pid, one.comm, one.start, cgroup)
+        return self._source.read([one.pid for one in self.processes], self.ticks).value
+
+
+def no_pidfd(_: int) -> int:
+    raise OSError(errno.ENOSYS, "no such system call")
+
+
+def test_pid_that_nvml_went_on_listing_is_not_its_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer died and left its memory to a child that holds the device open: NVML lists the dead PID for days. Then
     the PID is given to a shell in another pod, which never touched a GPU."""
     trainer, web = holder("trainer", CARD), Pod("ml", "web", {"main": {}})
+    monkeypatch.setattr(os, "pidfd_open", no_pidfd)  # the processes of this test are files
     process = Process(4711, CARD, trainer, memory=40 * GIB)
-    node = IdentityNode([Gpu(0)], [trainer, web], [process])
+    node = ProcfsNode([Gpu(0)], [trainer, web], [process], root=tmp_path)
+    process.start = node.ticks
     node.collect()
     process.left = True
     for _ in range(3):
         node.collect()
-    process.left, process.pod, process.start = False, web, 900_000
+    listed_at = node.ticks
+    while node.ticks == listed_at:
+        time.sleep(0.005)
+    process.left, process.pod, process.start = False, web, node.ticks
     for _ in range(3):
         snapshot = node.collect()
         assert lies(snapshot) == {}
         assert use(snapshot, web.full(), CARD) is None, "the memory is the trainer's"
+    node.processes = []
+    node.collect()
+    node.processes = [process]
+    node.collect()
+    assert lies(node.collect()) == {"unassigned": 40 * GIB}, (
+        "NVML dropped the PID, and lists it again: this is its process"
+    )
 
 
 def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
