@@ -242,7 +242,8 @@ class TestNode:
     def _kubelet(self) -> KubeletAnswer:
         pods = tuple(sorted({pod.as_listed(self.left_out) for pod in self.pods if pod.listed}))
         allocatable = tuple(resources(self.allocatable)) if self.allocatable else None
-        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, bool(self.left_out))
+        is_old = bool(self.left_out)
+        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, is_old, not is_old)
 
     def _identity(self) -> PodIdentity:
         checkpoint = None

@@ -63,10 +63,20 @@ def test_hybrid_hierarchies_are_read_on_all_lines() -> None:
 
 
 def test_kubelet_in_a_pod_leaves_both_outermost_first() -> None:
-    """Kubernetes in a pod has two UIDs in its paths; which one counts, this node's files decide."""
+    """Kubernetes in a pod has two UIDs in its paths."""
     outer = f"/kubepods/burstable/pod{OWN_UID}/{INNER}"
     found = parse(f"0::{outer}/kubelet/kubepods/pod{UID}/{CID}\n", PRIVATE)
     assert found.pods == (PodCgroup(PodUid(OWN_UID), INNER), POD)
+
+
+def test_outer_pod_of_gpumap_itself_counts_for_nobody() -> None:
+    """Where the kubelet runs in a pod, gpumap does too: its own path begins with that pod."""
+    outer = f"/kubepods/burstable/pod{OWN_UID}/{INNER}/kubelet/kubepods"
+    inside = own(f"0::{outer}/pod{UID[:-1]}0/{CID}\n")
+    assert parse(f"0::{outer}/pod{UID}/{CID}\n", inside).pods == (POD,)
+    assert parse(f"0::/kubepods/burstable/pod{OWN_UID}/{INNER}\n", inside).pods == (PodCgroup(PodUid(OWN_UID), INNER),)
+    beside = own(f"0::/kubepods/burstable/pod{OWN_UID}/{INNER}\n")
+    assert len(parse(f"0::{outer}/pod{UID}/{CID}\n", beside).pods) == 2
 
 
 def test_hierarchies_that_name_different_pods_are_unknown() -> None:

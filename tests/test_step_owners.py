@@ -9,6 +9,7 @@ from gpumap.model.readings import ProcessSample
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, processes_by_owner, row, use
 
 CARD = gpu_uuid(0)
+OFFER = {"nvidia.com/gpu": [str(CARD)]}
 
 
 def shared(pod: str, *replicas: int, container: str = "main") -> Pod:
@@ -53,7 +54,7 @@ def test_card_shared_by_three_pods_gives_each_container_its_own_bytes() -> None:
 def test_unassigned_is_said_when_two_snapshots_agree() -> None:
     """A container on a card that it does not hold is unknown at first, and a squatter in the second snapshot."""
     squatter = Pod("ml", "squatter", {"main": {}})
-    node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)])
+    node = TestNode([Gpu(0)], [squatter], [Process(10, CARD, squatter)], allocatable=OFFER)
     first, second = node.collect(), node.collect()
     assert (owners(first, CARD)["unassigned"], owners(first, CARD)["unknown"]) == (0, GIB)
     assert (owners(second, CARD)["unassigned"], owners(second, CARD)["unknown"]) == (GIB, 0)
@@ -332,11 +333,11 @@ def test_two_collections_close_together_accuse_nobody() -> None:
     """When the kubelet has news collections may be a quarter of a second apart: a suspicion must stand a while longer.
     What was said once is not taken back."""
     pod = Pod("ml", "p", {"main": {}})
-    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)])
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], allocatable=OFFER)
     node.collect()
     node.trigger = "push"
     assert [owners(node.collect(0.15), CARD)["unassigned"] for _ in range(4)] == [0, 0, GIB, GIB]
-    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)])
+    node = TestNode([Gpu(0)], [pod], [Process(10, CARD, pod)], allocatable=OFFER)
     node.collect()
     assert owners(node.collect(0.1), CARD)["unassigned"] == GIB, "an interval of 100 ms is what the user chose"
     node.trigger = "push"
@@ -400,6 +401,7 @@ def in_cgroup(*pods: Pod) -> CgroupMembership:
 def test_container_that_makes_cgroups_charges_no_other_pod() -> None:
     """A container that puts the UID of a victim into its own cgroup pays for its memory itself."""
     thief, victim, inner = shared("thief", 0), shared("victim", 1), Pod("in", "nested", listed=False, has_tree=False)
+    inner.has_links = False
     node = TestNode([Gpu(0)], [thief, victim])
     node.processes = [
         Process(10, CARD, thief, memory=7 * GIB, cgroup=in_cgroup(thief, victim)),
@@ -407,7 +409,10 @@ def test_container_that_makes_cgroups_charges_no_other_pod() -> None:
     ]
     snapshot = node.collect()
     found = [use(snapshot, pod.full(), CARD) for pod in (thief, victim)]
-    assert [one and one.memory_bytes for one in found] == [7 * GIB, GIB], "an outer pod of another kubelet is unknown"
+    assert [one and one.memory_bytes for one in found] == [7 * GIB, 0], (
+        "nobody knows the other pod: it is not the victim"
+    )
+    assert owners(snapshot, CARD)["unknown"] == GIB
 
 
 def test_container_in_no_pods_cgroup_is_found_by_its_link() -> None:

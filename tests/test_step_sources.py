@@ -14,7 +14,8 @@ CARD = gpu_uuid(0)
 
 def one_pod() -> tuple[TestNode, Pod]:
     pod = Pod("ml", "job", {"main": {"nvidia.com/gpu": [str(CARD)]}})
-    return TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, CARD, pod)]), pod
+    offered = {"nvidia.com/gpu": [str(CARD), str(gpu_uuid(1))]}
+    return TestNode([Gpu(0), Gpu(1)], [pod], [Process(10, CARD, pod)], offered), pod
 
 
 def test_kubelet_that_is_away_costs_no_label() -> None:

@@ -4,7 +4,9 @@ The input is the text of /proc/PID/cgroup. Its paths depend on the reader's cgro
 root or requires the word "kubepods".
 """
 
+import itertools
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
 from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, PodUid
@@ -53,8 +55,13 @@ def parse(text: str, own_cgroup: OwnCgroup) -> CgroupMembership:
 
     The result is `UNKNOWN` if its hierarchies name different pods, or if a pod's UID cannot be parsed. A bare `/` is
     the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container: `UNKNOWN`.
+
+    If the kubelet runs in a pod, gpumap is in that pod too: it does not count.
     """
-    return _membership(paths(text), own_cgroup.is_root)
+    found = _membership(paths(text), own_cgroup.is_root)
+    outer = {pod.pod_uid for pod in own_cgroup.membership.pods[:-1]}
+    skipped = sum(1 for _ in itertools.takewhile(lambda pod: pod.pod_uid in outer, found.pods[:-1]))
+    return replace(found, pods=found.pods[skipped:]) if skipped else found
 
 
 def _membership(found: tuple[str, ...], own_is_root: bool) -> CgroupMembership:

@@ -166,6 +166,8 @@ class KubeletAnswer:
     may_leave_out_devices: bool = False
     """The kubelet has the List of version 1 but not GetAllocatableResources: it is older than 1.23. Kubelets 1.20 to
     1.22 do not list devices without NUMA topology (kubernetes/kubernetes#103289)."""
+    may_have_claims: bool = True
+    """The kubelet is not older than 1.23: it may have DRA claims, which kubelets before 1.34 do not list."""
 
 
 # --- pod identity: local files that connect UIDs, names and container ids ---------------------------------------------

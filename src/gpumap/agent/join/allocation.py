@@ -5,7 +5,7 @@ A slot is one device id. Only the kubelet and the device plugins decide an alloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +33,8 @@ from gpumap.model.snapshot import UnmatchedSlots
 
 
 @dataclass(frozen=True, slots=True)
-class InitContainerAllocation:
-    """The devices of a container that only the checkpoint lists. `complete`: each of its ids is on a device."""
+class RowAllocation:
+    """The devices that only the checkpoint gives to a container. `complete`: each of its ids is on a device."""
 
     devices: frozenset[Uuid]
     complete: bool
@@ -57,12 +57,21 @@ class Allocation:
     grants: Mapping[tuple[ContainerName, Uuid], Grant]
     unmatched: tuple[UnmatchedSlots, ...]
     incomplete: frozenset[ContainerName]
-    """Containers with unmatched slots: gpumap does not know all of their devices."""
+    """Containers of which gpumap does not know all devices: they have unmatched slots, or a claim without devices."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
-    init_containers: Mapping[tuple[PodUid, str], InitContainerAllocation]
+    init_containers: Mapping[tuple[PodUid, str], RowAllocation]
     """Init containers, which the List does not contain, by pod and container."""
+    left_out: Mapping[tuple[PodUid, str], RowAllocation]
+    """Containers that the List contains without the devices of their rows, by pod and container: the pod may have
+    ended (kubelets before 1.34), or the kubelet leaves devices out (1.20 to 1.22)."""
+    held_by_rows: frozenset[Uuid]
+    """Leaves that only the checkpoint gives to a container of a live pod."""
+    lists_claims: bool
+    """The kubelet listed a claim's device, now or earlier: then it lists every claim."""
+    may_be_claimed: frozenset[Uuid]
+    """Leaves that a claim may hold which the kubelet does not list, or lists without its devices."""
     offer: PlacedOffer
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]]
     """For each plugin answer: the GPU of each NVML index when gpumap first saw the answer. NVML renumbers its GPUs when
@@ -93,16 +102,28 @@ def allocate(
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = placer.holdings(), placer.unmatched
+    init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
+    left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
+    lists_claims = bool(before and before.lists_claims) or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
         grants=grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory),
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
-        incomplete=frozenset(name for name, _, _ in unmatched),
+        incomplete=frozenset(
+            (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
+        ),
         holders=_holders(holdings),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
-        init_containers={
-            key: _init_container(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()
-        },
+        init_containers=init_containers,
+        left_out=left_out,
+        # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.
+        held_by_rows=_leaves(
+            (*init_containers.values(), *(() if offer.may_have_claims else left_out.values())), inventory
+        ),
+        lists_claims=lists_claims,
+        may_be_claimed=frozenset()
+        if lists_claims or pod_table.claims == () or not offer.may_have_claims
+        else _offered_by_no_plugin(placed_offer, holdings, inventory),
         offer=placed_offer,
         gpu_indices=placer.gpu_indices if pods else gpu_indices,
     )
@@ -204,9 +225,52 @@ def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
-def _init_container(
+def _claims(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, ClaimDevice]]:
+    for pod in pods:
+        for container in pod.containers:
+            name = ContainerName(pod.namespace, pod.name, container.name)
+            yield from ((name, claim) for claim in container.claims)
+
+
+def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inventory: Inventory) -> frozenset[Uuid]:
+    """Return the leaves that no device plugin offers or has given away. A DRA driver may have them.
+
+    Kubelets before 1.34 list no claims, and 1.27 to 1.30 list them without devices.
+    """
+    if offer.names_no_device:
+        return frozenset()
+    offered = {uuid for uuid, _ in offer.allocatable}
+    offered.update(one.uuid for one in holdings if one.claim is None)
+    return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
+
+
+def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodUid, str], list[CheckpointEntry]]:
+    """Return the rows of listed containers with a resource that the List does not give to them."""
+    listed = {
+        (uid, container.name): {devices.resource for devices in container.devices if devices.ids}
+        for pod in pods
+        if (uid := pod_table.uid_of.get(pod.pod_name)) is not None
+        for container in pod.containers
+    }
+    rows: dict[tuple[PodUid, str], list[CheckpointEntry]] = {}
+    for row in pod_table.checkpoint.entries if pod_table.checkpoint else ():
+        key = (row.pod_uid, row.container)
+        if key in listed and row.resource not in listed[key]:
+            rows.setdefault(key, []).append(row)
+    return rows
+
+
+def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:
+    """Return the leaves that rows may give away: all leaves if an id of them is on no device."""
+    allocations = tuple(allocations)
+    if not all(one.complete for one in allocations):
+        return frozenset(inventory.leaves)
+    return frozenset(leaf for one in allocations for uuid in one.devices for leaf in inventory.leaves_of(uuid))
+
+
+def _by_rows(
     rows: Iterable[CheckpointEntry], inventory: Inventory, is_gpu_resource: Callable[[str], bool]
-) -> InitContainerAllocation:
+) -> RowAllocation:
     rows = tuple(rows)
     devices: set[Uuid] = set()
     complete = True
@@ -215,7 +279,7 @@ def _init_container(
             if is_gpu_resource(row.resource) or _has_own_uuid(row.resource, one.device_id, inventory):
                 devices.update(one.located.devices)
                 complete = complete and bool(one.located.devices)
-    return InitContainerAllocation(frozenset(devices), complete)
+    return RowAllocation(frozenset(devices), complete)
 
 
 def _has_own_uuid(resource: str, device_id: DeviceId, inventory: Inventory) -> bool:

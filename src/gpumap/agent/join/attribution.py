@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.agent.join.allocation import Allocation, InitContainerAllocation
+from gpumap.agent.join.allocation import Allocation, RowAllocation
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.pods import PodTable, PodUidState
 from gpumap.model.observations import (
@@ -293,13 +293,12 @@ class OwnerClassifier:
         return Attributed(process, None, "", Owner.UNKNOWN, None, None, is_measured=False, unresolved=unresolved)
 
     def _pod(self, cgroup: CgroupMembership) -> PodCgroup | None:
-        """Return the outermost of nested pods that this node's files contain. A kubelet in a pod has its own pods.
+        """Return the outermost of nested pods. A container may make directories below its own, with any pod's UID.
 
-        A container may make directories below its own, also with the UID of another pod. With `cgroupsPerQOS: false`
-        no pod is in the path, but the container's id is.
+        With `cgroupsPerQOS: false` no pod is in the path, but the container's id is.
         """
         if cgroup.pods:
-            return next((pod for pod in cgroup.pods if self._name(pod.pod_uid)), cgroup.pods[0])
+            return cgroup.pods[0]
         uid = self._evidence.pod_table.pod_of(cgroup.container_id)
         return PodCgroup(uid, cgroup.container_id) if uid is not None else None
 
@@ -327,7 +326,11 @@ class OwnerClassifier:
         holds = self._holds(pod.pod_uid, name, leaf)
         if holds:
             owner = Owner.ASSIGNED
-        elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name) or self._may_be_init_container(name):
+        elif (
+            holds is None
+            or self._allocation_is_incomplete(pod.pod_uid, name, leaf)
+            or self._may_be_init_container(name)
+        ):
             owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
@@ -363,9 +366,9 @@ class OwnerClassifier:
         holders = self._holders.get(leaf, set())
         init_containers = self._evidence.allocation.init_containers
         if name.container:
-            return name in holders or self._init_container_holds(init_containers.get((uid, name.container)), leaf)
+            return name in holders or self._row_holds(init_containers.get((uid, name.container)), leaf)
         listed = {one in holders for one in self._listed_containers.get(name.pod_name, ())}
-        init = {self._init_container_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
+        init = {self._row_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
         return None if len(listed | init) > 1 else True in listed | init
 
     @functools.cached_property
@@ -375,19 +378,26 @@ class OwnerClassifier:
             containers.setdefault(name.pod_name, set()).add(name)
         return containers
 
-    def _init_container_holds(self, one: InitContainerAllocation | None, leaf: Uuid) -> bool:
+    def _row_holds(self, one: RowAllocation | None, leaf: Uuid) -> bool:
         leaves_of = self._evidence.inventory.leaves_of
         return one is not None and any(leaf in leaves_of(device) for device in one.devices)
 
-    def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName) -> bool:
-        """Whether the container has unmatched slots. If its name is unknown: whether any container of its pod has."""
+    def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
+        """Whether gpumap does not know all devices of the container; if its name is unknown: of one of its pod.
+
+        This includes a claim that the kubelet does not list, and a row for the leaf whose device it does not list.
+        """
         allocation = self._evidence.allocation
-        if name.container:
-            init_container = allocation.init_containers.get((uid, name.container))
-            return name in allocation.incomplete or (init_container is not None and not init_container.complete)
-        if any(other == uid and not one.complete for (other, _), one in allocation.init_containers.items()):
+        if leaf in allocation.may_be_claimed:
             return True
-        return any(other.pod_name == name.pod_name for other in allocation.incomplete)
+        rows = [*allocation.init_containers.items(), *allocation.left_out.items()]
+        own = [one for key, one in rows if key[0] == uid and key[1] == (name.container or key[1])]
+        if any(not one.complete or self._row_holds(one, leaf) for one in own):
+            return True
+        return any(
+            other.pod_name == name.pod_name and name.container in ("", other.container)
+            for other in allocation.incomplete
+        )
 
     def _may_be_init_container(self, name: ContainerName) -> bool:
         """Whether it may be an init container with devices that no file lists.

@@ -77,7 +77,11 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         pods,
         pod_table,
         (files.dra.prepared or ()) if files else (),
-        Offer(listing.allocatable, pod_table.checkpoint.registered if pod_table.checkpoint else ()),
+        Offer(
+            listing.allocatable,
+            pod_table.checkpoint.registered if pod_table.checkpoint else (),
+            may_have_claims=listing.answer is None or listing.answer.value.may_have_claims,
+        ),
         inventory,
         rules.is_gpu_resource,
         memory.gpu_indices,

@@ -224,6 +224,8 @@ class Offer:
 
     allocatable: tuple[ResourceDevices, ...] | None
     registered: tuple[ResourceDevices, ...]
+    may_have_claims: bool = True
+    """The kubelet is not too old for DRA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,8 @@ class PlacedOffer:
     registered: IdsByDevice
     slots: Mapping[Uuid, tuple[tuple[str, int], ...]] | None
     """Allocatable slots by device and resource; `None` while the kubelet does not report them."""
+    names_no_device: bool
+    """A plugin offers GPU slots whose ids name no device of this node: they may be of any device."""
 
 
 def place_offer(
@@ -250,7 +254,15 @@ def place_offer(
     allocatable = _by_device(offer.allocatable or (), inventory, is_gpu_resource)
     is_same = offer.registered == offer.allocatable
     registered = allocatable if is_same else _by_device(offer.registered, inventory, is_gpu_resource)
-    return PlacedOffer(basis, allocatable, registered, None if offer.allocatable is None else _counts(allocatable))
+    slots = None if offer.allocatable is None else _counts(allocatable)
+    named = {(resource, id_) for (_, resource), ids in allocatable.items() for id_ in ids}
+    names_no_device = any(
+        (one.resource, id_) not in named
+        for one in offer.allocatable or ()
+        if is_gpu_resource(one.resource)
+        for id_ in one.ids
+    )
+    return PlacedOffer(basis, allocatable, registered, slots, names_no_device)
 
 
 def _by_device(

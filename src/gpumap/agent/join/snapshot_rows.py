@@ -84,12 +84,18 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
 
 
 def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
-    """Return how many containers certainly hold a leaf, or its partitioned GPU. `None` if no List shows it."""
+    """Return how many containers certainly hold a leaf, or its partitioned GPU.
+
+    `None` if no List shows it. 0 needs a List with pods of the API server. A claim that is not listed and a row of the
+    checkpoint alone leave it open.
+    """
     if not joined.listing.current:
         return None
     holders = joined.allocation.holders
     count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
-    return None if not count and joined.pod_table.lacks_pods else count
+    allocation = joined.allocation
+    is_doubtful = joined.pod_table.lacks_pods or uuid in allocation.may_be_claimed | allocation.held_by_rows
+    return None if not count and is_doubtful else count
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:

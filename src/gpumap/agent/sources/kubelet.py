@@ -107,8 +107,15 @@ class KubeletSource:
         if is_rare:
             await self._disconnect()
         self._absent = False
-        is_old = self._list_method == _LIST_V1 and not self._tells_allocatable
-        return SourceAnswer(KubeletAnswer(pods, allocatable, self._socket, is_old), tuple(complaints))
+        is_v1 = self._list_method == _LIST_V1
+        answer = KubeletAnswer(
+            pods,
+            allocatable,
+            self._socket,
+            may_leave_out_devices=is_v1 and not self._tells_allocatable,
+            may_have_claims=is_v1 and self._tells_allocatable,
+        )
+        return SourceAnswer(answer, tuple(complaints))
 
     async def wait_until_back(self) -> None:
         """Return once a kubelet that was away accepts connections, a second later at least; never, if it was not."""

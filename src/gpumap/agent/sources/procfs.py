@@ -46,6 +46,8 @@ class ProcfsSource:
         self._known = KnownProcesses()
         self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
         self._held_pids: frozenset[int] = frozenset()
+        # By PID: when it was first asked for, if every read since then asked for it.
+        self._asked_since: dict[int, int | None] = {}
 
     @property
     def witness(self) -> int | None:
@@ -60,7 +62,8 @@ class ProcfsSource:
     def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
         """Read the entries of `pids`.
 
-        A process that started after `not_after` (clock ticks) may have a re-used PID: it counts as unreadable.
+        A process that started after `not_after` (clock ticks) may have a re-used PID: it counts as unreadable. So does
+        one that started after its PID was first asked for: NVML may go on listing a dead process.
 
         Raises SourceError `unreadable` where the tree itself cannot be read.
         """
@@ -70,6 +73,8 @@ class ProcfsSource:
         except OSError as error:
             raise SourceError("unreadable", f"{error.filename}: {error.strerror}") from error
         wanted = frozenset(pids) if visible else frozenset()
+        now = self.clock_ticks() if not_after is not None else None
+        self._asked_since = {pid: self._asked_since.get(pid) or now for pid in wanted}
         changed = self._known.drop_ended(wanted, time.monotonic())
         table = self._held
         same = visible and not changed and self._held_pids == wanted
@@ -95,7 +100,8 @@ class ProcfsSource:
                 unreadable.append(pid)
                 complaints.append(Complaint("unreadable", f"{self._root / str(pid)}: {error}"))
                 continue
-            if not_after is None or entry.start <= not_after:
+            latest = (tick for tick in (not_after, self._asked_since[pid]) if tick is not None)
+            if all(entry.start <= tick for tick in latest):
                 entries.append(entry)
             else:  # it may use the GPU: NVML read it late, or it has the PID of one that ended
                 unreadable.append(pid)
