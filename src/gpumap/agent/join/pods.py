@@ -91,7 +91,7 @@ class PodTable:
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
     superseded: frozenset[PodUid]
-    """UIDs with a log tree, if their pod's name has a newer tree: the pod was re-created under its name."""
+    """UIDs with a log tree whose pod has ended, or was re-created under its name."""
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
     """Names that the Pods API reports."""
@@ -192,7 +192,7 @@ def tabulate(
     trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     fixed_before = before.fixed_names if before else {}
-    superseded = _superseded(trees, before) if files.logs and before and before.logs else frozenset()
+    superseded = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
     index = UidIndex(
         rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before, superseded
     )
@@ -262,14 +262,35 @@ def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
     )
 
 
-def _superseded(trees: Mapping[PodUid, LogTree], before: PodTable) -> frozenset[PodUid]:
-    """Return the UIDs of which the pod's name got another log tree later.
+def _superseded(
+    pods: Iterable[ListedPod], trees: Mapping[PodUid, LogTree] | None, before: PodTable
+) -> frozenset[PodUid]:
+    """Return the UIDs whose log tree is that of an ended pod: the List no longer had its name, its name is listed with
+    other devices, or its name got another tree later.
 
-    The kubelet makes the tree of a pod when it starts the pod, and keeps that of a predecessor for up to 35 s.
+    The devices of a pod never change. The kubelet makes the tree of a pod when it starts the pod, and keeps that of a
+    predecessor for up to 35 s. `trees` is `None` if the log directories are unreadable.
     """
-    new_names = {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
-    older = {before.uid_of[name] for name in new_names if name in before.uid_of}
-    return frozenset((older & before.trees.keys() | before.superseded) & trees.keys())
+    if trees is None:
+        return before.superseded
+    listed, listed_before = _by_name(pods), _by_name(before.pods)
+    changed = {name for name in listed.keys() & listed_before.keys() if listed[name] != listed_before[name]}
+    if before.logs:
+        changed |= {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
+    ended = {
+        uid
+        for uid, name in before.fixed_names.items()
+        if (name in changed and uid in before.trees) or not (name in before.listed or before.may_be_incomplete)
+    }
+    return frozenset((ended | before.superseded) & trees.keys())
+
+
+def _by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
+    """Kubelets before 1.34 may list an ended pod together with its successor of the same name."""
+    listed: dict[PodName, list[ListedPod]] = {}
+    for pod in pods:
+        listed.setdefault(pod.pod_name, []).append(pod)
+    return listed
 
 
 def _still_valid(
@@ -321,11 +342,7 @@ def _unlisted(
 
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
     """Assign a UID to each listed pod that has exactly one possible UID."""
-    # Kubelets before 1.34 may list an ended pod together with its successor of the same name.
-    listed: dict[PodName, list[ListedPod]] = {}
-    for pod in pods:
-        listed.setdefault(pod.pod_name, []).append(pod)
-    candidates = {name: index.candidates(name, namesakes) for name, namesakes in listed.items()}
+    candidates = {name: index.candidates(name, namesakes) for name, namesakes in _by_name(pods).items()}
     found = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
     taken = Counter(found.values())
     return {name: uid for name, uid in found.items() if taken[uid] == 1}
