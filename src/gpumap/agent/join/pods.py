@@ -66,8 +66,8 @@ class PodTable:
     pods: tuple[ListedPod, ...]
     kept: Mapping[PodName, PodUid]
     """Those of `pods` that the kubelet has not listed since its restart, with their UIDs."""
-    files_are_new: bool
-    """The identity reading is of the same collection as the List."""
+    read_together: bool
+    """List and identity reading are of one collection."""
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     claims: tuple[ClaimPods, ...] | None
@@ -184,9 +184,12 @@ def tabulate(
     before: PodTable | None,
     *,
     kept: Mapping[PodName, PodUid] = _NONE_KEPT,
-    files_are_new: bool = True,
+    read_together: bool = True,
 ) -> PodTable:
-    """Join a List with the identity files. A UID that ever had another name does not get a listed name."""
+    """Join a List with the identity files. A UID that ever had another name does not get a listed name.
+
+    If they are of different collections (not `read_together`), no UID is assigned that the last table did not have.
+    """
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
     trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
@@ -197,7 +200,7 @@ def tabulate(
         rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before, superseded
     )
     uid_of = _fix_uids(pods, index)
-    if not files_are_new:
+    if not read_together:
         uid_of = _still_valid(uid_of, pods, before)
     uid_of |= {name: uid for name, uid in kept.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
@@ -207,7 +210,7 @@ def tabulate(
     return PodTable(
         pods=pods,
         kept=kept,
-        files_are_new=files_are_new,
+        read_together=read_together,
         checkpoint=files.checkpoint,
         logs=files.logs,
         claims=files.dra.claims,
@@ -296,9 +299,9 @@ def _by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
 def _still_valid(
     uid_of: Mapping[PodName, PodUid], pods: Iterable[ListedPod], before: PodTable | None
 ) -> dict[PodName, PodUid]:
-    """Return the UIDs that files of an earlier collection can still give: those of pods that were listed since then.
+    """Return the UIDs that a List and files of different collections can still give: those that the last table had.
 
-    A pod that came or changed later may have been re-created under its name.
+    A pod of the newer one that is new or changed may have been re-created, or have the devices of an ended pod.
     """
     if before is None:
         return {}
