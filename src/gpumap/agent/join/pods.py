@@ -392,9 +392,10 @@ class UidIndex:
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = self._in_logs.get(name, set())
+        current = in_logs - self._superseded
         written = [uids for uids in map(self._written, namesakes) if uids is not None]
         if not written:
-            return in_logs - self._superseded or None
+            return current or None
         # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
         # pod stays until the next write, and its device may have another owner by then. A shared claim is prepared
         # for other pods too.
@@ -403,7 +404,8 @@ class UidIndex:
             for uid in set[PodUid]().union(*written)
             if (uid not in self._trees or uid in in_logs) and self._known.get(uid, name) == name
         }
-        return (fitting & in_logs) or fitting
+        # If they have no UID in common, the pod has just started, or the file is an old copy.
+        return (fitting & in_logs) or (fitting | current if fitting else fitting)
 
     def _written(self, pod: ListedPod) -> set[PodUid] | None:
         """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them."""
