@@ -139,10 +139,13 @@ class PodTable:
         link = self._link(container_id)
         if link is not None and link.pod_uid == uid:
             return link.name.container
-        tree = self.trees.get(uid)
-        # The kubelet makes the directory before the container starts. With one directory, no other container has run.
-        is_sole = read_now and tree is not None and len(tree.containers) == 1 and container_id
-        return tree.containers[0] if tree and is_sole else ""
+        tree, name = self.trees.get(uid), self.name(uid)
+        if not (read_now and container_id and tree and name and len(tree.containers) == 1):
+            return ""
+        # The kubelet makes the directory before the container starts. With one directory, no other container has run,
+        # unless a disk cleaner removed its directory: so the List must have no other container either.
+        listed = {one.container for one in self.containers if one.pod_name == name}
+        return tree.containers[0] if listed == set(tree.containers) else ""
 
     def pod_of(self, container_id: str) -> PodUid | None:
         """Return the pod of a container that is in no pod's cgroup."""
