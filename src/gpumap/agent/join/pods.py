@@ -95,6 +95,8 @@ class PodTable:
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
     """Names that the Pods API reports."""
+    reports_all: bool
+    """The Pods API reports every listed pod. If not, its answer is older than the List: kubelets drop events."""
     cut_links: tuple[ContainerLink, ...]
     """Links with a container id that is cut because the name is long."""
     known_uids: frozenset[PodUid]
@@ -166,7 +168,7 @@ class PodTable:
         """
         if uid in self.name_of:
             return PodUidState.LIVE
-        if self.reported is not None and uid not in self.known_uids:
+        if self.reports_all and uid not in self.known_uids:
             return PodUidState.GONE  # the Pods API has every pod, and no file has this one
         name = self.name(uid) or last_name
         if name is None:
@@ -209,6 +211,7 @@ def tabulate(
     name_of = {uid: name for name, uid in uid_of.items()}
     known_uids = _known_uids(files)
     listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
+    reports_all = files.pods is not None and listed <= frozenset(reported_names.values())
     links = _links(files)
     return PodTable(
         pods=pods,
@@ -224,7 +227,9 @@ def tabulate(
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
         confirmed=frozenset(
-            pod.pod_name for pod in pods if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod)
+            pod.pod_name
+            for pod in pods
+            if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod, reports_all=reports_all)
         ),
         name_of=name_of,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
@@ -233,6 +238,7 @@ def tabulate(
         superseded=superseded,
         links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
         reported_names=reported_names,
+        reports_all=reports_all,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
         may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys()),
@@ -388,9 +394,12 @@ class UidIndex:
             return in_files or reported or set()
         return in_files & reported
 
-    def is_confirmed(self, pod: ListedPod) -> bool:
-        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs."""
-        return pod.pod_name in self._reported or self._written(pod) is not None
+    def is_confirmed(self, pod: ListedPod, *, reports_all: bool) -> bool:
+        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs.
+
+        The Pods API may be late, unless it `reports_all` listed pods.
+        """
+        return (reports_all and pod.pod_name in self._reported) or self._written(pod) is not None
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""

@@ -11,7 +11,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
-from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity
+from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity, PodName
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import (
@@ -204,10 +204,11 @@ def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
     if parent != leaf:
         holders = (*holders, *joined.allocation.holders.get(parent, ()))
     pod_table = joined.pod_table
-    # Older files lack a pod that was re-created since, and the grace period may keep the predecessor of one.
+    # Older files lack a pod that was re-created since, and so may a log directory: it may be the predecessor's. The
+    # grace period may keep the predecessor of a pod.
     uids_are_certain = isinstance(joined.observations.pod_identity, Observed) and not pod_table.kept
-    uid_of = pod_table.uid_of if uids_are_certain else {}
-    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, uid_of)
+    certain = pod_table.confirmed if uids_are_certain else frozenset[PodName]()
+    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, pod_table.uid_of, certain)
 
 
 def process_rows(joined: Joined) -> Iterator[ProcessUse]:
