@@ -204,11 +204,12 @@ def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
     if parent != leaf:
         holders = (*holders, *joined.allocation.holders.get(parent, ()))
     pod_table = joined.pod_table
-    # Older files lack a pod that was re-created since, and so may a log directory: it may be the predecessor's. The
-    # grace period may keep the predecessor of a pod.
-    uids_are_certain = isinstance(joined.observations.pod_identity, Observed) and not pod_table.kept
-    certain = pod_table.confirmed if uids_are_certain else frozenset[PodName]()
-    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, pod_table.uid_of, certain)
+    # Older files lack a pod that was re-created since, and a log directory may be the predecessor's.
+    is_read_now = isinstance(joined.observations.pod_identity, Observed)
+    certain = pod_table.confirmed if is_read_now else frozenset[PodName]()
+    # No List has the pods that the grace period keeps: they may have ended.
+    listed = (holder for holder in holders if holder.pod_name not in pod_table.kept)
+    return certainly_idle(listed, joined.attribution.by_leaf[leaf].attributed, pod_table.uid_of, certain)
 
 
 def process_rows(joined: Joined) -> Iterator[ProcessUse]:
