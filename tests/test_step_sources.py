@@ -360,7 +360,7 @@ def test_corpse_of_a_predecessor_lends_no_peak() -> None:
 
 
 def test_stale_list_credits_neither_of_two_pods_of_one_name_with_both() -> None:
-    """With two UIDs under one name and no current List only the one that the checkpoint fixes is measured."""
+    """With two UIDs under one name and no current List neither is measured: the devices may be handed on meanwhile."""
     node, old = one_pod()
     node.collect()
     node.down.add("kubelet")
@@ -369,9 +369,7 @@ def test_stale_list_credits_neither_of_two_pods_of_one_name_with_both() -> None:
     new = replace(old, generation=1, in_checkpoint=True)
     node.pods.append(new)
     node.processes.append(Process(11, CARD, new, memory=2 * GIB))
-    found = use(node.collect(), new.full(), CARD)
-    assert found is not None
-    assert (found.memory_bytes, found.processes) == (2 * GIB, 1)
+    assert use(node.collect(), new.full(), CARD) is None
 
 
 def test_measured_series_stay_without_log_directories_too() -> None:

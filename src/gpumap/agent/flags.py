@@ -61,7 +61,8 @@ FLAGS = (
         "--device-checkpoint",
         "PATH",
         "",
-        "device checkpoint; else device-plugins/kubelet_internal_checkpoint in the kubelet root or /var/lib/kubelet",
+        "device checkpoint; else device-plugins/kubelet_internal_checkpoint in the kubelet root or /var/lib/kubelet, "
+        "the newer of both",
         about="sources",
     ),
     Flag(

@@ -65,11 +65,9 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
     files = identity.value if identity else None
     inventory = take_inventory(nvml, observations.finished.wall, memory.gpus, memory.gpu_count)
     listing = choose_listing(memory, observations, files, procs, rules.stale_after_seconds)
-    pod_table = _pod_table(
-        listing, files, memory.pod_table, files_are_new=isinstance(observations.pod_identity, Observed)
-    )
-    pods = listing.pods if listing.current else ()
     can_report_unassigned = _can_report_unassigned(listing, observations)
+    pod_table = _pod_table(listing, files, memory.pod_table, read_together=can_report_unassigned)
+    pods = listing.pods if listing.current else ()
     kubelet = observations.kubelet
     if can_report_unassigned and isinstance(kubelet, Observed) and kubelet.value.may_leave_out_devices:
         pods = add_left_out(pods, pod_table, procs)
@@ -140,13 +138,13 @@ def _can_report_unassigned(listing: Listing, observations: Observations) -> bool
 
 
 def _pod_table(
-    listing: Listing, identity: PodIdentity | None, before: PodTable | None, *, files_are_new: bool
+    listing: Listing, identity: PodIdentity | None, before: PodTable | None, *, read_together: bool
 ) -> PodTable:
     """Join names and UIDs, unless neither the List nor the files changed."""
     is_same = before and before.pods is listing.pods and before.kept == listing.kept and before.is_made_from(identity)
-    if before and is_same and (before.files_are_new or not files_are_new):
+    if before and is_same and (before.read_together or not read_together):
         return before
-    return tabulate(listing.pods, identity, before, kept=listing.kept, files_are_new=files_are_new)
+    return tabulate(listing.pods, identity, before, kept=listing.kept, read_together=read_together)
 
 
 def _leaf_uses(

@@ -66,8 +66,8 @@ class PodTable:
     pods: tuple[ListedPod, ...]
     kept: Mapping[PodName, PodUid]
     """Those of `pods` that the kubelet has not listed since its restart, with their UIDs."""
-    files_are_new: bool
-    """The identity reading is of the same collection as the List."""
+    read_together: bool
+    """List and identity reading are of one collection."""
     checkpoint: Checkpoint | None
     logs: PodLogs | None
     claims: tuple[ClaimPods, ...] | None
@@ -91,10 +91,12 @@ class PodTable:
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
     superseded: frozenset[PodUid]
-    """UIDs with a log tree, if their pod's name has a newer tree: the pod was re-created under its name."""
+    """UIDs with a log tree whose pod has ended, or was re-created under its name."""
     links: Mapping[str, ContainerLink]
     reported_names: Mapping[PodUid, PodName]
     """Names that the Pods API reports."""
+    reports_all: bool
+    """The Pods API reports every listed pod. If not, its answer is older than the List: kubelets drop events."""
     cut_links: tuple[ContainerLink, ...]
     """Links with a container id that is cut because the name is long."""
     known_uids: frozenset[PodUid]
@@ -139,10 +141,13 @@ class PodTable:
         link = self._link(container_id)
         if link is not None and link.pod_uid == uid:
             return link.name.container
-        tree = self.trees.get(uid)
-        # The kubelet makes the directory before the container starts. With one directory, no other container has run.
-        is_sole = read_now and tree is not None and len(tree.containers) == 1 and container_id
-        return tree.containers[0] if tree and is_sole else ""
+        tree, name = self.trees.get(uid), self.name(uid)
+        if not (read_now and container_id and tree and name and len(tree.containers) == 1):
+            return ""
+        # The kubelet makes the directory before the container starts. With one directory, no other container has run,
+        # unless a disk cleaner removed its directory: so the List must have no other container either.
+        listed = {one.container for one in self.containers if one.pod_name == name}
+        return tree.containers[0] if listed == set(tree.containers) else ""
 
     def pod_of(self, container_id: str) -> PodUid | None:
         """Return the pod of a container that is in no pod's cgroup."""
@@ -163,7 +168,7 @@ class PodTable:
         """
         if uid in self.name_of:
             return PodUidState.LIVE
-        if self.reported is not None and uid not in self.known_uids:
+        if self.reports_all and uid not in self.known_uids:
             return PodUidState.GONE  # the Pods API has every pod, and no file has this one
         name = self.name(uid) or last_name
         if name is None:
@@ -184,30 +189,34 @@ def tabulate(
     before: PodTable | None,
     *,
     kept: Mapping[PodName, PodUid] = _NONE_KEPT,
-    files_are_new: bool = True,
+    read_together: bool = True,
 ) -> PodTable:
-    """Join a List with the identity files. A UID that ever had another name does not get a listed name."""
+    """Join a List with the identity files. A UID that ever had another name does not get a listed name.
+
+    If they are of different collections (not `read_together`), no UID is assigned that the last table did not have.
+    """
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
     trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     fixed_before = before.fixed_names if before else {}
-    superseded = _superseded(trees, before) if files.logs and before and before.logs else frozenset()
+    superseded = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
     index = UidIndex(
         rows if files.checkpoint else None, files.dra.claims, trees, reported_names, fixed_before, superseded
     )
     uid_of = _fix_uids(pods, index)
-    if not files_are_new:
+    if not read_together:
         uid_of = _still_valid(uid_of, pods, before)
     uid_of |= {name: uid for name, uid in kept.items() if uid not in uid_of.values()}
     name_of = {uid: name for name, uid in uid_of.items()}
     known_uids = _known_uids(files)
     listed, containers = frozenset(pod.pod_name for pod in pods), _container_names(pods)
+    reports_all = files.pods is not None and listed <= frozenset(reported_names.values())
     links = _links(files)
     return PodTable(
         pods=pods,
         kept=kept,
-        files_are_new=files_are_new,
+        read_together=read_together,
         checkpoint=files.checkpoint,
         logs=files.logs,
         claims=files.dra.claims,
@@ -218,7 +227,9 @@ def tabulate(
         claimants=_claimants(pods, files.dra.claims or (), name_of),
         uid_of=uid_of,
         confirmed=frozenset(
-            pod.pod_name for pod in pods if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod)
+            pod.pod_name
+            for pod in pods
+            if pod.pod_name in uid_of.keys() - kept.keys() and index.is_confirmed(pod, reports_all=reports_all)
         ),
         name_of=name_of,
         fixed_names={uid: name for uid, name in {**fixed_before, **name_of}.items() if uid in known_uids},
@@ -227,6 +238,7 @@ def tabulate(
         superseded=superseded,
         links={link.container_id: link for link in links if len(link.container_id) == _CONTAINER_ID_DIGITS},
         reported_names=reported_names,
+        reports_all=reports_all,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
         may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys()),
@@ -262,22 +274,43 @@ def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
     )
 
 
-def _superseded(trees: Mapping[PodUid, LogTree], before: PodTable) -> frozenset[PodUid]:
-    """Return the UIDs of which the pod's name got another log tree later.
+def _superseded(
+    pods: Iterable[ListedPod], trees: Mapping[PodUid, LogTree] | None, before: PodTable
+) -> frozenset[PodUid]:
+    """Return the UIDs whose log tree is that of an ended pod: the List no longer had its name, its name is listed with
+    other devices, or its name got another tree later.
 
-    The kubelet makes the tree of a pod when it starts the pod, and keeps that of a predecessor for up to 35 s.
+    The devices of a pod never change. The kubelet makes the tree of a pod when it starts the pod, and keeps that of a
+    predecessor for up to 35 s. `trees` is `None` if the log directories are unreadable.
     """
-    new_names = {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
-    older = {before.uid_of[name] for name in new_names if name in before.uid_of}
-    return frozenset((older & before.trees.keys() | before.superseded) & trees.keys())
+    if trees is None:
+        return before.superseded
+    listed, listed_before = _by_name(pods), _by_name(before.pods)
+    changed = {name for name in listed.keys() & listed_before.keys() if listed[name] != listed_before[name]}
+    if before.logs:
+        changed |= {tree.pod_name for uid, tree in trees.items() if uid not in before.trees}
+    ended = {
+        uid
+        for uid, name in before.fixed_names.items()
+        if (name in changed and uid in before.trees) or not (name in before.listed or before.may_be_incomplete)
+    }
+    return frozenset((ended | before.superseded) & trees.keys())
+
+
+def _by_name(pods: Iterable[ListedPod]) -> dict[PodName, list[ListedPod]]:
+    """Kubelets before 1.34 may list an ended pod together with its successor of the same name."""
+    listed: dict[PodName, list[ListedPod]] = {}
+    for pod in pods:
+        listed.setdefault(pod.pod_name, []).append(pod)
+    return listed
 
 
 def _still_valid(
     uid_of: Mapping[PodName, PodUid], pods: Iterable[ListedPod], before: PodTable | None
 ) -> dict[PodName, PodUid]:
-    """Return the UIDs that files of an earlier collection can still give: those of pods that were listed since then.
+    """Return the UIDs that a List and files of different collections can still give: those that the last table had.
 
-    A pod that came or changed later may have been re-created under its name.
+    A pod of the newer one that is new or changed may have been re-created, or have the devices of an ended pod.
     """
     if before is None:
         return {}
@@ -321,11 +354,7 @@ def _unlisted(
 
 def _fix_uids(pods: tuple[ListedPod, ...], index: UidIndex) -> dict[PodName, PodUid]:
     """Assign a UID to each listed pod that has exactly one possible UID."""
-    # Kubelets before 1.34 may list an ended pod together with its successor of the same name.
-    listed: dict[PodName, list[ListedPod]] = {}
-    for pod in pods:
-        listed.setdefault(pod.pod_name, []).append(pod)
-    candidates = {name: index.candidates(name, namesakes) for name, namesakes in listed.items()}
+    candidates = {name: index.candidates(name, namesakes) for name, namesakes in _by_name(pods).items()}
     found = {name: next(iter(uids)) for name, uids in candidates.items() if len(uids) == 1}
     taken = Counter(found.values())
     return {name: uid for name, uid in found.items() if taken[uid] == 1}
@@ -365,16 +394,20 @@ class UidIndex:
             return in_files or reported or set()
         return in_files & reported
 
-    def is_confirmed(self, pod: ListedPod) -> bool:
-        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs."""
-        return pod.pod_name in self._reported or self._written(pod) is not None
+    def is_confirmed(self, pod: ListedPod, *, reports_all: bool) -> bool:
+        """Whether the Pods API, the checkpoint or a claim has the pod's UID. Then log trees only choose among UIDs.
+
+        The Pods API may be late, unless it `reports_all` listed pods.
+        """
+        return (reports_all and pod.pod_name in self._reported) or self._written(pod) is not None
 
     def _in_files(self, name: PodName, namesakes: Iterable[ListedPod]) -> set[PodUid] | None:
         """Return the possible UIDs by the files; `None` if the files have none for this name."""
         in_logs = self._in_logs.get(name, set())
+        current = in_logs - self._superseded
         written = [uids for uids in map(self._written, namesakes) if uids is not None]
         if not written:
-            return in_logs - self._superseded or None
+            return current or None
         # Assigned devices are always in a file: a directory without a row belongs to a predecessor. A row of an ended
         # pod stays until the next write, and its device may have another owner by then. A shared claim is prepared
         # for other pods too.
@@ -383,7 +416,8 @@ class UidIndex:
             for uid in set[PodUid]().union(*written)
             if (uid not in self._trees or uid in in_logs) and self._known.get(uid, name) == name
         }
-        return (fitting & in_logs) or fitting
+        # If they have no UID in common, the pod has just started, or the file is an old copy.
+        return (fitting & in_logs) or (fitting | current if fitting else fitting)
 
     def _written(self, pod: ListedPod) -> set[PodUid] | None:
         """Return the UIDs with all of this pod's devices and claims in files; `None` if no file would have them."""

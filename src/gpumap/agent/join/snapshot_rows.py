@@ -11,7 +11,7 @@ from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
-from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity
+from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity, PodName
 from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import DeviceMemory, MigInstance, Uuid
 from gpumap.model.snapshot import (
@@ -210,10 +210,12 @@ def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
     if parent != leaf:
         holders = (*holders, *joined.allocation.holders.get(parent, ()))
     pod_table = joined.pod_table
-    # Older files lack a pod that was re-created since, and the grace period may keep the predecessor of one.
-    uids_are_certain = isinstance(joined.observations.pod_identity, Observed) and not pod_table.kept
-    uid_of = pod_table.uid_of if uids_are_certain else {}
-    return certainly_idle(holders, joined.attribution.by_leaf[leaf].attributed, uid_of)
+    # Older files lack a pod that was re-created since, and a log directory may be the predecessor's.
+    is_read_now = isinstance(joined.observations.pod_identity, Observed)
+    certain = pod_table.confirmed if is_read_now else frozenset[PodName]()
+    # No List has the pods that the grace period keeps: they may have ended.
+    listed = (holder for holder in holders if holder.pod_name not in pod_table.kept)
+    return certainly_idle(listed, joined.attribution.by_leaf[leaf].attributed, pod_table.uid_of, certain)
 
 
 def process_rows(joined: Joined) -> Iterator[ProcessUse]:

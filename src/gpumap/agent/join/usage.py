@@ -183,12 +183,15 @@ def _reused_pids(processes: LeafProcesses, ended: tuple[EndedProcess, ...]) -> f
 
 
 def certainly_idle(
-    holders: Iterable[ContainerName], attributed: tuple[Attributed, ...], uid_of: Mapping[PodName, PodUid]
+    holders: Iterable[ContainerName],
+    attributed: tuple[Attributed, ...],
+    uid_of: Mapping[PodName, PodUid],
+    certain: Container[PodName],
 ) -> Iterator[ContainerName]:
     """Return the holders of a leaf that certainly have no process on it.
 
-    `uid_of` has the pods with a certain UID. A process of the holder's own UID leaves no zero, whatever its owner is,
-    unless it is another container's.
+    `certain` has the pods whose UID is certain: a process of another UID is not theirs, even if nothing names it. A
+    process of the holder's own UID leaves no zero, whatever its owner is, unless it is another container's.
     """
     present: set[PodUid] = set()
     uncertain_pods: set[PodName] = set()
@@ -204,7 +207,7 @@ def certainly_idle(
             unnamed.add(item.pod_uid)
     for holder in holders:
         uid = uid_of.get(holder.pod_name)
-        may_own_unnamed = unnamed and (uid is None or None in unnamed)
+        may_own_unnamed = unnamed and (holder.pod_name not in certain or None in unnamed)
         if holder.pod_name not in uncertain_pods and uid not in present and not may_own_unnamed:
             yield holder
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,10 +53,10 @@ class _File(msgspec.Struct):
 
 
 class CheckpointSource:
-    """Reads the first of `candidates` that exists; a file that did not change is not read again."""
+    """Reads the newest of `candidates`; a file that did not change is not read again."""
 
     def __init__(self, candidates: tuple[Path, ...]) -> None:
-        self._files = tuple(ReplacedFile(path, parse) for path in candidates)
+        self._files = {path: ReplacedFile(path, parse) for path in candidates}
 
     def read(self) -> SourceAnswer[Checkpoint]:
         """Return the checkpoint, the very same object while the file is unchanged.
@@ -63,7 +64,8 @@ class CheckpointSource:
         Complaints: `checkpoint_row`, `plugin_answer`. Raises SourceError: `checkpoint_missing`,
         `checkpoint_unreadable`, `checkpoint_corrupt`.
         """
-        for file in self._files:
+        for path in newest_first(self._files):
+            file = self._files[path]
             try:
                 return file.read()
             except FileNotFoundError:
@@ -76,7 +78,26 @@ class CheckpointSource:
                 raise SourceError("checkpoint_unreadable", f"{file.path}: {error.strerror}") from error
             except ValueError as error:
                 raise SourceError("checkpoint_corrupt", f"{file.path}: {error}") from error
-        raise SourceError("checkpoint_missing", f"no file {' or '.join(str(file.path) for file in self._files)}")
+        raise SourceError("checkpoint_missing", f"no file {' or '.join(map(str, self._files))}")
+
+
+def newest_first(candidates: Iterable[Path]) -> list[Path]:
+    """Sort the candidates by the time of their last write.
+
+    The kubelet writes in /var/lib/kubelet, whatever its root is; some distributions move that too. The other one may be
+    a copy from when the root was moved, or of a kubelet that no longer runs. One that gpumap may not look at comes
+    first: it may be the newest.
+    """
+    return sorted(candidates, key=_written_at, reverse=True)
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return -math.inf
+    except OSError:
+        return math.inf
 
 
 def parse(text: bytes) -> SourceAnswer[Checkpoint]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.checkpoint import CheckpointSource, newest_first
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.kubelet import KubeletSource
@@ -213,7 +213,7 @@ class RecordingIdentity:
         return answer
 
     def _cut(self) -> bytes:
-        for path in self._checkpoints:
+        for path in newest_first(self._checkpoints):
             try:
                 return checkpoints.cut_checkpoint(path.read_bytes(), self._is_gpu_resource)
             except FileNotFoundError:
