@@ -143,6 +143,11 @@ class NvmlCalls:
         """These were answered, by another call than `ask`."""
         self._known.update(keys)
 
+    def never_supported(self, function: Callable[..., object], on: str) -> bool:
+        """Whether NVML says that it does not support this, and has never answered it. MIG devices may differ."""
+        key = function.__name__, on
+        return key in self._unsupported and (key not in self._known or on.startswith(_OF_MIG))
+
     def is_supported(self, key: tuple[str, str]) -> bool:
         """As far as is known."""
         return key not in self._unsupported

@@ -163,13 +163,17 @@ class Row(NamedTuple):
 def read_lists(
     calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
 ) -> tuple[tuple[str, RawList | None], ...] | None:
-    """The three lists of a device. `None` where the compute list is refused; the others cost only themselves."""
-    compute = calls.ask(lists.compute, device, on=on)
-    if compute is None:
-        return None
-    graphics = calls.ask(lists.graphics, device, on=on)
-    mps = calls.ask(lists.mps, device, on=on)
-    return ("M", mps), ("C", compute), ("G", graphics)
+    """The three lists of a device. `None` if one is refused: its processes are unknown, and another list may lack them.
+
+    A driver or a device that never supported graphics or MPS has no such processes.
+    """
+    found: list[tuple[str, RawList | None]] = []
+    for kind, ask in (("M", lists.mps), ("C", lists.compute), ("G", lists.graphics)):
+        listed = calls.ask(ask, device, on=on)
+        if listed is None and (kind == "C" or not calls.never_supported(ask, on)):
+            return None
+        found.append((kind, listed))
+    return tuple(found)
 
 
 def read_rows(calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
