@@ -199,6 +199,8 @@ class GpuReading(NamedTuple):
     activity: OfGpm[Activity | None] = None
     refusals: tuple[tuple[str, int], ...] = ()
     """Calls that failed other than by "not supported", with NVML's return code."""
+    unsampled: tuple[int, ...] = ()
+    """PIDs whose samples are all impossible: their time is unknown."""
     samples: tuple[ProcessSample, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
 

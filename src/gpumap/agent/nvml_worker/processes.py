@@ -218,10 +218,11 @@ def merge(rows: Iterable[Row]) -> tuple[GpuProcess, ...]:
 
 
 class Sampled(NamedTuple):
-    """A reading's `samples` and `sampled_seconds` (`GpuReading`)."""
+    """A reading's `samples`, `sampled_seconds` and `unsampled` (`GpuReading`)."""
 
     samples: tuple[ProcessSample, ...] | None
     seconds: float | None
+    unsampled: tuple[int, ...] = ()
 
 
 class Sampler:
@@ -259,17 +260,19 @@ class Sampler:
             self._full_at = now
         if rows is None:
             return Sampled(None, None)
-        rows = self._plausible(rows, since or self._newest_us)
+        new = [row for row in rows if row[1] > (since or self._newest_us)]
+        rows = self._plausible(new)
         if rows:
             self._heard = now
             if full:
                 self._newest_us, self._newest_at = max([row[1] for row in rows]), now
-        return Sampled(_means(rows), round(seconds, 3) if full else 0.0)
+        unsampled = {row[0] for row in new} - {row[0] for row in rows}
+        return Sampled(_means(rows), round(seconds, 3) if full else 0.0, tuple(sorted(unsampled)))
 
-    def _plausible(self, rows: Iterable[SampleRow], since: int) -> list[SampleRow]:
-        """Those newer than `since`, and not of the future. The two clocks may differ by less than a sample."""
+    def _plausible(self, rows: Iterable[SampleRow]) -> list[SampleRow]:
+        """Those that are not of the future, or above 100 %. The two clocks may differ by less than a sample."""
         until = self._wall_clock() + int(SAMPLING_SECONDS * 1e6)
-        return [row for row in rows if since < row[1] <= until and max(row[2:]) <= 100]
+        return [row for row in rows if row[1] <= until and max(row[2:]) <= 100]
 
     def _since(self, now: float, window: float, *, busy: bool) -> int:
         wall = self._wall_clock()

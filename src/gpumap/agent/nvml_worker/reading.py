@@ -191,6 +191,7 @@ class GpuReader:
             processes=processes,
             samples=sampled.samples,
             sampled_seconds=sampled.seconds,
+            unsampled=sampled.unsampled,
             utilization_ratio=busy,
             memory_controller_ratio=controller_busy,
             encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,
