@@ -64,7 +64,8 @@ class MigDevices:
         in_each = Counter(reading.instance.gpu_instance_id for reading in found)
         shared = frozenset(gpu_instance for gpu_instance, devices in in_each.items() if devices > 1)
         self._shared = shared if self.complete else shared | self._shared
-        return tuple(_with_processes([self._without_shared_activity(reading) for reading in found]))
+        most = gpu_memory.total_bytes if gpu_memory else None
+        return tuple(_with_processes([self._without_shared_activity(reading) for reading in found], most))
 
     def _ask_handle(self, slot: int) -> Handle | None:
         """`None` too for a hole, after which more may follow: go-nvlib takes both codes for one."""
@@ -169,7 +170,7 @@ def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
     ]
 
 
-def _with_processes(found: list[MigDeviceReading]) -> Iterator[MigInstance]:
+def _with_processes(found: list[MigDeviceReading], most: int | None) -> Iterator[MigInstance]:
     """Give each its processes, but where a row without ids stands in the lists of several of one GPU instance:
     which of them it runs in, nobody knows, and it must not count in each."""
     seen = Counter(
@@ -180,7 +181,7 @@ def _with_processes(found: list[MigDeviceReading]) -> Iterator[MigInstance]:
         if reading.rows is None or any(seen[gpu_instance, pid] > 1 for pid in _pids_without_place(reading.rows)):
             yield reading.instance
         else:
-            yield reading.instance._replace(processes=merge(reading.rows))
+            yield reading.instance._replace(processes=merge(reading.rows, most))
 
 
 def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:

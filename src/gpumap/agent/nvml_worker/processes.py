@@ -16,7 +16,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.model.readings import GpuProcess, ProcessSample
+from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
@@ -191,30 +191,42 @@ class ProcessesOfGpu:
 
     def __init__(self) -> None:
         self._lists: tuple[tuple[str, RawList | None], ...] = ()
+        self._most: int | None = None
         self._merged: tuple[GpuProcess, ...] = ()
 
-    def read(self, calls: NvmlCalls, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
+    def read(
+        self, calls: NvmlCalls, lists: Lists, device: Handle, memory: DeviceMemory | None
+    ) -> tuple[GpuProcess, ...] | None:
         found = read_lists(calls, lists, device)
         if found is None:
             return None
-        if found != self._lists:
-            self._lists, self._merged = found, merge(_rows(found))
+        most = memory.total_bytes if memory else self._most
+        if found != self._lists or most != self._most:
+            self._lists, self._most, self._merged = found, most, merge(_rows(found), most)
         return self._merged
 
 
-def merge(rows: Iterable[Row]) -> tuple[GpuProcess, ...]:
-    """Each PID once, sorted. A PID in several lists has one memory, which each tells: the largest, not the sum."""
+def merge(rows: Iterable[Row], most: int | None) -> tuple[GpuProcess, ...]:
+    """Each PID once, sorted. A PID in several lists has one memory, which each tells: the largest, not the sum.
+
+    More than `most`, the memory of the GPU, is garbage, and unknown.
+    """
     by_pid: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         by_pid[row.process.pid].append(row)
     return tuple(
         GpuProcess(
             pid,
-            max((m for row in mine if (m := row.process.used_memory_bytes) is not None), default=None),
+            max((used for row in mine if (used := _possible(row.process, most)) is not None), default=None),
             "+".join(dict.fromkeys(row.kind for row in mine)),
         )
         for pid, mine in sorted(by_pid.items())
     )
+
+
+def _possible(process: ProcessRow, most: int | None) -> int | None:
+    used = process.used_memory_bytes
+    return None if used is None or (most is not None and used > most) else used
 
 
 class Sampled(NamedTuple):

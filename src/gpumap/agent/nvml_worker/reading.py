@@ -182,7 +182,7 @@ class GpuReader:
         self, device: _Device, identity: GpuReading, memory: DeviceMemory | None, interval_seconds: float
     ) -> GpuReading:
         ask, library, handle = self._calls.ask, self._library, device.handle
-        processes = self._processes.read(self._calls, device.lists, handle)
+        processes = self._processes.read(self._calls, device.lists, handle, memory)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
         sampled = self._sampler.read(self._calls, device.lists, handle, interval_seconds, busy=bool(busy))
         codec = "codec" in self._groups
