@@ -138,7 +138,7 @@ def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[Kn
     for known, reading in _identified(answer, wall, remembered, count):
         if known is not None and known.uuid not in by_uuid:
             by_uuid[known.uuid] = known, reading
-        elif known is None or reading.fault:
+        else:  # two GPUs with one uuid are one device and one without
             nameless.append(NamelessGpu(reading.index, reading.fault or _NO_NAME))
     return _inventory(
         up=True,
@@ -222,9 +222,9 @@ def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | 
     return KnownGpu(
         uuid,
         reading.index,
-        reading.minor,
-        reading.pci_bus_id,
-        reading.model,
+        reading.minor if reading.minor is not None or before is None else before.minor,
+        reading.pci_bus_id or (before.pci_bus_id if before else ""),
+        reading.model or (before.model if before else ""),
         reading.partitioned,
         total,
         leaves,

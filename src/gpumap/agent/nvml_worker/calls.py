@@ -153,9 +153,13 @@ class NvmlCalls:
         return key not in self._unsupported
 
     def ask_newest(self, functions: Sequence[Callable[..., T]], *arguments: object, on: str = "gpu") -> T | None:
-        """As `ask`, of the first function that is supported: newest first."""
+        """As `ask`, of the first function that is supported: newest first.
+
+        One that has answered before is not replaced by an older one, whose value may mean something else.
+        """
         for function in functions:
             value = self.ask(function, *arguments, on=on)
-            if (function.__name__, on) not in self._unsupported:
+            key = function.__name__, on
+            if key not in self._unsupported or key in self._known:
                 return value
         return None
