@@ -245,14 +245,16 @@ def test_long_lists_make_room(start: Start) -> None:
     assert [sample.pid for sample in reading.samples or ()] == list(range(1, 901))
 
 
-def test_only_the_compute_list_is_essential(start: Start) -> None:
-    """Without the graphics list the others stand; without the compute list nobody knows who is there."""
+def test_a_list_that_a_gpu_never_had_is_not_missed(start: Start) -> None:
+    """A GPU without graphics has no such processes. If a list is refused otherwise, its processes are unknown."""
     worker = start()
     driver = Driver(gpus=[Gpu(A, processes=[Process(10)])])
-    driver.fail["nvmlDeviceGetGraphicsRunningProcesses_v3", 0] = Code.NO_PERMISSION
+    driver.fail["nvmlDeviceGetGraphicsRunningProcesses_v3", 0] = Code.NOT_SUPPORTED
+    assert worker.read_one(driver).processes == (GpuProcess(10, GIB, "C"),)
+    driver.fail = {("nvmlDeviceGetMPSComputeRunningProcesses_v3", 0): Code.NO_PERMISSION}
     reading = worker.read_one(driver)
-    assert reading.processes == (GpuProcess(10, GIB, "C"),)
-    assert reading.refusals == (("nvmlDeviceGetGraphicsRunningProcesses_v3", Code.NO_PERMISSION),)
+    assert reading.processes is None
+    assert reading.refusals == (("nvmlDeviceGetMPSComputeRunningProcesses_v3", Code.NO_PERMISSION),)
     driver.fail = {("nvmlDeviceGetComputeRunningProcesses_v3", 0): Code.UNKNOWN}
     assert worker.read_one(driver).processes is None
 

@@ -144,6 +144,8 @@ class GpuReading(NamedTuple):
     partitioned: bool = False
     max_mig_devices: int | None = None
     instances: tuple[MigInstance, ...] = ()
+    mig_unknown: bool = False
+    """Whether it is partitioned, or all of its MIG devices, could not be read: `instances` are those that were."""
     sampled_seconds: float | None = None
     """How much time `samples` cover that those of no reading before did; `None`: all since the one before. 0 in a
     reading before its time: they overlap with those before, and are told once more by the next."""
@@ -197,6 +199,8 @@ class GpuReading(NamedTuple):
     activity: OfGpm[Activity | None] = None
     refusals: tuple[tuple[str, int], ...] = ()
     """Calls that failed other than by "not supported", with NVML's return code."""
+    unsampled: tuple[int, ...] = ()
+    """PIDs whose samples are all impossible: their time is unknown."""
     samples: tuple[ProcessSample, ...] | None = None
     processes: tuple[GpuProcess, ...] | None = None
 

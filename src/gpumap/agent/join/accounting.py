@@ -268,7 +268,8 @@ def _all_sm_known(reading: GpuReading, total: float) -> bool:
     if reading.processes is None or (reading.utilization_ratio and not total):
         return False
     sampled = {sample.pid for sample in reading.samples or ()}
-    return all("M" not in process.types or process.pid in sampled for process in reading.processes)
+    unknown = {process.pid for process in reading.processes if "M" in process.types or process.pid in reading.unsampled}
+    return unknown <= sampled
 
 
 # --- containers -------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def take_inventory(answer: NvmlReading | None, wall: float, remembered: tuple[Kn
     for known, reading in _identified(answer, wall, remembered, count):
         if known is not None and known.uuid not in by_uuid:
             by_uuid[known.uuid] = known, reading
-        elif known is None or reading.fault:
+        else:  # two GPUs with one uuid are one device and one without
             nameless.append(NamelessGpu(reading.index, reading.fault or _NO_NAME))
     return _inventory(
         up=True,
@@ -199,7 +199,9 @@ def _identified(
     by_uuid = {known.uuid: known for known in remembered}
     for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
         if reading.fault is None and reading.uuid is not None:
-            yield _known_gpu(reading, reading.uuid, wall), reading
+            before = by_uuid.get(reading.uuid)
+            told = _as_partitioned(reading) if before and before.partitioned and reading.mig_unknown else reading
+            yield _known_gpu(told, reading.uuid, wall, before), told
         else:
             faulty = reading if reading.fault else reading._replace(fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty
@@ -218,18 +220,26 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
     return found
 
 
-def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float) -> KnownGpu:
+def _as_partitioned(reading: GpuReading) -> GpuReading:
+    """A GPU that was partitioned and does not tell its mode: what was read as of a whole GPU says nothing."""
+    return reading if reading.partitioned else reading._replace(partitioned=True, processes=None, samples=None)
+
+
+def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | None = None) -> KnownGpu:
     total = reading.memory.total_bytes if reading.memory else None
     if reading.partitioned:
         leaves = tuple(_leaf(instance, reading.max_mig_devices) for instance in reading.instances)
+        if reading.mig_unknown and before is not None and before.partitioned:
+            read = {leaf.uuid for leaf in leaves}
+            leaves += tuple(leaf for leaf in before.leaves if leaf.uuid not in read)
     else:
         leaves = (KnownLeaf(uuid, None, None, "", 1.0, total),)
     return KnownGpu(
         uuid,
         reading.index,
-        reading.minor,
-        reading.pci_bus_id,
-        reading.model,
+        reading.minor if reading.minor is not None or before is None else before.minor,
+        reading.pci_bus_id or (before.pci_bus_id if before else ""),
+        reading.model or (before.model if before else ""),
         reading.partitioned,
         total,
         leaves,

@@ -154,6 +154,5 @@ def _leaf_uses(
     uses = {}
     for leaf, processes in attribution.by_leaf.items():
         reading = readings.get(leaf)
-        samples, utilization = (reading.samples, reading.utilization_ratio) if reading else (None, None)
-        uses[leaf] = measure_leaf(processes, samples, recent[leaf].ended, utilization)
+        uses[leaf] = measure_leaf(processes, reading, recent[leaf].ended)
     return uses

@@ -118,7 +118,11 @@ def visible_mig_devices(
     is_gpu_resource: Callable[[str], bool],
 ) -> VisibleMigDevices | None:
     """Return the MIG devices of NVML and of a new List; `None` if a GPU does not report its devices."""
-    if not inventory.up or inventory.nameless or any(gpu.reading is None for gpu in inventory.gpus):
+    if (
+        not inventory.up
+        or inventory.nameless
+        or any(gpu.reading is None or gpu.reading.mig_unknown for gpu in inventory.gpus)
+    ):
         return None
     instances = [one for gpu in inventory.gpus if gpu.reading for one in gpu.reading.instances]
     denied = frozenset(one.uuid for one in instances if one.denied)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
-from gpumap.model.readings import DeviceMemory, ProcessSample, Uuid
+from gpumap.model.readings import DeviceMemory, GpuReading, ProcessSample, Uuid
 from gpumap.model.snapshot import ContainerUse, Owner, OwnerUse
 
 SAMPLED_SECONDS = 90.0
@@ -135,37 +135,37 @@ class LeafUse:
 
 def measure_leaf(
     processes: LeafProcesses,
-    samples: tuple[ProcessSample, ...] | None,
+    reading: GpuReading | None,
     ended: tuple[EndedProcess, ...],
-    utilization_ratio: float | None = None,
 ) -> LeafUse:
-    """Combine processes and samples. `samples` is `None` if the GPU does not report the time of processes.
+    """Combine processes and samples. `reading` is that of the GPU, `None` for a MIG device.
 
-    A process without a sample has time 0, or no time if the driver cannot know it. Samples may contain the time of
-    processes that have `ended`. `utilization_ratio` is that of the GPU.
+    A process without a sample has time 0, or no time if the driver cannot know it, or if its samples are impossible.
+    Samples may contain the time of processes that have `ended`.
     """
-    if samples is None:
+    samples = reading.samples if reading is not None else None
+    if reading is None or samples is None:
         return LeafUse(processes, dict.fromkeys((item.process.pid for item in processes.attributed), None), {}, False)
-    by_pid = {sample.pid: sample for sample in samples}
+    by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
+    by_pid.update((sample.pid, sample) for sample in samples)
     times: dict[int, ProcessSample | None] = {}
     for item in processes.attributed:
         process = item.process
-        sample = by_pid.get(process.pid)
         # The driver counts MPS clients' time for their server: a client without a sample may have time.
-        times[process.pid] = sample if sample is not None or "M" in process.types else _NO_TIME
+        times[process.pid] = by_pid.get(process.pid, None if "M" in process.types else _NO_TIME)
     ended_times: dict[ContainerName, list[_EndedTime]] = {}
     reused = _reused_pids(processes, ended)
     for one in ended:
-        sample = by_pid.get(one.pid)
-        if sample is None:
+        if one.pid not in by_pid:
             continue
+        sample = by_pid[one.pid]
         if one.pid in reused:
             sample = times[one.pid] = None  # a sample has only a PID, which several processes had
         if one.process.container is not None:
             ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
     known = {*times, *(one.pid for one in ended)}
     has_stray_time = any(sample.sm_ratio and sample.pid not in known for sample in samples) or bool(
-        utilization_ratio and not any(sample.sm_ratio for sample in samples)
+        reading.utilization_ratio and not any(sample.sm_ratio for sample in samples)
     )
     return LeafUse(processes, times, ended_times, True, has_stray_time)
 

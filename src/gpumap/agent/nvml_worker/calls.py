@@ -143,14 +143,23 @@ class NvmlCalls:
         """These were answered, by another call than `ask`."""
         self._known.update(keys)
 
+    def never_supported(self, function: Callable[..., object], on: str) -> bool:
+        """Whether NVML says that it does not support this, and has never answered it. MIG devices may differ."""
+        key = function.__name__, on
+        return key in self._unsupported and (key not in self._known or on.startswith(_OF_MIG))
+
     def is_supported(self, key: tuple[str, str]) -> bool:
         """As far as is known."""
         return key not in self._unsupported
 
     def ask_newest(self, functions: Sequence[Callable[..., T]], *arguments: object, on: str = "gpu") -> T | None:
-        """As `ask`, of the first function that is supported: newest first."""
+        """As `ask`, of the first function that is supported: newest first.
+
+        One that has answered before is not replaced by an older one, whose value may mean something else.
+        """
         for function in functions:
             value = self.ask(function, *arguments, on=on)
-            if (function.__name__, on) not in self._unsupported:
+            key = function.__name__, on
+            if key not in self._unsupported or key in self._known:
                 return value
         return None

@@ -31,6 +31,13 @@ _ROW = Struct(f"@{_FieldValue.valueType.offset}xIIQ")  # valueType, nvmlReturn, 
 _VALUE_FIELDS = tuple(name for name, _ in pynvml.c_nvmlValue_t._fields_)
 """Fields of the union by nvmlValueType_t, which counts them."""
 _WHOLE_TYPES = frozenset({pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG})
+_NOT_AVAILABLE = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value,
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: 0xFFFF,
+}
+"""-1 of the type (nvml.h, NVML_VALUE_NOT_AVAILABLE). No field can have a negative number of the other types."""
 _NARROW_TYPES = frozenset(
     {
         pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
@@ -69,7 +76,7 @@ class FieldValues:
             return values
         odd: list[tuple[int, Any]] = []
         for place, (value_type, code, whole) in enumerate(_ROW.iter_unpack(self._array)):
-            if code == 0 and value_type in _WHOLE_TYPES:
+            if code == 0 and value_type in _WHOLE_TYPES and whole != _NOT_AVAILABLE[value_type]:
                 values[self._asked[place]] = whole
             else:
                 odd.append((self._asked[place], self._array[place]))
@@ -140,7 +147,7 @@ def _number(field: int, row: Any) -> float:
     if code:
         raise RefusedError(f"{CALL}({field})", code)
     number: float = getattr(row.value, _VALUE_FIELDS[row.valueType])
-    if not math.isfinite(number):
+    if not math.isfinite(number) or number < 0 or number == _NOT_AVAILABLE.get(row.valueType):
         raise RefusedError(f"{CALL}({field})", pynvml.NVML_ERROR_NOT_FOUND)  # nothing to tell just now
     return number
 

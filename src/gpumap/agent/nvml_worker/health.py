@@ -7,7 +7,7 @@ from ctypes import byref, c_uint, c_ulonglong
 
 import pynvml
 
-from gpumap.agent.nvml_worker.calls import NvmlCalls
+from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.card import CLOCKS, word_of
 from gpumap.agent.nvml_worker.field_values import Values, flag, whole
 from gpumap.agent.nvml_worker.library import Handle, Library
@@ -124,8 +124,8 @@ class HealthOfGpu:
             return ()
         if self._known_events is None:
             mask = ask((questions.supported_clock_events, questions.supported_clock_throttling), self._gpu)
-            if mask is None and self._calls.refused_with:
-                return _events_of(now, _EVENT_BITS)  # asked again, or in the next reading known to be not supported
+            if mask is None and self._calls.refused_with not in (0, *UNSUPPORTED):
+                return tuple([(word, True) for word, bit in _EVENT_BITS if now & bit])  # it may not know the others
             self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
         if now not in self._events:
             self._events = {now: _events_of(now, self._known_events)}

@@ -55,6 +55,11 @@ class Placement(NamedTuple):
     size: int
 
 
+def _ratio(percent: int) -> float | None:
+    """`None` if it is none."""
+    return percent / 100 if percent <= 100 else None
+
+
 class Library:
     """The library at `path`, by default where the loader finds it. Any thread may ask. A process has one of them."""
 
@@ -188,20 +193,20 @@ class Library:
         self.ask("nvmlDeviceGetMemoryInfo", device, byref(info))
         return DeviceMemory(info.total, info.used, info.free)
 
-    def utilization_ratios(self, device: Handle) -> tuple[float, float]:
+    def utilization_ratios(self, device: Handle) -> tuple[float | None, float | None]:
         info = pynvml.c_nvmlUtilization_t()
         self.ask("nvmlDeviceGetUtilizationRates", device, byref(info))
-        return info.gpu / 100, info.memory / 100
+        return _ratio(info.gpu), _ratio(info.memory)
 
-    def encoder_ratio(self, device: Handle) -> float:
+    def encoder_ratio(self, device: Handle) -> float | None:
         percent, period = c_uint(), c_uint()
         self.ask("nvmlDeviceGetEncoderUtilization", device, byref(percent), byref(period))
-        return percent.value / 100
+        return _ratio(percent.value)
 
-    def decoder_ratio(self, device: Handle) -> float:
+    def decoder_ratio(self, device: Handle) -> float | None:
         percent, period = c_uint(), c_uint()
         self.ask("nvmlDeviceGetDecoderUtilization", device, byref(percent), byref(period))
-        return percent.value / 100
+        return _ratio(percent.value)
 
     def temperature(self, device: Handle) -> float:
         info = pynvml.c_nvmlTemperature_v1_t(pynvml.nvmlTemperature_v1)

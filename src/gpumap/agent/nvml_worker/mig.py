@@ -33,6 +33,8 @@ class MigDevices:
     """The MIG devices of one GPU."""
 
     def __init__(self, library: Library, calls: NvmlCalls, lists: Lists, gpu: Handle) -> None:
+        self.complete = True
+        """Whether the last reading has all of them: a refusal that says nothing of a device does not remove it."""
         self._library = library
         self._calls = calls
         self._lists = lists
@@ -42,13 +44,13 @@ class MigDevices:
         self._shared: frozenset[int] = frozenset()
 
     def read(
-        self, slots: int, gpu_memory: DeviceMemory | None, activities: Activities | None = None
+        self, slots: int | None, gpu_memory: DeviceMemory | None, activities: Activities | None = None
     ) -> tuple[MigInstance, ...]:
         """Of `slots` slots those that are taken, in NVML's order; with their activity where it is asked for."""
         self._changing = False
+        self.complete = slots is not None
         parents = _ParentRows(self._calls, self._lists, self._gpu)
-        handles = (self._calls.ask(self._library.mig_handle, self._gpu, slot, on="mig") for slot in range(slots))
-        # NOT_FOUND is a hole, after which more may follow.
+        handles = (self._ask_handle(slot) for slot in range(slots or 0))
         asked = (self._read_device(handle, gpu_memory, parents, activities) for handle in handles if handle is not None)
         found = [reading for reading in asked if reading is not None]
         uuids = [reading.instance.uuid for reading in found]
@@ -60,8 +62,17 @@ class MigDevices:
             activities.free()  # a sample may be another's
         self._before = [*uuids]
         in_each = Counter(reading.instance.gpu_instance_id for reading in found)
-        self._shared = frozenset(gpu_instance for gpu_instance, devices in in_each.items() if devices > 1)
-        return tuple(_with_processes([self._without_shared_activity(reading) for reading in found]))
+        shared = frozenset(gpu_instance for gpu_instance, devices in in_each.items() if devices > 1)
+        self._shared = shared if self.complete else shared | self._shared
+        most = gpu_memory.total_bytes if gpu_memory else None
+        return tuple(_with_processes([self._without_shared_activity(reading) for reading in found], most))
+
+    def _ask_handle(self, slot: int) -> Handle | None:
+        """`None` too for a hole, after which more may follow: go-nvlib takes both codes for one."""
+        handle = self._calls.ask(self._library.mig_handle, self._gpu, slot, on="mig")
+        if handle is None and self._calls.refused_with not in STALE:
+            self.complete = False
+        return handle
 
     def _read_device(
         self, handle: Handle, gpu_memory: DeviceMemory | None, parents: "_ParentRows", activities: Activities | None
@@ -74,10 +85,13 @@ class MigDevices:
             reading = self._with_activity(reading, activities)
         still = self._calls.ask(self._library.uuid, handle, on="mig") if uuid else None
         if uuid and still == uuid:
+            self.complete = self.complete and reading is not None
             return reading
         self._changing = True  # what it reported may be another's
         if still or self._calls.refused_with in STALE:
             self._calls.withdraw(refusals)
+        else:
+            self.complete = False
         return None
 
     def _with_activity(self, reading: MigDeviceReading, activities: Activities) -> MigDeviceReading:
@@ -156,7 +170,7 @@ def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
     ]
 
 
-def _with_processes(found: list[MigDeviceReading]) -> Iterator[MigInstance]:
+def _with_processes(found: list[MigDeviceReading], most: int | None) -> Iterator[MigInstance]:
     """Give each its processes, but where a row without ids stands in the lists of several of one GPU instance:
     which of them it runs in, nobody knows, and it must not count in each."""
     seen = Counter(
@@ -167,7 +181,7 @@ def _with_processes(found: list[MigDeviceReading]) -> Iterator[MigInstance]:
         if reading.rows is None or any(seen[gpu_instance, pid] > 1 for pid in _pids_without_place(reading.rows)):
             yield reading.instance
         else:
-            yield reading.instance._replace(processes=merge(reading.rows))
+            yield reading.instance._replace(processes=merge(reading.rows, most))
 
 
 def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:

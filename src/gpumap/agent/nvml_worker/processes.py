@@ -16,7 +16,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.model.readings import GpuProcess, ProcessSample
+from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
@@ -163,13 +163,17 @@ class Row(NamedTuple):
 def read_lists(
     calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
 ) -> tuple[tuple[str, RawList | None], ...] | None:
-    """The three lists of a device. `None` where the compute list is refused; the others cost only themselves."""
-    compute = calls.ask(lists.compute, device, on=on)
-    if compute is None:
-        return None
-    graphics = calls.ask(lists.graphics, device, on=on)
-    mps = calls.ask(lists.mps, device, on=on)
-    return ("M", mps), ("C", compute), ("G", graphics)
+    """The three lists of a device. `None` if one is refused: its processes are unknown, and another list may lack them.
+
+    A driver or a device that never supported graphics or MPS has no such processes.
+    """
+    found: list[tuple[str, RawList | None]] = []
+    for kind, ask in (("M", lists.mps), ("C", lists.compute), ("G", lists.graphics)):
+        listed = calls.ask(ask, device, on=on)
+        if listed is None and (kind == "C" or not calls.never_supported(ask, on)):
+            return None
+        found.append((kind, listed))
+    return tuple(found)
 
 
 def read_rows(calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
@@ -187,37 +191,50 @@ class ProcessesOfGpu:
 
     def __init__(self) -> None:
         self._lists: tuple[tuple[str, RawList | None], ...] = ()
+        self._most: int | None = None
         self._merged: tuple[GpuProcess, ...] = ()
 
-    def read(self, calls: NvmlCalls, lists: Lists, device: Handle) -> tuple[GpuProcess, ...] | None:
+    def read(
+        self, calls: NvmlCalls, lists: Lists, device: Handle, memory: DeviceMemory | None
+    ) -> tuple[GpuProcess, ...] | None:
         found = read_lists(calls, lists, device)
         if found is None:
             return None
-        if found != self._lists:
-            self._lists, self._merged = found, merge(_rows(found))
+        most = memory.total_bytes if memory else self._most
+        if found != self._lists or most != self._most:
+            self._lists, self._most, self._merged = found, most, merge(_rows(found), most)
         return self._merged
 
 
-def merge(rows: Iterable[Row]) -> tuple[GpuProcess, ...]:
-    """Each PID once, sorted. A PID in several lists has one memory, which each tells: the largest, not the sum."""
+def merge(rows: Iterable[Row], most: int | None) -> tuple[GpuProcess, ...]:
+    """Each PID once, sorted. A PID in several lists has one memory, which each tells: the largest, not the sum.
+
+    More than `most`, the memory of the GPU, is garbage, and unknown.
+    """
     by_pid: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
         by_pid[row.process.pid].append(row)
     return tuple(
         GpuProcess(
             pid,
-            max((m for row in mine if (m := row.process.used_memory_bytes) is not None), default=None),
+            max((used for row in mine if (used := _possible(row.process, most)) is not None), default=None),
             "+".join(dict.fromkeys(row.kind for row in mine)),
         )
         for pid, mine in sorted(by_pid.items())
     )
 
 
+def _possible(process: ProcessRow, most: int | None) -> int | None:
+    used = process.used_memory_bytes
+    return None if used is None or (most is not None and used > most) else used
+
+
 class Sampled(NamedTuple):
-    """A reading's `samples` and `sampled_seconds` (`GpuReading`)."""
+    """A reading's `samples`, `sampled_seconds` and `unsampled` (`GpuReading`)."""
 
     samples: tuple[ProcessSample, ...] | None
     seconds: float | None
+    unsampled: tuple[int, ...] = ()
 
 
 class Sampler:
@@ -255,17 +272,19 @@ class Sampler:
             self._full_at = now
         if rows is None:
             return Sampled(None, None)
-        rows = self._plausible(rows, since or self._newest_us)
+        new = [row for row in rows if row[1] > (since or self._newest_us)]
+        rows = self._plausible(new)
         if rows:
             self._heard = now
             if full:
                 self._newest_us, self._newest_at = max([row[1] for row in rows]), now
-        return Sampled(_means(rows), round(seconds, 3) if full else 0.0)
+        unsampled = {row[0] for row in new} - {row[0] for row in rows}
+        return Sampled(_means(rows), round(seconds, 3) if full else 0.0, tuple(sorted(unsampled)))
 
-    def _plausible(self, rows: Iterable[SampleRow], since: int) -> list[SampleRow]:
-        """Those newer than `since`, and not of the future. The two clocks may differ by less than a sample."""
+    def _plausible(self, rows: Iterable[SampleRow]) -> list[SampleRow]:
+        """Those that are not of the future, or above 100 %. The two clocks may differ by less than a sample."""
         until = self._wall_clock() + int(SAMPLING_SECONDS * 1e6)
-        return [row for row in rows if since < row[1] <= until and max(row[2:]) <= 100]
+        return [row for row in rows if row[1] <= until and max(row[2:]) <= 100]
 
     def _since(self, now: float, window: float, *, busy: bool) -> int:
         wall = self._wall_clock()

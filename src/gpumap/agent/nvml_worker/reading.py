@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pynvml
 
-from gpumap.agent.nvml_worker.calls import NvmlCalls
+from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.card import CARD_FIELDS, CardOfGpu
 from gpumap.agent.nvml_worker.codes import fault
 from gpumap.agent.nvml_worker.field_values import FieldValues, ask_field
@@ -62,7 +62,7 @@ class GpuReader:
         self._generation = HandleGeneration(0, 0)
         self._device: _Device | None = None
         self._identity = GpuReading(index)
-        self._partitioned = False
+        self._partitioned: bool | None = None  # not told yet
         self._groups: tuple[str, ...] = ()
         self._fields = fields_of(())
 
@@ -78,7 +78,7 @@ class GpuReader:
         if generation != self._generation:
             self._drop_device()
             if generation.gpus != self._generation.gpus:
-                self._identity = GpuReading(self._index)
+                self._identity, self._partitioned = GpuReading(self._index), None
             self._generation = generation
         try:
             reading = self._ask_all(interval_seconds)
@@ -124,12 +124,15 @@ class GpuReader:
         known = device.identity if device.identified == self._calls.forgotten else None
         identity = known or self._identify(device)
         partitioned = self._is_partitioned(device)
+        mode_unknown = self._partitioned is None
         memory = self._calls.ask_newest((self._library.memory, self._library.memory_v1), device.handle)
         if partitioned:
             reading = self._partitioned_gpu(device, identity, memory)
         else:
             reading = self._whole_gpu(device, identity, memory, interval_seconds)
-        reading = self._with_card(device, reading)
+        reading = self._with_card(device, reading)._replace(
+            mig_unknown=not device.mig_devices.complete if partitioned else mode_unknown
+        )
         device.activities.free_unused()
         if not self._calls.answered and self._calls.refusals:
             raise RefusedError(*self._calls.refusals[0])  # a stale handle, or a driver that has lost its GPUs
@@ -160,8 +163,10 @@ class GpuReader:
         # Cards that cannot be partitioned say "not supported"; any other refusal leaves what was known.
         enabled = self._calls.ask(self._library.mig_enabled, device.handle)
         if enabled is None:
-            return self._partitioned
-        if enabled != self._partitioned:
+            if self._partitioned is None and self._calls.refused_with in UNSUPPORTED:
+                self._partitioned = False
+            return bool(self._partitioned)
+        if enabled != bool(self._partitioned):
             self._calls.forget()  # much is not supported on one side of the switch alone
         self._partitioned = enabled
         return enabled
@@ -170,14 +175,14 @@ class GpuReader:
         """NVML reports no utilisation and no samples for it. Its processes are those of its MIG devices."""
         slots = self._calls.ask(self._library.max_mig_devices, device.handle, on="mig")
         activities = device.activities if "gpm" in self._groups else None
-        instances = device.mig_devices.read(slots or 0, memory, activities)
+        instances = device.mig_devices.read(slots, memory, activities)
         return identity._replace(memory=memory, partitioned=True, max_mig_devices=slots, instances=instances)
 
     def _whole_gpu(
         self, device: _Device, identity: GpuReading, memory: DeviceMemory | None, interval_seconds: float
     ) -> GpuReading:
         ask, library, handle = self._calls.ask, self._library, device.handle
-        processes = self._processes.read(self._calls, device.lists, handle)
+        processes = self._processes.read(self._calls, device.lists, handle, memory)
         busy, controller_busy = ask(library.utilization_ratios, handle) or (None, None)
         sampled = self._sampler.read(self._calls, device.lists, handle, interval_seconds, busy=bool(busy))
         codec = "codec" in self._groups
@@ -186,6 +191,7 @@ class GpuReader:
             processes=processes,
             samples=sampled.samples,
             sampled_seconds=sampled.seconds,
+            unsampled=sampled.unsampled,
             utilization_ratio=busy,
             memory_controller_ratio=controller_busy,
             encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,

@@ -240,7 +240,7 @@ class NvmlSource:
         pairs = [self._gpu(index, read, now) for index in range(driver.gpus)]
         gpus = tuple(gpu for gpu, _ in pairs)
         if not self._ring.is_drained():
-            gpus = tuple(gpu._replace(samples=None, sampled_seconds=None) for gpu in gpus)
+            gpus = tuple(gpu._replace(samples=None, sampled_seconds=None, unsampled=()) for gpu in gpus)
         complaints = [*self._deaths, *read.obituaries]
         self._deaths.clear()
         complaints += [complaint for _, complaint in pairs if complaint is not None]
