@@ -58,11 +58,16 @@ HELD, USED = (
 GRANTED = of_namespace("gpumap_container_allocated_gpu_memory_bytes:sum", q.grants(NAMESPACES, q.CLUSTER))
 UNUSED = of_namespace("gpumap_container_unused_gpu_memory_bytes:sum", q.unused(NAMESPACES, q.CLUSTER))
 COMPUTING = speed_of_namespace("gpumap_container_sm_seconds")
+SM_KNOWN, SM_COUNTED = (
+    f"count_over_time({q.series(name, NAMESPACES)}[5m])"
+    for name in ("gpumap_container_sm_utilization_ratio", "gpumap_container_sm_seconds_total")
+)
 IDLE = of_namespace(
     "gpumap_container_idle_gpu_seconds:rate5m",
     f"clamp_min({q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
     f" - {q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}, 0)"
-    f" and on ({q.BY_HOLDER}) {q.most('gpumap_container_sm_utilization_ratio', q.BY_HOLDER, NAMESPACES)}",
+    f" and on ({q.BY_HOLDER}) ({q.series('gpumap_container_sm_utilization_ratio', NAMESPACES)}"
+    f" and {SM_KNOWN} >= 0.9 * {SM_COUNTED})",
 )
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.CLUSTER)
 TAKEN = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.CLUSTER)

@@ -288,6 +288,7 @@ def test_a_list_that_lacks_pods_does_not_free_a_device_in_a_dialect() -> None:
     found = all_series(node.collect())
     assert rows(found, "gpumap_device_holders", uuid=gpu_uuid(1)) == []
     assert rows(found, "DCGM_CUSTOM_DEV_FB_ALLOCATED", UUID=gpu_uuid(1)) == []
+    assert rows(found, "DCGM_CUSTOM_ALLOCATE_MODE") == []
 
 
 async def test_replicas_that_are_held_are_replicas(sweep: Sweep) -> None:

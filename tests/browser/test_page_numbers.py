@@ -93,8 +93,16 @@ def used_by_its_pod(sm: float) -> TestNode:
     node.collect()
     node.collect()
     node.processes[0].sm = sm
-    for _ in range(3):
-        node.collect(seconds=150)
+    for _ in range(9):
+        node.collect(seconds=50)
+    return node
+
+
+def busy_for_nobody() -> TestNode:
+    """A holder without a process on a card that is busy, and nobody is known to compute there."""
+    pod = Pod("team", "hidden", {"main": {"nvidia.com/gpu": [str(UUID)]}})
+    node = TestNode([Gpu(0, utilization=0.9)], [pod])
+    node.collect()
     return node
 
 
@@ -285,6 +293,7 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
         shared_card(),
         used_by_its_pod(sm=0.5),
         used_by_its_pod(sm=0.0),
+        busy_for_nobody(),
     ]
     downs = [without(shared_card(), source) for source in ("nvml", "kubelet", "procfs", "pod_identity")]
     async with tab(browser, site.url, expected=lambda said: "503" in said) as one:

@@ -236,7 +236,7 @@ def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
     (folder := tmp_path / "prometheus").mkdir()
     with demo(node, "--interval", "500ms") as url:
         ready = f'{USAGE}{{pod="recommender"}} > 0.001 and on () {USAGE}{{pod="trainer"}} > 0.01'
-        with with_rules(folder, "", ready, **chart_job({"demo-node": url})) as scraped:
+        with with_rules(folder, "", ready, window="20s", **chart_job({"demo-node": url})) as scraped:
             usage = {labels["pod"]: value for labels, value in scraped.ask(USAGE)}
             memory = "namespace_pod:gpumap_container_gpu_memory_used_bytes:sum"
             used = {labels["pod"]: value for labels, value in scraped.ask(memory)}

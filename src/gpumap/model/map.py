@@ -272,13 +272,15 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     processes: Count
     """Number of processes on the device. 0 for a holder that is certainly idle."""
     sm_ratio: Ratio | None
-    """SM time, mean over the interval. Null if the driver does not report it."""
+    """SM time, mean over the interval. Null if the driver does not report it, or if it is 0 and somebody unknown
+    computed on the GPU."""
     memory_controller_busy_ratio: Ratio | None
     """Time of memory traffic, mean over the interval."""
     unassigned: bool
     """The container uses a device that it does not hold. Two consecutive collections agree."""
     last_active: float | None
-    """Last time with SM time above 0, in Unix seconds; until then the time when it was first seen."""
+    """The latest of three times, in Unix seconds: it had SM time above 0, it was first seen, its SM time was unknown for
+    longer than --stale-after."""
     pod_uid: str | None = None
     """UID of the pod whose processes were measured. Null if unknown. Another pod of the same name may have processes
     on the device, too."""

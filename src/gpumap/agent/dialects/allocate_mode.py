@@ -64,10 +64,11 @@ def _memory_sharers(snapshot: Snapshot) -> Mapping[Uuid, list[Uuid]]:
 
 
 def mode_of_node(snapshot: Snapshot) -> Mode | None:
-    """Return `None` without a current List, and if it depends on slots without a known device."""
+    """Return `None` without a current List, and if it depends on slots without a known device or on unlisted pods."""
     if all(leaf.holders is None for leaf in snapshot.leaves):
         return None
-    return combine([*modes_by_holder(snapshot).values(), *([None] if snapshot.unmatched else [])])
+    may_have_more = snapshot.unmatched or any(leaf.holders is None for leaf in snapshot.leaves)
+    return combine([*modes_by_holder(snapshot).values(), *([None] if may_have_more else [])])
 
 
 def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[ContainerName]]) -> Mode | None:

@@ -190,9 +190,12 @@ class _NodeHoldings:
         return GrantInputs((own * cores / 100 if holding.position == 0 else None,), (memory,))
 
     def _count(self, key: tuple[Uuid, str], held: Collection[DeviceId] = ()) -> int | None:
-        """Return how many slots of a resource a device has in total."""
+        """Return how many slots of a resource a device has in total.
+
+        If one that is held is not offered, the plugin reports it as unhealthy: there may be more of them.
+        """
         known = self._offered.get(key) or self._registered.get(key)
-        return len(known.union(held) if held else known) if known else None
+        return len(known) if known and known.issuperset(held) else None
 
 
 def _cores(holding: Holding) -> GrantInputs:

@@ -63,7 +63,7 @@ USE = (
     ),
     _used(
         "gpumap_container_last_active_timestamp_seconds",
-        "When the container was last seen computing; until then, when it was first seen.",
+        "When the container last computed, was first seen, or its SM time was unknown for long: the latest of these.",
         lambda use: use.last_active,
     ),
     Family(

@@ -18,7 +18,7 @@ export function devicesOf(map) {
     const parent = Boolean(gpu?.partitioned && gpu.uuid === device.uuid);
     const leaves = parent ? map.devices.filter((one) => one.gpu_uuid === gpu.uuid && one !== device) : [device];
     const whole = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid)?.holders ?? [];
-    const rows = [...containerRows(device, leaves, whole, map.timestamp), ...restRows(device)];
+    const rows = [...containerRows(device, gpu, leaves, whole, map.timestamp), ...restRows(device)];
     tint(rows);
     return { ...device, gpu, parent, whole, rows, owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
@@ -62,7 +62,7 @@ function bare(gpu) {
 }
 
 /** `leaves` are where a holder's use is: the device itself, or all leaves of a GPU that is held whole. */
-function containerRows(device, leaves, whole, now) {
+function containerRows(device, gpu, leaves, whole, now) {
   const holders = new Map(device.holders.map((row) => [keyOf(row), row]));
   const users = new Map(device.users.map((row) => [keyOf(row), row]));
   const holdWhole = new Set(whole.map(keyOf));
@@ -75,6 +75,7 @@ function containerRows(device, leaves, whole, now) {
     const last = user?.last_active ?? null;
     const use = holder && useOf(leaves, key);
     const podWorks = Boolean(holder) && podAtWork(leaves, holder, now);
+    const mayWork = podWorks || isBusyForNobody(device, gpu);
     return {
       kind: "container",
       key,
@@ -95,7 +96,7 @@ function containerRows(device, leaves, whole, now) {
       judged: Boolean(use),
       podWorks,
       // Who has admin access was given nothing that could lie idle.
-      idle: use && !podWorks && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
+      idle: use && !mayWork && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
       over: use && isOver(use, granted) ? use.memory - granted : null,
     };
   });
@@ -128,6 +129,10 @@ function podAtWork(leaves, holder, now) {
   const rests = (user) => user.sm_ratio === 0 && user.last_active !== null && now - user.last_active >= IDLE_SECONDS;
   return others.some((user) => (user.processes || user.memory_bytes) && !rests(user));
 }
+
+/** Whether somebody computes on the GPU, and nobody is known to: it may be any of its holders. */
+const isBusyForNobody = (device, gpu) =>
+  gpu?.uuid === device.uuid && gpu.utilization_ratio > 0 && ![...device.users, ...device.processes].some((one) => one.sm_ratio);
 
 const isOver = ({ memory }, granted) => granted !== null && memory !== null && memory > granted;
 
