@@ -56,10 +56,11 @@ def _add_top(commands: Commands) -> None:
         _show,
         says=TOP_SAYS,
         more="A row for each container and device, and for what no container accounts for: the host's processes,\n"
-        "those left over from pods that are gone, and memory that no process answers for.",
+        "those left over from pods that are gone, and memory that no process answers for.\n"
+        "On a terminal it goes on until q is pressed; keys sort, filter and group the rows.",
         examples=[
             ("this node", "gpumap top"),
-            ("by SM time, as it changes", "gpumap top --sort-by sm --watch"),
+            ("the table, by SM time", "gpumap top --sort-by sm --once"),
             ("a namespace, of the whole cluster", f"gpumap top -n ml {_SERVER}"),
             ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
         ],
