@@ -99,9 +99,22 @@ def test_help_of_a_command(command: str) -> None:
 @pytest.mark.parametrize(("command", "takes"), [("serve", {flag.name for flag in FLAGS}), ("map", SOURCES)])
 def test_help_tells_each_flag(command: str, takes: set[str]) -> None:
     """Every flag that a command takes, with its default and variable; those of no use to it are not there."""
-    words = " ".join(run_command(command, "--help", COLUMNS="100").stdout.split())
+    every = "--help-all" if command == "map" else "--help"
+    words = " ".join(run_command(command, every, COLUMNS="100").stdout.split())
     for flag in FLAGS:
         assert (f"${flag.variable})" in words) == (flag.name in takes)
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect", "bill", "doctor"])
+def test_help_fits_a_screen(command: str) -> None:
+    """What most users do not need is left to --help-all, and --help says so."""
+    short, every = (run_command(command, flag, COLUMNS="100").stdout for flag in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 50
+    assert "--help-all" in short
+    assert "--token-file" not in short
+    flags = [set(re.findall(r"^  (-[^ ]+|--[^ ]+)", text, re.MULTILINE)) for text in (short, every)]
+    assert flags[0] < flags[1]
+    assert "--token-file" in every
 
 
 def test_without_a_command_help_is_shown() -> None:
@@ -141,7 +154,8 @@ async def test_the_installed_commands(agent: Agent) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("paint",), '"paint" is no command of gpumap; see gpumap --help'),
+        (("paint",), 'unknown command "paint"; see gpumap --help'),
+        (("--url", "http://x", "top"), "flags come after the command: gpumap top --url http://x"),
         (("mpa",), "did you mean map?"),
         (("--watch", "wast"), "did you mean waste?"),
         (("inspct",), "did you mean inspect?"),

@@ -64,6 +64,19 @@ class Terminal:
             await asyncio.sleep(0.02)
         return self._read()
 
+    async def press(self, *keys: str) -> str:
+        """Press keys one after the other, and give the frame that follows the last one, without colours."""
+        for key in keys:
+            seen = len(self.frames)
+            os.write(self._master, key.encode())
+            await self.until(lambda _, seen=seen: len(self.frames) > seen + 1, f"no frame after {key!r}")  # type: ignore[misc]
+        return self.shown
+
+    @property
+    def shown(self) -> str:
+        """The last frame that is whole."""
+        return STEERING.sub("", self.frames[-2])
+
     async def interrupt(self) -> int:
         """Press Ctrl-C, and give the exit code."""
         os.write(self._master, b"\x03")
@@ -152,7 +165,8 @@ async def test_tables_fit_the_terminal(fake: FakeAgent, command: str, columns: i
     for device in fake.answer["devices"]:
         for row in (*device["holders"], *device["users"]):
             row["pod"] = name
-    with terminal(command, "--url", fake.url, columns=columns) as shown:
+    once = ["--once"] if command == "top" else []
+    with terminal(command, *once, "--url", fake.url, columns=columns) as shown:
         text = await shown.end()
     assert shown.process.returncode == 0
     assert "\x1b[3" in text
@@ -204,7 +218,7 @@ async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
 
     What is asked and the time stand above; the frame fits the terminal, also after it was resized. Ctrl-C ends it: 0.
     """
-    arguments = ("top", "--watch", "--interval", "100ms", "--sort-by", "sm", "--url", fake.url)
+    arguments = ("waste", "--watch", "--interval", "100ms", "--sort-by", "used", "--url", fake.url)
     with terminal(*arguments, columns=120, lines=20) as shown:
         await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
         shown.resize(100, 10)
@@ -217,7 +231,7 @@ async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
     frame = shown.frames[0]
     assert frame.endswith(TO_END)
     lines = STEERING.sub("", frame).splitlines()
-    assert re.match(r"gpumap top --sort-by sm --url http://\S+   every 0.1s   \d\d:\d\d:\d\d$", lines[0])
+    assert re.match(r"gpumap waste --sort-by used --url http://\S+   every 0.1s   \d\d:\d\d:\d\d$", lines[0])
     assert len(lines) == 20
     assert re.fullmatch(r"… and \d+ more lines", lines[-1])
     small = STEERING.sub("", shown.frames[-2]).splitlines()

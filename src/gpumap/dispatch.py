@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 
+DEMO_ADDRESS = "127.0.0.1:9401"
+"""A simulated node is for the one who tries it, not for the network."""
+
+
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
     given = parse(command_parser(), arguments)
@@ -89,6 +93,8 @@ def _add_demo(commands: Commands) -> None:
     for flag in demo._actions:
         if "--node-name" in flag.option_strings:
             flag.help = "the node's name ($GPUMAP_NODE_NAME; else the scenario's)"
+        if "--listen" in flag.option_strings:
+            flag.help = f"address to serve on; :9401 is every address (default: {DEMO_ADDRESS}; $GPUMAP_LISTEN)"
 
 
 def _add_record(commands: Commands) -> None:
@@ -150,6 +156,8 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _demo(given: argparse.Namespace) -> int:
+    if given.listen is None and "GPUMAP_LISTEN" not in os.environ:
+        given.listen = DEMO_ADDRESS
     if given.capture:
         return _demo_of_capture(given)
     from gpumap.lab.demo.run import serve_demo

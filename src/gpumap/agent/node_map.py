@@ -5,6 +5,7 @@ Words in, words out: what to do about a problem comes from `model.remedies`, the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpumap.model import map as entries
@@ -135,9 +136,16 @@ def _devices(snapshot: Snapshot) -> tuple[DeviceEntry, ...]:
     for process in snapshot.processes:
         processes.setdefault(process.uuid, []).append(process)
     gpus = {gpu.uuid: gpu for gpu in snapshot.gpus}
-    return tuple(
+    entries = [
         _device(leaf, leaf.gpu or gpus.get(leaf.uuid), rows, processes.get(leaf.uuid, ())) for leaf in snapshot.leaves
-    )
+    ]
+    return tuple(sorted(entries, key=_place))
+
+
+def _place(device: DeviceEntry) -> tuple[float, int, int]:
+    """Return the device's place among the node's: by GPU, then by instance, as nvidia-smi lists them."""
+    index, gpu, compute = device.index, device.gpu_instance_id, device.compute_instance_id
+    return math.inf if index is None else index, -1 if gpu is None else gpu, -1 if compute is None else compute
 
 
 def _device(

@@ -82,7 +82,8 @@ def map_address(url: str) -> URL:
     if given.query_string or given.fragment:
         shown = without_password(url).partition("?")[0].partition("#")[0]
         raise UsageError(f"--url {shown}: must end with the path; gpumap takes no query (?…) and no fragment (#…)")
-    return given.with_path(given.path.rstrip("/").removesuffix("/api/v1/map") + "/api/v1/map")
+    path = given.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as it stands in other tools
+    return given.with_path(f"{path}/api/v1/map")
 
 
 async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int, server_name: str | None) -> NodeMap:

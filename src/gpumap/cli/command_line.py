@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from gpumap.model.errors import UsageError
@@ -17,10 +17,41 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """One that raises UsageError for a mistake, instead of ending the process."""
+    """One that raises UsageError for a mistake, instead of ending the process.
+
+    `seldom`: titles of groups of flags that --help leaves to --help-all.
+    """
+
+    seldom: tuple[str, ...] = ()
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
+
+    def format_help(self) -> str:
+        """Return the help without the groups of flags that are seldom used."""
+        groups = self._action_groups
+        self._action_groups = [one for one in groups if one.title not in self.seldom]
+        try:
+            return super().format_help()
+        finally:
+            self._action_groups = groups
+
+
+class _HelpAll(argparse.Action):
+    """--help-all prints the help with every flag."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="show every flag, and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(end=argparse.ArgumentParser.format_help(parser))
+        parser.exit()
+
+
+def leave_to_help_all(parser: Parser, *titles: str) -> None:
+    """Make --help shorter: these groups of flags are seldom used."""
+    parser.seldom = titles
+    parser.add_argument("--help-all", action=_HelpAll)
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):
@@ -92,9 +123,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     commands = {name: found for one in _subcommands(parser) for name, found in one.choices.items()}
     first = next((word for word in arguments if not word.startswith("-")), None)
     if first is not None and first not in commands:
-        shown = [name for name in commands if commands[name].add_help]
-        meant = did_you_mean(first, shown)
-        raise UsageError(f'"{first}" is no command of {parser.prog}{meant}; see {parser.prog} --help')
+        raise UsageError(_no_command(first, arguments, commands, parser))
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         chosen = commands[first] if first is not None else parser
@@ -136,6 +165,16 @@ def subcommands(parser: argparse.ArgumentParser) -> dict[str, tuple[str, Parser]
         for one in _subcommands(parser)
         for said in one._choices_actions
     }
+
+
+def _no_command(
+    word: str, arguments: Sequence[str], commands: Mapping[str, Parser], parser: argparse.ArgumentParser
+) -> str:
+    flag, later = arguments[0], next((one for one in arguments if one in commands), None)
+    if flag.startswith("--") and later is not None:
+        return f"flags come after the command: {parser.prog} {later} {flag} {word}"
+    shown = [name for name in commands if commands[name].add_help]
+    return f'unknown command "{word}"{did_you_mean(word, shown)}; see {parser.prog} --help'
 
 
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpumap.cli.bill.command import add_bill
-from gpumap.cli.command_line import Parser, add_command
+from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
 from gpumap.cli.output_flags import add_idle_after, add_output, add_processes, shape_of
-from gpumap.cli.server_flags import add_server_flags
+from gpumap.cli.server_flags import HOW_TO_ASK, add_server_flags
 from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
-from gpumap.cli.this_node import add_node_flags
+from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def _add_top(commands: Commands) -> None:
         _show,
         says=TOP_SAYS,
         more="A row for each container and device, and for what no container accounts for: the host's processes,\n"
-        "those left over from pods that are gone, and memory that no process answers for.",
+        "those left over from pods that are gone, and memory that no process answers for.\n"
+        "On a terminal it goes on until q is pressed; keys sort, filter and group the rows.",
         examples=[
             ("this node", "gpumap top"),
-            ("by SM time, as it changes", "gpumap top --sort-by sm --watch"),
+            ("the table, by SM time", "gpumap top --sort-by sm --once"),
             ("a namespace, of the whole cluster", f"gpumap top -n ml {_SERVER}"),
             ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
         ],
@@ -85,7 +86,6 @@ def _add_waste(commands: Commands) -> None:
         examples=[
             ("this node", "gpumap waste"),
             ("who has computed nothing for an hour", "gpumap waste --idle-after 1h --url http://127.0.0.1:9401"),
-            ("the most wasted memory first", "gpumap waste --sort-by waste"),
             ("the whole cluster", f"gpumap waste {_SERVER}"),
         ],
     )
@@ -99,7 +99,8 @@ def _add_table_flags(parser: Parser, orders: Sequence[str]) -> argparse._Argumen
     what = parser.add_argument_group("what is shown")
     what.add_argument("-n", "--namespace", metavar="NAME", help="rows of this namespace alone (default: of all)")
     what.add_argument("-A", "--all-namespaces", action="store_true", help="rows of all namespaces, also with -n")
-    add_server_flags(add_url(parser))
+    add_server_flags(parser, add_url(parser))
+    leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
     return output
 
 

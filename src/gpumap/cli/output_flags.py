@@ -46,6 +46,7 @@ def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> ar
 def add_processes(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `top` has."""
     output.add_argument("--processes", action="store_true", help="a row for each process")
+    output.add_argument("--once", action="store_true", help="print it once, also on a terminal")
 
 
 def add_idle_after(output: argparse._ArgumentGroup) -> None:
@@ -102,12 +103,14 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
 
 def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:
     """Read how the report is shown, and how often. Raises UsageError."""
-    from gpumap.cli.show import View
+    from gpumap.cli.show import View, is_interactive
 
+    once = getattr(given, "once", True)  # only `top` has a screen for keys
+    live = not once and given.output in ("table", "wide") and is_interactive()
     interval_seconds = seconds_of("--interval", given.interval or often)
-    if given.interval is not None and not given.watch:
+    if given.interval is not None and not (given.watch or live):
         raise UsageError("--interval is of use with --watch alone")
-    return View(report, given.output, shape, head, given.watch, interval_seconds)
+    return View(report, given.output, shape, head, given.watch or live, interval_seconds, live)
 
 
 def sorted_by(shape: Shape) -> str:

@@ -200,7 +200,9 @@ class Prometheus:
             403: "it refuses",
             404: "is a path missing in the URL? --url asks a gpumap itself",
         }
-        reason = self._without_secrets(_reason_in(body)) or hints.get(got.status, "")
+        said = self._without_secrets(_reason_in(body))
+        says_more = said.strip() != f"{got.status}: {got.reason}"  # aiohttp, which serves a gpumap, says just that
+        reason = said if says_more and said else hints.get(got.status, "")
         failure = QueryTooLargeError if got.status in _TOO_LARGE else FatalError
         return failure(f"{self.url} answered {got.status} {got.reason}" + (f": {reason}" if reason else ""))
 

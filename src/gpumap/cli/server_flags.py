@@ -10,6 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from gpumap.cli.command_line import Parser
 from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
@@ -32,7 +33,11 @@ _DETAILS = ("match", "timeout")
 """Flags that require --prometheus."""
 
 
-def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) -> None:
+HOW_TO_ASK = "how it is asked"
+"""The group of flags that most users do not need."""
+
+
+def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required: bool = False) -> None:
     """Add them to a command. Without `required` the command has other sources too."""
     only = "" if required else " instead: the whole cluster, from a Prometheus that scrapes it"
     group.add_argument(
@@ -46,8 +51,9 @@ def add_server_flags(group: argparse._ArgumentGroup, *, required: bool = False) 
         metavar="MATCH",
         help="only series with these labels, as in PromQL; if none is job, also of jobs with gpumap in the name",
     )
-    add_credentials(group)
-    group.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
+    how = parser.add_argument_group(HOW_TO_ASK)
+    add_credentials(how)
+    how.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
 
 
 def server_of(given: argparse.Namespace) -> Server:

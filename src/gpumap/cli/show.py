@@ -10,11 +10,10 @@ import contextlib
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -25,14 +24,12 @@ from gpumap.cli.reports import Report
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.unknowns import blind, few, is_blind
-from gpumap.cli.terminal import PIPE, Screen, cells, escape_terminal_controls, is_printable, wrapped
+from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
 from gpumap.cli.words import age
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
 from gpumap.model.text import printable
 
-_HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
-_PAINT = re.compile(r"(\x1b\[\d*m)")
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""
 
@@ -47,6 +44,12 @@ class View:
     head: str
     watch: bool
     interval_seconds: float
+    live: bool = False
+    """Whether keys change what is shown."""
+
+    def shape_on(self, screen: Screen) -> Shape:
+        """Return the shape for a screen."""
+        return replace(self.shape, screen=screen)
 
 
 def run(answers: NodeMapStream, view: View) -> int:
@@ -57,6 +60,10 @@ def run(answers: NodeMapStream, view: View) -> int:
 async def _show(answers: NodeMapStream, view: View) -> int:
     """Print the first answer, or each. Return 1 if a node is missing, or neither its kubelet nor NVML answers."""
     take_any_text()
+    if view.live:
+        from gpumap.cli.live import show_live
+
+        return await show_live(answers, view)
     painter = _Painter(view) if view.watch else None
     try:
         async with contextlib.aclosing(answers):
@@ -66,7 +73,7 @@ async def _show(answers: NodeMapStream, view: View) -> int:
                     continue
                 if isinstance(answer, FatalError):
                     raise answer
-                text, notices = _text(answer, view, screen_of_stdout()), _notices(answer, view)
+                text, notices = _text(answer, view, screen_of_stdout()), notices_of(answer, view)
                 print(end=text, flush=True)
                 print_notices(notices)
                 knows_nothing = any(map(is_blind, answer.maps))
@@ -113,7 +120,7 @@ class _Painter:
         try:
             if isinstance(answer, FatalError):
                 raise answer
-            text, notices = _text(answer, self._view, screen), _notices(answer, self._view)
+            text, notices = _text(answer, self._view, screen), notices_of(answer, self._view)
         except FatalError as error:
             self._show_failure(printable(" ".join(str(error).split())), screen)
             return
@@ -155,33 +162,7 @@ class _Painter:
             notices += [f"{self._failed}; asking on." + (" Below: what was last answered." if self._last else "")]
         lines += [screen.paint(line, "red") for notice in notices for line in wrapped(notice, columns)]
         lines += ["", *self._last.splitlines()]
-        shown = list(_clipped(lines, columns, size.lines))
-        # A line that fills its row needs no clearing: the cursor is still on its last character.
-        fills = (cells(_PAINT.sub("", line)) == columns for line in shown)
-        frame = "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(shown, fills, strict=True))
-        print(end=_HOME + frame + _TO_END, flush=True)
-
-
-def _clipped(lines: list[str], columns: int, height: int) -> Iterator[str]:
-    """Return what fits the screen: a taller frame would scroll, and the next one would start in its middle."""
-    if len(lines) > height:
-        lines = [*lines[: height - 1], f"… and {len(lines) - height + 1} more lines"]
-    return (_cut(line, columns) for line in lines)
-
-
-def _cut(line: str, columns: int) -> str:
-    """Return the part of a line that fits a row, with all of its colours: a wrapped line would move all below it."""
-    parts, left = [], columns
-    for part in _PAINT.split(line):
-        if _PAINT.fullmatch(part):
-            parts.append(part)
-            continue
-        for character in part:
-            left -= cells(character)
-            if left < 0:
-                break
-            parts.append(character)
-    return "".join(parts)
+        print(end=repainted(lines, columns, size.lines), flush=True)
 
 
 def collected_long_ago(answer: NodeMaps, now: float) -> str:
@@ -206,11 +187,16 @@ def print_notices(sentences: Iterable[str]) -> None:
         print(f"gpumap: {sentence}", file=sys.stderr, flush=True)
 
 
+def is_interactive() -> bool:
+    """Whether a reader can press keys, and a frame can be painted in place."""
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()) and not _is_dumb()
+
+
 def _is_dumb() -> bool:
     return os.environ.get("TERM", "") in ("", "dumb")
 
 
-def _notices(answer: NodeMaps, view: View) -> list[str]:
+def notices_of(answer: NodeMaps, view: View) -> list[str]:
     """Return what is printed beside the report: what the form has no room for."""
     notices: list[str] = []
     if view.form not in ("table", "wide"):
@@ -221,7 +207,7 @@ def _notices(answer: NodeMaps, view: View) -> list[str]:
 
 
 def _text(answer: NodeMaps, view: View, screen: Screen) -> str:
-    report, shape = view.report, replace(view.shape, screen=screen)
+    report, shape = view.report, view.shape_on(screen)
     if view.form == "json":
         values = msgspec.to_builtins(report.values(answer, shape))
         return escape_terminal_controls(json.dumps(values, indent=2, ensure_ascii=False)) + "\n"

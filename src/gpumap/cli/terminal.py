@@ -4,6 +4,7 @@ Nothing from outside may steer a terminal, begin a line of its own, or move what
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,6 +100,39 @@ def wrapped(text: str, room: int) -> Iterator[str]:
         line = word
     if line:
         yield line
+
+
+_HOME, _TO_LINE_END, _TO_END = "\x1b[H", "\x1b[K", "\x1b[J"
+_PAINT = re.compile(r"(\x1b\[\d*m)")
+
+
+def repainted(lines: Sequence[str], columns: int, height: int) -> str:
+    """Return what paints lines over the last frame. A taller frame would scroll, and the next begin in its middle."""
+    if len(lines) > height:
+        lines = [*lines[: height - 1], f"… and {len(lines) - height + 1} more lines"]
+    shown = [_cut(line, columns) for line in lines]
+    # A line that fills its row needs no clearing: the cursor is still on its last character.
+    fills = (cells(_PAINT.sub("", line)) == columns for line in shown)
+    return (
+        _HOME
+        + "\n".join(line + ("" if full else _TO_LINE_END) for line, full in zip(shown, fills, strict=True))
+        + _TO_END
+    )
+
+
+def _cut(line: str, columns: int) -> str:
+    """Return the part of a line that fits a row, with all of its colours: a wrapped line would move all below it."""
+    parts, left = [], columns
+    for part in _PAINT.split(line):
+        if _PAINT.fullmatch(part):
+            parts.append(part)
+            continue
+        for character in part:
+            left -= cells(character)
+            if left < 0:
+                break
+            parts.append(character)
+    return "".join(parts)
 
 
 def _start(text: str, room: int) -> Iterator[str]:

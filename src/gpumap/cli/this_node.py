@@ -12,7 +12,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpumap.agent.flags import FLAGS, add_flags
+from gpumap.agent.flags import ABOUT, FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import Settings, quiet, resolve
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
@@ -30,6 +30,8 @@ FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
 _ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
+NODE_FLAGS = tuple(ABOUT[one] for one in _FLAG_GROUPS)
+"""The titles of these groups in the help."""
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:

@@ -51,7 +51,7 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
         server, match = server_of(given), matchers_of("--match", given.match or "")
         if view.shape.processes:
             raise UsageError("--processes: is known to the node's agent alone (--url)")
-        asked = view.report.parts(view.form, view.shape)
+        asked = view.report.parts("wide" if view.live else view.form, view.shape)
         return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
     if given.url is not None:
         prepare_elsewhere(given, "--url")

@@ -9,9 +9,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from gpumap.cli.command_line import Parser, add_command, one_of
+from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
 from gpumap.cli.output_flags import add_form, add_no_headers
 from gpumap.cli.server_flags import (
+    HOW_TO_ASK,
     KUBE_STATE_METRICS_JOBS,
     MATCHER,
     add_server_flags,
@@ -83,7 +84,8 @@ def add_bill(commands: Commands) -> None:
     add_form(output, _FORMS)
     add_no_headers(output)
     where = bill.add_argument_group("where from")
-    add_server_flags(where, required=True)
+    add_server_flags(bill, where, required=True)
+    leave_to_help_all(bill, HOW_TO_ASK)
     where.add_argument(
         "--label-match",
         metavar="MATCH",

@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpumap import __version__
-from gpumap.cli.command_line import Parser, add_command
+from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.credentials import add_credentials
 from gpumap.cli.output_flags import add_form, add_no_headers
-from gpumap.cli.server_flags import refuse_details
+from gpumap.cli.server_flags import HOW_TO_ASK, refuse_details
 from gpumap.cli.signals import until_stopped
 from gpumap.cli.this_node import (
     LOOK_SECONDS,
+    NODE_FLAGS,
     add_node_flags,
     driver_facts,
     from_node,
@@ -64,8 +65,10 @@ def add_doctor(commands: Commands) -> None:
         help="ask the driver of this node what only a real driver can settle, and print it as JSON for a bug report "
         "(read-only, at most 3 minutes; without PIDs, UUIDs and names)",
     )
-    add_credentials(add_url(doctor))
+    add_url(doctor)
+    add_credentials(doctor.add_argument_group(HOW_TO_ASK))
     add_node_flags(doctor)
+    leave_to_help_all(doctor, HOW_TO_ASK, *NODE_FLAGS)
 
 
 def _doctor(given: argparse.Namespace) -> int:

@@ -101,7 +101,7 @@ def _add_top(commands: Commands) -> None:
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} top -A"),
-            ("the context's namespace, by SM time, as it changes", f"{PROGRAM} top --sort-by sm -w"),
+            ("the context's namespace, by SM time", f"{PROGRAM} top --sort-by sm"),
             ("another cluster", f"{PROGRAM} top -A --context prod"),
         ],
     )

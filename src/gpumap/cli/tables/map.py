@@ -106,9 +106,9 @@ def _slots(holder: HolderEntry) -> str:
     return "+".join(str(slot.slots) for slot in holder.slots) or "0"
 
 
-def _memory(on: NodeDevice, value: Callable[[int, int | None], int | None]) -> str:
+def _used_of(on: NodeDevice) -> str:
     memory = on.device.memory
-    return size(value(memory.total_bytes, memory.used_bytes) if memory else None)
+    return UNKNOWN if memory is None else f"{size(memory.used_bytes)} of {size(memory.total_bytes)}"
 
 
 def _state(on: NodeDevice) -> str:
@@ -146,13 +146,13 @@ COLUMNS: tuple[Column[MapRow], ...] = (
     )._replace(spare=True),
     _column(
         "GRANTED",
-        lambda on: _memory(on, lambda total, _: total),
+        None,
         lambda one: _granted(one, lambda holder: size(holder.allocated_memory_bytes)),
         sort=lambda one: one.holder.allocated_memory_bytes if one.holder else None,
     ),
     _column(
         "USED",
-        lambda on: _memory(on, lambda _, used: used),
+        _used_of,
         lambda one: size(one.user.memory_bytes if one.user else None),
         lambda other: size(other.memory_bytes),
         sort=lambda one: one.user.memory_bytes if one.user else None,

@@ -169,7 +169,7 @@ SORT_KEYS = sort_keys((NODE, *COLUMNS, *PROCESS_COLUMNS))
 
 def top_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the rows, then what keeps them from being whole."""
-    uses = _sorted(maps, shape)
+    uses = uses_of(maps, shape)
     if uses:
         columns = PROCESS_COLUMNS if shape.processes else COLUMNS
         block = table(with_node(columns, fleet=maps.fleet), uses, shape)
@@ -182,16 +182,17 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
 
 def top_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
     """Return the same rows for scripts, in bytes and ratios."""
-    uses = _sorted(maps, shape)
+    uses = uses_of(maps, shape)
     return values_of(maps, rows=[_value(use, fleet=maps.fleet, processes=shape.processes) for use in uses])
 
 
 def top_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
     """Return the pods of the rows, in their order; only pods that exist."""
-    return pods_in(use.container for use in _sorted(maps, shape) if use.owner != "gone")
+    return pods_in(use.container for use in uses_of(maps, shape) if use.owner != "gone")
 
 
-def _sorted(maps: NodeMaps, shape: Shape) -> list[DeviceUse]:
+def uses_of(maps: NodeMaps, shape: Shape) -> list[DeviceUse]:
+    """Return the rows of the table, in its order."""
     find = _by_process if shape.processes else _by_container
     shown = of_namespace(maps, shape.namespace)
     uses = [use for node_map in shown.maps for on in node_devices(node_map) for use in find(on)]

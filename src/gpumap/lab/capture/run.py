@@ -21,6 +21,7 @@ from gpumap.lab.capture.limits import refused
 from gpumap.lab.capture.node import CapturedNode
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.lab.capture.record import record
+from gpumap.lab.demo.run import announce
 from gpumap.model.errors import UsageError
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.text import printable
@@ -99,6 +100,7 @@ async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
     with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         async with node.playing():
+            announce(listener)
             # What was hidden from the recorded one no restart of this one brings back.
             await service.serve(node.settings(settings), node.driver_command, listener, stop, math.inf)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import socket
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +26,19 @@ async def serve_demo(settings: Settings, scenario: Scenario) -> None:
     stop = stop_by_signal()  # before there is anything that would be left behind
     with service.bind(settings.listen) as listener, _temporary_folder() as folder:
         async with DemoNode(scenario, Path(folder)) as node:
+            announce(listener)
             # Ids that a scenario spells out are on no device of its driver, and no restart brings one.
             await service.serve(simulated(settings, node), node.driver_command, listener, stop, math.inf)
+
+
+def announce(listener: socket.socket) -> None:
+    """Print the page's address, on a terminal: a log is for programs."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        host, port = listener.getsockname()[:2]
+        shown = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
+        print(
+            f"Open http://{f'[{shown}]' if ':' in shown else shown}:{port}/ in a browser. Ctrl-C ends it.", flush=True
+        )
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:

@@ -1,0 +1,260 @@
+"""`gpumap top` on a terminal: what a frame shows, and what a key changes. Pure.
+
+A line for each device, then the containers, processes or groups that use them, as many as fit the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables.devices import NodeDevice, device_name, node_devices
+from gpumap.cli.tables.layout import Column, Shape, amount, in_order, name, sort_keys, table, with_node
+from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, DeviceUse, uses_of
+from gpumap.cli.words import UNKNOWN, number, percent, size
+from gpumap.model.map import GpuEntry
+from gpumap.model.text import printable
+
+ORDERS = {"m": "memory", "s": "sm", "n": "namespace", "d": "device"}
+"""Keys of the orders of rows."""
+_GROUPS = ("", "namespace", "device", "node")
+_KEYS = "q quit  / filter  m memory  s SM  n name  d device  r reverse  g group  p PIDs"
+_BAR = 10
+
+
+class Live(NamedTuple):
+    """What the reader chose. `group` is empty for a row of each container. `typing`: keys are text of the filter."""
+
+    order: str = "memory"
+    reverse: bool = False
+    group: str = ""
+    processes: bool = False
+    query: str = ""
+    typing: bool = False
+    offset: int = 0
+
+
+def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
+    """Return what is shown after a key; `None` if it ends the program. `page` is the number of rows in the window."""
+    if live.typing:
+        return _typed(live, key)
+    if key == "q":
+        return None
+    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -live.offset, "end": 1 << 30}
+    if key in moves:
+        return live._replace(offset=max(live.offset + moves[key], 0))
+    live = live._replace(offset=0)
+    if key in ORDERS:
+        again = ORDERS[key] == live.order
+        return live._replace(order=ORDERS[key], reverse=again and not live.reverse)
+    if key == "g":
+        groups = _GROUPS if fleet else _GROUPS[:-1]
+        return live._replace(group=groups[(groups.index(live.group) + 1) % len(groups)])
+    if key == "p":
+        return live._replace(processes=not live.processes, group="")
+    changes: dict[str, dict[str, object]] = {
+        "r": {"reverse": not live.reverse},
+        "/": {"typing": True},
+        "escape": {"query": ""},
+    }
+    return live._replace(**changes.get(key, {}))  # type: ignore[arg-type]
+
+
+def _typed(live: Live, key: str) -> Live:
+    live = live._replace(offset=0)
+    if key == "enter":
+        return live._replace(typing=False)
+    if key == "escape":
+        return live._replace(typing=False, query="")
+    if key == "backspace":
+        return live._replace(query=live.query[:-1])
+    return live._replace(query=live.query + key) if len(key) == 1 and key.isprintable() else live
+
+
+class Frame(NamedTuple):
+    """The lines of a frame. `page` is how many rows it has room for; `offset` is the first that it shows."""
+
+    lines: list[str]
+    page: int
+    offset: int
+
+
+def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height: int) -> Frame:
+    """Return the lines that fit a window of `height` lines. `head` stands above them."""
+    lines = [*head, *_device_lines(maps, shape, (height - len(head)) // 2)]
+    titles, *rows = _row_lines(maps, live, shape)
+    page = max(height - len(lines) - 3, 1)
+    offset = min(live.offset, max(len(rows) - page, 0))
+    lines.append(f"{offset + 1}-{offset + page} of {len(rows)}" if len(rows) > page else "")
+    shown = rows[offset : offset + page] or [_nothing(live)]
+    lines += [shape.screen.paint(titles, "bold"), *shown, *[""] * (page - len(shown)), _foot(live, len(rows))]
+    return Frame(lines, page, offset)
+
+
+def _nothing(live: Live) -> str:
+    if live.query:
+        return "Nothing matches the filter."
+    return "No process is known here." if live.processes else "Nothing is known to be in use."
+
+
+def _foot(live: Live, rows: int) -> str:
+    if live.typing:
+        return f"filter: {printable(live.query)}_   Enter keep  Esc clear"
+    return f"filter: {printable(live.query)}   {rows} rows   Esc clear" if live.query else _KEYS
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+class _DeviceLine(NamedTuple):
+    on: NodeDevice
+    gpu: GpuEntry | None
+
+
+def _bar(line: _DeviceLine) -> str:
+    memory = line.on.device.memory
+    if line.gpu is not None and not line.gpu.up:
+        return f"[{'down'.center(_BAR)}]"
+    if memory is None or not memory.total_bytes or memory.used_bytes is None:
+        return f"[{'?'.center(_BAR)}]"
+    full = round(_BAR * min(memory.used_bytes / memory.total_bytes, 1.0))
+    return f"[{'|' * full}{' ' * (_BAR - full)}]"
+
+
+def _used(line: _DeviceLine) -> str:
+    memory = line.on.device.memory
+    return UNKNOWN if memory is None else f"{size(memory.used_bytes)}/{size(memory.total_bytes)}"
+
+
+def _utilization(line: _DeviceLine) -> float | None:
+    return None if line.gpu is None or line.gpu.partitioned else line.gpu.utilization_ratio
+
+
+def _temperature(line: _DeviceLine) -> str:
+    celsius = line.gpu.temperatures_celsius.get("gpu") if line.gpu else None
+    return UNKNOWN if celsius is None else f"{celsius:.0f}°C"
+
+
+def _power(line: _DeviceLine) -> str:
+    watts = line.gpu.power_watts if line.gpu else None
+    return UNKNOWN if watts is None else f"{watts:.0f}W"
+
+
+def _colour(line: _DeviceLine) -> str:
+    return "red" if line.gpu is not None and not line.gpu.up else ""
+
+
+_DEVICES: tuple[Column[_DeviceLine], ...] = (
+    Column("GPU", lambda line: device_name(line.on.device), colour=_colour),
+    name("MODEL", lambda line: line.on.device.model),
+    Column("MEMORY", _bar, colour=_colour),
+    Column("USED", _used),
+    amount("UTIL", percent, _utilization),
+    Column("TEMP", _temperature, spare=True),
+    Column("POWER", _power, spare=True),
+    amount("HOLDERS", number, lambda line: len(line.on.device.holders) if line.on.device.holders_known else None),
+)
+
+
+def _device_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
+    """Return the table of devices of a single node, at most so many lines. A fleet has too many."""
+    if maps.fleet:
+        return []
+    found = []
+    for node_map in maps.maps:
+        gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
+        found += [_DeviceLine(on, gpus.get(on.device.gpu_uuid or on.device.uuid)) for on in node_devices(node_map)]
+    if not found:
+        return ["No devices."]
+    titles, *lines = table(_DEVICES, found, shape).splitlines()
+    if len(lines) >= most:
+        shown = max(most - 2, 0)
+        lines = [*lines[:shown], f"… and {len(lines) - shown} more devices"]
+    return [shape.screen.paint(titles, "bold"), *lines]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+    """The rows of a namespace, a device or a node."""
+
+    name: str
+    uses: tuple[DeviceUse, ...]
+
+
+def _sum(values: Sequence[float | None], text: Callable[[float], str]) -> str:
+    """Return the sum of the known values. If there are others, it is at least that."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return UNKNOWN
+    return ("" if len(known) == len(values) else "≥") + text(sum(known))
+
+
+def _memories(group: _Group) -> list[int | None]:
+    return [use.memory_bytes for use in group.uses]
+
+
+def _ratios(group: _Group) -> list[float | None]:
+    return [use.sm_ratio for use in group.uses]
+
+
+def _known(values: Iterable[float | None]) -> float:
+    return sum(value for value in values if value is not None)
+
+
+def _group_columns(title: str) -> tuple[Column[_Group], ...]:
+    return (
+        name(title, lambda group: group.name),
+        Column("DEVICES", lambda group: number(len({(use.node, use.on.device.uuid) for use in group.uses}))),
+        Column(
+            "CONTAINERS",
+            lambda group: number(len({(use.node, use.container) for use in group.uses if use.container.pod})),
+        ),
+        Column(
+            "MEMORY",
+            lambda group: _sum(_memories(group), lambda total: size(int(total))),
+            lambda group: _known(_memories(group)),
+            largest_first=True,
+        ),
+        Column(
+            "SM", lambda group: _sum(_ratios(group), percent), lambda group: _known(_ratios(group)), largest_first=True
+        ),
+    )
+
+
+def _row_lines(maps: NodeMaps, live: Live, shape: Shape) -> list[str]:
+    """Return the line of titles and those of the rows."""
+    wanted = replace(shape, order=live.order, reverse=live.reverse, processes=live.processes)
+    uses = [use for use in uses_of(maps, wanted) if use.owner != "unaccounted"]  # the devices' lines have it
+    uses = [use for use in uses if _matches(use, live.query)]
+    if live.group:
+        columns = _group_columns(live.group.upper())
+        keys = sort_keys(columns)
+        order = keys.get(live.order, keys[live.group])
+        return table(columns, in_order(_groups(uses, live.group), order, reverse=live.reverse), shape).splitlines()
+    shown = PROCESS_COLUMNS if live.processes else COLUMNS
+    return table(with_node(shown, fleet=maps.fleet), uses, shape).splitlines()
+
+
+_NAMES: dict[str, Callable[[DeviceUse], str]] = {
+    "namespace": lambda use: use.container.namespace or f"({use.owner})",
+    "device": lambda use: device_name(use.on.device),
+    "node": lambda use: use.node,
+}
+
+
+def _groups(uses: Iterable[DeviceUse], by: str) -> list[_Group]:
+    found: dict[str, list[DeviceUse]] = {}
+    for use in uses:
+        found.setdefault(_NAMES[by](use), []).append(use)
+    return [_Group(one, tuple(of_group)) for one, of_group in found.items()]
+
+
+def _matches(use: DeviceUse, query: str) -> bool:
+    process = use.process.name or "" if use.process else ""
+    words = (use.node, *use.container, use.owner, device_name(use.on.device), use.on.device.uuid, process)
+    text = " ".join(words).lower()
+    return all(word in text for word in query.lower().split())
