@@ -420,7 +420,7 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
 
 def test_where_nothing_is_told_nothing_is_judged() -> None:
     """Of devices of which nobody says who holds or uses them: no sums, no waste, and nothing that is free."""
-    node = TestNode([Gpu(0)], [])
+    node = TestNode([Gpu(0)], [], allocatable={"nvidia.com/gpu": [str(CARD)]})
     node.collect()
     found = node_map(node.collect())
     assert waste_table(found, Shape()).startswith("No waste was found.\n")
@@ -577,7 +577,8 @@ def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
     old = holder("db-0", OTHER)
     new = replace(old, generation=1)
     old.listed = old.in_checkpoint = False
-    node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)])
+    offered = {"nvidia.com/gpu": [str(CARD), str(OTHER)]}
+    node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)], offered)
     for _ in range(3):
         snapshot = node.collect()
     pids = {one.kind: one.pids for one in findings(node_map(snapshot), 300.0) if one.kind != "idle"}
