@@ -51,7 +51,8 @@ def _has_series(device: DeviceEntry) -> bool:
 
 def _device(device: DeviceEntry) -> dict[str, Any]:
     names = ("uuid", "gpu_uuid", "index", "model", "mig_profile", "gpu_instance_id", "compute_instance_id")
-    found = {name: getattr(device, name) for name in (*names, "allocatable", "holders", "holders_known")}
+    found = {name: getattr(device, name) for name in (*names, "allocatable", "holders_known")}
+    found["holders"] = [msgspec.structs.replace(one, admin_access=False) for one in device.holders]
     found["memory"] = _memory(device)
     found["users"] = [
         msgspec.structs.replace(one, memory_controller_busy_ratio=None, pod_uid=None) for one in device.users

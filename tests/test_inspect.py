@@ -243,7 +243,8 @@ def test_natural_order(numbers: list[int], word: str) -> None:
 
 
 def on_cards(*pods: Pod, gpus: Sequence[Gpu] = (Gpu(0),), processes: Sequence[Process] = (), **more: object) -> NodeMap:
-    node = TestNode(list(gpus), list(pods), list(processes), **more)  # type: ignore[arg-type]
+    offered = {"nvidia.com/gpu": [str(leaf) for gpu in gpus for leaf in gpu.leaves]}
+    node = TestNode(list(gpus), list(pods), list(processes), **{"allocatable": offered, **more})  # type: ignore[arg-type]
     node.collect()
     return named(node.collect(), "node")
 
@@ -310,7 +311,8 @@ def test_before_the_kubelet_has_answered_nothing_is_granted_for_all_that_is_know
 def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
     """What it said is served for --stale-after. Then nobody knows who holds what: it is not 0, not even of one pod."""
     train = Pod("ml", "train", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
-    node = TestNode([Gpu(0), Gpu(1)], [train], [Process(10, gpu_uuid(0), train)])
+    offered = {"nvidia.com/gpu": [str(gpu_uuid(0)), str(gpu_uuid(1))]}
+    node = TestNode([Gpu(0), Gpu(1)], [train], [Process(10, gpu_uuid(0), train)], offered)
     node.collect()
     node.down = {"kubelet"}
     young = named(node.collect(5.0), "node")

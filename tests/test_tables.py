@@ -199,7 +199,8 @@ def test_a_pipe_gets_everything() -> None:
 def test_colours_say_what_words_say_too() -> None:
     """Squatters and faults are red, the rest plain; without the colours the text is the same."""
     pod = Pod("ml", "squat", {"main": {}})
-    node = TestNode([Gpu(0), Gpu(1, fault="lost")], [pod], [Process(11, CARD, pod)])
+    offered = {"nvidia.com/gpu": [str(CARD)]}
+    node = TestNode([Gpu(0), Gpu(1, fault="lost")], [pod], [Process(11, CARD, pod)], offered)
     node.collect()
     found = node_map(node.collect())
     for table in TABLES:

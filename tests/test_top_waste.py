@@ -577,8 +577,8 @@ def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
     old = holder("db-0", OTHER)
     new = replace(old, generation=1)
     old.listed = old.in_checkpoint = False
-    node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)])
-    node.allocatable = {"nvidia.com/gpu": [str(CARD), str(OTHER)]}
+    offered = {"nvidia.com/gpu": [str(CARD), str(OTHER)]}
+    node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)], offered)
     for _ in range(3):
         snapshot = node.collect()
     pids = {one.kind: one.pids for one in findings(node_map(snapshot), 300.0) if one.kind != "idle"}

@@ -177,6 +177,7 @@ def _device(
                 slots=_slots(row.slots),
                 allocated_gpus=row.allocated_gpus,
                 allocated_memory_bytes=row.allocated_memory_bytes,
+                admin_access=row.admin_access,
             )
             for row in rows
             if row.holds

@@ -259,6 +259,9 @@ class HolderEntry(ContainerEntry, frozen=True, kw_only=True):
     """Share of a physical GPU. Null where it cannot be known."""
     allocated_memory_bytes: Bytes | None
     """Granted memory. Null if the kind of sharing grants none."""
+    admin_access: bool | None = False
+    """It holds the device by DRA claims with admin access, which take it from nobody. Null if nobody knows: only the
+    DRA driver's notes tell."""
 
 
 class UserEntry(ContainerEntry, frozen=True, kw_only=True):

@@ -116,6 +116,8 @@ class ContainerOnDevice:
     allocated_gpus: float | None = None
     allocated_memory_bytes: int | None = None
     use: ContainerUse | None = None
+    admin_access: bool | None = False
+    """It holds the device by DRA claims with admin access only. `None` if nobody knows."""
 
     @property
     def holds(self) -> bool:

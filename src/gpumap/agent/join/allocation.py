@@ -104,7 +104,7 @@ def allocate(
     holdings, unmatched = placer.holdings(), placer.unmatched
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
-    lists_claims = bool(before and before.lists_claims) or any(one.driver for _, one in _claims(pods))
+    lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
         grants=grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory),

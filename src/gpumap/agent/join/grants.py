@@ -32,6 +32,8 @@ class Grant(NamedTuple):
     """By resource, sorted."""
     gpus: float | None
     memory_bytes: int | None
+    admin_access: bool | None = False
+    """All of it are DRA claims with admin access, which take a device from nobody. `None` if nobody knows."""
 
 
 class Holding(NamedTuple):
@@ -78,6 +80,7 @@ def grants(
             memory_bytes=_total_bytes(holder[1], inventory)
             if any(one.is_whole for one in inputs[holder])
             else _bytes([memory for one in inputs[holder] for memory in one.memory]),
+            admin_access=_admin_access(of_holder),
         )
         for holder, of_holder in by_holder.items()
     }
@@ -230,6 +233,15 @@ def _number(text: str | None) -> int | None:
 
 def _is_admin(holding: Holding) -> bool:
     return holding.prepared is not None and holding.prepared.admin_access
+
+
+def _admin_access(of_holder: Iterable[Holding]) -> bool | None:
+    """Only the DRA driver's notes tell whether a claim has admin access."""
+    known = {
+        (None if one.prepared is None else one.prepared.admin_access) if one.claim is not None else False
+        for one in of_holder
+    }
+    return False if False in known else (None if None in known else True)
 
 
 def _is_share(holding: Holding) -> bool:

@@ -79,6 +79,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
             listing.allocatable,
             pod_table.checkpoint.registered if pod_table.checkpoint else (),
             may_have_claims=listing.answer is None or listing.answer.value.may_have_claims,
+            listed_claims=memory.listed_claims,
         ),
         inventory,
         rules.is_gpu_resource,

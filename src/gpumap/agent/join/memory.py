@@ -56,6 +56,8 @@ class Memory:
     ledger: Ledger = field(default_factory=Ledger)
     """The counters of accounting."""
     xids: XidMemory = field(default_factory=XidMemory)
+    listed_claims: bool = False
+    """The kubelet listed the device of a claim: it lists claims."""
     pod_table: PodTable | None = None
     allocation: Allocation | None = None
     attribution: Attribution | None = None

@@ -226,6 +226,8 @@ class Offer:
     registered: tuple[ResourceDevices, ...]
     may_have_claims: bool = True
     """The kubelet is not too old for DRA."""
+    listed_claims: bool = False
+    """The kubelet listed the device of a claim since gpumap started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
                 instance=instance,
                 memory=memory,
                 holders=_holders(joined, leaf.uuid, gpu),
-                may_have_more=may_be_on(leaf.uuid),
+                may_have_more=may_be_on(leaf.uuid) or _may_be_held(allocation, leaf.uuid),
                 allocatable=_allocatable(leaf, inventory, allocation, offered),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
             )
@@ -93,9 +93,14 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
         return None
     holders = joined.allocation.holders
     count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
-    allocation = joined.allocation
-    is_doubtful = joined.pod_table.lacks_pods or uuid in allocation.may_be_claimed | allocation.held_by_rows
-    return None if not count and is_doubtful else count
+    # Unmatched slots say already that it is not known of every device who holds it.
+    is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
+    return None if not count and (joined.pod_table.lacks_pods or is_doubtful) else count
+
+
+def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
+    """Whether a claim that is not listed, or a row of the checkpoint alone, may give a device without holders away."""
+    return not allocation.holders.get(uuid) and uuid in allocation.may_be_claimed | allocation.held_by_rows
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
@@ -198,6 +203,7 @@ def container_rows(
                 allocated_gpus=grant.gpus if grant else None,
                 allocated_memory_bytes=grant.memory_bytes if grant else None,
                 use=uses.get(key),
+                admin_access=grant.admin_access if grant else False,
             )
         )
     return tuple(rows), kept, sm_ratios

@@ -156,6 +156,7 @@ def _remember(joined: Joined) -> Memory:
         recent_processes=joined.recent_processes,
         missing=attribution.missing,
         gpu_indices=joined.allocation.gpu_indices,
+        listed_claims=joined.allocation.lists_claims,
         pod_table=joined.pod_table,
         allocation=joined.allocation,
         attribution=attribution,

@@ -15,6 +15,7 @@ from gpumap.model import map as entries
 from gpumap.model import remedies
 from gpumap.model.map import DeviceEntry, GpuEntry, MemoryEntry, NodeMap
 from gpumap.model.observations import Source
+from gpumap.model.plugins import DRA_DRIVER
 
 _DIGITS_MAX = 10
 
@@ -98,13 +99,15 @@ def _device(uuid: str, cluster: Cluster, has_list: bool) -> DeviceEntry:
 
 def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry:
     namespace, pod, container = name
+    slots = _slots(cluster.holders[uuid][name])
     return entries.HolderEntry(
         namespace=namespace,
         pod=pod,
         container=container,
-        slots=_slots(cluster.holders[uuid][name]),
+        slots=slots,
         allocated_gpus=cluster.value(families.ALLOCATED_GPUS, *name, uuid),
         allocated_memory_bytes=cluster.whole(families.ALLOCATED_MEMORY, *name, uuid),
+        admin_access=None if all(one.resource == DRA_DRIVER for one in slots) else False,
     )
 
 

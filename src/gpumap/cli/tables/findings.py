@@ -134,6 +134,8 @@ def _counted(processes: int | None) -> str:
 def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_seconds: float) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
+    if holder.admin_access is None:
+        return None  # it may be admin access
     granted, used = holder.allocated_memory_bytes, use.memory_bytes
     idle_seconds = None if use.last_active is None else max(on.node_map.timestamp - use.last_active, 0.0)
     finding = Finding(
@@ -319,6 +321,17 @@ def unknown(node_map: NodeMap, idle_after_seconds: float, namespace: str = "") -
     for sentence in unknown_of_devices(node_map):
         yield f"{sentence[0].upper()}{sentence[1:]}."
     yield from _without_grant(node_map, namespace)
+    claims = {
+        "/".join(container_of(holder)[:2])
+        for device in node_map.devices
+        for holder in in_namespace(device.holders, namespace)
+        if holder.admin_access is None and holder.allocated_gpus != 0
+    }
+    if claims:
+        yield (
+            "Claims of these pods may be for administrators, who take a GPU from nobody; only the DRA driver's notes "
+            f"tell (`privileges.dra`). No verdict on idleness: {listed(sorted(claims))}."
+        )
     timeless = [device_name(device) for device in node_map.devices if _has_no_sm_time(device, namespace)]
     if timeless:
         names = ", ".join(timeless)

@@ -23,7 +23,9 @@ export function totals(map, devices) {
   const pools = poolsOf(leaves);
   const rows = devices.flatMap((device) => device.rows);
   const held = leaves.filter(isHeld).length;
-  const allocated = up.has("kubelet") || rows.some((row) => row.holder);
+  const known = new Set(map.devices.filter((one) => one.holders_known).map((one) => one.uuid));
+  const toldNow = up.has("kubelet") && (known.size > 0 || !map.devices.length);
+  const allocated = toldNow || rows.some((row) => row.holder);
   const named = leaves.some((device) => device.owners.has("gone"));
   const gone = leaves.flatMap((device) => device.owners.get("gone") ?? []);
   const holders = rows.filter((row) => row.holder);
@@ -33,7 +35,7 @@ export function totals(map, devices) {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
     devices: leaves.length,
     held: allocated ? held : null,
-    free: allocated && !unsettled(map) ? leaves.filter(isFree).length : null,
+    free: allocated && !unsettled(map) ? leaves.filter((one) => isFree(one) && known.has(one.uuid)).length : null,
     used: pools.length ? sum(pools.map((pool) => pool.memory.used_bytes)) : null,
     total: pools.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
     unattributed: pools.length ? sum(pools.map(unattributed)) : null,
