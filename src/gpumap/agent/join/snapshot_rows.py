@@ -89,7 +89,8 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
         return None
     holders = joined.allocation.holders
     count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
-    return None if not count and joined.pod_table.lacks_pods else count
+    restarted = joined.listing.back_at is not None
+    return None if not count and joined.pod_table.lacks_pods(restarted=restarted) else count
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
