@@ -86,6 +86,16 @@ def test_unchanged_checkpoint_is_not_read_again(tmp_path: Path) -> None:
     assert source.read().value.entries[0].ids == {"b"}
 
 
+def test_newest_checkpoint_is_read(tmp_path: Path) -> None:
+    """The other one is a copy from when the kubelet's root was moved."""
+    paths = copied, written = tmp_path / "copied", tmp_path / "written"
+    for path, one, seconds in ((copied, "a", 1e9), (written, "b", 2e9)):
+        path.write_bytes(checkpoint({**ROW, "DeviceIDs": [one]}))
+        os.utime(path, (seconds, seconds))
+    assert CheckpointSource(paths).read().value.entries[0].ids == {"b"}
+    assert CheckpointSource(paths[::-1]).read().value.entries[0].ids == {"b"}
+
+
 def make_pod(root: Path, *, uid: str = UID, name: str = "pod", container: str = "main", cid: str = CID) -> None:
     """A pod's log directory and its container's link, as the kubelet makes them."""
     tree = f"ml_{name}_{uid}"

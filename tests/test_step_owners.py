@@ -488,3 +488,33 @@ def test_recreated_pod_with_a_claim_is_known_by_its_newer_log_tree() -> None:
         assert (split["assigned"], split["unknown"], split["gone"]) == (3 * GIB, GIB, 0)
     old.has_tree = False
     assert owners(node.collect(), CARD)["assigned"] == 3 * GIB
+
+
+def test_name_that_the_list_lost_is_another_pod_when_it_is_back() -> None:
+    """The directory of the name is the predecessor's, even if the successor holds the same devices."""
+    claims = {"main": [ClaimDevice("gpu.nvidia.com", "node-a", "gpu-0", "", "ml", "gpu-0")]}
+    old = Pod("ml", "notebook-0", claims=claims)
+    node = TestNode([Gpu(0)], [old, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, old)])
+    node.collect()
+    old.listed = False
+    node.collect()
+    new = replace(old, generation=1, listed=True, has_tree=False, has_links=False)
+    node.pods.append(new)
+    node.collect()
+    assert use(node.collect(), new.full(), CARD) is None
+    new.has_tree = new.has_links = True
+    node.processes.append(Process(11, CARD, new, memory=3 * GIB))
+    found = use(node.collect(), new.full(), CARD)
+    assert found is not None
+    assert found.memory_bytes == 3 * GIB
+
+
+def test_checkpoint_that_contradicts_a_log_directory_accuses_nobody() -> None:
+    """An old copy of the checkpoint has the row of an earlier pod for the same container and device."""
+    live = Pod("ml", "server", {"main": {"nvidia.com/gpu": [CARD]}}, in_checkpoint=False)
+    corpse = replace(live, generation=9, listed=False, in_checkpoint=True, has_tree=False, has_links=False)
+    node = TestNode([Gpu(0)], [live, corpse, Pod("kube-system", "proxy", {"main": {}})], [Process(10, CARD, live)])
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unknown"] == GIB
+    assert use(snapshot, live.full(), CARD) is None

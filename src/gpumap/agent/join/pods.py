@@ -103,11 +103,14 @@ class PodTable:
     """UIDs in the checkpoint, the claims, the log directories or the Pods API."""
     may_be_incomplete: bool
     """The List has only static pods: the kubelet may not have its other pods from the API server yet."""
+    only_static: bool
+    """Every listed pod has the name of a static pod, or there is none."""
 
-    @property
-    def lacks_pods(self) -> bool:
-        """Whether a file has a pod of the API server, and the List has none."""
-        return self.may_be_incomplete and any("-" in uid for uid in self.known_uids)
+    def lacks_pods(self, *, restarted: bool) -> bool:
+        """Whether the List has no pod of the API server, and there may be some: a file has one, or the kubelet has
+        `restarted`."""
+        has_some = any("-" in uid for uid in self.known_uids) or (restarted and self.only_static)
+        return self.may_be_incomplete and has_some
 
     def is_made_from(self, identity: PodIdentity | None) -> bool:
         """Whether this reading made the table. A source returns the same object while nothing changed."""
@@ -190,6 +193,7 @@ def tabulate(
     *,
     kept: Mapping[PodName, PodUid] = _NONE_KEPT,
     read_together: bool = True,
+    node_name: str = "",
 ) -> PodTable:
     """Join a List with the identity files. A UID that ever had another name does not get a listed name.
 
@@ -241,7 +245,8 @@ def tabulate(
         reports_all=reports_all,
         cut_links=tuple(link for link in links if len(link.container_id) < _CONTAINER_ID_DIGITS),
         known_uids=known_uids,
-        may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys()),
+        may_be_incomplete=not _has_pod_of_api_server(uid_of, trees, listed - kept.keys(), node_name),
+        only_static=all(_may_be_static(name, node_name) for name in listed - kept.keys()),
     )
 
 
@@ -319,18 +324,24 @@ def _still_valid(
 
 
 def _has_pod_of_api_server(
-    uid_of: Mapping[PodName, PodUid], trees: Mapping[PodUid, LogTree], listed: Container[PodName]
+    uid_of: Mapping[PodName, PodUid], trees: Mapping[PodUid, LogTree], listed: Iterable[PodName], node_name: str
 ) -> bool:
-    """Whether a listed pod is not static. The UID of a static pod is a hash without dashes.
+    """Whether a listed pod is not static. The UID of a static pod is a hash without dashes, or what its manifest says.
 
     A static pod may have the name of an ended pod that still has its log tree.
     """
     static = {tree.pod_name for uid, tree in trees.items() if "-" not in uid}
+    names = {name for name in listed if not _may_be_static(name, node_name)}
     listed_uids = (
-        *(uid for name, uid in uid_of.items() if name in listed),
-        *(uid for uid, tree in trees.items() if tree.pod_name in listed and tree.pod_name not in static),
+        *(uid for name, uid in uid_of.items() if name in names),
+        *(uid for uid, tree in trees.items() if tree.pod_name in names - static),
     )
     return any("-" in uid for uid in listed_uids)
+
+
+def _may_be_static(name: PodName, node_name: str) -> bool:
+    """The kubelet adds the name of its node to the name of a static pod (pkg/kubelet/config/common.go)."""
+    return name.pod.endswith(f"-{node_name.lower()}")
 
 
 def _claimants(

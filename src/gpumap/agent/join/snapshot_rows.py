@@ -95,7 +95,8 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
     count = len({name for one in {uuid, gpu.uuid if gpu else uuid} for name in holders.get(one, ())})
     # Unmatched slots say already that it is not known of every device who holds it.
     is_doubtful = _may_be_held(joined.allocation, uuid) and not joined.allocation.unmatched
-    return None if not count and (joined.pod_table.lacks_pods or is_doubtful) else count
+    lacks_pods = joined.pod_table.lacks_pods(restarted=joined.listing.back_at is not None)
+    return None if not count and (lacks_pods or is_doubtful) else count
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
