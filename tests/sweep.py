@@ -1,6 +1,6 @@
 """A sweep over the stand-in's calls: each function refused with each code for so many collections.
 
-A node whose truth stands still is collected twice over: by readings of a worker whose calls are refused for a while, and
+A node whose truth does not change is collected twice: by readings of a worker whose calls are refused for a while, and
 by its undisturbed reading. Each series of the disturbed page must be equal, absent, or, a counter, not larger than it
 truly is and never smaller than it was.
 """
@@ -57,54 +57,59 @@ IGNORED = (
 QUICK = {"calls.SOON_SECONDS": 0.05, "calls.RETRY_SECONDS": 0.1, "gpm.APART_SECONDS": 0.0}
 
 
+def _card() -> standin.Gpu:
+    """A card that answers every question."""
+    fields: dict[int | tuple[int, int], standin.FieldValue | None] = {}
+    fields |= dict.fromkeys((74, 75, 76, 77, 78, 79, 80, 81, 269, 270, 271), ("ulonglong", 7000000000))
+    fields |= dict.fromkeys((29, 30, 142, 143), ("uint", 2))
+    fields |= dict.fromkeys((144, 145), ("uint", 0))
+    fields[94] = ("uint", 4)
+    fields |= dict.fromkeys((197, 198, 138, 139), ("ulonglong", 1 << 40))
+    fields |= dict.fromkeys(((138, 0xFFFFFFFF), (139, 0xFFFFFFFF)), ("ulonglong", 1 << 30))
+    return standin.Gpu(
+        SHARED,
+        clocks_megahertz={"graphics": 1200, "sm": 1410, "memory": 1593, "video": 1000},
+        max_clocks_megahertz={"graphics": 1410, "sm": 1410, "memory": 1593, "video": 1290},
+        clock_events=1,
+        clock_events_supported=511,
+        performance_state=0,
+        fan_percents=[30, 35],
+        ecc={(kind, 1, place): 3 + kind for kind in (0, 1) for place in (0, 1, 2)},
+        vbios="92.00",
+        compute_capability=(8, 0),
+        compute_mode=0,
+        default_power_limit_milliwatts=400_000,
+        power_limits_milliwatts=(100_000, 400_000),
+        utilization_gpu=60,
+        utilization_memory=30,
+        encoder_utilization=5,
+        decoder_utilization=6,
+        fields=fields,
+    )
+
+
 def world() -> tuple[MeasuredNode, standin.Driver]:
     """A node with a card of each kind, each in use, and what its driver says."""
-    rich = {
-        "clocks_megahertz": {"graphics": 1200, "sm": 1410, "memory": 1593, "video": 1000},
-        "max_clocks_megahertz": {"graphics": 1410, "sm": 1410, "memory": 1593, "video": 1290},
-        "clock_events": 1,
-        "clock_events_supported": 511,
-        "performance_state": 0,
-        "fan_percents": [30, 35],
-        "ecc": {(kind, 1, place): 3 + kind for kind in (0, 1) for place in (0, 1, 2)},
-        "vbios": "92.00",
-        "compute_capability": (8, 0),
-        "compute_mode": 0,
-        "default_power_limit_milliwatts": 400_000,
-        "power_limits_milliwatts": (100_000, 400_000),
-        "utilization_gpu": 60,
-        "utilization_memory": 30,
-        "encoder_utilization": 5,
-        "decoder_utilization": 6,
-        "fields": {
-            **dict.fromkeys((74, 75, 76, 77, 78, 79, 80, 81, 269, 270, 271), ("ulonglong", 7000000000)),
-            **dict.fromkeys((29, 30, 142, 143), ("uint", 2)),
-            **dict.fromkeys((144, 145), ("uint", 0)),
-            94: ("uint", 4),
-            **dict.fromkeys((197, 198, 138, 139), ("ulonglong", 1 << 40)),
-            (138, 0xFFFFFFFF): ("ulonglong", 1 << 30),
-            (139, 0xFFFFFFFF): ("ulonglong", 1 << 30),
-        },
-    }
-    P, S = standin.Process, standin.Sample
+    process, sample = standin.Process, standin.Sample
     gpus = [
-        standin.Gpu(
-            SHARED,
+        replace(
+            _card(),
+            uuid=SHARED,
             memory_used_bytes=5 * GIB,
-            processes=[P(1, 2 * GIB), P(2, GIB)],
-            samples=[S(1, 40, 20, 3, 4), S(2, 20, 10)],
-            **rich,
+            processes=[process(1, 2 * GIB), process(2, GIB)],
+            samples=[sample(1, 40, 20, 3, 4), sample(2, 20, 10)],
         ),
-        standin.Gpu(
-            GRAPHICS,
+        replace(
+            _card(),
+            uuid=GRAPHICS,
             name="NVIDIA L40",
             memory_used_bytes=4 * GIB,
-            processes=[P(3, 3 * GIB, "graphics")],
-            samples=[S(3, 50, 20)],
-            **rich,
+            processes=[process(3, 3 * GIB, "graphics")],
+            samples=[sample(3, 50, 20)],
         ),
-        standin.Gpu(
-            PARTED,
+        replace(
+            _card(),
+            uuid=PARTED,
             memory_used_bytes=9 * GIB,
             processes=[],
             samples=None,
@@ -115,7 +120,7 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
                     3,
                     0,
                     memory_used_bytes=GIB,
-                    processes=[P(4, GIB // 2)],
+                    processes=[process(4, GIB // 2)],
                     gpm=standin.Gpm(30, 20, 10, 5),
                     placement=standin.Placement(19, 0, 1),
                 ),
@@ -124,7 +129,7 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
                     4,
                     0,
                     memory_used_bytes=2 * GIB,
-                    processes=[P(5, GIB)],
+                    processes=[process(5, GIB)],
                     gpm=standin.Gpm(40, 20, 10, 5),
                     placement=standin.Placement(19, 1, 1),
                 ),
@@ -139,23 +144,22 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
                     placement=standin.Placement(19, 2, 1),
                 ),
             ],
-            **rich,
         ),
-        standin.Gpu(
-            HOPPER,
+        replace(
+            _card(),
+            uuid=HOPPER,
             name="NVIDIA H100 80GB HBM3",
             memory_used_bytes=9 * GIB,
-            processes=[P(6, 8 * GIB)],
-            samples=[S(6, 60, 30)],
+            processes=[process(6, 8 * GIB)],
+            samples=[sample(6, 60, 30)],
             gpm=standin.Gpm(60, 30, 20, 40),
-            **rich,
         ),
-        standin.Gpu(
-            MPS,
+        replace(
+            _card(),
+            uuid=MPS,
             memory_used_bytes=7 * GIB,
-            processes=[P(7, 2 * GIB, "mps"), P(8, 3 * GIB, "mps"), P(9, 30 * MIB)],
-            samples=[S(7, 20, 10), S(8, 30, 10)],
-            **rich,
+            processes=[process(7, 2 * GIB, "mps"), process(8, 3 * GIB, "mps"), process(9, 30 * MIB)],
+            samples=[sample(7, 20, 10), sample(8, 30, 10)],
         ),
     ]
     w, r = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -174,7 +178,7 @@ def world() -> tuple[MeasuredNode, standin.Driver]:
     who = (pods[0], pods[1], pods[2], pods[3], pods[4], pods[6], pods[7], pods[8])
     processes = [Process(pid, leaf, pod) for pid, (leaf, pod) in enumerate(zip(on, who, strict=True), start=1)]
     processes.append(Process(9, MPS, None, comm="nvidia-cuda-mps"))
-    allocatable = {
+    allocatable: dict[str, list[str]] = {
         w: [GRAPHICS, HOPPER],
         r: [f"{card}::{n}" for card in (SHARED, MPS) for n in range(4)],
         "nvidia.com/mig-1g.10gb": [*SLICES],

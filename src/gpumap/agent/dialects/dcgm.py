@@ -114,6 +114,8 @@ def of_containers(
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for entity in entities(snapshot):
+            if entity.gpu_instance_id is not None and entity.memory is None:
+                continue  # a grant of all of its memory shows that a container has it alone
             sole = entity.sole
             if sole is not None or not entity.containers:
                 if (found := whole(entity)) is not None:

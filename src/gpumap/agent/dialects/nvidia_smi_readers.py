@@ -172,7 +172,7 @@ def compute_apps(snapshot: Snapshot) -> Iterator[Series]:
 def _lists_processes(reading: GpuReading) -> bool:
     if not reading.partitioned:
         return reading.processes is not None
-    return all(instance.processes is not None for instance in reading.instances)
+    return not reading.mig_unknown and all(instance.processes is not None for instance in reading.instances)
 
 
 def compute_apps_success(snapshot: Snapshot) -> Iterator[Series]:

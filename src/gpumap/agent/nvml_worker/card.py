@@ -55,6 +55,7 @@ class CardOfGpu:
         self._calls = calls
         self._gpu = gpu
         self._made: _Made | None = None
+        self._last = _Made("", "", (), ())
         self._forgotten = calls.forgotten
 
     def add_to(self, reading: GpuReading, values: Values) -> GpuReading:
@@ -85,11 +86,12 @@ class CardOfGpu:
             return self._made
         self._forgotten, before = self._calls.forgotten, self._calls.refusals
         made = _Made(
-            self._calls.ask(self._library.vbios_version, self._gpu) or "",
-            self._calls.ask(self._library.compute_capability, self._gpu) or "",
+            self._calls.ask(self._library.vbios_version, self._gpu) or self._last.vbios_version,
+            self._calls.ask(self._library.compute_capability, self._gpu) or self._last.compute_capability,
             self._max_clocks(),
             self._power_limits(),
         )
+        self._last = made
         self._made = made if self._calls.refusals == before else None
         return made
 

@@ -110,6 +110,7 @@ class ReadScheduler:
         self._backoff = ReinitBackoff(REINIT_SECONDS)
         self._bound: frozenset[str] = frozenset()
         self._generation = HandleGeneration(0, 0)
+        self._versions: dict[str, str] = {}
 
     def ask(self, request: wire.Request) -> None:
         """From any thread."""
@@ -154,9 +155,9 @@ class ReadScheduler:
         self._generation = self._generation._replace(gpus=count)
         return wire.DriverMessage(
             request.read,
-            driver_version=self._or_unknown(self._library.driver_version),
-            cuda_version=self._or_unknown(self._library.cuda_version),
-            nvml_version=self._or_unknown(self._library.nvml_version),
+            driver_version=self._or_last(self._library.driver_version),
+            cuda_version=self._or_last(self._library.cuda_version),
+            nvml_version=self._or_last(self._library.nvml_version),
             gpus=count,
             busy=tuple(gpu.index for gpu in self._gpus[:count] if gpu.busy),
         )
@@ -206,11 +207,13 @@ class ReadScheduler:
         self._output.close()
         self._exit_process(0)
 
-    def _or_unknown(self, ask: Callable[[], str]) -> str:
+    def _or_last(self, ask: Callable[[], str]) -> str:
+        """A version; if it is refused the last one, and empty if there is none."""
         try:
-            return ask()
+            self._versions[ask.__name__] = ask()
         except RefusedError:
-            return ""
+            pass
+        return self._versions.get(ask.__name__, "")
 
     def _read_gpus(self, request: wire.Request, message: wire.DriverMessage) -> None:
         while len(self._gpus) < message.gpus:
