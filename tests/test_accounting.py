@@ -314,9 +314,9 @@ def test_energy_of_mps_clients_is_not_their_idle_neighbours() -> None:
     assert gpu_account(snapshot).energy_unattributed_joules == 8.0
 
 
-@pytest.mark.parametrize(("utilization", "joules"), [(None, 2.0), (0.0, 2.0), (0.25, 0.0)])
-def test_a_gpu_that_is_busy_is_not_idle(utilization: float | None, joules: float) -> None:
-    """Where the GPU says that it computes, and no sample says who, its energy is nobody's."""
+@pytest.mark.parametrize(("utilization", "joules"), [(None, 2.0), (0.0, 2.0), (0.25, None)])
+def test_a_gpu_that_is_busy_is_not_idle(utilization: float | None, joules: float | None) -> None:
+    """Where the GPU says that it computes, and no sample says who, its energy is nobody's: SM time was never known."""
     pod = holder("a", f"{GPU}::0", "nvidia.com/gpu.shared")
     node = one_gpu(pod)
     node.gpus[0].utilization = utilization

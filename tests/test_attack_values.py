@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -394,7 +394,8 @@ def test_energy_of_a_card_is_not_charged_for_a_counter_that_was_0_for_a_moment()
         assert node.gpus[0].millijoules is not None
         node.gpus[0].millijoules += 1_500_000
         node.collect()
-    last, node.gpus[0].millijoules = node.gpus[0].millijoules, 0
+    last = node.gpus[0].millijoules or 0
+    node.gpus[0].millijoules = 0
     node.collect()
     node.gpus[0].millijoules = last + 3_000_000
     [account] = node.collect().accounts
@@ -459,7 +460,7 @@ def test_rules_take_no_unknown_sm_time_for_idleness(
     counted += [counted[-1] + 13.5 * number for number in range(1, after)]
     told = ["0.9"] * before + ["stale"] + ["_"] * (unknown - 1) + ["0.9"] * after
     steady = before + unknown + after
-    values = {
+    values: dict[str, Sequence[object]] = {
         f"gpumap_container_sm_seconds_total{own}": counted,
         f"gpumap_container_sm_utilization_ratio{own}": told,
         f"gpumap_container_allocated_gpu_seconds_total{own}": [15 * number for number in range(steady)],

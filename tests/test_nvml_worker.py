@@ -288,6 +288,26 @@ def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Star
     assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
 
 
+def test_samples_that_the_driver_drops_before_the_next_reading_are_told(start: Start) -> None:
+    """Where the interval is longer than the driver keeps samples, the worker takes them in between."""
+    changed = {"read_scheduler.KEPT_SECONDS": 0.05, "processes.KEPT_SECONDS": 0.05, "processes.SAMPLING_SECONDS": 0.02}
+    worker, gpu = start(changed=changed), Gpu(A)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    told: list[int] = []
+    while told != [10, 11] and time.monotonic() < deadline:
+        worker.read_one(Driver(gpus=[gpu]))
+        for pid in (10, 11):
+            gpu.samples = [Sample(pid, 50, timestamp_us=time.time_ns() // 1000)]
+            Driver(gpus=[gpu]).write(worker.state)
+            time.sleep(0.5)
+        reading = worker.read_one(Driver(gpus=[gpu]))
+        told = [sample.pid for sample in reading.samples or ()]
+    assert told == [10, 11]
+    assert all(0 < sample.sm_ratio < 0.5 for sample in reading.samples or ())
+    assert reading.sampled_seconds is not None
+    assert reading.sampled_seconds >= 0.9
+
+
 def test_garbage_samples_are_dropped(start: Start) -> None:
     """Rows above 100 %, of the future, of long ago, and rows that the driver counted and did not write, say nothing."""
     now = time.time_ns() // 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import pytest
 
 from gpumap.agent.nvml_worker.calls import NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle
-from gpumap.agent.nvml_worker.processes import Lists, Sampler, SampleRow
+from gpumap.agent.nvml_worker.processes import KEPT_SECONDS, Lists, Sampler, SampleRow
 from gpumap.agent.sources.nvml_state import SampleRing
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
 
@@ -66,6 +67,7 @@ class World:
         self.sampler = Sampler(lambda: self.driver.now, lambda: round(self.driver.wall(self.driver.now) * 1e6))
 
     def collect(self, at: float) -> None:
+        self.keep_samples(at)
         self.driver.now = at
         sampled = self.sampler.read(NvmlCalls(), self.driver, Handle(0), self.interval, busy=True)
         drained = self.ring.is_drained()
@@ -74,6 +76,15 @@ class World:
         self.node.processes[0].sm = sampled.samples[0].sm_ratio if sampled.samples else 0.0
         self.node.clock = at
         self.node.collect(0.0)
+
+    def keep_samples(self, until: float) -> None:
+        """As the worker does between two requests if the interval is long."""
+        stretches, asked = math.ceil(self.interval / KEPT_SECONDS), self.node.clock
+        for number in range(1, stretches):
+            at = asked + number * self.interval / stretches
+            if self.driver.now and at < until:
+                self.driver.now = at
+                self.sampler.keep(NvmlCalls(), self.driver, Handle(0))
 
     def sm_seconds(self, times: Iterable[float]) -> float:
         """What the container has been charged after collections at these times."""
@@ -107,11 +118,24 @@ def test_a_burst_is_charged_once(busy: Load, times: list[float]) -> None:
     assert World(busy).sm_seconds(times) == pytest.approx(2.0, abs=0.06)
 
 
-@pytest.mark.parametrize("interval", [0.5, 1.0, 5.0])
+@pytest.mark.parametrize("interval", [0.5, 1.0, 5.0, 12.0, 30.0, 60.0])
 def test_steady_work_is_charged_whole(interval: float) -> None:
     """A second a second, also where an interval is shorter than what a driver's samples need."""
-    times = [1000 + interval * number for number in range(int(40 / interval) + 1)]
-    assert World(lambda _: True, interval).sm_seconds(times) == pytest.approx(40.0)
+    times = [1000 + interval * number for number in range(max(int(40 / interval), 3) + 1)]
+    assert World(lambda _: True, interval).sm_seconds(times) == pytest.approx(times[-1] - times[0])
+
+
+@pytest.mark.parametrize("pushes", [[], [1009.0], [1001.0, 1021.0], [1031.0], quarters(1005, 1055)])
+@pytest.mark.parametrize("interval", [30.0, 60.0])
+def test_work_is_charged_that_the_driver_has_dropped_before_the_next_collection(
+    interval: float, pushes: list[float]
+) -> None:
+    """The driver keeps samples for 12 s. Each collection begins the interval anew, also one that is pushed."""
+    times = sorted({1000.0, *pushes})
+    times += [times[-1] + interval * number for number in range(1, 5)]
+    busy = [(1002, 1006), (1011, 1012), (1040, 1043), (1065, 1068)]
+    world = World(lambda at: any(since < at <= until for since, until in busy), interval)
+    assert world.sm_seconds(times) == pytest.approx(11.0, abs=0.5)
 
 
 def test_a_short_interval_is_right_in_the_sum() -> None:

@@ -282,8 +282,8 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     unassigned: bool
     """The container uses a device that it does not hold. Two consecutive collections agree."""
     last_active: float | None
-    """The latest of three times, in Unix seconds: it had SM time above 0, it was first seen, its SM time was unknown for
-    longer than --stale-after."""
+    """The latest of three times, in Unix seconds: it had SM time above 0, it was first seen, its SM time was unknown
+    for longer than --stale-after."""
     pod_uid: str | None = None
     """UID of the pod whose processes were measured. Null if unknown. Another pod of the same name may have processes
     on the device, too."""

@@ -7,7 +7,7 @@ and rows of garbage (nvtop#110): `Lists` clears the array before each call, and 
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import byref, c_ubyte, c_uint, c_ulonglong, memset
 from struct import Struct
 from typing import Any, NamedTuple
@@ -21,6 +21,9 @@ from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
 """A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
+KEPT_SECONDS = 10.0
+"""A little less than a driver keeps samples for: 72 of them, at most six a second (kernel,
+NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 FULL_RATIO = 0.9
 """Of an interval: what comes earlier is a reading before its time."""
 SLOTS = 256
@@ -237,12 +240,20 @@ class Sampled(NamedTuple):
     unsampled: tuple[int, ...] = ()
 
 
+class _Rows(NamedTuple):
+    """The driver's new rows that are possible, and the PIDs that have only others."""
+
+    taken: list[SampleRow]
+    unsampled: tuple[int, ...]
+
+
 class Sampler:
     """One GPU's process samples: a full reading's are those since the last full one, any other's of the interval.
 
-    A reading is full if it is not much before its time, and the first one is. `clock` is monotonic, `wall_clock`
-    returns microseconds since 1970, as the driver's time stamps do. After that clock was set back, old samples look
-    new: the service drops them (`SampleRing`).
+    A reading is full if it is not much before its time, and the first one is. The driver drops samples after
+    `KEPT_SECONDS`: if the interval is longer, `keep` takes them in between. `clock` is monotonic, `wall_clock` returns
+    microseconds since 1970, as the driver's time stamps do. After that clock was set back, old samples look new: the
+    service drops them (`SampleRing`).
     """
 
     def __init__(
@@ -253,33 +264,60 @@ class Sampler:
         self._clock = clock
         self._wall_clock = wall_clock
         self._full_at: float | None = None
+        self._taken_at: float | None = None
+        """When samples were last taken that are told once: by a full reading, or by `keep`."""
+        self._kept: list[Sampled] = []
+        """Taken since the last full reading."""
         self._newest_us = 0
-        """Of the driver's times, as the last full reading that had samples saw it, which was then:"""
+        """Of the driver's times, as it was last taken, which was then:"""
         self._newest_at = 0.0
+        self._busy = False
         self._heard = clock()
 
     def read(self, calls: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
         """The mean of each process over them; no samples, which is not an empty list, if the GPU reports none."""
+        self._busy = busy
         now = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
-        seconds = window if self._full_at is None else now - self._full_at
-        full = self._full_at is None or seconds >= interval_seconds * FULL_RATIO
+        if self._full_at is None or now - self._full_at >= interval_seconds * FULL_RATIO:
+            sampled = _joined([*self._kept, self._take(calls, lists, device, now, window)])
+            self._full_at = now
+            self._kept.clear()
+            return sampled
+        if interval_seconds > KEPT_SECONDS:
+            self.keep(calls, lists, device)
         # A reading before its time, because the kubelet has allocated, is of the interval too: what has no sample since
         # the last reading would be told as idle.
-        since = self._since(now, max(seconds, SAMPLING_SECONDS) if full else window, busy=busy)
-        rows = calls.ask(lists.samples, device, since)
-        if full:
-            self._full_at = now
+        rows = self._ask(calls, lists, device, now, window)
+        return Sampled(None, None) if rows is None else Sampled(_means(rows.taken), 0.0, rows.unsampled)
+
+    def keep(self, calls: NvmlCalls, lists: Lists, device: Handle) -> None:
+        """Take samples for the next full reading."""
+        now = self._clock()
+        if self._taken_at is not None and now - self._taken_at >= SAMPLING_SECONDS:
+            self._kept.append(self._take(calls, lists, device, now, 0.0))
+
+    def _take(self, calls: NvmlCalls, lists: Lists, device: Handle, now: float, first_seconds: float) -> Sampled:
+        """Those since samples were last taken."""
+        seconds = first_seconds if self._taken_at is None else now - self._taken_at
+        rows = self._ask(calls, lists, device, now, max(seconds, SAMPLING_SECONDS))
+        self._taken_at = now
         if rows is None:
             return Sampled(None, None)
+        if rows.taken:
+            self._newest_us, self._newest_at = max([row[1] for row in rows.taken]), now
+        return Sampled(_means(rows.taken), round(seconds, 3), rows.unsampled)
+
+    def _ask(self, calls: NvmlCalls, lists: Lists, device: Handle, now: float, window: float) -> _Rows | None:
+        since = self._since(now, window, busy=self._busy)
+        rows = calls.ask(lists.samples, device, since)
+        if rows is None:
+            return None
         new = [row for row in rows if row[1] > (since or self._newest_us)]
-        rows = self._plausible(new)
-        if rows:
+        taken = self._plausible(new)
+        if taken:
             self._heard = now
-            if full:
-                self._newest_us, self._newest_at = max([row[1] for row in rows]), now
-        unsampled = {row[0] for row in new} - {row[0] for row in rows}
-        return Sampled(_means(rows), round(seconds, 3) if full else 0.0, tuple(sorted(unsampled)))
+        return _Rows(taken, tuple(sorted({row[0] for row in new} - {row[0] for row in taken})))
 
     def _plausible(self, rows: Iterable[SampleRow]) -> list[SampleRow]:
         """Those that are not of the future, or above 100 %. The two clocks may differ by less than a sample."""
@@ -294,9 +332,9 @@ class Sampler:
             return 0  # the driver's clock and ours have parted: ask for all that it has
         of_window = wall - int(window * 1e6)
         since = self._newest_us
-        if self._full_at is not None:
-            # Full readings that had none since then have been told all but what was still on its way.
-            since += int(max(self._full_at - self._newest_at - SAMPLING_SECONDS, 0.0) * 1e6)
+        if self._taken_at is not None:
+            # Who has taken none since then has been told all but what was still on its way.
+            since += int(max(self._taken_at - self._newest_at - SAMPLING_SECONDS, 0.0) * 1e6)
         if not 0 < self._newest_us <= since <= wall:  # the first time, or the wall clock was set back
             return of_window
         return min(since, of_window)
@@ -318,3 +356,21 @@ def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: 
     """Percents, summed up over so many rows, as ratios."""
     whole = 100 * rows
     return ProcessSample(pid, sm / whole, controller / whole, encoder / whole, decoder / whole)
+
+
+def _joined(parts: Sequence[Sampled]) -> Sampled:
+    """The means over the time of those parts that are known."""
+    if len(parts) == 1:
+        return parts[0]
+    known = [(part.samples, part.seconds) for part in parts if part.samples is not None and part.seconds]
+    if not known:
+        return parts[-1]
+    total = sum(seconds for _, seconds in known)
+    ratios: dict[int, list[float]] = {}
+    for found, seconds in known:
+        for pid, *of_part in found:
+            sums = ratios.setdefault(pid, [0.0] * len(of_part))
+            ratios[pid] = [one + ratio * seconds / total for one, ratio in zip(sums, of_part, strict=True)]
+    unsampled = {pid for part in parts for pid in part.unsampled}
+    samples = [ProcessSample(pid, *sums) for pid, sums in sorted(ratios.items()) if pid not in unsampled]
+    return Sampled(tuple(samples), round(total, 3), tuple(sorted(unsampled)))

@@ -5,6 +5,7 @@ other than all the calls. If no GPU is done for a moment, another thread reads t
 its GPU. The scheduler does not read a GPU again that is still busy with an earlier read.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from gpumap.agent.nvml_worker.driver import ReinitBackoff, Shutdown
 from gpumap.agent.nvml_worker.library import Library, LibraryError, RefusedError
 from gpumap.agent.nvml_worker.listener import Listener
 from gpumap.agent.nvml_worker.output import Output
+from gpumap.agent.nvml_worker.processes import KEPT_SECONDS
 from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 
 NEEDS_NEW_PROCESS = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
@@ -45,11 +47,17 @@ class _Gpu:
 
 
 class _Sweep:
-    """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin."""
+    """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin.
 
-    def __init__(self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[_Gpu]) -> None:
+    Or, after that request, only asked for the samples that the driver would drop before the next one.
+    """
+
+    def __init__(
+        self, request: wire.Request, generation: HandleGeneration, gpus: Iterable[_Gpu], *, keeps_samples: bool = False
+    ) -> None:
         self.request = request
         self.generation = generation
+        self.keeps_samples = keeps_samples
         self.to_do = deque(gpus)
         self.engaged = 0
         self.ended: SimpleQueue[None] = SimpleQueue()
@@ -75,6 +83,10 @@ class _Sweeper:
                     gpu = sweep.to_do.popleft()
                 except IndexError:
                     break
+                if sweep.keeps_samples:
+                    gpu.reader.keep_samples()
+                    gpu.busy = False
+                    continue
                 reading = gpu.reader.read(sweep.generation, sweep.request.interval_seconds, sweep.request.groups)
                 if _listens(sweep.request):
                     reading = self._listener.attend(reading, gpu.reader.handle)
@@ -117,8 +129,8 @@ class ReadScheduler:
         self._requests.put(request)
 
     def run(self) -> None:
+        request = self._requests.get()
         while True:
-            request = self._requests.get()
             while not self._requests.empty():
                 request = self._requests.get()
             try:
@@ -134,6 +146,23 @@ class ReadScheduler:
                 self._read_gpus(request, message)
             if request.release:
                 self._release_driver()
+            request = self._next_after(request)
+
+    def _next_after(self, last: wire.Request) -> wire.Request:
+        """The next request. If the interval is long, samples are taken until then, which the driver would drop."""
+        stretches = 1 if last.release else math.ceil(last.interval_seconds / KEPT_SECONDS)
+        for _ in range(1, stretches):
+            try:
+                return self._requests.get(timeout=last.interval_seconds / stretches)
+            except Empty:
+                self._keep_samples(last)
+        return self._requests.get()
+
+    def _keep_samples(self, last: wire.Request) -> None:
+        left_out = {*last.skip, *last.last}
+        gpus = [gpu for gpu in self._gpus[: self._generation.gpus] if not gpu.busy and gpu.index not in left_out]
+        if self._open:
+            self._sweep(_Sweep(last, self._generation, gpus, keeps_samples=True))
 
     def _write(self, line: bytes) -> None:
         self._output.add(line)

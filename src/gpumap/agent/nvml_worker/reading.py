@@ -3,6 +3,7 @@
 One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
 """
 
+import contextlib
 from typing import NamedTuple
 
 import pynvml
@@ -89,6 +90,12 @@ class GpuReader:
             return reading
         self.refused_with = 0
         return reading
+
+    def keep_samples(self) -> None:
+        """Take process samples that the driver would drop before the next reading. That one tells what is refused."""
+        if self._device is not None and not self._partitioned:
+            with contextlib.suppress(RefusedError):
+                self._sampler.keep(self._calls, self._device.lists, self._device.handle)
 
     def close(self) -> None:
         """Free what NVML has made for us. To be called before NVML is shut down, by whoever may ask just now."""
