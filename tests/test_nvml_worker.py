@@ -270,22 +270,26 @@ def test_samples_are_means_by_process(start: Start) -> None:
 
 def test_samples_are_those_of_the_interval_or_since_the_last_reading(start: Start) -> None:
     """Whichever is longer: what was sampled is not left out, and a reading before its time tells no idleness."""
-    worker = start()
-    now = time.time_ns() // 1000
-    gpu = Gpu(A, samples=[Sample(9, 90, timestamp_us=now - 60_000_000), Sample(10, 50, timestamp_us=now - 400_000)])
-    driver = Driver(gpus=[gpu])
-    began = time.monotonic()
-    for sampled in (1.2, 0.0):  # the second one is asked at once, while the driver has sampled nothing more
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        worker, now, began = start(), time.time_ns() // 1000, time.monotonic()
+        gpu = Gpu(A, samples=[Sample(9, 90, timestamp_us=now - 60_000_000), Sample(10, 50, timestamp_us=now - 400_000)])
+        driver = Driver(gpus=[gpu])
+        # The second one is asked at once, while the driver has sampled nothing more.
+        readings = [worker.read_one(driver), worker.read_one(driver)]
+        read = time.monotonic()
+        if read - began > 0.7:
+            continue  # a busy machine: the sample was too old, or the second reading came in time
+        assert [[sample.pid for sample in reading.samples or ()] for reading in readings] == [[10], [10]]
+        assert [reading.sampled_seconds for reading in readings] == [1.2, 0.0]
+        time.sleep(max(read + 1.0 - time.monotonic(), 0.0))  # its interval
+        gpu.samples = [Sample(10, 50, timestamp_us=now - 400_000), Sample(11, 20, timestamp_us=now - 399_999)]
         reading = worker.read_one(driver)
-        assert [sample.pid for sample in reading.samples or ()] == [10]
-        assert reading.sampled_seconds == sampled
-    read = time.monotonic()
-    time.sleep(max(read + 1.0 - time.monotonic(), 0.0))  # its interval
-    gpu.samples = [Sample(10, 50, timestamp_us=now - 400_000), Sample(11, 20, timestamp_us=now - 399_999)]
-    reading = worker.read_one(driver)
-    assert [sample.pid for sample in reading.samples or ()] == [11]
-    assert reading.sampled_seconds is not None
-    assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
+        assert [sample.pid for sample in reading.samples or ()] == [11]
+        assert reading.sampled_seconds is not None
+        assert 1.0 <= reading.sampled_seconds <= time.monotonic() - began
+        return
+    pytest.fail("the machine was never quick enough")
 
 
 def test_samples_that_the_driver_drops_before_the_next_reading_are_told(start: Start) -> None:

@@ -152,9 +152,10 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_
     )
     if granted is not None and used is not None and used > granted:
         return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than it was granted")
-    if use.pod_at_work or _is_busy_for_nobody(on):
+    if use.pod_at_work:
         return None
-    if why := _idle_because(use, idle_seconds, idle_after_seconds):
+    why = "" if _is_busy_for_nobody(on) else _idle_because(use, idle_seconds, idle_after_seconds)
+    if why:
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
     return finding._replace(why=_peak(holder, on.device)) if finding.waste_bytes else None
 
