@@ -134,8 +134,6 @@ def _counted(processes: int | None) -> str:
 def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_seconds: float) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
-    if holder.admin_access is None:
-        return None  # it may be admin access
     granted, used = holder.allocated_memory_bytes, use.memory_bytes
     idle_seconds = None if use.last_active is None else max(on.node_map.timestamp - use.last_active, 0.0)
     finding = Finding(
@@ -330,8 +328,8 @@ def unknown(node_map: NodeMap, idle_after_seconds: float, namespace: str = "") -
     }
     if claims:
         yield (
-            "Claims of these pods may be for administrators, who take a GPU from nobody; only the DRA driver's notes "
-            f"tell (`privileges.dra`). No verdict on idleness: {listed(sorted(claims))}."
+            "A claim with admin access takes a GPU from nobody, and wastes nothing. Only the DRA driver's notes tell "
+            f"(`privileges.dra`) whether these have it: {listed(sorted(claims))}."
         )
     timeless = [device_name(device) for device in node_map.devices if _has_no_sm_time(device, namespace)]
     if timeless:

@@ -95,15 +95,11 @@ function containerRows(device, gpu, leaves, whole, now) {
       whole: holdWhole.has(key),
       judged: Boolean(use),
       podWorks,
-      // Who has admin access was given nothing that could lie idle. Null: nobody knows whether it has.
-      idle: use && !mayWork && mayWaste(holder) && !isOver(use, granted) ? idleness(use, now) : null,
+      // Who has admin access was given nothing that could lie idle.
+      idle: use && !mayWork && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
       over: use && isOver(use, granted) ? use.memory - granted : null,
     };
   });
-}
-
-function mayWaste(holder) {
-  return holder.allocated_gpus !== 0 && holder.admin_access !== null;
 }
 
 /** What a holder uses of its leaves; null where that is not known of each. */
