@@ -63,14 +63,6 @@ class Inventory:
         """Everything except the times at which devices last answered."""
         return self.up, self.nameless, self.known
 
-    @property
-    def lacks_gpu(self) -> bool:
-        """Whether a GPU of this boot is missing: the driver gives minors without gaps, and NVML counts what remains.
-
-        Nobody knows which GPU an index meant when a plugin answered.
-        """
-        return any(gpu.minor is not None and gpu.minor >= len(self.known) + len(self.nameless) for gpu in self.known)
-
     def has_uuid_of(self, ref: DeviceRef | None) -> bool:
         """Whether a reference is a uuid, and its device is present."""
         return isinstance(ref, ByUuid) and self.find(ref.uuid) is not None
@@ -96,8 +88,6 @@ class Inventory:
                 return (found,) if found is not None else ()
             case ByMinor():
                 return self._with_minor(ref)
-            case ByIndex() if self.lacks_gpu:
-                return ()
             case ByIndex(nvml_index):
                 return tuple(gpu.uuid for gpu in self.known if gpu.index == nvml_index)
             case ByPlacement():
@@ -119,13 +109,8 @@ class Inventory:
         return tuple(leaves) if len(leaves) == 1 else ()
 
     def is_ambiguous(self, ref: DeviceRef) -> bool:
-        """Whether a reference may mean several devices.
-
-        An index does if NVML counts anew without a GPU. A placement does if the driver does not report placements, or
-        compute instances share it.
-        """
-        if isinstance(ref, ByIndex):
-            return self.lacks_gpu
+        """Whether a reference may mean several MIG devices: the driver does not report their placement, or compute
+        instances share it."""
         if not isinstance(ref, ByPlacement):
             return False
         starts = [leaf.placement_start for leaf in self._leaves_of_minor(ref)]
