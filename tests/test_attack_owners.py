@@ -479,6 +479,7 @@ class Renumbered(Gpu):
         return self._uuid
 
 
+@pytest.mark.xfail(strict=True, reason="gpumap does not keep across its restarts which GPU an index was")
 def test_index_of_an_answer_from_before_gpumap_accuses_nobody() -> None:
     """A card was unbound and NVML counts anew; then gpumap restarts (a new version of its DaemonSet). What index 1
     meant when the plugin answered, nobody knows any more."""
@@ -555,6 +556,7 @@ def test_device_that_an_old_kubelet_leaves_out_has_not_0_holders() -> None:
 # --- reservations -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.xfail(strict=True, reason="reservations of schedulers are not known yet")
 def test_pod_on_a_reserved_card_is_no_squatter() -> None:
     """KAI-Scheduler and Run:ai: a reservation pod holds the card, and the users request nothing of the kubelet
     (contract, section 9: `scheduled`, never `unassigned`; a reservation is not idle)."""

@@ -399,7 +399,7 @@ async def test_a_watch_that_is_ended_again_and_again(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("top", "gpu-1", "--context", "john"), "top gpu-1 -n default --context john"),
+        (("waste", "gpu-1", "--context", "john"), "waste gpu-1 -n default --context john"),
         (("map", "--sort-by", "sm"), "map -n ml-team --sort-by sm"),
         (("-A",), "map -A"),
         (("inspect", "--node", "gpu-2"), "inspect gpu-2"),
