@@ -151,7 +151,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
     node.clock = site.clock - 7300
     site.pages.publish(node.collect())
     node.processes[0].sm = 0.0
-    for _ in range(144):
+    for _ in range(145):
         site.pages.publish(node.collect(50))
     site.collect(node)
     async with tab(browser, site.url) as one:
