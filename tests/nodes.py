@@ -174,6 +174,18 @@ class Gpu:
         return [self.uuid] if self.mig is None else [mig_uuid(self.index, gi, ci) for gi, ci, _ in self.mig]
 
 
+class Renumbered(Gpu):
+    """A card at another index than the one that its uuid was made of."""
+
+    def __init__(self, gpu: Gpu, index: int) -> None:
+        super().__init__(index, minor=gpu.device_minor)
+        self._uuid = gpu.uuid
+
+    @property
+    def uuid(self) -> Uuid:
+        return self._uuid
+
+
 @dataclass
 class TestNode:
     """The truth, and which sources are down. `observe` asks; `collect` steps on."""

@@ -44,7 +44,7 @@ from gpumap.model.snapshot import Snapshot
 from tests import agent
 from tests.node import Node
 from tests.node import gpu_uuid as node_gpu_uuid
-from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, owners, use
+from tests.nodes import GIB, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, owners, use
 from tests.shown import waste_values
 from tests.test_dra_sources import claim, driver_checkpoint, entry, gpu, state
 
@@ -465,18 +465,6 @@ def test_thief_without_a_trace_does_not_charge_its_victim() -> None:
 
 
 # --- gpumap's own restart ---------------------------------------------------------------------------------------------
-
-
-class Renumbered(Gpu):
-    """A card at another index than the one that its uuid was made of."""
-
-    def __init__(self, gpu: Gpu, index: int) -> None:
-        super().__init__(index, minor=gpu.device_minor)
-        self._uuid = gpu.uuid
-
-    @property
-    def uuid(self) -> Uuid:
-        return self._uuid
 
 
 @pytest.mark.xfail(strict=True, reason="gpumap does not keep across its restarts which GPU an index was")

@@ -10,7 +10,7 @@ from gpumap.agent.join import step
 from gpumap.model.observations import ClaimDevice, PluginAnswer, PreparedDevice
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
-from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, Renumbered, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 
 A, B = gpu_uuid(0), gpu_uuid(1)
@@ -469,18 +469,6 @@ def test_an_index_means_the_card_that_it_meant() -> None:
     new = pod_of({resource: [f"{A}-_-2"]}, {resource: answer(NVIDIA_VISIBLE_DEVICES="1")}, name="new")
     node.pods.append(new)
     assert set(granted(node.collect(), new)) == {gpu_uuid(2)}, "a container made since is told by the new order"
-
-
-class Renumbered(Gpu):
-    """A card at another index than the one that its uuid was made of."""
-
-    def __init__(self, gpu: Gpu, index: int) -> None:
-        super().__init__(index, minor=gpu.device_minor)
-        self._uuid = gpu.uuid
-
-    @property
-    def uuid(self) -> Uuid:
-        return self._uuid
 
 
 def test_a_dead_pods_row_answers_for_nobody_else() -> None:

@@ -67,6 +67,6 @@ def _flushed(code: int) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    from gpumap.model.text import printable
+    from gpumap.model.text import one_line
 
-    return printable(" ".join(str(error).split()))
+    return one_line(error)

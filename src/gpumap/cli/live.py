@@ -16,11 +16,11 @@ import tty
 from collections.abc import Iterator
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.show import View, collected_long_ago, notices_of, screen_of_stdout
+from gpumap.cli.show import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.tables.live import Live, frame, pressed
-from gpumap.cli.terminal import repainted, wrapped
+from gpumap.cli.terminal import repainted
 from gpumap.model.errors import FatalError
-from gpumap.model.text import printable
+from gpumap.model.text import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
@@ -107,18 +107,19 @@ class _Window:
             self._live = live or self._live
             return live is not None
         if isinstance(event, FatalError):
-            self._failed = printable(" ".join(str(event).split()))
+            self._failed = one_line(event)
         else:
             self._maps, self._failed = event, ""
         return True
 
     def paint(self) -> None:
         size, screen = shutil.get_terminal_size(), screen_of_stdout()
+        columns = max(size.columns, 1)
         order = f"by {self._live.order}{', reversed' if self._live.reverse else ''}"
         often = f"every {self._view.interval_seconds:g}s"
         parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
         head = [screen.paint(printable("   ".join(parts)), "bold")]
-        head += [screen.paint(line, "red") for one in self._notices() for line in wrapped(one, max(size.columns, 1))]
+        head += lines_above(self._notices(), self._failed, screen, columns, answered=self._maps is not None)
         if self._maps is None:
             lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
         else:
@@ -126,7 +127,7 @@ class _Window:
             shown = frame(self._maps, self._live, shape, [*head, ""], size.lines)
             self._page, self._live = shown.page, self._live._replace(offset=shown.offset)
             lines = shown.lines
-        print(end=repainted(lines, max(size.columns, 1), size.lines), flush=True)
+        print(end=repainted(lines, columns, size.lines), flush=True)
 
     def _nodes(self) -> Iterator[str]:
         if self._maps is not None:
@@ -135,7 +136,4 @@ class _Window:
     def _notices(self) -> Iterator[str]:
         if self._maps is not None:
             yield from notices_of(self._maps, self._view)
-            if old := collected_long_ago(self._maps, time.time()):
-                yield old
-        if self._failed:
-            yield f"{self._failed}; asking on." + (" Below: what was last answered." if self._maps else "")
+            yield collected_long_ago(self._maps, time.time())

@@ -28,7 +28,7 @@ from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_print
 from gpumap.cli.words import age
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
-from gpumap.model.text import printable
+from gpumap.model.text import one_line, printable
 
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""
@@ -122,7 +122,7 @@ class _Painter:
                 raise answer
             text, notices = _text(answer, self._view, screen), notices_of(answer, self._view)
         except FatalError as error:
-            self._show_failure(printable(" ".join(str(error).split())), screen)
+            self._show_failure(one_line(error), screen)
             return
         self._failed = ""
         self._last = text
@@ -157,12 +157,16 @@ class _Painter:
         size = shutil.get_terminal_size()
         columns = max(size.columns, 1)
         lines = [screen.paint(printable(head), "bold")]
-        notices = [*self._notices, *([self._old] if self._old else [])]
-        if self._failed:
-            notices += [f"{self._failed}; asking on." + (" Below: what was last answered." if self._last else "")]
-        lines += [screen.paint(line, "red") for notice in notices for line in wrapped(notice, columns)]
+        lines += lines_above([*self._notices, self._old], self._failed, screen, columns, answered=bool(self._last))
         lines += ["", *self._last.splitlines()]
         print(end=repainted(lines, columns, size.lines), flush=True)
+
+
+def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: int, *, answered: bool) -> list[str]:
+    """Return the lines between the head of a frame and what was last `answered`. `failed`: why there is no new one."""
+    failure = f"{failed}; asking on." + (" Below: what was last answered." if answered else "") if failed else ""
+    shown = (one for one in (*notices, failure) if one)
+    return [screen.paint(line, "red") for one in shown for line in wrapped(one, columns)]
 
 
 def collected_long_ago(answer: NodeMaps, now: float) -> str:

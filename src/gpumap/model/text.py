@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
 
 
+def one_line(error: Exception) -> str:
+    """Return what an error says, printable and in one line."""
+    return printable(" ".join(str(error).split()))
+
+
 def cut_off(text: str, most: int) -> str:
     """Return the text in one line, cut after `most` characters."""
     text = " ".join(text.split())

@@ -46,6 +46,11 @@ def parse_quantity(text: str) -> int:
     return amount
 
 
+def and_more(first: str, more: int, one: str, many: str = "") -> str:
+    """`the first, and 2 more rows`; the first alone if there are no more."""
+    return f"{first}, and {counted(more, one, many)}" if more else first
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 pod`, `2 pods`."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -154,8 +154,7 @@ def _leaf_uses(
     inventory: Inventory, attribution: Attribution, recent: Mapping[Uuid, RecentProcesses]
 ) -> dict[Uuid, LeafUse]:
     readings = {gpu.uuid: gpu.reading for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
-    uses = {}
-    for leaf, processes in attribution.by_leaf.items():
-        reading = readings.get(leaf)
-        uses[leaf] = measure_leaf(processes, reading, recent[leaf].ended)
-    return uses
+    return {
+        leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended)
+        for leaf, processes in attribution.by_leaf.items()
+    }

@@ -28,7 +28,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.units import counted
+from gpumap.model.units import and_more
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ def _note(broken: dict[str, tuple[str, int]], reason: str, detail: str) -> None:
 
 
 def _first(detail: str, more: int) -> str:
-    return f"PodDeviceEntries{detail}" + (f", and {counted(more, 'more row')}" if more else "")
+    return and_more(f"PodDeviceEntries{detail}", more, "more row")
 
 
 def _text(value: object) -> str:

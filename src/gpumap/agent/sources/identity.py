@@ -29,7 +29,7 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
-from gpumap.model.units import counted
+from gpumap.model.units import and_more
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
 # Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
@@ -152,10 +152,8 @@ class PodLogsSource:
                 tree = LogTree(PodUid(parts[2]), parts[0], parts[1], ())
             trees.append(tree)
         if unreadable:
-            more = (
-                f", and {counted(len(unreadable) - 1, 'more directory', 'more directories')}" if unreadable[1:] else ""
-            )
-            complaints.append(Complaint("pod_logs_unreadable", f"{unreadable[0]}{more}"))
+            detail = and_more(unreadable[0], len(unreadable) - 1, "more directory", "more directories")
+            complaints.append(Complaint("pod_logs_unreadable", detail))
         if {id(tree) for tree in trees} != {id(tree) for tree in self._trees}:
             found = tuple(sorted(trees))
             self._trees = self._trees if found == self._trees else found

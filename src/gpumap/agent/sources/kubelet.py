@@ -19,12 +19,10 @@ from google.protobuf.message import DecodeError, Message
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
 from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.sources.known_pods import KnownPods, Offer, Pods
+from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX
 from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, SourceError
 
 T = TypeVar("T")
-MESSAGE_BYTES_MAX = 24 << 20
-"""The largest answer that is taken: a larger one could take all of the memory that the chart allows. 17.8 MB were seen
-(kubernetes/kubernetes#141335)."""
 
 _OPTIONS = (
     # Servers that are stricter than the kubelet's refuse the path that gRPC would send (grpc/grpc#33571).

@@ -15,6 +15,9 @@ from google.protobuf.message import DecodeError, Message
 from gpumap.agent.sources.names import spell_out
 
 M = TypeVar("M", bound=Message)
+MESSAGE_BYTES_MAX = 24 << 20
+"""The largest answer that is taken: a larger one could take all of the memory that the chart allows. 17.8 MB were seen
+(kubernetes/kubernetes#141335)."""
 
 
 def decode(kind: type[M], data: bytes) -> tuple[M, str]:

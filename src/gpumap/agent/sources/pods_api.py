@@ -21,12 +21,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.agent.sources.messages import decode
+from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
 from gpumap.agent.sources.names import fit
 from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, SourceAnswer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
-MESSAGE_BYTES_MAX = 24 << 20
 DEADLINE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 LIST_PAUSE_SECONDS = 0.25
