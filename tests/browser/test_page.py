@@ -114,7 +114,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
     """Every holder and user stands with what it holds and uses; squatter, leftover, host and remainder by name."""
     site.collect(shared_card())
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device h2")).to_have_text("GPU 0")
+        await expect(one.page.locator(".gpu h2")).to_have_text("GPU 0")
         assert await one.texts(row(one, "team/busy")) == ["team/busy main 1 0.1 – 20.0 GiB 20.0 GiB 50 % now"]
         assert await one.texts(row(one, "team/idle")) == ["team/idle main · holds, no process 1 0.1 – 0 0 0 % 10 s"]
         (squatter,) = await one.texts(row(one, "other/squatter"))
@@ -125,7 +125,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         assert await one.texts(row(one, "Xorg")) == ["host · 1 process: Xorg 2.0 GiB 0 %"]
         (remainder,) = await one.texts("tbody tr.is-unaccounted")
         assert remainder.endswith("100 MiB")
-        facts = (await one.texts(".device .facts"))[0]
+        facts = (await one.texts(".gpu .facts"))[0]
         assert facts.startswith("used 30.1 GiB / 80.0 GiB")
         assert facts.endswith("held by 2 containers")
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
@@ -175,7 +175,7 @@ async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -
         assert len(titles) == 5
         assert all(titles)
         assert sum("cannot be seen" in title for title in titles) == 4
-        await expect(one.page.locator("#notices")).to_contain_text("hostPID")
+        await expect(one.page.locator("#attention")).to_contain_text("hostPID")
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
         assert tiles["not assigned"].startswith("–")
         assert tiles["left over"].startswith("–")
@@ -232,16 +232,16 @@ async def test_filter(site: Site, browser: Browser) -> None:
     """Words and fields narrow devices and rows; a device that matches by itself is shown whole; Esc shows all again."""
     site.collect(cards(2, 2))
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device")).to_have_count(2)
+        await expect(one.page.locator(".gpu")).to_have_count(2)
         for query, (devices, rows) in FILTERS.items():
             await one.page.keyboard.press("/")
             await one.page.keyboard.type(query)
             await expect(one.page.locator("#found")).to_have_text(f"{len(devices)} of 2 devices")
-            assert await one.texts(".device h2") == devices
+            assert await one.texts(".gpu h2") == devices
             assert await one.texts(".is-assigned .pod") == rows
             assert "#q=" in one.page.url
             await one.page.keyboard.press("Escape")
-            await expect(one.page.locator(".device")).to_have_count(2)
+            await expect(one.page.locator(".gpu")).to_have_count(2)
             assert "#" not in one.page.url
             await one.page.locator("#filter").blur()
 
@@ -250,7 +250,7 @@ async def test_links_are_deep(site: Site, browser: Browser) -> None:
     """A link leads to a device and marks it; view, filter and order stand in the address, and come from it."""
     site.collect(cards(8, 6))
     async with tab(browser, f"{site.url}#{gpu_uuid(5)}") as one:
-        marked = one.page.locator(".device[aria-current=true]")
+        marked = one.page.locator(".gpu[aria-current=true]")
         await expect(marked.locator("h2")).to_have_text("GPU 5")
         await expect(marked.locator("h2")).to_be_in_viewport()
         await one.page.locator("h2 a", has_text="GPU 6").click()
@@ -259,8 +259,8 @@ async def test_links_are_deep(site: Site, browser: Browser) -> None:
         await expect(one.page.locator(".processes tbody tr")).to_have_count(1)
         await expect(one.page.locator("th[aria-sort]")).to_have_text("PID")
         await expect(one.page.locator("#filter")).to_have_value("pod-3-2")
-        await one.page.get_by_role("link", name="Devices", exact=True).click()
-        assert await one.texts(".device h2") == ["GPU 3"]
+        await one.page.get_by_role("link", name="GPUs", exact=True).click()
+        assert await one.texts(".gpu h2") == ["GPU 3"]
         assert one.page.url.endswith("#q=pod-3-2")
 
 
@@ -268,7 +268,7 @@ async def test_the_keyboard_is_enough(site: Site, browser: Browser) -> None:
     """Tab reaches everything that can be used, first a way past the header, and what has the focus shows it."""
     site.collect(shared_card())
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         reached: list[str] = []
         while True:
             await one.page.keyboard.press("Tab")
@@ -314,7 +314,7 @@ async def test_colours_follow_the_reader(site: Site, browser: Browser, dark: boo
     """Dark where the system is dark, light where it is light, and readable in both (WCAG AA)."""
     site.collect(shared_card())
     async with tab(browser, site.url, dark=dark) as one:
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         for selector in (
             "tbody .pod",
             "tbody .ns",
@@ -347,7 +347,7 @@ async def test_hostile_names_are_only_text(site: Site, browser: Browser) -> None
     site.collect(hostile())
     async with tab(browser, site.url) as one:
         await expect(one.page.locator("tbody tr").first).to_be_visible()
-        for view in ("Devices", "Processes"):
+        for view in ("GPUs", "Processes"):
             await one.page.get_by_role("link", name=view, exact=True).click()
             shown = await one.page.locator("#content").inner_text()
             assert '<img src=x onerror="alert(1)">\\u202egnp.\\u0000exe\\u000a' in shown
@@ -359,7 +359,7 @@ async def test_hostile_names_are_only_text(site: Site, browser: Browser) -> None
                 "[...document.querySelectorAll('*')].every(one => !one.getAttributeNames().some(a => /^on/.test(a)))"
             )
             assert await one.width_over() <= 0
-        await expect(one.page.locator("#notices")).to_contain_text("\\u202egnp.")
+        await expect(one.page.locator("#attention")).to_contain_text("\\u202egnp.")
 
 
 async def test_a_dead_agent_is_said_at_once(browser: Browser) -> None:
@@ -374,10 +374,10 @@ async def test_a_dead_agent_is_said_at_once(browser: Browser) -> None:
         await expect(one.page.locator("#lost")).to_contain_text(" old. Next try in")
         await expect(one.page.locator("body")).to_have_class("stale")
         assert float(await one.page.locator("#content").evaluate("one => getComputedStyle(one).opacity")) < 1
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         async with site.serving():
             site.collect(cards(2, 1))
-            await expect(one.page.locator(".device")).to_have_count(2)
+            await expect(one.page.locator(".gpu")).to_have_count(2)
             await expect(one.page.locator("#lost")).to_be_hidden()
             await expect(one.page.locator("body")).not_to_have_class("stale")
     site.pages.close()
@@ -391,13 +391,13 @@ async def test_an_agent_that_collects_no_more(site: Site, browser: Browser) -> N
     async with tab(browser, site.url) as one:
         await expect(one.page.locator("#lost")).to_contain_text("Old data")
         await expect(one.page.locator("body")).to_have_class("stale")
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         site.pages.why_late = lambda: "somebody asked for it"
         site.ahead_seconds = STALE_AFTER_SECONDS
-        await expect(one.page.locator(".device")).to_have_count(0)
-        await expect(one.page.locator("#notices")).to_contain_text("too old to be shown")
-        await expect(one.page.locator("#notices")).to_contain_text("60 s: somebody asked for it.")
-        await expect(one.page.locator("#notices")).not_to_contain_text("NVML counts no GPU")
+        await expect(one.page.locator(".gpu")).to_have_count(0)
+        await expect(one.page.locator("#attention")).to_contain_text("too old to be shown")
+        await expect(one.page.locator("#attention")).to_contain_text("60 s: somebody asked for it.")
+        await expect(one.page.locator("#attention")).not_to_contain_text("NVML counts no GPU")
 
 
 async def test_when_data_is_old_is_told_by_the_agents_interval(site: Site, browser: Browser) -> None:
@@ -406,11 +406,11 @@ async def test_when_data_is_old_is_told_by_the_agents_interval(site: Site, brows
     site.collect(cards(1, 1))
     site.ahead_seconds = 0.0
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         site.ahead_seconds = -30.0
         site.collect(cards(2, 1))
         site.ahead_seconds = 0.0
-        await expect(one.page.locator(".device")).to_have_count(2)
+        await expect(one.page.locator(".gpu")).to_have_count(2)
         async with one.page.expect_response("**/api/v1/map") as answer:
             pass
         assert (await answer.value).status == 304
@@ -428,13 +428,13 @@ async def test_an_answer_that_is_refused_is_not_known(site: Site, browser: Brows
 
     site.collect(cards(1, 1))
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         site.collect(cards(2, 1))
         await one.page.route("**/api/v1/map", tamper)
         site.collect(cards(3, 1))
         await expect(one.page.locator("#feed")).to_have_attribute("data-state", "lost")
         await one.page.unroute("**/api/v1/map", tamper)
-        await expect(one.page.locator(".device")).to_have_count(3)
+        await expect(one.page.locator(".gpu")).to_have_count(3)
         await expect(one.page.locator("#feed")).to_have_attribute("data-state", "live")
 
 
@@ -444,15 +444,15 @@ async def test_before_the_first_collection(site: Site, browser: Browser) -> None
         await expect(one.page.locator("#content")).to_contain_text("the first collection is not finished")
         await expect(one.page.locator("#lost")).to_be_hidden()
         site.collect(shared_card())
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
 
 
 async def test_every_source_down(site: Site, browser: Browser) -> None:
     """Each source that is down stands above with its reason; nothing is counted, and nothing is 0."""
     site.collect(failing())
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".notice.bad")).to_have_count(5)
-        notices = " ".join(await one.texts(".notice.bad"))
+        await expect(one.page.locator(".fault")).to_have_count(5)
+        notices = " ".join(await one.texts(".fault"))
         for word in ("No current data", "kubelet is down", "socket_missing", "nvml is down", "never answered"):
             assert word in notices
         await expect(one.page.locator(".tile")).to_have_count(0)
@@ -466,8 +466,8 @@ async def test_a_lost_gpu(site: Site, browser: Browser) -> None:
     node.gpus[1].fault = "lost"
     site.collect(node)
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device.down")).to_contain_text("down: lost")
-        await expect(one.page.locator(".notice.bad")).to_contain_text("GPU 1 is down")
+        await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
+        await expect(one.page.locator(".fault")).to_contain_text("GPU 1 is down")
         (text,) = await one.texts(f".device.down {row(one, 'pod-1-0')}")
         assert text.endswith("– – – – –")
 
@@ -502,12 +502,12 @@ async def test_a_healthy_gpu_is_calm(site: Site, browser: Browser) -> None:
     told = {field: getattr(well, field) for field in well._fields if field not in ("index", "uuid", "memory")}
     show(site, shared_card(), ailing(**{**told, "clock_events": (("gpu_idle", True), ("sw_power_cap", False))}))
     async with tab(browser, site.url) as one:
-        facts = (await one.texts(".device .facts"))[0]
+        facts = (await one.texts(".gpu .facts"))[0]
         for fact in ("temp 61 °C", "power 507 W / 700", "clock 1980 MHz", "active SM 50 % · warps 25 % · tensor 13 %"):
             assert fact in facts
         assert "slowed" not in facts
         await expect(one.page.locator(".ills")).to_have_count(0)
-        await expect(one.page.locator(".notice")).to_have_count(0)
+        await expect(one.page.locator(".fault")).to_have_count(0)
         title = await one.page.locator(".facts span[title*=memory]").first.get_attribute("title")
         assert title is not None
 
@@ -522,7 +522,7 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     )
     show(site, shared_card(), ill)
     async with tab(browser, site.url) as one:
-        assert "slowed by heat (hardware) held by" in (await one.texts(".device .facts"))[0]
+        assert "slowed by heat (hardware) held by" in (await one.texts(".gpu .facts"))[0]
         failure, pending, errors = await one.texts(".ills li")
         assert failure.startswith("A row of the GPU's memory could not be replaced:")
         assert pending.startswith("Rows of the GPU's memory wait to be replaced")
@@ -544,7 +544,7 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
 
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
-        notice = one.page.locator(".notice", has_text="GPU 0 is ill")
+        notice = one.page.locator(".fault", has_text="GPU 0 is ill")
         await expect(notice).to_contain_text("what runs may end its work, nothing new should start")
         up, down = await one.texts(".ills li")
         assert up.startswith("Recovery action: drain_and_reset. The GPU works at less than it has:")
@@ -601,7 +601,7 @@ async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -
     """A partitioned GPU is a heading for its MIG devices; one without any says so; SM is unknown on them."""
     site.collect(partitioned())
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device.mig")).to_have_count(2)
+        await expect(one.page.locator(".part")).to_have_count(2)
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0",
             "GPU 1",
@@ -650,8 +650,8 @@ async def test_a_big_node(site: Site, browser: Browser) -> None:
     """Sixteen GPUs with a hundred pods each: the first of each are shown, all on request, and the filter finds any."""
     site.collect(cards(16, 100), 2)
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator(".device")).to_have_count(16)
-        rows = one.page.locator(".device").first.locator("tbody tr")
+        await expect(one.page.locator(".gpu")).to_have_count(16)
+        rows = one.page.locator(".gpu").first.locator("tbody tr")
         await expect(rows).to_have_count(12)
         await one.page.get_by_role("button", name="Show all 101").first.click()
         await expect(rows).to_have_count(101)
@@ -664,7 +664,7 @@ async def test_a_hidden_page_rests(site: Site, browser: Browser) -> None:
     site.collect(shared_card())
     hide = "window.away = false; Object.defineProperty(document, 'hidden', {get: () => window.away})"
     async with tab(browser, site.url, before=hide) as one:
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
         await one.page.clock.install()
         await one.page.evaluate("window.away = true; document.dispatchEvent(new Event('visibilitychange'))")
         asked: list[str] = []
@@ -687,14 +687,14 @@ async def test_behind_a_proxy_path(browser: Browser) -> None:
     site = Site(prefix="/api/v1/namespaces/gpumap/services/gpumap:9401/proxy/")
     site.collect(shared_card())
     async with site.serving(), tab(browser, site.url) as one:
-        await expect(one.page.locator(".device")).to_have_count(1)
+        await expect(one.page.locator(".gpu")).to_have_count(1)
     site.pages.close()
 
 
 async def test_the_demo(browser: Browser) -> None:
     """The real agent's page shows the simulated node, and knows when the next collection is due."""
     async with run_agent("demo") as agent, tab(browser, agent.url, expected=lambda one: "503" in one) as one:
-        await expect(one.page.locator(".device tbody tr").first).to_be_visible()
+        await expect(one.page.locator(".gpu tbody tr").first).to_be_visible()
         await expect(one.page.locator("#feed")).to_have_attribute("data-state", "live")
         assert json.loads((await agent.get("/api/v1/map")).text)["interval_seconds"] > 0
 
@@ -704,4 +704,4 @@ async def test_a_node_that_never_had_an_answer(site: Site, browser: Browser) -> 
     site.pages.publish(empty_node())
     site.ahead_seconds = 10.0 - site.clock
     async with tab(browser, site.url) as one:
-        await expect(one.page.locator("#notices")).to_contain_text("never answered")
+        await expect(one.page.locator("#attention")).to_contain_text("never answered")

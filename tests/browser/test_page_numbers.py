@@ -147,7 +147,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
             "team/whole main whole – – 0 0 – –",
         ]
         assert "free" not in " ".join(await one.texts(".facts"))
-        titles = await one.page.locator(".device").nth(1).locator("tbody .unknown").evaluate_all(
+        titles = await one.page.locator(".gpu").nth(1).locator("tbody .unknown").evaluate_all(
             "all => all.map(one => one.title)"
         )  # fmt: skip
         assert titles[:2] == ["It holds the whole GPU: see there"] * 2
@@ -197,16 +197,16 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
     node.gpus.append(Gpu(1, fault="hung"))
     site.collect(node)
     async with tab(browser, site.url) as one:
-        notice = one.page.locator("#notices .notice.bad")
+        notice = one.page.locator("#attention .fault")
         await expect(notice).to_contain_text("hung: it does not answer NVML's calls, and has not told its uuid.")
         await expect(notice.locator(".remedy")).to_contain_text("Xid")
         shown = await tiles(one)
         assert (shown["GPUs"], shown["faults"]) == ("2", "1 GPUs, sources")
         site.collect(TestNode([Gpu(0, fault="lost")]))
-        await expect(one.page.locator(".device")).to_have_count(0)
+        await expect(one.page.locator(".gpu")).to_have_count(0)
         shown = await tiles(one)
         assert (shown["GPUs"], shown["faults"]) == ("1", "1 GPUs, sources")
-        await expect(one.page.locator("#notices")).not_to_contain_text("NVML counts no GPU")
+        await expect(one.page.locator("#attention")).not_to_contain_text("NVML counts no GPU")
 
 
 async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:

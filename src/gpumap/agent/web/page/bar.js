@@ -1,4 +1,4 @@
-// A device's memory as a bar: a segment for each that uses it, what is reserved, and below it what was granted.
+// Memory as a bar: a segment for each that uses it, what is reserved, and below it what was granted.
 
 import { h } from "./dom.js";
 import { bytes, OWNERS, printable } from "./words.js";
@@ -6,23 +6,22 @@ import { bytes, OWNERS, printable } from "./words.js";
 const SEGMENTS = 24;
 const NAMED_FROM = 0.14; // of the bar: room for a name
 
-export function bar(device) {
-  const { total_bytes: total, reserved_bytes: reserved, used_bytes: used } = device.memory;
-  const rows = (device.allRows ?? device.rows)
-    .filter((row) => row.used > 0)
-    .sort((a, b) => order(a) - order(b) || b.used - a.used);
+/** `rows` are those of the device, or of all devices of a GPU. */
+export function bar({ memory, holders, rows: all }) {
+  const { total_bytes: total, reserved_bytes: reserved, used_bytes: used } = memory;
+  const rows = all.filter((row) => row.used > 0).sort((a, b) => order(a) - order(b) || b.used - a.used);
   const few = rows.slice(0, SEGMENTS);
   const rest = rows.slice(SEGMENTS).reduce((sum, row) => sum + row.used, 0);
-  const sum = rows.reduce((all, row) => all + row.used, 0);
+  const sum = rows.reduce((before, row) => before + row.used, 0);
   const whole = Math.max(total, sum + (reserved ?? 0)) || 1;
-  const granted = device.holders.reduce((all, row) => all + (row.allocated_memory_bytes ?? 0), 0);
+  const granted = holders.reduce((before, row) => before + (row.allocated_memory_bytes ?? 0), 0);
   const grants = granted > total ? "all granted, to several at once" : `${bytes(granted)} granted`;
   const width = (value) => `${((100 * value) / whole).toFixed(2)}%`;
-  const segments = few.map((row) => {
+  const segments = few.map((row, at) => {
     const label = `${row.pod ? `${row.namespace}/${row.pod}` : OWNERS[row.owner]} ${bytes(row.used)}`;
     return h(
       "span",
-      { key: row.key, class: `segment ${row.tint}`, width: width(row.used), title: printable(label) },
+      { key: `${at} ${row.key}`, class: `segment ${row.tint}`, width: width(row.used), title: printable(label) },
       row.used / whole > NAMED_FROM ? h("bdi", {}, printable(row.pod || OWNERS[row.owner])) : null,
     );
   });
@@ -52,10 +51,25 @@ export function bar(device) {
           title: `reserved by the driver: ${bytes(reserved)}`,
         }),
     ),
-    granted > 0 &&
-      h("div", { class: "granted", width: width(Math.min(granted, total)), title: grants }),
+    granted > 0 && h("div", { class: "granted", width: width(Math.min(granted, total)), title: grants }),
   );
 }
 
 const order = (row) =>
   row.kind === "container" ? (row.owner === "assigned" ? 0 : 1) : row.owner === "unaccounted" ? 3 : 2;
+
+const MARKS = ["unassigned", "gone", "host", "mps_server", "sibling", "unknown", "unaccounted"];
+
+/** What the bars of these rows mean, as far as their colours do not stand beside a name. */
+export function legend(rows, { reserved, granted }) {
+  const owners = MARKS.filter((owner) => rows.some((row) => row.owner === owner && row.used > 0));
+  const mark = (key, of, words) => h("li", { key }, h("span", { class: `swatch ${of}`, "aria-hidden": "true" }), words);
+  return h(
+    "ul",
+    { class: "legend", "aria-label": "Meaning of the memory bars" },
+    rows.some((row) => row.owner === "assigned" && row.used > 0) && mark("assigned", "tint-0", "holder (a colour each)"),
+    owners.map((owner) => mark(owner, `is-${owner}`, OWNERS[owner])),
+    reserved && mark("reserved", "reserved", "reserved by the driver"),
+    granted && mark("granted", "granted", "granted"),
+  );
+}

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { bytes, duration, percent } from "./words.js";
 
 const HEIGHT = 20;
+const FEWEST = 4; // buckets of which a curve can be drawn
 const MIB = 2 ** 20;
 
 /** The history by device and container, its values up to now. */
@@ -37,32 +38,35 @@ export class Curves {
     return this.draw(values, { name, most: row ? 0 : 1000, mark: null, say: (permille) => percent(permille / 1000) });
   }
 
+  /** A curve of what is known, from its first value on. */
   draw(values, { name, most, mark, say }) {
     const recent = values.slice(-this.buckets);
-    const toldValues = recent.filter((value) => value !== null);
-    if (toldValues.length < 2) return null;
+    const known = recent.slice(Math.max(0, recent.findIndex((value) => value !== null)));
+    const toldValues = known.filter((value) => value !== null);
+    if (toldValues.length < FEWEST) return null;
     const highest = Math.max(...toldValues);
     const scale = Math.max(most, highest, mark !== null && mark < 2 * highest ? mark : 0) || 1;
-    const left = this.buckets - recent.length;
+    const width = known.length - 1;
     const y = (value) => (HEIGHT - 1.5 - (value / scale) * (HEIGHT - 3)).toFixed(1);
-    const unknown = (recent.length - toldValues.length) * this.seconds;
+    const unknown = (known.length - toldValues.length) * this.seconds;
     const label =
-      `${name}, last hour: highest ${say(highest)}, lowest ${say(Math.min(...toldValues))}` +
+      `${name}, last ${known.length === this.buckets ? "hour" : duration(known.length * this.seconds)}: ` +
+      `highest ${say(highest)}, lowest ${say(Math.min(...toldValues))}` +
       (unknown ? `, unknown for ${duration(unknown)}` : "");
-    const runs = pieces(recent);
-    const line = runs.map((run) => `M${left + run.from} ${y(run.values[0])}` + rest(run, left, y)).join("");
+    const runs = pieces(known);
+    const line = runs.map((run) => `M${run.from} ${y(run.values[0])}` + rest(run, y)).join("");
     return h(
       "svg",
       {
         class: `curve ${name === "Memory" ? "of-memory" : "of-sm"}`,
-        viewBox: `0 0 ${this.buckets} ${HEIGHT}`,
+        viewBox: `0 0 ${width} ${HEIGHT}`,
         preserveAspectRatio: "none",
         role: "img",
         "aria-label": label,
       },
       h("title", {}, label),
-      h("path", { class: "area", d: runs.map((run) => area(run, left, y)).join("") }),
-      mark !== null && mark <= scale && h("path", { class: "mark", d: `M${left} ${y(mark)}H${this.buckets}` }),
+      h("path", { class: "area", d: runs.map((run) => area(run, y)).join("") }),
+      mark !== null && mark <= scale && h("path", { class: "mark", d: `M0 ${y(mark)}H${width}` }),
       h("path", { class: "line", d: line }),
     );
   }
@@ -80,15 +84,15 @@ function pieces(values) {
   return found;
 }
 
-const rest = (run, left, y) =>
+const rest = (run, y) =>
   run.values.length > 1
     ? run.values
         .slice(1)
-        .map((value, at) => `L${left + run.from + at + 1} ${y(value)}`)
+        .map((value, at) => `L${run.from + at + 1} ${y(value)}`)
         .join("")
     : "h.6";
 
-const area = (run, left, y) =>
-  `M${left + run.from} ${HEIGHT}` +
-  run.values.map((value, at) => `L${left + run.from + at} ${y(value)}`).join("") +
+const area = (run, y) =>
+  `M${run.from} ${HEIGHT}` +
+  run.values.map((value, at) => `L${run.from + at} ${y(value)}`).join("") +
   `V${HEIGHT}Z`;

@@ -1,12 +1,12 @@
-// The view of devices: each with its memory, its curves, who holds it and who uses it.
+// The details of a GPU: its memory, its curves, who holds it and who uses it.
 
 import { h } from "./dom.js";
-import { BY, sorted } from "./model.js";
-import { cell, containerName, deviceName, head, ownerMark } from "./parts.js";
+import { addressOf, BY, sorted } from "./model.js";
+import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, ills, sensors } from "./health.js";
-import { isHeld, isUsed, unsettled } from "./totals.js";
-import { bytes, count, duration, FAULTS, known, moment, name, percent, printable, prose, share } from "./words.js";
+import { isUsed, unsettled } from "./totals.js";
+import { bytes, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
@@ -22,132 +22,92 @@ export const COLUMNS = [
   { id: "last", title: "Active", number: true, hint: "When it last computed" },
 ];
 
-/** Sections of devices; those of a partitioned GPU stand below it. */
-export function devicesView(devices, context) {
-  const sections = [];
-  let parent = null;
-  for (const device of devices) {
-    const gpu = device.gpu?.partitioned && (device.mig_profile || device.parent) ? device.gpu : null;
-    if (gpu && gpu !== parent) sections.push(partitioned(gpu, context));
-    parent = gpu;
-    sections.push(card(device, context));
-  }
-  return sections;
-}
-
-function partitioned(gpu, context) {
+/** What is known of a GPU: what it measures, what is wrong with it, and each of its devices with its containers. */
+export function details(line, context) {
+  const { gpu } = line;
+  const [first] = line.devices;
+  const parts = gpu?.partitioned || line.devices.length > 1;
   return h(
-    "section",
-    {
-      key: `gpu ${gpu.uuid}`,
-      class: "gpu",
-      id: gpu.uuid,
-      "aria-label": `GPU ${gpu.index}`,
-      "aria-current": context.state.device === gpu.uuid ? "true" : null,
-    },
+    "div",
+    { class: "details" },
+    gpu && !gpu.up && h("p", { class: "why" }, downText(gpu, context)),
+    !gpu && h("p", { class: "why" }, "Only the kubelet names this device; NVML does not."),
+    ills(gpu, context.map),
     h(
       "div",
-      { class: "title" },
-      h("h2", {}, h("a", { href: `#${gpu.uuid}` }, `GPU ${gpu.index}`)),
-      name(gpu.model, { class: "model" }),
-      h("span", { class: "tag" }, "partitioned"),
-      uuidOf(gpu.uuid),
+      { class: "side" },
+      facts([...(parts ? [["", "partitioned (MIG)"]] : memoryFacts(first)), ...sensors(gpu)]),
+      curvesOf(parts ? null : first, context),
+      uuidOf(line.uuid),
     ),
-    facts([
-      [
-        "memory",
-        known(
-          gpu.memory,
-          (memory) => `${bytes(memory.used_bytes)} of ${bytes(memory.total_bytes)}`,
-          "The GPU does not tell",
-        ),
-      ],
-      ...sensors(gpu),
-    ]),
-    ills(gpu, context.map),
+    first.bare
+      ? h("p", { class: "why" }, "No MIG instance was made on it: nothing of it can be assigned.")
+      : line.devices.map((device) => (parts ? part(device, context) : table(device, context))),
   );
 }
 
-function card(device, context) {
-  const gpu = device.gpu;
-  const mig = device.mig_profile;
-  const part = mig || device.parent; // it stands below its GPU, which has the uuid of the parent
-  const down = gpu && !gpu.up;
+const downText = (gpu, context) => [
+  `This GPU ${FAULTS[gpu.fault] ?? "is not usable"}. What is known is who was assigned to it.`,
+  gpu.last_success ? ` It last answered ${duration(context.map.timestamp - gpu.last_success)} before this data.` : "",
+  gpu.remedy ? h("span", { class: "remedy" }, " ", prose(gpu.remedy)) : null,
+];
+
+/** A MIG device, or the whole of a partitioned GPU where that was assigned. */
+function part(device, context) {
+  const whole = device.whole.slice(0, NAMED).map((row, at) => [at ? ", " : "", containerName(row)]);
+  const more = device.whole.length - NAMED;
   return h(
     "section",
     {
       key: device.uuid,
       id: device.parent ? null : device.uuid,
-      class: `device${part ? " mig" : ""}${down ? " down" : ""}`,
+      class: "part",
       "aria-label": deviceName(device),
-      "aria-current": context.state.device === device.uuid && !device.parent ? "true" : null,
+      "aria-current": context.state.device === device.uuid && !device.parent && !context.state.row ? "true" : null,
     },
     h(
       "div",
       { class: "title" },
-      h(part ? "h3" : "h2", {}, h("a", { href: `#${device.uuid}`, title: "Link to this device" }, deviceName(device))),
-      mig && h("span", { class: "tag" }, printable(mig)),
-      !part && name(device.model ?? "", { class: "model" }),
-      down && h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}`),
-      uuidOf(device.uuid),
+      h("h3", {}, h("a", { href: `#${device.uuid}`, title: "Link to this device" }, deviceName(device))),
+      device.mig_profile && h("span", { class: "tag" }, printable(device.mig_profile)),
+      !device.parent && uuidOf(device.uuid),
     ),
-    down &&
-      h(
-        "p",
-        { class: "why" },
-        `This GPU ${FAULTS[gpu.fault] ?? "is not usable"}. What is known is who was assigned to it.`,
-        gpu.last_success
-          ? ` It last answered ${duration(context.map.timestamp - gpu.last_success)} before this data.`
-          : "",
-        gpu.remedy ? h("span", { class: "remedy" }, " ", prose(gpu.remedy)) : null,
-      ),
-    device.whole.length > 0 &&
-      h(
-        "p",
-        { class: "why" },
-        "Held with the whole GPU by ",
-        device.whole.slice(0, NAMED).map((row, at) => [at ? ", " : "", containerName(row)]),
-        device.whole.length > NAMED && ` and ${device.whole.length - NAMED} more`,
-        ".",
-      ),
-    !gpu && h("p", { class: "why" }, "Only the kubelet names this device; NVML does not."),
-    part ? null : ills(gpu, context.map),
-    device.memory ? memory(device, context) : null,
-    device.bare
-      ? h("p", { class: "why" }, "No MIG instance was made on it: nothing of it can be assigned.")
-      : table(device, context),
+    device.whole.length > 0 && h("p", { class: "why" }, "Held with the whole GPU by ", whole, more > 0 && ` and ${more} more`, "."),
+    device.memory && [
+      bar({ memory: device.memory, holders: device.holders, rows: device.allRows ?? device.rows }),
+      h("div", { class: "side" }, facts(memoryFacts(device)), curvesOf(device, context)),
+    ],
+    table(device, context),
   );
 }
 
 const uuidOf = (uuid) =>
   h("button", { type: "button", class: "uuid", "data-copy": uuid, title: "Copy the uuid" }, printable(uuid));
 
-function memory(device, context) {
+/** Memory and activity of a device; what nobody uses of it, and who nobody knows to use it. */
+function memoryFacts(device) {
+  if (!device.memory) return [activity(device)];
   const { used_bytes: used, total_bytes: total, reserved_bytes: reserved } = device.memory;
-  const gpu = device.gpu;
-  const held = device.holders.length;
+  const granted = device.holders.map((row) => row.allocated_memory_bytes).filter((one) => one !== null);
+  const rest = device.owners.get("unaccounted")?.memory_bytes;
+  return [
+    ["used", [bytes(used), h("span", { class: "of" }, ` / ${bytes(total)}`)]],
+    granted.length > 0 && ["granted", bytes(granted.reduce((sum, one) => sum + one, 0))],
+    reserved && ["reserved", bytes(reserved)],
+    rest && ["unaccounted", h("span", { title: rest < 0 ? SHARED : OWNER_MEANS.unaccounted }, bytes(rest))],
+    activity(device),
+  ];
+}
+
+const SHARED = "Negative: processes share memory, and each reports all of it";
+
+function curvesOf(device, context) {
+  if (!device?.memory) return null;
   return h(
     "div",
-    { class: "state" },
-    bar(device),
-    h(
-      "div",
-      { class: "side" },
-      facts([
-        ["used", [bytes(used), h("span", { class: "of" }, ` / ${bytes(total)}`)]],
-        reserved && ["reserved", bytes(reserved)],
-        !device.mig_profile && ["GPU", known(gpu?.utilization_ratio, percent, "The GPU does not tell its utilisation")],
-        activity(device),
-        ...(device.mig_profile ? [] : sensors(gpu)),
-        held ? ["held by", count(held, "container")] : !isHeld(device) && ["", vacancy(device, context)],
-      ]),
-      h(
-        "div",
-        { class: "curves" },
-        context.curves.memory(device.uuid, null, { most: total }),
-        device.mig_profile ? null : context.curves.sm(device.uuid, null, "GPU utilisation"),
-      ),
-    ),
+    { class: "curves" },
+    context.curves.memory(device.uuid, null, { most: device.memory.total_bytes }),
+    device.mig_profile ? null : context.curves.sm(device.uuid, null, "GPU utilisation"),
   );
 }
 
@@ -161,11 +121,11 @@ const holdersKnown = ({ allocationKnown, map }) => (!allocationKnown ? "no" : un
 
 const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
 
-/** What is said of a device without a known holder. */
-function vacancy(device, context) {
+/** What is said of a GPU without a known holder. */
+export function vacancy(line, context) {
   const holders = holdersKnown(context);
-  if (holders === "no") return "";
-  if (isUsed(device)) return holders === "yes" ? "not held, but in use" : "no holder known, in use";
+  if (holders === "no") return "holders not known";
+  if (line.devices.some(isUsed)) return holders === "yes" ? "not held, but in use" : "no holder known, in use";
   return holders === "yes" ? "free" : "no holder known";
 }
 
@@ -178,21 +138,15 @@ const facts = (pairs) =>
 
 function table(device, context) {
   const { state } = context;
-  const rows = sorted(device.rows, state.sort, BY);
+  const rows = sorted(
+    device.rows.filter((row) => row.owner !== "unaccounted"),
+    state.sort,
+    BY,
+  );
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
-    return h(
-      "p",
-      { class: "nobody" },
-      `${HELD[holdersKnown(context)]} ${usesKnown(device, context) ? "Nobody uses it." : "What uses it is not known."}`,
-    );
-  }
-  if (rows.length === 1 && rows[0].owner === "unaccounted") {
-    return h(
-      "p",
-      { class: "nobody" },
-      `No process is listed on it; ${bytes(rows[0].used)} unaccounted: ${context.why(device, rows[0]).unaccounted}.`,
-    );
+    const uses = !usesKnown(device, context) ? "What uses it is not known." : "Nobody is known to use it.";
+    return h("p", { class: "nobody" }, `${HELD[holdersKnown(context)]} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
   const shown = all ? rows : rows.slice(0, ROWS);
@@ -230,14 +184,14 @@ function containerRow(row, device, context) {
   const charged = (shown) => (charges ? h("span", { title: charges }, shown) : shown);
   return h(
     "tr",
-    { key: row.key, class: `is-${row.owner}` },
+    { key: row.key, class: `is-${row.owner}`, "aria-current": isCurrent(row, device, context) },
     h(
       "th",
       { scope: "row" },
       swatch(row),
       containerName(row),
       row.owner === "assigned" ? null : [" ", ownerMark(row.owner)],
-      remark(row),
+      remark(row, isCurrent(row, device, context)),
     ),
     cell(
       "Slots",
@@ -281,13 +235,19 @@ const noted = (text) => h("span", { class: "remark" }, ` · ${text}`);
 
 const slotsTitle = (row) => printable(row.holder.slots.map((one) => `${one.slots} × ${one.resource}`).join(", "));
 
-function remark(row) {
-  const words = [];
-  if (row.over) words.push(`${bytes(row.over)} more than granted`);
-  if (row.idle?.seconds) words.push(`holds but idle for ${duration(row.idle.seconds)}`);
-  else if (row.idle || (row.holder && row.user?.processes === 0))
-    words.push(row.podWorks ? "holds, and another container of its pod works" : "holds, no process");
-  return words.length ? noted(words.join(", ")) : null;
+const isCurrent = (row, device, { state }) =>
+  state.device === device.uuid && state.row === addressOf(row) ? "true" : null;
+
+/** What was found of a row, with a link to all findings; of the row that a reader came for also what to do. */
+function remark(row, current) {
+  const { finding } = row;
+  if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;
+  return [
+    " ",
+    findingMark(finding.finding, "#attention"),
+    finding.why && noted(printable(finding.why)),
+    current && finding.remedy && h("span", { class: "remedy" }, " ", prose(finding.remedy)),
+  ];
 }
 
 function restRow(row, device, context) {
@@ -298,7 +258,7 @@ function restRow(row, device, context) {
   const processes = row.processes.length ? (named ? `${counted}: ${named}` : counted) : null;
   return h(
     "tr",
-    { key: row.key, class: `rest is-${row.owner}` },
+    { key: row.key, class: `rest is-${row.owner}`, "aria-current": isCurrent(row, device, context) },
     h(
       "th",
       { scope: "row", colspan: 4 },
@@ -307,7 +267,7 @@ function restRow(row, device, context) {
       " ",
       ownerMark(row.owner),
       processes && noted(processes),
-      row.owner === "unaccounted" && noted(why.unaccounted),
+      row.finding && isCurrent(row, device, context) && row.finding.remedy && h("span", { class: "remedy" }, " ", prose(row.finding.remedy)),
     ),
     cell("Used", true, value(known(row.used, bytes, why.used))),
     cell("", true),

@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 import { keyOf } from "./model.js";
-import { containerName } from "./parts.js";
+import { containerName, findingMark } from "./parts.js";
 import { bytes, count, percent, printable, prose, SLOWED } from "./words.js";
 
 const CODES = 6; // of XID errors, a line each
@@ -69,6 +69,22 @@ const SINCE = "As long as gpumap has listened";
 const ACTIVITY =
   "Mean over the last interval: SMs that were busy; warps on them, of all that they hold; tensor cores that were busy; " +
   "memory bandwidth that was used";
+
+/** What was found on a GPU, and what is wrong with it, in a word each. */
+export function marks({ gpu, devices }) {
+  const found = new Map();
+  for (const { finding } of devices.flatMap((device) => device.rows.filter((row) => row.finding)))
+    found.set(finding.finding, (found.get(finding.finding) ?? 0) + 1);
+  const wrong = gpu?.up ? [wish(gpu), (gpu.row_remap_failure || gpu.row_remap_pending) && "row remap"] : [];
+  const told = [...(gpu?.xids?.counts ?? []).map(({ xid }) => `XID ${xid}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
+  return h(
+    "span",
+    { class: "marks" },
+    wrong.filter(Boolean).map((text) => h("span", { key: text, class: "tag bad" }, text)),
+    [...found].map(([kind, number]) => findingMark(kind, null, number)),
+    told.length > 0 && h("span", { key: "told", class: "tag", title: told.join(", ") }, told.length > 1 ? `${told[0]} +${told.length - 1}` : told[0]),
+  );
+}
 
 /** What is wrong with a GPU, each with what to do; null where nothing is. */
 export function ills(gpu, map) {

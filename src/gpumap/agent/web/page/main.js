@@ -3,17 +3,28 @@
 import { fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Curves } from "./curves.js";
-import { devicesOf, filtered, filteredProcesses, processesOf } from "./model.js";
-import { devicesView, COLUMNS as DEVICE_COLUMNS } from "./devices.js";
+import { attention } from "./attention.js";
+import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf } from "./model.js";
+import { COLUMNS as DEVICE_COLUMNS } from "./devices.js";
+import { strip } from "./strip.js";
 import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
 import { charges } from "./health.js";
-import { driverLine, health, notices, overview } from "./summary.js";
+import { driverLine, health, overview } from "./summary.js";
 import { reasons } from "./reasons.js";
 import { count, duration, moment, printable } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const FIRST = { devices: "attention", processes: "-used" };
-const state = { view: "devices", query: "", sort: "attention", device: null, open: new Set() };
+const state = {
+  view: "devices",
+  query: "",
+  sort: "attention",
+  device: null, // that the reader came for
+  row: "", // of it
+  opened: new Map(), // GPUs and MIG devices that the reader opened or closed
+  open: new Set(), // devices whose table is shown whole
+  all: false, // whether all that needs attention is shown
+};
 const feed = new Feed(() => {
   draw();
   tick();
@@ -34,6 +45,8 @@ function readAddress() {
   state.sort = columns.some(({ id }) => id === sort.replace(/^-/, "")) ? sort : FIRST[state.view];
   sought = device !== null;
   state.device = device;
+  state.row = (device && given.get("row")) || "";
+  if (device) state.opened = new Map([[device, true]]);
   if ($("filter").value !== state.query) $("filter").value = state.query;
 }
 
@@ -42,6 +55,7 @@ function writeAddress(push) {
   if (state.view !== "devices") given.set("view", state.view);
   if (state.query) given.set("q", state.query);
   if (state.sort !== FIRST[state.view]) given.set("sort", state.sort);
+  if (state.row) given.set("row", state.row);
   const hash = [state.device, given.toString()].filter(Boolean).join("&");
   const address = hash ? `#${hash}` : location.pathname + location.search;
   history[push ? "pushState" : "replaceState"](null, "", address);
@@ -76,32 +90,30 @@ function draw() {
   const context = {
     map,
     state,
+    all: gpusOf(devices),
     why: reasons(map),
     charges: charges(map),
     curves: new Curves(feed.history, map.timestamp),
     allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holders.length > 0),
   };
   const old = tooOld(map);
+  fill($("attention"), attention(map, devices, old, state));
   fill($("overview"), old ? [] : overview(map, devices));
-  fill($("notices"), [old, notices(map, old ? [1] : devices)]);
   fill($("health"), health(map));
   const content = state.view === "processes" ? drawProcesses(devices, context) : drawDevices(devices, context);
   fill($("content"), content);
   if (sought) seek();
 }
 
-/** A document without any data, because all there was is too old to be told. */
+/** Why there is no data in a document, because all there was is too old to be shown; null if there is some. */
 function tooOld(map) {
-  const notice = (text) => h("div", { key: "old", class: "notice bad" }, h("h2", {}, "No current data"), h("p", {}, text));
   const age = duration(feed.ageNow());
-  if (map.stale) return notice(`What was collected ${age} ago is too old to be shown: ${printable(map.stale)}.`);
+  if (map.stale) return `what was collected ${age} ago is too old to be shown: ${map.stale}`;
   const nvml = map.sources.find((source) => source.source === "nvml");
   if (map.gpus.length || map.nameless_gpus.length || map.devices.length || (nvml?.up && !feed.isLate())) return null;
-  return notice(
-    feed.isLate()
-      ? `The agent answers, but its newest collection is ${age} old: too old to be shown.`
-      : "No source tells of any device now.",
-  );
+  return feed.isLate()
+    ? `the agent answers, but its newest collection is ${age} old: too old to be shown`
+    : "no source reports any device now";
 }
 
 function drawDevices(devices, context) {
@@ -113,7 +125,7 @@ function drawDevices(devices, context) {
   const lost = isHere ? "" : `No device ${state.device} here`;
   say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
   if (!found.length && state.query) return h("p", { class: "nobody" }, "Nothing matches the filter.");
-  return devicesView(found, context);
+  return strip(gpusOf(found), context);
 }
 
 function drawProcesses(devices, context) {
@@ -140,8 +152,9 @@ function drawSorting() {
 
 function seek() {
   sought = false;
-  const element = document.getElementById(state.device);
-  if (element) element.scrollIntoView({ block: "start" });
+  const device = document.getElementById(state.device);
+  const element = (state.row && device?.querySelector("tr[aria-current]")) || device;
+  if (element) element.scrollIntoView({ block: state.row ? "center" : "start" });
   else say("said", `No device ${state.device} here`);
 }
 
@@ -178,6 +191,7 @@ function tick() {
 
 function setQuery(query) {
   state.query = query;
+  state.opened.clear();
   $("filter").value = query;
   writeAddress(false);
   draw();
@@ -213,16 +227,29 @@ async function copy(button) {
   setTimeout(() => button.classList.remove("copied"), 1200);
 }
 
+/** Open or close a GPU. The address leads to the one that was opened last. */
+function toggle(uuid) {
+  const opens = !document.getElementById(uuid).classList.contains("open");
+  state.opened.set(uuid, opens);
+  Object.assign(state, { device: opens ? uuid : null, row: "" });
+  writeAddress(false);
+  draw();
+}
+
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("button");
+  const line = event.target.closest(".gpu > .line");
+  const button = event.target.closest("button") ?? (event.target.closest("a") ? null : line?.querySelector("button"));
   if (!button) return;
-  const { sort, open, query, retry } = button.dataset;
+  const { sort, open, toggle: gpu, all, retry } = button.dataset;
   if (sort) sortBy(sort);
+  else if (gpu) toggle(gpu);
   else if (open) {
     if (!state.open.delete(open)) state.open.add(open);
     draw();
-  } else if (query) setQuery(query);
-  else if (retry !== undefined) feed.wake();
+  } else if (all !== undefined) {
+    state.all = !state.all;
+    draw();
+  } else if (retry !== undefined) feed.wake();
   else if (button.dataset.copy) copy(button);
 });
 
@@ -233,22 +260,20 @@ document.addEventListener("keydown", (event) => {
     $("filter").select();
     $("filter").focus();
   } else if (event.key === "Escape" && (state.query || state.device)) {
-    state.device = null;
+    Object.assign(state, { device: null, row: "" });
     setQuery("");
   }
 });
 
 $("filter").addEventListener("input", () => {
-  state.query = $("filter").value;
-  writeAddress(false);
-  draw();
+  setQuery($("filter").value);
 });
 $("sort").addEventListener("change", () => sortBy($("sort").value));
 document.querySelector("nav").addEventListener("click", (event) => {
   const view = event.target.closest("a")?.dataset.view;
   if (!view || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  Object.assign(state, { view, sort: FIRST[view], device: null });
+  Object.assign(state, { view, sort: FIRST[view], device: null, row: "" });
   writeAddress(true);
   draw();
 });

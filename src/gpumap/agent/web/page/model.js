@@ -1,27 +1,29 @@
 // The document of /api/v1/map as rows: who holds and uses each device, and what else is on it. Filter and order.
 
-const IDLE_SECONDS = 300;
 const TINTS = 6;
 const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a container of that name is a user
 
 const text = (value) => value ?? "";
 export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
 
+/** A row in an address: `ns/pod/container`, and that it is of a pod that is gone. */
+export const addressOf = (row) => `${[row.namespace, row.pod, row.container].map(text).join("/")}${row.owner === "gone" ? " gone" : ""}`;
+
 /**
  * The devices of a document with their GPU and rows, in the order of the GPUs. A `parent` is a partitioned GPU that is
- * given out whole; `whole` are the holders of a leaf's parent.
+ * assigned as a whole; `whole` are the holders of a leaf's parent. A row's `finding` is the agent's.
  */
 export function devicesOf(map) {
   const gpus = new Map(map.gpus.map((gpu) => [gpu.uuid, gpu]));
+  const findings = findingsByRow(map);
   const devices = map.devices.map((device) => {
     const gpu = gpus.get(device.gpu_uuid) ?? gpus.get(device.uuid) ?? null;
     const parent = Boolean(gpu?.partitioned && gpu.uuid === device.uuid);
-    const leaves = parent ? map.devices.filter((one) => one.gpu_uuid === gpu.uuid && one !== device) : [device];
     const whole = map.devices.find((one) => one !== device && one.uuid === device.gpu_uuid)?.holders ?? [];
-    const rows = [...containerRows(device, gpu, leaves, whole, map.timestamp), ...restRows(device)];
-    tint(rows);
+    const rows = [...containerRows(device, whole, findings), ...restRows(device, findings)];
     return { ...device, gpu, parent, whole, rows, owners: new Map(device.owners.map((use) => [use.owner, use])) };
   });
+  for (const { devices: parts } of gpusOf(devices)) tint(parts.flatMap((device) => device.rows));
   const without = map.gpus.filter((gpu) => !devices.some((device) => device.gpu === gpu));
   return [...devices, ...without.map(bare)].sort(
     (a, b) =>
@@ -30,6 +32,21 @@ export function devicesOf(map) {
       (a.compute_instance_id ?? -1) - (b.compute_instance_id ?? -1) ||
       (a.uuid < b.uuid ? -1 : 1),
   );
+}
+
+/** A leftover may have the name of a container that lives. */
+const findingsByRow = (map) =>
+  new Map((map.findings ?? []).map((one) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, one]));
+
+/** The devices of each GPU, in its order: a line of the strip. A device that NVML does not name is a line of its own. */
+export function gpusOf(devices) {
+  const found = new Map();
+  for (const device of devices) {
+    const uuid = device.gpu?.uuid ?? device.uuid;
+    if (!found.has(uuid)) found.set(uuid, { uuid, index: device.index, model: device.model, gpu: device.gpu, devices: [] });
+    found.get(uuid).devices.push(device);
+  }
+  return [...found.values()];
 }
 
 /** Segments of the bar and marks in the table are of one colour. */
@@ -61,30 +78,22 @@ function bare(gpu) {
   };
 }
 
-/** `leaves` are where a holder's use is: the device itself, or all leaves of a GPU that is held whole. */
-function containerRows(device, gpu, leaves, whole, now) {
+function containerRows(device, whole, findings) {
   const holders = new Map(device.holders.map((row) => [keyOf(row), row]));
   const users = new Map(device.users.map((row) => [keyOf(row), row]));
   const holdWhole = new Set(whole.map(keyOf));
   return [...new Set([...holders.keys(), ...users.keys()])].map((key) => {
     const holder = holders.get(key) ?? null;
     const user = users.get(key) ?? null;
-    const owner = user?.owner ?? "assigned";
-    const granted = holder?.allocated_memory_bytes ?? null;
-    const used = user?.memory_bytes ?? null;
-    const last = user?.last_active ?? null;
-    const use = holder && useOf(leaves, key);
-    const podWorks = Boolean(holder) && podAtWork(leaves, holder, now);
-    const mayWork = podWorks || isBusyForNobody(device, gpu);
     return {
       kind: "container",
       key,
-      owner,
+      owner: user?.owner ?? "assigned",
       holder,
       user,
-      granted,
-      used,
-      last,
+      granted: holder?.allocated_memory_bytes ?? null,
+      used: user?.memory_bytes ?? null,
+      last: user?.last_active ?? null,
       namespace: (holder ?? user).namespace,
       pod: (holder ?? user).pod,
       container: (holder ?? user).container,
@@ -93,60 +102,15 @@ function containerRows(device, gpu, leaves, whole, now) {
       peak: user?.memory_peak_bytes ?? null,
       sm: user?.sm_ratio ?? null,
       whole: holdWhole.has(key),
-      judged: Boolean(use),
-      podWorks,
-      // Who has admin access was given nothing that could lie idle.
-      idle: use && !mayWork && holder.allocated_gpus !== 0 && !isOver(use, granted) ? idleness(use, now) : null,
-      over: use && isOver(use, granted) ? use.memory - granted : null,
+      finding: findings.get(`${device.uuid} ${key}`) ?? null,
     };
   });
-}
-
-/** What a holder uses of its leaves; null where that is not known of each. */
-function useOf(leaves, key) {
-  const users = leaves.flatMap((leaf) => leaf.users.filter((user) => keyOf(user) === key));
-  if (!users.length || users.length < leaves.length) return null;
-  const [first, ...more] = users;
-  const memories = users.map((user) => user.memory_bytes);
-  return {
-    memory: memories.includes(null) ? null : sum(memories),
-    processes: sum(users.map((user) => user.processes)),
-    sm: more.length ? null : first.sm_ratio,
-    last: more.length ? null : first.last_active,
-  };
-}
-
-/** Whether other containers of a holder's pod are at work there, a sidecar, an init container: the pod uses its GPU. */
-function podAtWork(leaves, holder, now) {
-  const others = leaves.flatMap((leaf) =>
-    leaf.users.filter(
-      (user) =>
-        text(user.namespace) === text(holder.namespace) &&
-        text(user.pod) === text(holder.pod) &&
-        text(user.container) !== text(holder.container),
-    ),
-  );
-  const rests = (user) => user.sm_ratio === 0 && user.last_active !== null && now - user.last_active >= IDLE_SECONDS;
-  return others.some((user) => (user.processes || user.memory_bytes) && !rests(user));
-}
-
-/** Whether somebody computes on the GPU, and nobody is known to: it may be any of its holders. */
-const isBusyForNobody = (device, gpu) =>
-  gpu?.uuid === device.uuid && gpu.utilization_ratio > 0 && ![...device.users, ...device.processes].some((one) => one.sm_ratio);
-
-const isOver = ({ memory }, granted) => granted !== null && memory !== null && memory > granted;
-
-/** Why a holder is idle, or null: it has nothing there, or has not computed for long. As `gpumap waste` judges. */
-function idleness({ memory, processes, sm, last }, now) {
-  if (processes === 0 && memory === 0 && !sm) return { seconds: null };
-  const seconds = sm === 0 && last !== null ? now - last : 0;
-  return seconds >= IDLE_SECONDS ? { seconds } : null;
 }
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 
 /** What is used by processes of no container that has a row, and by none at all. */
-function restRows(device) {
+function restRows(device, findings) {
   const users = new Set(device.users.map(keyOf));
   const rows = [];
   for (const { owner, memory_bytes } of device.owners) {
@@ -178,6 +142,7 @@ function restRows(device) {
         peak: null,
         last: null,
         slots: null,
+        finding: owner === "gone" ? (findings.get(`gone ${device.uuid} ${found.length ? keyOf(found[0]) : ""}`) ?? null) : null,
       });
     }
   }
@@ -198,7 +163,14 @@ export function processesOf(devices) {
 
 // --- filter ----------------------------------------------------------------------------------------------------------
 
-const FIELDS = { ns: "namespace", namespace: "namespace", pod: "pod", container: "container", owner: "owner" };
+const FIELDS = {
+  ns: "namespace",
+  namespace: "namespace",
+  pod: "pod",
+  container: "container",
+  owner: "owner",
+  finding: "finding",
+};
 
 /** A filter's terms; all must hold. "owner:gone" asks one field, a plain word any. */
 export function parse(query) {
@@ -238,6 +210,7 @@ const wordsOfRow = (row) =>
 
 const holds = (term, device, row) => {
   if (term.device) return found(device, term);
+  if (term.field === "finding") return row.finding?.finding === term.value;
   if (term.field) return text(row[term.field]).toLowerCase().includes(term.value);
   return found(device, term) || wordsOfRow(row).includes(term.value);
 };
@@ -278,12 +251,15 @@ export function sorted(rows, order, values) {
     .map(([, row]) => row);
 }
 
-const URGENT = { unassigned: 0, gone: 0 };
+const KINDS = ["squatter", "leftover", "over", "idle", "unused"]; // worst first, as the agent ranks them
+
+const urgency = (row) => {
+  const rank = KINDS.indexOf(row.finding?.finding);
+  return rank >= 0 ? rank : row.owner === "unassigned" ? 0 : row.owner === "gone" ? 1 : row.kind === "rest" ? 6 : 5;
+};
 
 export const BY = {
-  attention: (row) =>
-    (URGENT[row.owner] ?? (row.owner === "unaccounted" ? 4 : row.kind === "rest" ? 3 : row.over ? 1 : 2)) * 1e18 -
-    (row.used ?? 0),
+  attention: (row) => urgency(row) * 1e18 - (row.used ?? 0),
   name: nameOf,
   slots: (row) => row.slots?.[0],
   gpus: (row) => row.gpus,

@@ -1,7 +1,7 @@
 // Pieces that several views draw: a container's name, an owner's mark, a table's head that sorts, a device's name.
 
 import { h } from "./dom.js";
-import { name, OWNER_MEANS, OWNERS, printable } from "./words.js";
+import { FINDING_MEANS, name, OWNER_MEANS, OWNERS, printable } from "./words.js";
 
 export function containerName(row) {
   if (!row.pod) return null;
@@ -17,6 +17,14 @@ export function containerName(row) {
 
 export const ownerMark = (owner) =>
   h("span", { class: `mark-owner is-${owner}`, title: OWNER_MEANS[owner] ?? owner }, OWNERS[owner] ?? printable(owner));
+
+/** A finding's mark; where `href` is given a link, to what it is about or to all findings. */
+export const findingMark = (kind, href, number) =>
+  h(
+    href ? "a" : "span",
+    { key: kind, class: `mark-finding is-${kind}`, href, title: FINDING_MEANS[kind] },
+    number > 1 ? `${number} ${kind}` : kind,
+  );
 
 export function head(columns, order) {
   const by = order.replace("-", "");

@@ -23,10 +23,6 @@ export function reasons(map) {
       used: down || blind || parent || "The driver does not tell this process's memory",
       sm: down || blind || parent || (clients ? "The driver credits clients of MPS with no SM time" : sm),
       owner: blind || "No source could tell its pod",
-      unaccounted:
-        row.used < 0
-          ? "negative: processes share memory"
-          : blind || "the driver's own, and processes that do not tell theirs",
     };
   };
 }

@@ -1,177 +1,68 @@
-// What stands above and below the devices: the overview, what is wrong with its remedy, and the sources.
+// The numbers of the node, its sources and its driver.
 
 import { h } from "./dom.js";
-import { wish } from "./health.js";
-import { containerName } from "./parts.js";
-import { downGpus, totals } from "./totals.js";
-import { bytes, CAPABILITIES, count, duration, FAULTS, known, name, printable, prose } from "./words.js";
+import { faults } from "./attention.js";
+import { totals } from "./totals.js";
+import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
 
+/** Numbers of the node. Those of waste are the agent's, and lead to their rows. */
 export function overview(map, devices) {
   const all = totals(map, devices);
-  const why = (source, otherwise) => (map.sources.find((one) => one.source === source)?.up ? otherwise : DOWN[source]);
-  const noNvml = why("nvml", "No GPU tells it");
-  const blind = !map.capabilities.pid_visibility && BLIND;
-  const nobody = "Whose processes these are is not known now";
-  const owners = why("nvml", blind || why("kubelet", why("pod_identity", nobody)));
-  const idle = why("nvml", blind || why("kubelet", "No holder can be judged"));
-  const number = (value, reason) => known(value, String, reason);
-  const size = (value) => known(value, bytes, noNvml);
+  const sums = map.finding_sums ?? {};
+  const down = (source) => (map.sources.find((one) => one.source === source)?.up ? null : DOWN[source]);
+  const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "Nothing could be judged";
+  const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
   const partitioned = devices.some((device) => device.mig_profile);
+  const held = all.free === null ? (all.held === null ? null : `of ${all.devices}`) : `${all.free} free`;
+  const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
+  const size = (value) => known(value, bytes, unknown);
   return h(
     "dl",
     { class: "tiles" },
-    tile(
-      "GPUs",
-      number(all.gpus, DOWN.nvml),
+    tile("GPUs", known(all.gpus, String, DOWN.nvml), [
       (partitioned || all.gpus === null) && all.devices ? count(all.devices, "device") : null,
-    ),
-    tile("held", number(all.held, DOWN.kubelet), all.free === null ? (all.held === null ? null : `of ${all.devices}`) : `${all.free} free`),
-    tile("memory used", size(all.used), all.total === null ? null : `of ${bytes(all.total)}`),
-    tile("unattributed", size(all.unattributed), "owner not known"),
-    tile("not assigned", number(all.squatters, owners), "squatters", all.squatters && "owner:unassigned"),
-    tile(
-      "left over",
-      number(all.leftovers, owners),
-      all.leftBytes ? bytes(all.leftBytes) : "of pods gone",
-      all.leftovers && "owner:gone",
-    ),
-    tile("idle holders", number(all.idle, idle), all.unjudged ? `${all.unjudged} not known` : "no process, or SM 0 for 5 min"),
-    tile("faults", all.faults, "GPUs, sources", null, all.faults > 0),
+      all.busy === null ? null : `${all.busy} busy`,
+    ]),
+    tile("Held", known(all.held, String, DOWN.kubelet), [held]),
+    tile("Memory used", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [all.total === null ? null : `of ${bytes(all.total)}${rest}`]),
+    tile("Granted, not used", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "unused"),
+    tile("Held idle", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
+    tile("Used, not granted", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
+    tile("Left over", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
+    tile("Faults", String(faults(map, devices).length), ["GPUs, sources"], "fault"),
   );
 }
 
-const BLIND = "Processes of other containers cannot be seen (hostPID)";
 const DOWN = {
   nvml: "NVML is down",
   kubelet: "The kubelet does not answer",
-  pod_identity: "Processes cannot be named: pod_identity is down",
 };
 
-function tile(term, value, note, query, bad) {
-  const shown = query ? h("button", { type: "button", "data-query": query, title: `Show ${query}` }, value) : value;
+const gpus = (held) => (held ? `${Number(held.toPrecision(3))} GPUs` : null);
+const pods = (found) => (found.length ? count(new Set(found.map((one) => `${one.namespace}/${one.pod}`)).size, "pod") : null);
+
+/** The pod that leaves the most unused. */
+function mostOf(found) {
+  const bytesOf = new Map();
+  for (const one of found) bytesOf.set(one.pod, (bytesOf.get(one.pod) ?? 0) + (one.waste_bytes ?? 0));
+  const [first] = [...bytesOf].sort(([, a], [, b]) => b - a);
+  return first?.[1] ? ["most by ", name(first[0])] : null;
+}
+
+/** A number with notes. With a `kind` that was found it leads to the rows of that finding. */
+function tile(term, value, notes, kind) {
+  const shown = notes.filter(Boolean);
+  const found = kind && typeof value === "string" && value !== "0" && !value.startsWith("0 ");
+  const href = kind === "fault" ? "#attention" : `#${new URLSearchParams({ q: `finding:${kind}` })}`;
   return h(
     "div",
-    { key: term, class: bad || query ? "tile wrong" : "tile" },
+    { key: term, class: found ? `tile is-${kind}` : "tile" },
     h("dt", {}, term),
-    h("dd", {}, shown, note ? h("span", { class: "of" }, note) : null),
+    h("dd", {}, found ? h("a", { href }, value) : value, shown.length ? h("span", { class: "of" }, shown.map((one, at) => [at ? ", " : "", one])) : null),
   );
 }
 
 const remedyOf = (text) => (text ? h("span", { class: "remedy" }, " ", prose(text)) : null);
-
-/** What is wrong, each with what to do. */
-export function notices(map, devices) {
-  const found = [];
-  for (const source of map.sources.filter((one) => !one.up)) {
-    const since = source.last_success
-      ? `, last answered ${duration(map.timestamp - source.last_success)} before`
-      : ", never answered";
-    found.push(
-      notice(
-        `source ${source.source}`,
-        "bad",
-        `${source.source} is down`,
-        `${source.reason ?? "no answer"}${source.detail ? `: ${source.detail}` : ""}${since}.`,
-        source.remedy,
-      ),
-    );
-  }
-  for (const gpu of downGpus(map)) {
-    found.push(
-      notice(
-        `gpu ${gpu.uuid ?? gpu.index}`,
-        "bad",
-        `GPU ${gpu.index} is down`,
-        `${gpu.fault}: it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not told its uuid"}.`,
-        gpu.remedy,
-        gpu.uuid && `#${gpu.uuid}`,
-      ),
-    );
-  }
-  for (const gpu of map.gpus.filter((one) => one.up && wish(one))) {
-    const text = `It answers; recovery action: ${wish(gpu)}.`;
-    found.push(notice(`ill ${gpu.uuid}`, "bad", `GPU ${gpu.index} is ill`, text, gpu.recovery_action.remedy, `#${gpu.uuid}`));
-  }
-  if (map.capabilities.pid_visibility === false && map.sources.find((one) => one.source === "procfs")?.up) {
-    found.push(
-      notice(
-        "pids",
-        "warn",
-        "Processes of other containers cannot be seen",
-        "What each container uses is not known.",
-        map.remedies?.pid_visibility ?? "Run gpumap with hostPID: true.",
-      ),
-    );
-  }
-  if (map.unmatched.length) found.push(unmatched(map.unmatched));
-  if (!devices.length && !map.nameless_gpus.length && map.sources.find((one) => one.source === "nvml")?.up) {
-    found.push(notice("none", "warn", "No device", "NVML counts no GPU on this node."));
-  }
-  return found;
-}
-
-function notice(key, level, title, text, remedy, href) {
-  return h(
-    "div",
-    { key, class: `notice ${level}` },
-    h("h2", {}, href ? h("a", { href }, title) : title),
-    h("p", {}, printable(text), remedyOf(remedy)),
-  );
-}
-
-const NAMED = 8;
-const REASONS = {
-  unparsed: "the id does not tell a GPU",
-  not_in_nvml: "NVML knows no such GPU",
-  untrusted_id: "the plugin's ids do not name the GPU that it gives",
-  nvml_down: "NVML is down",
-  device_down: "some GPU has not told its uuid",
-};
-
-const unmatched = (rows) =>
-  h(
-    "div",
-    { key: "unmatched", class: "notice warn" },
-    h(
-      "h2",
-      {},
-      `${count(
-        rows.reduce((all, row) => all + row.slots, 0),
-        "assigned slot",
-      )} on no known device`,
-    ),
-    grouped(rows).map(([key, group]) =>
-      h(
-        "div",
-        { key },
-        h("p", {}, `${REASONS[group[0].reason] ?? ""} (${printable(group[0].reason)}).`, remedyOf(group[0].remedy)),
-        h(
-          "ul",
-          {},
-          group
-            .slice(0, NAMED)
-            .map((row) =>
-              h(
-                "li",
-                { key: JSON.stringify([row.namespace, row.pod, row.container, row.resource]) },
-                containerName(row),
-                h("span", { class: "remark" }, ` ${row.slots} × ${printable(row.resource)}`),
-              ),
-            ),
-          group.length > NAMED && h("li", {}, `and ${group.length - NAMED} more: see api/v1/map`),
-        ),
-      ),
-    ),
-  );
-
-function grouped(rows) {
-  const groups = new Map();
-  for (const row of rows) {
-    const key = JSON.stringify([row.reason, row.remedy]);
-    groups.set(key, [...(groups.get(key) ?? []), row]);
-  }
-  return [...groups];
-}
 
 export function health(map) {
   const sources = map.sources.map((source) => {

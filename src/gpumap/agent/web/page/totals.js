@@ -1,4 +1,4 @@
-// What the overview counts. Each number rests on what is known; null where that is nothing. Agrees with `gpumap waste`.
+// What the overview counts. Each number rests on what is known; null where that is nothing.
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
@@ -21,30 +21,20 @@ export function totals(map, devices) {
   const up = new Set(map.sources.filter((one) => one.up).map((one) => one.source));
   const leaves = leavesOf(devices);
   const pools = poolsOf(leaves);
-  const rows = devices.flatMap((device) => device.rows);
   const held = leaves.filter(isHeld).length;
   const known = new Set(map.devices.filter((one) => one.holders_known).map((one) => one.uuid));
   const toldNow = up.has("kubelet") && (known.size > 0 || !map.devices.length);
-  const allocated = toldNow || rows.some((row) => row.holder);
-  const named = leaves.some((device) => device.owners.has("gone"));
-  const gone = leaves.flatMap((device) => device.owners.get("gone") ?? []);
-  const holders = rows.filter((row) => row.holder);
-  const judged = holders.filter((row) => row.judged);
-  const measured = up.has("nvml") && map.capabilities.pid_visibility && allocated;
+  const allocated = toldNow || devices.some((device) => device.holders.length);
+  const ratios = map.gpus.map((gpu) => gpu.utilization_ratio).filter((ratio) => ratio !== null);
   return {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
+    busy: ratios.length ? ratios.filter((ratio) => ratio > 0).length : null,
     devices: leaves.length,
     held: allocated ? held : null,
     free: allocated && !unsettled(map) ? leaves.filter((one) => isFree(one) && known.has(one.uuid)).length : null,
     used: pools.length ? sum(pools.map((pool) => pool.memory.used_bytes)) : null,
     total: pools.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
     unattributed: pools.length ? sum(pools.map(unattributed)) : null,
-    squatters: named ? rows.filter((row) => row.user?.unassigned).length : null,
-    leftovers: named ? sum(gone.map((use) => use.processes)) : null,
-    leftBytes: named ? sum(gone.map((use) => use.memory_bytes ?? 0)) : null,
-    idle: measured && (judged.length || !holders.length) ? judged.filter((row) => row.idle).length : null,
-    unjudged: holders.length - judged.length,
-    faults: downGpus(map).length + map.sources.length - up.size,
   };
 }
 

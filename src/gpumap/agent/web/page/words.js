@@ -79,6 +79,15 @@ export const OWNER_MEANS = {
   unaccounted: "Used, but by no process that NVML lists: the driver's own, or processes that do not tell theirs.",
 };
 
+export const FINDING_MEANS = {
+  squatter: "It uses a device that the kubelet did not assign to it.",
+  leftover: "Its pod is gone, and its processes still use the device.",
+  over: "It uses more memory than it was granted.",
+  idle: "It holds the device, and has not computed for a while.",
+  unused: "It was granted more memory than it uses.",
+  unmatched: "It was assigned slots that are on no known device.",
+};
+
 export const FAULTS = {
   lost: "fell off the bus, or was removed",
   reset_required: "must be reset before it can be used",

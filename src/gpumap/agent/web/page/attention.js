@@ -1,0 +1,141 @@
+// What needs attention, worst first: what is broken, with what to do, then what is wasted, as `gpumap waste` ranks it.
+
+import { h } from "./dom.js";
+import { wish } from "./health.js";
+import { addressOf } from "./model.js";
+import { containerName, findingMark } from "./parts.js";
+import { downGpus } from "./totals.js";
+import { bytes, count, duration, FAULTS, printable, prose } from "./words.js";
+
+const SHOWN = 6; // before one asks for the rest
+
+/** The list. `old` is said in the place of all else. */
+export function attention(map, devices, old, state) {
+  const rows = [...faults(map, devices, old), ...findings(map, devices)];
+  const all = state.all || rows.length <= SHOWN + 1;
+  return [
+    h("h2", {}, "Needs attention", rows.length > 0 && h("span", { class: "of" }, ` ${rows.length}`)),
+    rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "nobody" }, allIsWell(map)),
+    rows.length > SHOWN + 1 &&
+      h(
+        "button",
+        { type: "button", class: "more", "data-all": "", "aria-expanded": String(all) },
+        all ? `Show the first ${SHOWN}` : `Show all ${rows.length}`,
+      ),
+    map.unjudged?.length > 0 && unjudged(map.unjudged),
+  ];
+}
+
+const allIsWell = (map) =>
+  !map.findings
+    ? "What is wasted is not known."
+    : map.unjudged.length
+      ? "Nothing is wrong or wasted in what is known."
+      : "Nothing is wrong, and nothing is wasted.";
+
+const unjudged = (sentences) =>
+  h(
+    "details",
+    { class: "unjudged" },
+    h("summary", {}, `Not judged: ${count(sentences.length, "reason")}`),
+    h("ul", {}, sentences.map((sentence) => h("li", {}, prose(sentence)))),
+  );
+
+// --- what is broken --------------------------------------------------------------------------------------------------
+
+/** Lines of what is broken. `old` says why there is no current data, if there is none. */
+export function faults(map, devices, old = null) {
+  const gpuName = (gpu) => `GPU ${gpu.index}`;
+  const asks = (gpu) => fault(`ill ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, `answers, and asks for recovery: ${wish(gpu)}`, gpu.recovery_action.remedy);
+  const remap = (gpu) => {
+    const which = gpu.row_remap_failure ? "row_remap_failure" : "row_remap_pending";
+    return fault(`rows ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, "bad rows in its memory", gpu.remedies[which]);
+  };
+  const up = map.gpus.filter((gpu) => gpu.up);
+  return [
+    ...(old ? [fault("old", "No current data", null, old, null)] : []),
+    ...map.sources.filter((one) => !one.up).map((one) => sourceDown(one, map)),
+    ...downGpus(map).map((gpu) =>
+      fault(
+        `gpu ${gpu.uuid ?? gpu.index}`,
+        gpuName(gpu),
+        gpu.uuid && `#${gpu.uuid}`,
+        `${gpu.fault}: it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not told its uuid"}`,
+        gpu.remedy,
+      ),
+    ),
+    ...up.filter(wish).map(asks),
+    ...up.filter((gpu) => gpu.row_remap_failure || gpu.row_remap_pending).map(remap),
+    ...blind(map),
+    ...(old ? [] : empty(map, devices)),
+  ];
+}
+
+function sourceDown(source, map) {
+  const since = source.last_success ? `last answered ${duration(map.timestamp - source.last_success)} before` : "never answered";
+  const why = `${source.reason ?? "no answer"}${source.detail ? `: ${source.detail}` : ""}, ${since}`;
+  return fault(`source ${source.source}`, `${source.source} is down`, "#health", why, source.remedy);
+}
+
+const blind = (map) =>
+  map.capabilities.pid_visibility === false && map.sources.find((one) => one.source === "procfs")?.up
+    ? [
+        fault(
+          "pids",
+          "Processes of other containers cannot be seen",
+          "#health",
+          "what each container uses is not known",
+          map.remedies?.pid_visibility ?? "Run gpumap with hostPID: true.",
+        ),
+      ]
+    : [];
+
+const empty = (map, devices) =>
+  !devices.length && !map.nameless_gpus.length && map.sources.find((one) => one.source === "nvml")?.up
+    ? [fault("none", "No device", null, "NVML counts no GPU on this node", null)]
+    : [];
+
+const fault = (key, subject, href, why, remedy) =>
+  h(
+    "li",
+    { key, class: "fault" },
+    h("span", { class: "mark-finding is-fault" }, "fault"),
+    h("span", { class: "what" }, href ? h("a", { href }, printable(subject)) : printable(subject)),
+    h("span", { class: "because" }, printable(why), ".", remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null),
+  );
+
+// --- what is wasted --------------------------------------------------------------------------------------------------
+
+function findings(map, devices) {
+  const names = new Map(devices.filter((device) => !device.bare).map((device) => [device.uuid, gpuOf(device)]));
+  return (map.findings ?? []).map((one) => finding(one, names.get(one.uuid) ?? null));
+}
+
+const gpuOf = (device) => {
+  const gpu = device.index === null || device.index === undefined ? "GPU ?" : `GPU ${device.index}`;
+  return device.mig_profile ? `${gpu} ${device.gpu_instance_id}/${device.compute_instance_id}` : gpu;
+};
+
+/** A line, which leads to its row on the device. */
+function finding(one, gpu) {
+  const row = addressOf({ ...one, owner: one.finding === "leftover" ? "gone" : "" });
+  const href = one.uuid ? `#${one.uuid}&${new URLSearchParams({ row })}` : null;
+  const who = containerName(one) ?? "a pod that is gone";
+  return h(
+    "li",
+    { key: `${one.finding} ${one.uuid} ${row} ${one.why}` },
+    findingMark(one.finding),
+    h("span", { class: "what" }, href ? h("a", { href }, who) : who),
+    h("span", { class: "gpu-name" }, gpu),
+    h("span", { class: "wasted number" }, one.waste_bytes === null ? null : h("span", { title: WASTE[one.finding] }, bytes(one.waste_bytes))),
+    h("span", { class: "because" }, printable(one.why), one.remedy ? h("span", { class: "advice", title: printable(one.remedy) }, " ", prose(one.remedy)) : null),
+  );
+}
+
+const WASTE = {
+  squatter: "Memory that it uses and was not granted",
+  leftover: "Memory that is still in use",
+  over: "Memory that it uses above its grant",
+  idle: "Memory that was granted and is not used",
+  unused: "Memory that was granted and is not used",
+};

@@ -1,0 +1,117 @@
+// All GPUs, a line each: memory by owner, how busy, temperature, power, who holds it, what was found. A press on a line
+// opens the details.
+
+import { h } from "./dom.js";
+import { bar, legend } from "./bar.js";
+import { details, vacancy } from "./devices.js";
+import { marks } from "./health.js";
+import { keyOf } from "./model.js";
+import { bytes, FAULTS, known, name, percent, printable } from "./words.js";
+
+const NAMED = 3; // holders on a line
+const FEW = 2; // GPUs that are open from the start
+
+/** Whether a GPU's details are shown: because a reader opened it, filters, or because there are few GPUs. */
+function isOpen(line, { state, all }) {
+  const opened = line.devices.some((device) => state.opened.get(device.uuid));
+  return state.opened.get(line.uuid) ?? (opened || state.query !== "" || all.length <= FEW);
+}
+
+export function strip(lines, context) {
+  const rows = lines.flatMap((line) => line.devices.flatMap((device) => device.rows));
+  const some = (test) => lines.some((line) => line.devices.some(test));
+  return [
+    h(
+      "div",
+      { key: "head", class: "line head", "aria-hidden": "true" },
+      ["GPU", "Model", "Memory by owner", "Used", "GPU busy", "Temp", "Power", "Held by"].map((title) => h("span", {}, title)),
+    ),
+    lines.map((line) => section(line, context)),
+    h(
+      "div",
+      { key: "legend" },
+      legend(rows, {
+        reserved: some((device) => device.memory?.reserved_bytes > 0),
+        granted: some((device) => device.holders.some((row) => row.allocated_memory_bytes > 0)),
+      }),
+    ),
+  ];
+}
+
+function section(line, context) {
+  const { gpu } = line;
+  const open = isOpen(line, context);
+  const down = gpu && !gpu.up;
+  const title = line.index === null || line.index === undefined ? "GPU ?" : `GPU ${line.index}`;
+  return h(
+    "section",
+    {
+      key: line.uuid,
+      id: line.uuid,
+      class: `gpu${down ? " down" : ""}${open ? " open" : ""}`,
+      "aria-label": title,
+      "aria-current": context.state.device === line.uuid && !context.state.row ? "true" : null,
+    },
+    h(
+      "div",
+      { class: "line" },
+      h("h2", {}, h("button", { type: "button", "data-toggle": line.uuid, "aria-expanded": String(open) }, title)),
+      name((line.model ?? "").replace(/^NVIDIA /, ""), { class: "model", title: printable(line.model ?? "") }),
+      down
+        ? h("span", { class: "tag bad" }, `down: ${printable(gpu.fault)}, it ${FAULTS[gpu.fault] ?? "is not usable"}`)
+        : numbers(line, context),
+      h("span", { class: "held" }, holders(line, context), marks(line, context)),
+    ),
+    open ? details(line, context) : null,
+  );
+}
+
+function numbers(line, context) {
+  const { gpu } = line;
+  const memory = memoryOf(line);
+  const why = context.why(line.devices[0], {});
+  const all = {
+    memory,
+    rows: line.devices.flatMap((device) => device.allRows ?? device.rows),
+    holders: line.devices.flatMap((device) => device.holders),
+  };
+  const temperature = gpu?.temperatures_celsius?.gpu;
+  return [
+    memory ? bar(all) : h("span", { class: "bar" }),
+    h("span", { class: "number used" }, known(memory, used, why.used)),
+    h("span", { class: "number busy" }, busy(gpu, why)),
+    h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_TOLD)),
+    h("span", { class: "number" }, known(gpu?.power_watts, (watts) => power(watts, gpu.power_limit_watts), NOT_TOLD)),
+  ];
+}
+
+const NOT_TOLD = "The GPU does not report it";
+
+/** Of the GPU as a whole. */
+const memoryOf = (line) => line.gpu?.memory ?? (line.devices.length === 1 ? line.devices[0].memory : null);
+
+const used = ({ used_bytes: now, total_bytes: total }) => [
+  bytes(now),
+  h("span", { class: "of" }, ` / ${bytes(total)}`),
+];
+
+const power = (watts, limit) => [
+  `${Math.round(watts)}`,
+  h("span", { class: "of" }, limit ? ` / ${Math.round(limit)} W` : " W"),
+];
+
+function busy(gpu, why) {
+  const ratio = gpu?.utilization_ratio ?? null;
+  if (ratio === null) return known(null, null, gpu?.partitioned ? "A GPU in MIG mode reports no utilisation" : why.sm);
+  return [h("span", { class: "meter", "aria-hidden": "true" }, h("span", { width: percent(ratio).replace(" ", "") })), percent(ratio)];
+}
+
+/** The first containers that hold a part of the GPU, and how many more. */
+function holders(line, context) {
+  const found = new Map(line.devices.flatMap((device) => device.holders).map((row) => [keyOf(row), row]));
+  if (!found.size) return h("span", { class: "of" }, vacancy(line, context));
+  const first = [...found.values()].slice(0, NAMED);
+  const names = first.map((row, at) => [at ? ", " : "", name(row.pod, { class: "pod", title: printable(`${row.namespace}/${row.pod}`) })]);
+  const more = found.size - first.length;
+  return [h("span", { class: "names" }, names), more > 0 && h("span", { class: "more-names" }, `+${more}`)];
+}
