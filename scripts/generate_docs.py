@@ -95,6 +95,7 @@ def troubles() -> str:
         ("What the driver asks for (`gpumap_gpu_recovery_action_info`)", "action", remedies.RECOVERY),
         ("GPUs that answer, and are ill", "what", remedies.HEALTH),
         ("Slots on no device (`gpumap_unmatched_slots`)", "reason", remedies.UNMATCHED),
+        ("Findings (`gpumap waste`)", "finding", remedies.FINDINGS),
         ("Capabilities that are 0 (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
         ("Why allocations are not pushed (the log's `push=0`, `gpumap doctor`)", "reason", remedies.PUSH),
     ):

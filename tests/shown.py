@@ -59,3 +59,13 @@ def waste_table(found: NodeMap, shape: Shape) -> str:
 
 def waste_values(found: NodeMap, shape: Shape) -> Values:
     return values(tables.waste_values(NodeMaps((found,)), shape))
+
+
+def served_as_waste(found: NodeMap) -> None:
+    """Check that the findings in a map are those of `gpumap waste` of that map, by its defaults."""
+    served, judged = values(found), waste_values(found, Shape())
+    names = ("namespace", "pod", "container")
+    rows = [{**row, **{name: row[name] or "" for name in names}} for row in judged["findings"]]
+    assert served["findings"] == [{name: row[name] for name in row if name != "device"} for row in rows]
+    assert served["finding_sums"] == judged["sums"]
+    assert served["unjudged"] == judged["unknown"]

@@ -13,6 +13,7 @@ from gpumap.agent.join import Memory
 from gpumap.agent.node_map import node_map
 from gpumap.agent.state import decode, encode
 from gpumap.cli.tables import Shape
+from gpumap.model.findings import Thresholds
 from gpumap.model.observations import Moment
 from gpumap.model.readings import ProcessSample
 from gpumap.model.snapshot import ContainerUse, Snapshot
@@ -28,7 +29,6 @@ from tests.test_positive_evidence import WorldPod
 from tests.test_sm_seconds import World as SampledWorld
 
 CARD = gpu_uuid(0)
-IDLE_AFTER = Shape(idle_after_seconds=300)
 
 
 @pytest.fixture(name="sweep")
@@ -83,8 +83,8 @@ def of(snapshot: Snapshot, pod: Pod) -> ContainerUse:
     return found
 
 
-def kinds(snapshot: Snapshot, shape: Shape = IDLE_AFTER) -> dict[str, str]:
-    return {row["finding"]: row["why"] for row in waste_values(node_map(snapshot), shape)["findings"]}
+def kinds(snapshot: Snapshot, shape: Shape | None = None) -> dict[str, str]:
+    return {row["finding"]: row["why"] for row in waste_values(node_map(snapshot), shape or Shape())["findings"]}
 
 
 def test_short_processes_are_no_idleness() -> None:
@@ -352,7 +352,7 @@ def test_no_idleness_while_nvml_is_down() -> None:
     for _ in range(58):
         node.collect()
     node.down.clear()
-    found = kinds(node.collect(), Shape(idle_after_seconds=60))
+    found = kinds(node.collect(), Shape(thresholds=Thresholds(60)))
     assert "idle" not in found, found
 
 

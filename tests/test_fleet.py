@@ -28,7 +28,7 @@ from gpumap.cli.fleet.targets import (
 from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_names, map_table, map_values, top_table, top_values, waste_table, waste_values
-from gpumap.cli.tables.devices import of_namespace
+from gpumap.cli.tables.fleets import of_namespace
 from gpumap.model.map import DeviceEntry, NodeMap, encode
 from gpumap.model.snapshot import Node as SnapshotNode
 from gpumap.model.snapshot import Snapshot

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from gpumap.agent.metrics import native, self_families
+from gpumap.agent.node_map import node_map
 from gpumap.lab.capture import replay
 from gpumap.lab.capture.format import EXPECTED
 from tests import golden
+from tests.shown import served_as_waste
 
 
 @pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
@@ -20,6 +22,13 @@ def test_capture_gives_its_golden_page(capture: Path) -> None:
 def test_capture_gives_its_golden_page_in_every_dialect(capture: Path) -> None:
     """What all dialects that are off by default make of a capture is what was reviewed."""
     assert golden.dialects_page(capture).decode() == (capture / golden.DIALECTS_PAGE).read_text()
+
+
+@pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
+def test_the_map_of_a_capture_has_its_findings(capture: Path) -> None:
+    """/api/v1/map says what `gpumap waste` says of the same moment."""
+    for snapshot in golden.snapshots(capture):
+        served_as_waste(node_map(snapshot))
 
 
 def test_every_family_has_a_sample_in_some_capture() -> None:

@@ -33,6 +33,7 @@ SCHEMA_OBJECT: dict[str, Any] = json.loads(SCHEMA)
 ROOT = Path(__file__).resolve().parent.parent
 LISTS_OF_WORDS = (
     "errors",
+    "finding_sums",
     "capabilities",
     "remedies",
     "temperatures_celsius",
@@ -146,9 +147,12 @@ def test_generated_nodes(node: TestNode) -> None:
 
 def test_every_field_is_filled_somewhere() -> None:
     """The schema names no field that gpumap never fills."""
-    pod = Pod("ml", "job", {"main": {}})
+    pod, holds = Pod("ml", "job", {"main": {}}), Pod("ml", "idle", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod)], down={"kubelet"})
     found = [check(busy_node()), check(empty_node(), "no collection"), check(node.collect())]
+    thief = TestNode([Gpu(0)], [holds, pod], [Process(10, gpu_uuid(0), pod)])
+    thief.collect()
+    found += [check(thief.collect())]
     told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
 

@@ -17,10 +17,12 @@ from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import View, _show
 from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
-from gpumap.cli.tables.devices import container_of, sources_up
-from gpumap.cli.tables.findings import findings
+from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.terminal import Screen, escape_terminal_controls
-from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap
+from gpumap.model.devices import container_of, sources_up
+from gpumap.model.findings import Thresholds, findings
+from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, decode
+from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
 from tests.command import run_command_in_loop
@@ -31,6 +33,7 @@ from tests.shown import (
     changed,
     map_table,
     maps,
+    served_as_waste,
     top_table,
     top_values,
     waste_table,
@@ -205,7 +208,7 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     found = node_map(node.collect(seconds=60))
     assert wasted(found) == {}
     assert "Not idle for 5m yet, but not computing just now: ml/lazy." in waste_table(found, Shape())
-    assert wasted(found, idle_after_seconds=30.0) == {"idle": ("lazy",)}
+    assert wasted(found, thresholds=Thresholds(30.0)) == {"idle": ("lazy",)}
     for _ in range(5):
         node.collect(seconds=50)
     found = node_map(node.collect(seconds=50))
@@ -472,6 +475,37 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
         assert said[5] == "gpumap: and 2 more of the kind"
 
 
+def test_the_map_has_the_findings() -> None:
+    """An agent serves what `gpumap waste` says, with a remedy for each finding; of a namespace only its findings."""
+    node = busy()
+    found = node_map(node.collect())
+    served_as_waste(found)
+    assert found.findings is not None
+    assert [(one.finding, one.remedy) for one in found.findings] == [
+        (kind, FINDINGS[kind]) for kind in ("squatter", "idle", "unused")
+    ]
+    assert len(in_one(found, "ml").findings or ()) == 3
+    assert (in_one(found, "web").findings, in_one(found, "web").finding_sums) == ((), {})
+    stale = node_map(replace(node.collect(), gpus=(), leaves=(), containers=()), stale="no collection for a week")
+    assert (stale.findings, stale.finding_sums, stale.unjudged) == (None, {}, ("no collection for a week",))
+
+
+def in_one(found: NodeMap, namespace: str) -> NodeMap:
+    (one,) = of_namespace(NodeMaps((found,)), namespace).maps
+    return one
+
+
+def test_remedies_stand_below_the_wide_table() -> None:
+    """Once for each kind of finding, however many there are."""
+    node = busy()
+    node.pods.append(Pod("ml", "thief", {"main": {}}))
+    node.processes.append(Process(14, OTHER, node.pods[-1], memory=GIB))
+    node.collect()
+    found = node_map(node.collect())
+    assert waste_table(found, Shape(wide=True)).count(f"squatter: {FINDINGS['squatter']}") == 1
+    assert FINDINGS["squatter"] not in waste_table(found, Shape())
+
+
 @settings(max_examples=examples(200))
 @given(runs())
 def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
@@ -486,6 +520,7 @@ def test_every_node_can_be_shown(run: list[Snapshot | TestNode]) -> None:
             assert waste_table(found, shape)
             assert doctor_table(examine(found, None), shape)
         accounts_for_memory(found)
+        served_as_waste(found)
         claims_no_more_than_there_is(found)
 
 
@@ -552,6 +587,13 @@ async def test_every_form_of_an_agent(agent: Agent) -> None:
         assert len(runs[1].stdout.splitlines()[0]) > len(runs[0].stdout.splitlines()[0])
 
 
+async def test_an_agent_serves_its_findings(agent: Agent) -> None:
+    """The demo's squatter is in /api/v1/map, as `gpumap waste` judges the same map."""
+    found = decode((await agent.get("/api/v1/map")).text.encode())
+    served_as_waste(found)
+    assert "squatter" in [one.pod for one in found.findings or ()]
+
+
 async def test_order_and_process_flags(agent: Agent) -> None:
     """--sort-by, --reverse, --no-headers, --processes and --idle-after reach the table."""
     done = await run_command_in_loop(
@@ -581,7 +623,7 @@ def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:
     node = TestNode([Gpu(0), Gpu(1)], [old, new], [Process(5, CARD, old), Process(6, CARD, new)], offered)
     for _ in range(3):
         snapshot = node.collect()
-    pids = {one.kind: one.pids for one in findings(node_map(snapshot), 300.0) if one.kind != "idle"}
+    pids = {one.kind: one.pids for one in findings(node_map(snapshot)) if one.kind != "idle"}
     assert pids == {"squatter": (6,), "leftover": (5,)}
 
 

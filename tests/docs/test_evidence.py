@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from gpumap.agent.node_map import node_map
-from gpumap.cli.tables.findings import KINDS, findings
+from gpumap.model.findings import KINDS, Thresholds, findings
 from gpumap.model.observations import PluginAnswer
 from gpumap.model.snapshot import Owner, Snapshot
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, row
@@ -91,7 +91,7 @@ def holders(count: int) -> Callable[[Snapshot], bool]:
 
 
 def finds(kind: str) -> Callable[[Snapshot], bool]:
-    return lambda snapshot: any(one.kind == kind for one in findings(node_map(snapshot), 60.0))
+    return lambda snapshot: any(one.kind == kind for one in findings(node_map(snapshot), Thresholds(60.0)))
 
 
 STATEMENTS: Mapping[str, Callable[[Snapshot], str]] = {

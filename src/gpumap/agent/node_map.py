@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from gpumap.model import map as entries
 from gpumap.model import remedies
+from gpumap.model.findings import Finding, findings, sums, unknown
 from gpumap.model.map import DeviceEntry, GpuEntry, MemoryEntry, NodeMap, SlotsEntry
 from gpumap.model.observations import ContainerName, NvmlReading
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
@@ -39,7 +42,7 @@ def node_map(
     `interval_seconds` is the configured time between collections; `None` if a command collected once. `collect` are the
     collected groups of families. `stale` says why there is no current data; the snapshot is empty then.
     """
-    return NodeMap(
+    made = NodeMap(
         timestamp=snapshot.at.wall,
         interval_seconds=interval_seconds,
         collect=None if collect is None else tuple(collect),
@@ -77,6 +80,34 @@ def node_map(
         remedies=remedies.of_missing_capabilities(
             dict(snapshot.capabilities), gpu_answers=any(gpu.reading for gpu in snapshot.gpus)
         ),
+    )
+    return _judged(made)
+
+
+def _judged(made: NodeMap) -> NodeMap:
+    """Return the map with its findings, by the rules of `gpumap waste` and its defaults. A stale map has none."""
+    unjudged = tuple(unknown(made))
+    if made.stale:
+        return msgspec.structs.replace(made, unjudged=unjudged)
+    found = findings(made)
+    return msgspec.structs.replace(
+        made, findings=tuple(map(_finding, found)), finding_sums=sums(found, made), unjudged=unjudged
+    )
+
+
+def _finding(one: Finding) -> entries.FindingEntry:
+    return entries.FindingEntry(
+        **one.container._asdict(),
+        finding=one.kind,
+        uuid=one.device.uuid if one.device else None,
+        gpus=one.gpus,
+        granted_bytes=one.granted_bytes,
+        used_bytes=one.used_bytes,
+        waste_bytes=one.waste_bytes,
+        idle_seconds=one.idle_seconds,
+        why=one.why,
+        pids=one.pids,
+        remedy=one.remedy,
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpumap.cli.reports import Report
     from gpumap.cli.show import View
     from gpumap.cli.tables import Shape
+    from gpumap.model.findings import Thresholds
 
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
 """The second is for a cluster: a server does not scrape more often."""
@@ -97,8 +98,14 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
         processes=getattr(given, "processes", False),
         namespace=namespace,
     )
-    idle_after = getattr(given, "idle_after", None)
-    return shape if idle_after is None else replace(shape, idle_after_seconds=seconds_of("--idle-after", idle_after))
+    return replace(shape, thresholds=_thresholds(given)) if "idle_after" in given else shape
+
+
+def _thresholds(given: argparse.Namespace) -> Thresholds:
+    """Read the flags that only `waste` has. Raises UsageError."""
+    from gpumap.model.findings import Thresholds
+
+    return Thresholds(idle_after_seconds=seconds_of("--idle-after", given.idle_after))
 
 
 def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:

@@ -25,10 +25,10 @@ from gpumap.cli.signals import until_stopped
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.unknowns import blind, few, is_blind
 from gpumap.cli.terminal import PIPE, Screen, escape_terminal_controls, is_printable, repainted, wrapped
-from gpumap.cli.words import age
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
 from gpumap.model.text import one_line, printable
+from gpumap.model.words import age
 
 _OLD_SECONDS = 60.0
 """Older data gets a warning, unless it is younger than two collections."""

@@ -385,6 +385,31 @@ class UnmatchedEntry(ContainerEntry, frozen=True, kw_only=True):
     """What to do about it."""
 
 
+class FindingEntry(ContainerEntry, frozen=True, kw_only=True):
+    """Something that is wasted. Of a container that is not known the names are empty."""
+
+    finding: str
+    """squatter, leftover, over, idle, unused or unmatched, as in `gpumap waste`."""
+    uuid: str | None
+    """UUID of the device. Null for slots on no device."""
+    gpus: Share | None
+    """Share of a physical GPU that the container holds. Null if it holds none, or if the share is unknown."""
+    granted_bytes: Bytes | None
+    """Granted memory. Null if none is granted."""
+    used_bytes: Bytes | None
+    """Used memory. Null if unknown."""
+    waste_bytes: Bytes | None
+    """Memory that is granted but not used, or used but not granted. Null if unknown."""
+    idle_seconds: Seconds | None
+    """How long the container has had no SM time. Null if it is not idle, or if SM time is unknown."""
+    why: str
+    """The evidence, as a phrase. Can be empty."""
+    pids: tuple[int, ...]
+    """Processes of a squatter or leftover, in the node's PID namespace."""
+    remedy: str | None
+    """What to do about it."""
+
+
 class PodEntry(Entry, frozen=True, kw_only=True):
     """A pod that holds or uses a device."""
 
@@ -497,6 +522,14 @@ xid_events."""
     """Evidence for pid_visibility, or for its absence."""
     remedies: dict[str, str]
     """What to do about missing capabilities, by capability."""
+    findings: tuple[FindingEntry, ...] | None = None
+    """What is wasted, worst first, judged as `gpumap waste` does with its defaults. Null if it was not judged: the \
+map is stale, or a command made it of series."""
+    finding_sums: dict[str, float | None] = {}
+    """Sums of what is wasted: idle_gpus, idle_holders, unused_bytes, over_bytes, squatter_bytes, leftover_bytes, \
+unmatched_slots. Null for each that cannot be judged. Empty if findings is null, and in the map of one namespace."""
+    unjudged: tuple[str, ...] = ()
+    """What could not be judged, and why, as sentences. Empty in the map of one namespace."""
 
 
 _DECODER = msgspec.json.Decoder(NodeMap)

@@ -1,4 +1,4 @@
-"""What to do about what is missing or broken: one sentence for each reason that a source, a GPU or a slot can have.
+"""What to do about what is missing, broken or wasted: one sentence for each reason of a source, GPU, slot or finding.
 
 The page, `doctor`, /api/v1/map and docs/operations.md all say these words. Pure; a reason that is not here has none.
 """
@@ -151,6 +151,16 @@ UNMATCHED: dict[str, str] = {
     "nvml_down": "See to the driver first; when it answers, the slots find their device.",
 }
 """By reason of slots that are on no device."""
+
+FINDINGS: dict[str, str] = {
+    "squatter": "Let the pod request a GPU, or end its processes on the node (`kill <PID>`).",
+    "leftover": "The pod no longer exists: end its processes on the node (`kill <PID>`).",
+    "over": "Request a larger share for the container, or limit its memory in the application (vLLM: "
+    "`--gpu-memory-utilization`).",
+    "idle": "Ask the pod's owner whether the pod still needs the GPU. If not, delete it or scale its workload to 0.",
+    "unused": "If the peak stays low, request a smaller share or MIG device, or let several pods share the GPU.",
+}
+"""By kind of finding of `gpumap waste`. Slots on no device have the remedy of their reason."""
 
 CAPABILITIES: dict[str, str] = {
     "pid_visibility": "No memory or SM time by container: gpumap's pod needs `hostPID: true` "

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
-from gpumap.cli.words import listed
 from gpumap.model import remedies
 from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import Source
 from gpumap.model.units import counted
+from gpumap.model.words import listed
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of something that does not exist. What fails with another reason exists."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from gpumap.cli.words import listed
 from gpumap.model.map import Entry, GpuEntry, NodeMap
 from gpumap.model.units import counted
+from gpumap.model.words import listed
 
 
 class Verdict(NamedTuple):

@@ -21,8 +21,8 @@ from gpumap.cli.fleet.families import DEVICE_INFO, HOLDER_COUNT, Family
 from gpumap.cli.fleet.node_map import node_map_of
 from gpumap.cli.fleet.targets import Key, Name, Node, Target, nodes_of
 from gpumap.cli.fleet.values import NO_VALUES, FamilyValues, rows_by_target, values_of_node
-from gpumap.cli.words import listed
 from gpumap.model.map import DeviceEntry, NodeMap
+from gpumap.model.words import listed
 
 _NOT_SERVED = "its gpumap serves nothing of"
 _HOLDERS = "who holds its GPUs (--collect allocation; or its series are dropped)"

@@ -43,9 +43,9 @@ from gpumap.cli.fleet.targets import (
 from gpumap.cli.fleet.values import FamilyValues, read
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.prometheus import Prometheus, Row, Server, connect, together
-from gpumap.cli.words import age, by_reason, listed
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
+from gpumap.model.words import age, by_reason, listed
 
 _OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.cli.tables.devices import container_of
-from gpumap.cli.tables.unknowns import use_known
+from gpumap.model.devices import container_of
+from gpumap.model.gaps import use_known
 from gpumap.model.map import DeviceEntry, HolderEntry, MemoryEntry, SlotsEntry, UnmatchedEntry, UserEntry
 from gpumap.model.observations import ContainerName
 from gpumap.model.plugins import gpushare_slot_bytes

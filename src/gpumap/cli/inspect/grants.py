@@ -22,7 +22,7 @@ from gpumap.cli.inspect.gpu_grants import (
     sum_of,
 )
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.devices import sources_up
+from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.map import DeviceEntry, MemoryEntry, NamelessGpuEntry, NodeMap, UnmatchedEntry
 

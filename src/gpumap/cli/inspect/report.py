@@ -11,12 +11,13 @@ from gpumap.cli.inspect.grants import Grants, NodeGrants, grants
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
-from gpumap.cli.tables.devices import sources_up
 from gpumap.cli.tables.inspect import InspectValues, inspect_table, inspect_values
-from gpumap.cli.tables.unknowns import few, invisible, unknown_of_devices
-from gpumap.cli.words import by_reason
+from gpumap.cli.tables.unknowns import few
+from gpumap.model.devices import sources_up
 from gpumap.model.errors import FatalError
+from gpumap.model.gaps import invisible, unknown_of_devices
 from gpumap.model.map import NodeMap
+from gpumap.model.words import by_reason
 
 NOT_KNOWN = "- is not known, and >= so much at least: a GPU that is shared in time grants no memory of its own"
 

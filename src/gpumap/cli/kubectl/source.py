@@ -18,10 +18,10 @@ from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_no
 from gpumap.cli.kubectl.proxy import Proxy, has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.show import print_notices
-from gpumap.cli.words import by_reason
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
 from gpumap.model.text import cut_off
+from gpumap.model.words import by_reason
 
 SELECTOR = "app.kubernetes.io/name=gpumap"
 """The label of the chart's pods."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from gpumap.cli.bill.counting import LABEL, Amounts, Bill
 from gpumap.cli.tables.layout import Column, Shape, joined, notes, table
-from gpumap.cli.words import UNKNOWN, percent
 from gpumap.model.text import printable
+from gpumap.model.words import UNKNOWN, percent
 
 VERSION = 1
 NO_LABEL = "(none)"

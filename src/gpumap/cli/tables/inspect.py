@@ -13,9 +13,9 @@ from itertools import groupby
 from gpumap.cli.inspect.gpu_grants import Amount, GpuGrants, PodShare, sum_of
 from gpumap.cli.inspect.grants import Grants, NodeGrants, PodGrants
 from gpumap.cli.tables.layout import Column, refuse_huge
-from gpumap.cli.words import UNKNOWN
 from gpumap.model.map import Entry
 from gpumap.model.text import printable
+from gpumap.model.words import UNKNOWN
 
 VERSION = 1
 OVER = "!"

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
-from gpumap.cli.words import UNKNOWN
 from gpumap.model.errors import FatalError
+from gpumap.model.findings import DEFAULTS, Thresholds
 from gpumap.model.text import printable
+from gpumap.model.words import UNKNOWN
 
 R = TypeVar("R")
 V = TypeVar("V", int, float)
@@ -39,7 +40,7 @@ class Shape:
     order: str = ""
     reverse: bool = False
     processes: bool = False
-    idle_after_seconds: float = 300.0
+    thresholds: Thresholds = DEFAULTS
     namespace: str = ""
     screen: Screen = field(default=PIPE)
 

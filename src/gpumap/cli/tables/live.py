@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.devices import NodeDevice, device_name, node_devices
 from gpumap.cli.tables.layout import Column, Shape, amount, in_order, name, sort_keys, table, with_node
 from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, DeviceUse, uses_of
-from gpumap.cli.words import UNKNOWN, number, percent, size
+from gpumap.model.devices import NodeDevice, device_name, node_devices
 from gpumap.model.map import GpuEntry
 from gpumap.model.text import printable
+from gpumap.model.words import UNKNOWN, number, percent, size
 
 ORDERS = {"m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""

@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import MAP_ORDERS
-from gpumap.cli.tables.devices import (
+from gpumap.cli.tables.fleets import of_namespace, pods_in
+from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, notes, sort_keys, table, with_node
+from gpumap.cli.tables.unknowns import no_rows, troubles
+from gpumap.model.devices import (
     DeviceContainer,
     NodeDevice,
     OtherUse,
@@ -15,16 +18,12 @@ from gpumap.cli.tables.devices import (
     containers_on,
     device_name,
     node_devices,
-    of_namespace,
     other_uses,
     partitioned_gpus,
-    pods_in,
 )
-from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, notes, sort_keys, table, with_node
-from gpumap.cli.tables.unknowns import no_rows, troubles
-from gpumap.cli.words import UNKNOWN, number, percent, ratio, size
 from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
 from gpumap.model.observations import ContainerName
+from gpumap.model.words import UNKNOWN, number, percent, ratio, size
 
 COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 """Of owners. `unassigned` is also in capitals."""

@@ -9,18 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import TOP_ORDERS
-from gpumap.cli.tables.devices import (
-    NO_CONTAINER,
-    NodeDevice,
-    container_of,
-    containers_on,
-    device_name,
-    node_devices,
-    of_namespace,
-    other_uses,
-    pods_in,
-    values_of,
-)
+from gpumap.cli.tables.fleets import of_namespace, pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
     Column,
@@ -36,9 +25,18 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.map import COLOURS, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
-from gpumap.cli.words import UNKNOWN, age, number, percent, size
+from gpumap.model.devices import (
+    NO_CONTAINER,
+    NodeDevice,
+    container_of,
+    containers_on,
+    device_name,
+    node_devices,
+    other_uses,
+)
 from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry
 from gpumap.model.observations import ContainerName
+from gpumap.model.words import UNKNOWN, age, number, percent, size
 
 
 class DeviceUse(NamedTuple):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.devices import device_name, partitioned_gpus, sources_up
 from gpumap.cli.tables.layout import Shape
-from gpumap.cli.words import by_reason, listed
-from gpumap.model.map import DeviceEntry, NodeMap
+from gpumap.model.devices import sources_up
+from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
+from gpumap.model.map import NodeMap
 from gpumap.model.text import printable
+from gpumap.model.words import by_reason
 
-_SENTENCES_MAX, _NAMES_MAX, _BLIND_MAX = 20, 8, 5
+_SENTENCES_MAX, _BLIND_MAX = 20, 5
 _JUDGE_BY = frozenset({"nvml", "kubelet", "pod_identity"})
 
 
@@ -34,12 +34,6 @@ def of_each(maps: NodeMaps, sentences: Callable[[NodeMap], Iterable[str]]) -> It
             yield from sentences(one)
         return
     yield from by_reason((one.node.name, sentence) for one in maps.maps for sentence in dict.fromkeys(sentences(one)))
-
-
-def invisible(node_map: NodeMap) -> str:
-    """Return why the use of containers is unknown."""
-    remedy = node_map.remedies.get("pid_visibility")
-    return remedy or "Processes of other containers are not visible: hostPID: true is needed."
 
 
 def is_blind(node_map: NodeMap) -> bool:
@@ -77,76 +71,13 @@ def _troubles(node_map: NodeMap) -> Iterator[str]:
         yield invisible(node_map)
 
 
-# --- what is not known of devices -------------------------------------------------------------------------------------
-
-
-def use_known(device: DeviceEntry) -> bool:
-    """Return whether the use of a device is known: then each owner is listed, with 0 if it uses nothing."""
-    return bool(device.owners)
-
-
-def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
-    """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
-
-    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.gaps).
-    """
-    by_series = node_map.collect is None
-    gaps = _gaps(node_map)
-    if gaps.nowhere and not (by_series and not node_map.gpus):
-        yield f"which GPU {_which(gaps.nowhere, node_map)} is on, is not known"
-    whole = by_series and "kubelet" in sources_up(node_map) and len(gaps.unheld) == len(node_map.devices)
-    if gaps.unheld and not whole:
-        yield f"who holds {_which(gaps.unheld, node_map)} is not known"
-    if use and gaps.unused and not (by_series and len(gaps.unused) == len(gaps.measurable)):
-        yield f"what is used of {_which(gaps.unused, node_map)} is not known"
-
-
-class _Gaps(NamedTuple):
-    """Devices by what is not known of them: their GPU (`nowhere`), their holders, their use.
-
-    `measurable`: the devices whose use could be known.
-    """
-
-    nowhere: Sequence[DeviceEntry]
-    unheld: Sequence[DeviceEntry]
-    unused: Sequence[DeviceEntry]
-    measurable: Sequence[DeviceEntry]
-
-
-def _gaps(node_map: NodeMap) -> _Gaps:
-    devices = () if node_map.stale else node_map.devices
-    measured = "nvml" in sources_up(node_map)
-    measurable = list(_measurable(node_map)) if measured else []
-    return _Gaps(
-        nowhere=[device for device in devices if device.gpu_uuid is None] if measured else [],
-        unheld=[device for device in devices if not device.holders_known],
-        unused=[device for device in measurable if not use_known(device)],
-        measurable=measurable,
-    )
-
-
-def _measurable(node_map: NodeMap) -> Iterator[DeviceEntry]:
-    """Return all devices but those of a GPU that is down, and partitioned GPUs that were assigned as a whole."""
-    down = {gpu.uuid for gpu in node_map.gpus if not gpu.up}
-    partitioned = partitioned_gpus(node_map)
-    for device in node_map.devices:
-        if device.gpu_uuid not in down and device.uuid not in partitioned:
-            yield device
-
-
-def _which(devices: Sequence[DeviceEntry], node_map: NodeMap) -> str:
-    if len(devices) == len(node_map.devices):
-        return "its devices" if len(devices) > 1 else "its device"
-    return listed([one.uuid if one.index is None else device_name(one) for one in devices], _NAMES_MAX)
-
-
 def all_known(maps: NodeMaps) -> bool:
     """Return whether nothing can be hidden: all nodes, their sources and each device are known."""
     return not maps.missing and all(map(_all_known, maps.maps))
 
 
 def _all_known(node_map: NodeMap) -> bool:
-    gaps = _gaps(node_map)
+    gaps = gaps_of(node_map)
     return (
         sources_up(node_map) >= _JUDGE_BY
         and bool(node_map.capabilities.get("pid_visibility"))

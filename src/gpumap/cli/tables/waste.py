@@ -9,8 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import WASTE_ORDERS
-from gpumap.cli.tables.devices import device_name, of_namespace, pods_in, values_of
-from gpumap.cli.tables.findings import SUMMED, Finding, findings, sums, unknown, worst_first
+from gpumap.cli.tables.fleets import of_namespace, pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
     Column,
@@ -26,9 +25,11 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.unknowns import all_known, few, no_rows, of_each
-from gpumap.cli.words import UNKNOWN, ratio, size
+from gpumap.model.devices import device_name
+from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, worst_first
 from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
+from gpumap.model.words import UNKNOWN, ratio, size
 
 
 class _NodeFindings(NamedTuple):
@@ -100,7 +101,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = "No waste was found." if all_known(maps) else "No waste was found in what is known."
     else:
         block, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
-    remedies = (f"{one.container.pod}: {one.remedy}" for one in found if one.remedy and shape.wide)
+    remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
     return joined(
         [
             block,
@@ -129,7 +130,7 @@ def waste_names(maps: NodeMaps, shape: Shape) -> list[tuple[str, str]]:
 
 
 def _findings(maps: NodeMaps, shape: Shape) -> list[_NodeFindings]:
-    return [_NodeFindings(one, findings(one, shape.idle_after_seconds, shape.namespace)) for one in maps.maps]
+    return [_NodeFindings(one, findings(one, shape.thresholds, shape.namespace)) for one in maps.maps]
 
 
 def _sorted(of_nodes: Iterable[_NodeFindings], shape: Shape) -> list[Finding]:
@@ -152,7 +153,12 @@ def _judged(maps: NodeMaps) -> bool:
 
 
 def _unknown(maps: NodeMaps, shape: Shape) -> Iterator[str]:
-    return of_each(maps, lambda node_map: unknown(node_map, shape.idle_after_seconds, shape.namespace))
+    return of_each(maps, lambda node_map: unknown(node_map, shape.thresholds, shape.namespace))
+
+
+def _remedy(one: Finding) -> str:
+    """Return what to do about all findings of a kind; about slots on no device for each pod."""
+    return f"{one.container.pod if one.kind == 'unmatched' else one.kind}: {one.remedy}"
 
 
 def _sums(of_nodes: Iterable[_NodeFindings], shape: Shape) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""What every table reads out of maps: devices with their containers, other use, one namespace, values for scripts."""
+"""What is read out of a map: its devices with their containers, other use, the entries of one namespace. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gpumap.cli.node_maps import NodeMaps
 from gpumap.model.map import (
-    VERSION,
     DeviceEntry,
-    Entry,
     HolderEntry,
     NodeMap,
     OwnerEntry,
@@ -159,22 +156,12 @@ def partitioned_gpus(node_map: NodeMap) -> set[str]:
 # --- one namespace ----------------------------------------------------------------------------------------------------
 
 
-def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
-    """Return only the entries of this namespace; all of them if it is empty.
-
-    Keeps a device if one of its entries remains, with the memory of the whole device.
-    """
-    if not namespace:
-        return maps
-    return maps._replace(maps=tuple(_node_of_namespace(one, namespace) for one in maps.maps))
-
-
 def in_namespace(entries: Iterable[Owned], namespace: str) -> tuple[Owned, ...]:
     """Return the entries of this namespace; all of them if it is empty."""
     return tuple(one for one in entries if not namespace or one.namespace == namespace)
 
 
-def _node_of_namespace(node_map: NodeMap, namespace: str) -> NodeMap:
+def node_of_namespace(node_map: NodeMap, namespace: str) -> NodeMap:
     devices = [_device_of_namespace(device, namespace) for device in node_map.devices]
     return msgspec.structs.replace(
         node_map,
@@ -184,6 +171,9 @@ def _node_of_namespace(node_map: NodeMap, namespace: str) -> NodeMap:
         accounts=in_namespace(node_map.accounts, namespace),
         container_xids=in_namespace(node_map.container_xids, namespace),
         device_health=in_namespace(node_map.device_health, namespace) if node_map.device_health is not None else None,
+        findings=in_namespace(node_map.findings, namespace) if node_map.findings is not None else None,
+        finding_sums={},
+        unjudged=(),
     )
 
 
@@ -197,31 +187,3 @@ def _device_of_namespace(device: DeviceEntry, namespace: str) -> DeviceEntry:
         users=in_namespace(device.users, namespace),
         processes=processes,
     )
-
-
-# --- for scripts ------------------------------------------------------------------------------------------------------
-
-
-class CollectedNode(Entry, frozen=True, kw_only=True):
-    """A node of a fleet, and when its map was collected."""
-
-    name: str
-    internal_ip: str | None
-    timestamp: float
-
-
-def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
-    """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
-    if maps.fleet:
-        nodes = [
-            CollectedNode(name=one.node.name, internal_ip=one.node.internal_ip, timestamp=one.timestamp)
-            for one in maps.maps
-        ]
-        return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
-    (one,) = maps.maps
-    return {"version": VERSION, "timestamp": one.timestamp, "node": one.node, **values}
-
-
-def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:
-    """Return namespace and name of each pod once, in the order of their first containers."""
-    return list(dict.fromkeys((one.namespace, one.pod) for one in names if one.pod))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpumap.cli.tables.devices import (
+from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
@@ -16,12 +16,21 @@ from gpumap.cli.tables.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.cli.tables.unknowns import invisible, unknown_of_devices, use_known
-from gpumap.cli.words import age, listed, size
+from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.map import DeviceEntry, HolderEntry, NodeMap, UserEntry
 from gpumap.model.observations import ContainerName
+from gpumap.model.remedies import FINDINGS
 from gpumap.model.units import counted
+from gpumap.model.words import age, listed, size
 
+
+class Thresholds(NamedTuple):
+    """From when on something is a finding. The defaults are those of `gpumap waste`."""
+
+    idle_after_seconds: float = 300.0
+
+
+DEFAULTS = Thresholds()
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 """Worst first: use without a grant takes from others, an idle device only from its own budget."""
 
@@ -60,7 +69,7 @@ class _HolderUse(NamedTuple):
     pod_at_work: bool
 
 
-def findings(node_map: NodeMap, idle_after_seconds: float, namespace: str = "") -> list[Finding]:
+def findings(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> list[Finding]:
     """Return all findings, worst first; only of pods of this namespace, if there is one.
 
     Pods of a namespace are judged by all that the node has.
@@ -71,11 +80,15 @@ def findings(node_map: NodeMap, idle_after_seconds: float, namespace: str = "") 
         found += _squatters(on)
         found += _leftovers(on)
         for holder in in_namespace(on.device.holders, namespace):
-            use = _use_of(on, holder, partitioned, idle_after_seconds)
-            finding = _of_holder(on, holder, use, idle_after_seconds) if use is not None else None
+            use = _use_of(on, holder, partitioned, thresholds)
+            finding = _of_holder(on, holder, use, thresholds) if use is not None else None
             found += [] if finding is None else [finding]
     found += _unmatched(node_map)
-    return sorted((one for one in found if not namespace or one.container.namespace == namespace), key=_rank)
+    return sorted((_remedied(one) for one in found if namespace in ("", one.container.namespace)), key=_rank)
+
+
+def _remedied(one: Finding) -> Finding:
+    return one if one.remedy else one._replace(remedy=FINDINGS.get(one.kind))
 
 
 def worst_first(one: Finding) -> tuple[int, float, int, str, int, ContainerName]:
@@ -131,7 +144,7 @@ def _counted(processes: int | None) -> str:
 # --- grants without use -----------------------------------------------------------------------------------------------
 
 
-def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_seconds: float) -> Finding | None:
+def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
     granted, used = holder.allocated_memory_bytes, use.memory_bytes
@@ -152,7 +165,7 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, idle_after_
         return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than it was granted")
     if use.pod_at_work:
         return None
-    why = "" if _is_busy_for_nobody(on) else _idle_because(use, idle_seconds, idle_after_seconds)
+    why = "" if _is_busy_for_nobody(on) else _idle_because(use, idle_seconds, thresholds)
     if why:
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
     return finding._replace(why=_peak(holder, on.device)) if finding.waste_bytes else None
@@ -165,18 +178,18 @@ def _is_busy_for_nobody(on: NodeDevice) -> bool:
     return bool(gpu and gpu.utilization_ratio) and not any(computes)
 
 
-def _idle_because(use: _HolderUse, idle_seconds: float | None, idle_after_seconds: float) -> str:
+def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thresholds) -> str:
     """Return why a holder is idle; empty if it is not, or if that is unknown."""
     rests = f"SM 0 for {age(idle_seconds)}" if use.sm_ratio is not None and idle_seconds is not None else ""
     if use.processes == 0 and use.memory_bytes == 0 and not use.sm_ratio:
         return f"no process; {rests}" if rests else "no process"
-    if use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= idle_after_seconds:
+    if use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
         return rests
     return ""
 
 
 def _use_of(
-    on: NodeDevice, holder: HolderEntry, partitioned: Container[str], idle_after_seconds: float
+    on: NodeDevice, holder: HolderEntry, partitioned: Container[str], thresholds: Thresholds
 ) -> _HolderUse | None:
     """Return what a holder uses; `None` if it is not known of each leaf."""
     name, leaves = container_of(holder), _leaves(on, partitioned)
@@ -186,7 +199,7 @@ def _use_of(
         return None
     now = on.node_map.timestamp
     others = (user for user in of_pod if container_of(user) != name)
-    return _use_by(users, pod_at_work=any(_is_at_work(user, now, idle_after_seconds) for user in others))
+    return _use_by(users, pod_at_work=any(_is_at_work(user, now, thresholds) for user in others))
 
 
 def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
@@ -209,9 +222,10 @@ def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry
     return [one for one in on.node_map.devices if one.gpu_uuid == on.device.uuid and one is not on.device]
 
 
-def _is_at_work(user: UserEntry, now: float, idle_after_seconds: float) -> bool:
+def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     """Return whether it has processes or memory, and has not rested for long."""
-    rests = user.sm_ratio == 0 and user.last_active is not None and now - user.last_active >= idle_after_seconds
+    rested = 0.0 if user.last_active is None else now - user.last_active
+    rests = user.sm_ratio == 0 and rested >= thresholds.idle_after_seconds
     return bool(user.processes or user.memory_bytes) and not rests
 
 
@@ -308,7 +322,7 @@ def _pools(found: Iterable[Finding]) -> Iterator[tuple[DeviceEntry, list[Finding
 # --- what cannot be judged --------------------------------------------------------------------------------------------
 
 
-def unknown(node_map: NodeMap, idle_after_seconds: float, namespace: str = "") -> Iterator[str]:
+def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str = "") -> Iterator[str]:
     """Return what cannot be judged, and why, a sentence each; of containers only those of the namespace."""
     if node_map.stale:
         yield node_map.stale
@@ -336,10 +350,10 @@ def unknown(node_map: NodeMap, idle_after_seconds: float, namespace: str = "") -
         names = ", ".join(timeless)
         yield f"Time on SMs is not told of all on {names}: there, idle is who has no memory and no process."
     users = (user for device in node_map.devices for user in in_namespace(device.users, namespace))
-    young = [user for user in users if _may_become_idle(user, node_map.timestamp, idle_after_seconds)]
+    young = [user for user in users if _may_become_idle(user, node_map.timestamp, thresholds)]
     if young:
         names = listed(sorted({f"{one.namespace}/{one.pod}" for one in young}))
-        yield f"Not idle for {age(idle_after_seconds)} yet, but not computing just now: {names}."
+        yield f"Not idle for {age(thresholds.idle_after_seconds)} yet, but not computing just now: {names}."
 
 
 def _silent_sources(node_map: NodeMap) -> Iterator[str]:
@@ -378,10 +392,10 @@ def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
     return any(user.sm_ratio is None for user in device.users if container_of(user) in holders)
 
 
-def _may_become_idle(user: UserEntry, now: float, idle_after_seconds: float) -> bool:
+def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     return (
         user.sm_ratio == 0
         and bool(user.memory_bytes)
         and user.last_active is not None
-        and now - user.last_active < idle_after_seconds
+        and now - user.last_active < thresholds.idle_after_seconds
     )

@@ -1,0 +1,45 @@
+"""What tables do alike with one node and with a fleet: select a namespace, and print values for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.model.devices import node_of_namespace
+from gpumap.model.map import VERSION, Entry
+from gpumap.model.observations import ContainerName
+
+
+def of_namespace(maps: NodeMaps, namespace: str) -> NodeMaps:
+    """Return only the entries of this namespace; all of them if it is empty.
+
+    Keeps a device if one of its entries remains, with the memory of the whole device.
+    """
+    if not namespace:
+        return maps
+    return maps._replace(maps=tuple(node_of_namespace(one, namespace) for one in maps.maps))
+
+
+class CollectedNode(Entry, frozen=True, kw_only=True):
+    """A node of a fleet, and when its map was collected."""
+
+    name: str
+    internal_ip: str | None
+    timestamp: float
+
+
+def values_of(maps: NodeMaps, **values: object) -> dict[str, object]:
+    """Return `values` as -o json has them: after the node, or between the nodes of a fleet and what is missing."""
+    if maps.fleet:
+        nodes = [
+            CollectedNode(name=one.node.name, internal_ip=one.node.internal_ip, timestamp=one.timestamp)
+            for one in maps.maps
+        ]
+        return {"version": VERSION, "nodes": nodes, **values, "missing": list(maps.missing)}
+    (one,) = maps.maps
+    return {"version": VERSION, "timestamp": one.timestamp, "node": one.node, **values}
+
+
+def pods_in(names: Iterable[ContainerName]) -> list[tuple[str, str]]:
+    """Return namespace and name of each pod once, in the order of their first containers."""
+    return list(dict.fromkeys((one.namespace, one.pod) for one in names if one.pod))

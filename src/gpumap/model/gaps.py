@@ -1,0 +1,78 @@
+"""What is not known of a node's devices, such as the holders of one, as sentences. What no source reports is not 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gpumap.model.devices import device_name, partitioned_gpus, sources_up
+from gpumap.model.map import DeviceEntry, NodeMap
+from gpumap.model.words import listed
+
+_NAMES_MAX = 8
+
+
+def invisible(node_map: NodeMap) -> str:
+    """Return why the use of containers is unknown."""
+    remedy = node_map.remedies.get("pid_visibility")
+    return remedy or "Processes of other containers are not visible: hostPID: true is needed."
+
+
+def use_known(device: DeviceEntry) -> bool:
+    """Return whether the use of a device is known: then each owner is listed, with 0 if it uses nothing."""
+    return bool(device.owners)
+
+
+def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
+    """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
+
+    What a server has no series of, for a whole node, is reported by the query (gpumap.cli.fleet.gaps).
+    """
+    by_series = node_map.collect is None
+    gaps = gaps_of(node_map)
+    if gaps.nowhere and not (by_series and not node_map.gpus):
+        yield f"which GPU {_which(gaps.nowhere, node_map)} is on, is not known"
+    whole = by_series and "kubelet" in sources_up(node_map) and len(gaps.unheld) == len(node_map.devices)
+    if gaps.unheld and not whole:
+        yield f"who holds {_which(gaps.unheld, node_map)} is not known"
+    if use and gaps.unused and not (by_series and len(gaps.unused) == len(gaps.measurable)):
+        yield f"what is used of {_which(gaps.unused, node_map)} is not known"
+
+
+class Gaps(NamedTuple):
+    """Devices by what is not known of them: their GPU (`nowhere`), their holders, their use.
+
+    `measurable`: the devices whose use could be known.
+    """
+
+    nowhere: Sequence[DeviceEntry]
+    unheld: Sequence[DeviceEntry]
+    unused: Sequence[DeviceEntry]
+    measurable: Sequence[DeviceEntry]
+
+
+def gaps_of(node_map: NodeMap) -> Gaps:
+    devices = () if node_map.stale else node_map.devices
+    measured = "nvml" in sources_up(node_map)
+    measurable = list(_measurable(node_map)) if measured else []
+    return Gaps(
+        nowhere=[device for device in devices if device.gpu_uuid is None] if measured else [],
+        unheld=[device for device in devices if not device.holders_known],
+        unused=[device for device in measurable if not use_known(device)],
+        measurable=measurable,
+    )
+
+
+def _measurable(node_map: NodeMap) -> Iterator[DeviceEntry]:
+    """Return all devices but those of a GPU that is down, and partitioned GPUs that were assigned as a whole."""
+    down = {gpu.uuid for gpu in node_map.gpus if not gpu.up}
+    partitioned = partitioned_gpus(node_map)
+    for device in node_map.devices:
+        if device.gpu_uuid not in down and device.uuid not in partitioned:
+            yield device
+
+
+def _which(devices: Sequence[DeviceEntry], node_map: NodeMap) -> str:
+    if len(devices) == len(node_map.devices):
+        return "its devices" if len(devices) > 1 else "its device"
+    return listed([one.uuid if one.index is None else device_name(one) for one in devices], _NAMES_MAX)
