@@ -5,24 +5,28 @@ import { wish } from "./health.js";
 import { addressOf } from "./model.js";
 import { containerName, findingMark } from "./parts.js";
 import { downGpus } from "./totals.js";
-import { bytes, count, duration, FAULTS, printable, prose } from "./words.js";
+import { bytes, duration, FAULTS, printable, prose } from "./words.js";
 
-const SHOWN = 6; // before one asks for the rest
+const SHOWN = 5; // before one asks for the rest
 
 /** The list. `old` is said in the place of all else. */
 export function attention(map, devices, old, state) {
   const rows = [...faults(map, devices, old), ...findings(map, devices)];
   const all = state.all || rows.length <= SHOWN + 1;
   return [
-    h("h2", {}, "Needs attention", rows.length > 0 && h("span", { class: "of" }, ` ${rows.length}`)),
+    h(
+      "div",
+      { class: "title" },
+      h("h2", {}, "Needs attention", rows.length > 0 && h("span", { class: "of" }, ` ${rows.length}`)),
+      rows.length > SHOWN + 1 &&
+        h(
+          "button",
+          { type: "button", class: "more", "data-all": "", "aria-expanded": String(all) },
+          all ? `Show the first ${SHOWN}` : `Show all ${rows.length}`,
+        ),
+      map.unjudged?.length > 0 && unjudged(map.unjudged),
+    ),
     rows.length ? h("ol", {}, all ? rows : rows.slice(0, SHOWN)) : h("p", { class: "nobody" }, allIsWell(map)),
-    rows.length > SHOWN + 1 &&
-      h(
-        "button",
-        { type: "button", class: "more", "data-all": "", "aria-expanded": String(all) },
-        all ? `Show the first ${SHOWN}` : `Show all ${rows.length}`,
-      ),
-    map.unjudged?.length > 0 && unjudged(map.unjudged),
   ];
 }
 
@@ -37,7 +41,7 @@ const unjudged = (sentences) =>
   h(
     "details",
     { class: "unjudged" },
-    h("summary", {}, `Not judged: ${count(sentences.length, "reason")}`),
+    h("summary", {}, "What could not be judged"),
     h("ul", {}, sentences.map((sentence) => h("li", {}, prose(sentence)))),
   );
 
