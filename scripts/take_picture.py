@@ -31,7 +31,7 @@ async def _photograph(browser: Browser, url: str, scheme: Literal["light", "dark
     context = await browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)
     page = await context.new_page()
     await page.goto(url)
-    await page.wait_for_selector("#attention li")
+    await page.wait_for_selector("#attention ol li")
     await page.screenshot(path=file)
     await context.close()
     print(file)

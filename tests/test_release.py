@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -237,13 +238,12 @@ async def test_a_driver_that_hangs_is_left_alone_too(
         quick = time.monotonic() - begun < 0.1
     driver.delay = {}
     driver.write(state)
-    while True:
+    answered: list[str | None] = []
+    while answered != [None]:  # a busy machine may need more than a second for one read
         assert time.monotonic() < deadline
-        try:
-            assert faults(await source.read(1.0, 0.2)) == [None]
-            break
-        except SourceError:
-            await asyncio.sleep(0.05)
+        with contextlib.suppress(SourceError):
+            answered = faults(await source.read(1.0, 0.2))
+        await asyncio.sleep(0.05)
 
 
 # --- patience ---------------------------------------------------------------------------------------------------------

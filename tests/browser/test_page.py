@@ -116,32 +116,40 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu h2")).to_have_text("GPU 0")
         assert await one.texts(row(one, "team/busy")) == ["team/busy main 1 0.1 – 20.0 GiB 20.0 GiB 50 % now"]
-        assert await one.texts(row(one, "team/idle")) == ["team/idle main · holds, no process 1 0.1 – 0 0 0 % 10 s"]
+        (idle,) = await one.texts(row(one, "team/idle"))
+        assert idle.endswith("1 0.1 – 0 0 0 % 10 s")
         (squatter,) = await one.texts(row(one, "other/squatter"))
-        assert squatter == "other/squatter main not assigned 0 0 0 5.0 GiB 5.0 GiB 25 % now"
+        assert squatter == (
+            "other/squatter main not assigned squatter · uses what it was not assigned: PID 12 python3 "
+            "0 0 0 5.0 GiB 5.0 GiB 25 % now"
+        )
         assert await one.texts(row(one, "other/leftover")) == [
             "other/leftover main pod is gone · 1 process: trainer 3.0 GiB 0 %"
         ]
         assert await one.texts(row(one, "Xorg")) == ["host · 1 process: Xorg 2.0 GiB 0 %"]
-        (remainder,) = await one.texts("tbody tr.is-unaccounted")
-        assert remainder.endswith("100 MiB")
         facts = (await one.texts(".gpu .facts"))[0]
         assert facts.startswith("used 30.1 GiB / 80.0 GiB")
-        assert facts.endswith("held by 2 containers")
+        assert "unaccounted 100 MiB" in facts
+        assert await one.texts(".gpu .names") == ["busy, idle"]
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
         assert tiles["GPUs"] == "1"
-        assert tiles["not assigned"] == "1 squatters"
-        assert tiles["left over"] == "1 3.0 GiB"
-        assert tiles["unattributed"] == "100 MiB owner not known"
+        assert tiles["Used, not granted"] == "5.0 GiB 1 pod"
+        assert tiles["Left over"] == "3.0 GiB 1 pod"
         names = await one.texts("tbody th")
         assert names[0].startswith("other/squatter"), "what needs attention comes first"
-        bar = one.page.locator(".segment")
-        assert [(await bar.nth(at).get_attribute("title")) for at in range(await bar.count())] == [
+        assert await one.page.locator(".segment").evaluate_all("all => all.map(one => one.title)") == [
             "team/busy 20.0 GiB",
             "other/squatter 5.0 GiB",
             "other/leftover 3.0 GiB",
             "host 2.0 GiB",
             "unaccounted 100 MiB",
+        ]
+        assert await one.texts(".legend li") == [
+            "holder (a colour each)",
+            "not assigned",
+            "pod is gone",
+            "host",
+            "unaccounted",
         ]
 
 
@@ -156,9 +164,9 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
     site.collect(node)
     async with tab(browser, site.url) as one:
         (text,) = await one.texts(row(one, "team/busy"))
-        assert text == "team/busy main · holds but idle for 2 h 1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h"
+        assert text == "team/busy main idle · SM 0 for 121m 1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h"
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
-        assert tiles["idle holders"] == "2 no process, or SM 0 for 5 min"
+        assert tiles["Held idle"] == "2 holders 0.2 GPUs"
 
 
 async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -> None:
@@ -177,8 +185,8 @@ async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -
         assert sum("cannot be seen" in title for title in titles) == 4
         await expect(one.page.locator("#attention")).to_contain_text("hostPID")
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
-        assert tiles["not assigned"].startswith("–")
-        assert tiles["left over"].startswith("–")
+        assert tiles["Used, not granted"].startswith("–")
+        assert tiles["Left over"].startswith("–")
 
 
 async def test_it_is_live(site: Site, browser: Browser) -> None:
@@ -253,8 +261,9 @@ async def test_links_are_deep(site: Site, browser: Browser) -> None:
         marked = one.page.locator(".gpu[aria-current=true]")
         await expect(marked.locator("h2")).to_have_text("GPU 5")
         await expect(marked.locator("h2")).to_be_in_viewport()
-        await one.page.locator("h2 a", has_text="GPU 6").click()
+        await one.page.locator("h2 button", has_text="GPU 6").click()
         await expect(marked.locator("h2")).to_have_text("GPU 6")
+        assert one.page.url.endswith(f"#{gpu_uuid(6)}")
     async with tab(browser, f"{site.url}#view=processes&q=pod-3-2&sort=pid") as one:
         await expect(one.page.locator(".processes tbody tr")).to_have_count(1)
         await expect(one.page.locator("th[aria-sort]")).to_have_text("PID")
@@ -281,8 +290,8 @@ async def test_the_keyboard_is_enough(site: Site, browser: Browser) -> None:
             assert outline != "none", name
             reached.append(name)
             assert len(reached) < 100
-        assert reached[0] == "To the devices"
-        assert {"Devices", "Processes", "filter", "GPU 0", str(UUID), "Container", "Used", "SM"} <= set(reached)
+        assert reached[0] == "To the GPUs"
+        assert {"GPUs", "Processes", "JSON", "metrics", "filter", "GPU 0", str(UUID), "Container", "Used", "SM"} <= set(reached)
 
 
 async def test_the_uuid_can_be_copied(site: Site, browser: Browser) -> None:
@@ -467,8 +476,8 @@ async def test_a_lost_gpu(site: Site, browser: Browser) -> None:
     site.collect(node)
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
-        await expect(one.page.locator(".fault")).to_contain_text("GPU 1 is down")
-        (text,) = await one.texts(f".device.down {row(one, 'pod-1-0')}")
+        await expect(one.page.locator(".fault")).to_contain_text("lost: it fell off the bus, or was removed.")
+        (text,) = await one.texts(f".gpu.down {row(one, 'pod-1-0')}")
         assert text.endswith("– – – – –")
 
 
@@ -522,7 +531,7 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     )
     show(site, shared_card(), ill)
     async with tab(browser, site.url) as one:
-        assert "slowed by heat (hardware) held by" in (await one.texts(".gpu .facts"))[0]
+        assert "slowed by heat (hardware)" in (await one.texts(".gpu .facts"))[0]
         failure, pending, errors = await one.texts(".ills li")
         assert failure.startswith("A row of the GPU's memory could not be replaced:")
         assert pending.startswith("Rows of the GPU's memory wait to be replaced")
@@ -544,7 +553,7 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
 
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
-        notice = one.page.locator(".fault", has_text="GPU 0 is ill")
+        notice = one.page.locator(".fault", has_text="drain_and_reset")
         await expect(notice).to_contain_text("what runs may end its work, nothing new should start")
         up, down = await one.texts(".ills li")
         assert up.startswith("Recovery action: drain_and_reset. The GPU works at less than it has:")
@@ -564,7 +573,7 @@ async def test_xid_errors_name_whom_they_hit(site: Site, browser: Browser) -> No
         return replace(snapshot, xids=counts, container_xids=tuple(hit))
 
     show(site, partitioned(), err)
-    async with tab(browser, site.url) as one:
+    async with tab(browser, f"{site.url}#{gpu_uuid(1)}") as one:
         assert await one.texts(".ills li") == [
             "XID 31, 2 times, while held or used by team/pod-0 main, team/pod-1 main, team/pod-2 main and 2 more.",
             "XID 79.",
@@ -601,6 +610,8 @@ async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -
     """A partitioned GPU is a heading for its MIG devices; one without any says so; SM is unknown on them."""
     site.collect(partitioned())
     async with tab(browser, site.url) as one:
+        for name in ("GPU 1", "GPU 2"):
+            await one.page.get_by_role("button", name=name, exact=True).click()
         await expect(one.page.locator(".part")).to_have_count(2)
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0",
@@ -651,10 +662,11 @@ async def test_a_big_node(site: Site, browser: Browser) -> None:
     site.collect(cards(16, 100), 2)
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu")).to_have_count(16)
+        await one.page.locator("h2 button").first.press("Enter")
         rows = one.page.locator(".gpu").first.locator("tbody tr")
         await expect(rows).to_have_count(12)
-        await one.page.get_by_role("button", name="Show all 101").first.click()
-        await expect(rows).to_have_count(101)
+        await one.page.get_by_role("button", name="Show all 100", exact=True).first.click()
+        await expect(rows).to_have_count(100)
         await one.page.locator("#filter").fill("pod-9-77")
         await expect(one.page.locator(".is-assigned .pod")).to_have_text("pod-9-77")
 
@@ -694,7 +706,7 @@ async def test_behind_a_proxy_path(browser: Browser) -> None:
 async def test_the_demo(browser: Browser) -> None:
     """The real agent's page shows the simulated node, and knows when the next collection is due."""
     async with run_agent("demo") as agent, tab(browser, agent.url, expected=lambda one: "503" in one) as one:
-        await expect(one.page.locator(".gpu tbody tr").first).to_be_visible()
+        await expect(one.page.locator("#attention ol li").first).to_be_visible()
         await expect(one.page.locator("#feed")).to_have_attribute("data-state", "live")
         assert json.loads((await agent.get("/api/v1/map")).text)["interval_seconds"] > 0
 

@@ -127,7 +127,7 @@ async def test_a_leftover_with_a_live_namesake(site: Site, browser: Browser) -> 
         assert await one.texts("tbody tr.is-gone") == [gone]
         assert await one.texts("tbody tr.is-assigned") == ["team/db-0 main 1 – – 1.0 GiB 1.0 GiB 0 % 10 s"]
         await expect(one.page.locator(".segment.is-gone")).to_have_attribute("title", "team/db-0 3.0 GiB")
-        assert (await tiles(one))["left over"] == "1 3.0 GiB"
+        assert (await tiles(one))["Left over"] == "3.0 GiB 1 pod"
 
 
 async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> None:
@@ -135,14 +135,14 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
     site.collect(held_whole())
     async with tab(browser, site.url) as one:
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["held"]) == ("1 2 devices", "2 0 free")
-        assert shown["idle holders"] == "0 no process, or SM 0 for 5 min"
+        assert (shown["GPUs"], shown["Held"]) == ("1 2 devices", "2 0 free")
+        assert shown["Held idle"] == "0 holders"
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0", "GPU 0 whole", "GPU 0 MIG 1/0", "GPU 0 MIG 2/0",
         ]  # fmt: skip
         assert await one.texts(".why") == ["Held with the whole GPU by team/whole main."] * 2
         assert await one.texts(row(one, "team/whole")) == [
-            "team/whole main 1 1 80.0 GiB – – – –",
+            "team/whole main unused 1 1 80.0 GiB – – – –",
             "team/whole main whole – – 2.0 GiB 2.0 GiB – –",
             "team/whole main whole – – 0 0 – –",
         ]
@@ -156,18 +156,21 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
 
 
 OVERVIEWS: dict[str, tuple[Callable[[], TestNode], dict[str, str]]] = {
-    "nobody is visible": (lambda: blind(shared_card()), {"idle holders": "–", "not assigned": "–", "held": "1 0 free"}),
+    "nobody is visible": (
+        lambda: blind(shared_card()),
+        {"Held idle": "–", "Used, not granted": "–", "Held": "1 0 free", "Faults": "1"},
+    ),
     "NVML is down": (
         lambda: without(shared_card(), "nvml"),
-        {"GPUs": "– 1 device", "memory used": "–", "unattributed": "–", "idle holders": "–", "left over": "–"},
+        {"GPUs": "– 1 device", "Memory used": "–", "Granted, not used": "–", "Held idle": "–", "Left over": "–"},
     ),
     "a GPU is hung": (
         lambda: TestNode([Gpu(0)], [holder("busy", 0)]),
-        {"GPUs": "1", "idle holders": "–", "memory used": "–", "faults": "1"},
+        {"GPUs": "1", "Held idle": "–", "Memory used": "–", "Faults": "1"},
     ),
-    "MIG tells no SM": (idle_instance, {"idle holders": "1 no process, or SM 0 for 5 min", "GPUs": "3 3 devices"}),
-    "memory is shared": (compute_instances, {"memory used": "2.1 GiB of 10.0 GiB", "unattributed": "100 MiB"}),
-    "a remainder is negative": (shared_pages, {"unattributed": "3.0 GiB"}),
+    "MIG reports no SM": (idle_instance, {"Held idle": "1 holder 0.143 GPUs", "GPUs": "3 3 devices"}),
+    "memory is shared": (compute_instances, {"Memory used": "2.1 GiB of 10.0 GiB, 100 MiB unattributed"}),
+    "a remainder is negative": (shared_pages, {"Memory used": "5.5 GiB of 160 GiB, 3.0 GiB unattributed"}),
 }
 """A node, and how its tiles begin."""
 
@@ -201,11 +204,11 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
         await expect(notice).to_contain_text("hung: it does not answer NVML's calls, and has not told its uuid.")
         await expect(notice.locator(".remedy")).to_contain_text("Xid")
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["faults"]) == ("2", "1 GPUs, sources")
+        assert (shown["GPUs"], shown["Faults"]) == ("2", "1 GPUs, sources")
         site.collect(TestNode([Gpu(0, fault="lost")]))
         await expect(one.page.locator(".gpu")).to_have_count(0)
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["faults"]) == ("1", "1 GPUs, sources")
+        assert (shown["GPUs"], shown["Faults"]) == ("1", "1 GPUs, sources")
         await expect(one.page.locator("#attention")).not_to_contain_text("NVML counts no GPU")
 
 
@@ -249,15 +252,14 @@ def generated() -> list[TestNode]:
 
 VERDICTS = """async (address) => {
   const {devicesOf} = await import(address + "page/model.js");
-  const {totals} = await import(address + "page/totals.js");
   const map = await (await fetch(address + "api/v1/map")).json();
   const devices = devicesOf(map);
   const rows = devices.flatMap((device) => device.rows.map((row) => ({
     uuid: device.uuid, owner: row.owner, namespace: row.namespace, pod: row.pod, container: row.container,
     memory_bytes: row.used, sm_ratio: row.sm, granted_bytes: row.granted, memory_peak_bytes: row.peak,
-    last_active: row.last, idle: Boolean(row.idle), over: Boolean(row.over),
+    last_active: row.last, finding: row.finding?.finding ?? null,
   })));
-  return {map, rows, totals: totals(map, devices)};
+  return {map, rows};
 }"""
 NAMES = ("uuid", "owner", "namespace", "pod", "container")
 NUMBERS = ("memory_bytes", "sm_ratio", "granted_bytes", "memory_peak_bytes", "last_active")
@@ -300,17 +302,12 @@ async def test_the_page_judges_as_the_commands_do(site: Site, browser: Browser) 
         for node in (*made, blind(shared_card()), blind(TestNode([Gpu(0)])), *downs, *generated()):
             site.collect(node, 2)
             page = await one.page.evaluate(VERDICTS, site.url)
-            found, totals = msgspec.convert(page["map"], NodeMap), page["totals"]
+            found = msgspec.convert(page["map"], NodeMap)
             assert lines(page["rows"]) == lines(top_values(found, Shape())["rows"])
-            waste = waste_values(found, Shape())
-            for kind in ("idle", "over"):
-                ours = {(row["uuid"], row["pod"], row["container"]) for row in page["rows"] if row[kind]}
-                theirs = [row for row in waste["findings"] if row["finding"] == kind]
-                assert ours == {(row["uuid"], row["pod"], row["container"]) for row in theirs}
-            left = [row for row in waste["findings"] if row["finding"] == "leftover"]
-            squatters = sum(row["finding"] == "squatter" for row in waste["findings"])
-            # Where nothing could be looked at the page has a dash, and the command a sentence.
-            assert totals["idle"] == waste["sums"]["idle_holders"] or (totals["idle"] is None and not ours)
-            assert totals["squatters"] in (squatters, None if squatters == 0 else squatters)
-            assert totals["leftovers"] in (sum(len(row["pids"]) for row in left), None if not left else -1)
-            assert totals["leftBytes"] in (waste["sums"]["leftover_bytes"], None if not left else -1)
+            shown = {key_of(row) for row in page["rows"] if row["finding"]}
+            judged = [row for row in waste_values(found, Shape())["findings"] if row["uuid"]]
+            assert shown == {key_of(row) for row in judged}, "each finding has its row, and no other row has one"
+
+
+def key_of(row: Document) -> tuple[object, ...]:
+    return tuple(row[name] or "" for name in ("uuid", "finding", "namespace", "pod", "container"))

@@ -50,7 +50,7 @@ export class Curves {
     const y = (value) => (HEIGHT - 1.5 - (value / scale) * (HEIGHT - 3)).toFixed(1);
     const unknown = (known.length - toldValues.length) * this.seconds;
     const label =
-      `${name}, last ${known.length === this.buckets ? "hour" : duration(known.length * this.seconds)}: ` +
+      `${name}, last ${known.length > this.buckets - 3 ? "hour" : duration(known.length * this.seconds)}: ` +
       `highest ${say(highest)}, lowest ${say(Math.min(...toldValues))}` +
       (unknown ? `, unknown for ${duration(unknown)}` : "");
     const runs = pieces(known);

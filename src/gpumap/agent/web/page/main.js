@@ -46,7 +46,7 @@ function readAddress() {
   sought = device !== null;
   state.device = device;
   state.row = (device && given.get("row")) || "";
-  if (device) state.opened = new Map([[device, true]]);
+  state.opened = new Map(device ? [[device, true]] : []);
   if ($("filter").value !== state.query) $("filter").value = state.query;
 }
 

@@ -1,0 +1,175 @@
+"""The first screen of `/`: what needs attention, the numbers, a line for each GPU; how they lead to each other; axe-core."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, expect
+
+from tests.browser.browser import Site, tab
+from tests.browser.test_page import SHARED, cards, failing, holder, hostile, partitioned, shared_card
+from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
+from tests.browser.test_page import start_site as start_site  # the fixture `site`
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCREEN = 900
+
+
+def mixed(number: int) -> TestNode:
+    """GPUs with a trainer, three notebooks of which one never starts, an idle server, a squatter and a leftover, nobody."""
+    node = TestNode([Gpu(card) for card in range(number)], allocatable={
+        SHARED: [f"{gpu_uuid(card)}::{slot}" for card in range(number) for slot in range(4)]})  # fmt: skip
+    for card in range(number):
+        uuid, pid = gpu_uuid(card), 1000 + 10 * card
+        whole = {"main": {"nvidia.com/gpu": [str(uuid)]}}
+        if card % 5 == 0:
+            pods = [Pod("research", f"train-{card}", whole)]
+            processes = [Process(pid, uuid, pods[0], memory=71 * GIB, sm=0.97)]
+        elif card % 5 == 1:
+            pods = [holder(f"notebook-{card}-{one}", one, "team-nlp", card) for one in range(3)]
+            processes = [Process(pid + one, uuid, pods[one], memory=(6 + 9 * one) * GIB, sm=0.3) for one in range(2)]
+        elif card % 5 == 2:
+            pods = [Pod("vision", f"server-{card}", whole)]
+            processes = [Process(pid, uuid, pods[0], memory=12 * GIB, sm=0.0)]
+        elif card % 5 == 3:
+            pods = [
+                holder(f"shared-{card}", 0, "ops", card),
+                Pod("other", f"squatter-{card}", {"main": {}}),
+                Pod("other", f"leftover-{card}", {"main": {}}, listed=False),
+            ]
+            processes = [Process(pid + at, uuid, pod, memory=5 * GIB, sm=0.2) for at, pod in enumerate(pods)]
+        else:
+            continue
+        node.pods += pods
+        node.processes += processes
+    return node
+
+
+async def test_sixteen_gpus_fit_a_screen(site: Site, browser: Browser) -> None:
+    """Findings, numbers and all sixteen lines are to be seen at once, and no GPU is open unasked."""
+    site.collect(mixed(16), 30, 50.0)
+    async with tab(browser, site.url) as one:
+        await one.page.set_viewport_size({"width": 1280, "height": SCREEN})
+        await expect(one.page.locator(".gpu")).to_have_count(16)
+        await expect(one.page.locator("#attention ol li")).to_have_count(5)
+        await expect(one.page.locator(".details")).to_have_count(0)
+        box = await one.page.locator(".gpu").last.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= SCREEN
+
+
+async def test_on_a_phone_the_findings_come_first(site: Site, browser: Browser) -> None:
+    site.collect(mixed(8), 30, 50.0)
+    async with tab(browser, site.url, width=400) as one:
+        await expect(one.page.locator(".gpu")).to_have_count(8)
+        tops = [await one.page.locator(part).bounding_box() for part in ("#attention", "#overview", "#content")]
+        assert [box["y"] for box in tops if box] == sorted(box["y"] for box in tops if box)
+        assert await one.width_over() <= 0
+
+
+async def test_a_finding_leads_to_its_row(site: Site, browser: Browser) -> None:
+    """The GPU opens, the row is marked and says what to do; from there a link leads back to all findings."""
+    site.collect(mixed(16), 30, 50.0)
+    async with tab(browser, site.url) as one:
+        await one.page.get_by_role("link", name="other/squatter-8 main").click()
+        marked = one.page.locator("tr[aria-current=true]")
+        await expect(marked).to_contain_text("other/squatter-8")
+        await expect(marked).to_be_in_viewport()
+        await expect(marked.locator(".remedy")).to_contain_text("request a GPU")
+        await expect(one.page.locator(".details")).to_have_count(1)
+        await expect(marked.get_by_role("link", name="squatter")).to_have_attribute("href", "#attention")
+        address = one.page.url
+        await one.page.go_back()
+        await expect(one.page.locator(".details")).to_have_count(0)
+    async with tab(browser, address) as one:
+        await expect(one.page.locator("tr[aria-current=true]")).to_contain_text("other/squatter-8")
+
+
+async def test_a_leftover_is_not_its_namesake(site: Site, browser: Browser) -> None:
+    """The finding of a pod that is gone leads to the row of what it left, not to the pod of that name."""
+    old = holder("db-0", 0)
+    node = TestNode([Gpu(0)], [old], [Process(41, gpu_uuid(0), old, memory=3 * GIB, comm="left")])
+    node.collect()
+    old.listed = old.in_checkpoint = False
+    node.pods.append(Pod("team", "db-0", old.ids, generation=1))
+    site.collect(node)
+    async with tab(browser, site.url) as one:
+        await one.page.locator("#attention li", has_text="leftover").get_by_role("link").click()
+        await expect(one.page.locator("tr[aria-current=true]")).to_have_class("rest is-gone")
+
+
+async def test_a_number_leads_to_its_rows(site: Site, browser: Browser) -> None:
+    """A tile filters by its finding; what is 0 leads nowhere."""
+    site.collect(mixed(8), 30, 50.0)
+    async with tab(browser, site.url) as one:
+        tile = one.page.locator(".tile", has_text="Left over")
+        await tile.get_by_role("link").click()
+        await expect(one.page.locator("#filter")).to_have_value("finding:leftover")
+        assert await one.texts(".gpu h2") == ["GPU 3"]
+        assert [text.split()[0] for text in await one.texts("tbody tr")] == ["other/leftover-3"]
+        await expect(one.page.locator(".tile", has_text="Faults").get_by_role("link")).to_have_count(0)
+
+
+async def test_all_findings_are_shown_when_asked_for(site: Site, browser: Browser) -> None:
+    site.collect(mixed(16), 30, 50.0)
+    async with tab(browser, site.url) as one:
+        await one.page.get_by_role("button", name="Show all").click()
+        count = int((await one.texts("#attention h2 .of"))[0])
+        await expect(one.page.locator("#attention ol li")).to_have_count(count)
+        kinds = [text.split()[0] for text in await one.texts("#attention ol li")]
+        order = ["squatter", "leftover", "over", "idle", "unused"]
+        assert kinds == sorted(kinds, key=order.index), "worst first"
+
+
+async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
+    """It says so only where all was judged."""
+    pod = Pod("team", "busy", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
+    site.collect(TestNode([Gpu(0)], [pod], [Process(1, gpu_uuid(0), pod, memory=79 * GIB, sm=0.9)]))
+    async with tab(browser, site.url) as one:
+        assert await one.texts("#attention .nobody") == ["Nothing is wrong, and nothing is wasted."]
+        site.collect(cards(1, 2))
+        await expect(one.page.locator("#attention .nobody")).to_have_text("Nothing is wrong or wasted in what is known.")
+
+
+async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> None:
+    """After some minutes a curve fills its width, and says of how long it is; before that there is none."""
+    node = shared_card()
+    site.collect(node, 2, 30.0)
+    async with tab(browser, site.url) as one:
+        await expect(one.page.locator(".details")).to_have_count(1)
+        await expect(one.page.locator(".curve")).to_have_count(0)
+        site.collect(node, 8, 30.0)
+        await one.page.reload()
+        curve = one.page.locator(".side .of-memory")
+        line = await curve.locator(".line").get_attribute("d")
+        assert line is not None
+        assert line.startswith("M0 ")
+        label = await curve.get_attribute("aria-label")
+        assert label is not None
+        assert label.startswith("Memory, last ")
+        assert "hour" not in label
+
+
+STATES = {
+    "mixed": (lambda: mixed(16), ""),
+    "a row": (lambda: mixed(4), f"#{gpu_uuid(3)}&row=other%2Fsquatter-3%2Fmain"),
+    "filtered": (lambda: mixed(8), "#q=finding:idle"),
+    "processes": (shared_card, "#view=processes"),
+    "partitioned": (partitioned, f"#{gpu_uuid(1)}"),
+    "failing": (failing, ""),
+    "hostile": (hostile, ""),
+}
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_axe_finds_nothing(site: Site, browser: Browser, dark: bool, width: int) -> None:
+    """No violation of axe-core's rules, of whatever node, in each view."""
+    for name, (make, address) in STATES.items():
+        site.collect(make(), 30, 50.0)
+        async with tab(browser, f"{site.url}{address}", width=width, dark=dark) as one:
+            await expect(one.page.locator("#health li")).not_to_have_count(0)
+            results = await Axe().run(one.page)
+            assert results.violations_count == 0, f"{name}: {results.generate_report()}"
