@@ -152,6 +152,20 @@ async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> 
         assert "hour" not in label
 
 
+async def test_curves_are_fetched_when_they_are_seen(site: Site, browser: Browser) -> None:
+    """Nobody asks for the history before a GPU is open."""
+    site.collect(mixed(8), 8, 30.0)
+    async with tab(browser, site.url) as one:
+        await expect(one.page.locator(".gpu")).to_have_count(8)
+        asked: list[str] = []
+        one.page.on("request", lambda request: asked.append(request.url.removeprefix(site.url)))
+        await one.page.wait_for_event("request")
+        assert asked == ["api/v1/map"]
+        async with one.page.expect_request("**/api/v1/history"):
+            await one.page.get_by_role("button", name="GPU 3").click()
+        await expect(one.page.locator(".side .of-memory")).to_have_count(1)
+
+
 STATES = {
     "mixed": (lambda: mixed(16), ""),
     "a row": (lambda: mixed(4), f"#{gpu_uuid(3)}&row=other%2Fsquatter-3%2Fmain"),

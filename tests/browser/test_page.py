@@ -621,7 +621,7 @@ async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -
             "GPU 2",
         ]
         (text,) = await one.texts(row(one, "team/small"))
-        assert text == "team/small main 1 0.14 10.0 GiB 4.0 GiB 4.0 GiB – –"
+        assert text == "team/small main unused · peak so far 4.0GiB 1 0.14 10.0 GiB 4.0 GiB 4.0 GiB – –"
         await expect(one.page.locator("#content")).to_contain_text("No MIG instance was made on it")
 
 

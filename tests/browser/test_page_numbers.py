@@ -147,7 +147,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
             "team/whole main whole – – 0 0 – –",
         ]
         assert "free" not in " ".join(await one.texts(".facts"))
-        titles = await one.page.locator(".gpu").nth(1).locator("tbody .unknown").evaluate_all(
+        titles = await one.page.locator(".part").nth(1).locator("tbody .unknown").evaluate_all(
             "all => all.map(one => one.title)"
         )  # fmt: skip
         assert titles[:2] == ["It holds the whole GPU: see there"] * 2

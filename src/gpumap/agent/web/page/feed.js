@@ -1,10 +1,10 @@
 // Asks the agent again and again, and knows how old its answer is. Rests while the page is hidden; waits longer and
 // longer while there is no answer.
 
-const EVERY_MS = 2000;
+const EVERY_MS = 2000; // at the most
 const LONGEST_WAIT_MS = 30000;
 const PATIENCE_MS = 8000;
-const HISTORY_EVERY_MS = 30000;
+const HISTORY_EVERY_MS = 60000;
 const LATE_SECONDS = 12; // a collection may take a while, however often it is made
 
 const isMap = (body) => body?.version === 1 && Array.isArray(body.devices);
@@ -24,6 +24,7 @@ export class Feed {
     this.confirmedAt = 0;
     this.interval = null; // between the agent's collections, as it says
     this.historyAt = -Infinity;
+    this.wantsHistory = false; // whether curves are to be seen
     this.timer = null;
     document.addEventListener("visibilitychange", () => this.wake());
     window.addEventListener("online", () => this.wake());
@@ -32,6 +33,17 @@ export class Feed {
   wake() {
     clearTimeout(this.timer);
     if (!document.hidden) this.ask();
+  }
+
+  /** Milliseconds from one question to the next: twice in an interval, if that is not too often. */
+  pace() {
+    return Math.min(LONGEST_WAIT_MS, Math.max(EVERY_MS, (this.interval ?? 0) * 500));
+  }
+
+  /** Fetch the history while curves are to be seen; the first at once. */
+  showCurves(shown) {
+    this.wantsHistory = shown;
+    if (shown && this.history === null && this.historyAt === -Infinity && !this.asking) this.wake();
   }
 
   /** Seconds since what is shown was measured, by the agent's clock; null where there is nothing. */
@@ -51,11 +63,11 @@ export class Feed {
     this.asking = true;
     try {
       await this.askMap();
-      if (performance.now() - this.historyAt > HISTORY_EVERY_MS && this.document) await this.askHistory();
+      if (this.wantsHistory && performance.now() - this.historyAt > HISTORY_EVERY_MS) await this.askHistory();
     } finally {
       this.asking = false;
     }
-    const wait = this.failures ? Math.min(LONGEST_WAIT_MS, EVERY_MS * 2 ** Math.min(this.failures - 1, 5)) : EVERY_MS;
+    const wait = this.failures ? Math.min(LONGEST_WAIT_MS, EVERY_MS * 2 ** Math.min(this.failures - 1, 5)) : this.pace();
     this.nextAt = performance.now() + wait;
     if (!document.hidden) this.timer = setTimeout(() => this.ask(), wait);
     this.changed();

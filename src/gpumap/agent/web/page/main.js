@@ -102,6 +102,7 @@ function draw() {
   fill($("health"), health(map));
   const content = state.view === "processes" ? drawProcesses(devices, context) : drawDevices(devices, context);
   fill($("content"), content);
+  feed.showCurves(document.querySelector(".details") !== null);
   if (sought) seek();
 }
 

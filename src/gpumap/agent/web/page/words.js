@@ -21,7 +21,7 @@ export const share = (gpus) => (Number.isInteger(gpus) ? String(gpus) : gpus.toP
 /** A value, or a dash with the reason why there is none. */
 export function known(value, form, reason) {
   if (value !== null && value !== undefined) return form(value);
-  return h("span", { class: "unknown", title: reason, "aria-label": `unknown: ${reason}` }, "–");
+  return h("span", { class: "unknown", role: "img", title: reason, "aria-label": `unknown: ${reason}` }, "–");
 }
 
 export function duration(seconds) {
