@@ -150,7 +150,9 @@ def test_every_field_is_filled_somewhere() -> None:
     pod, holds = Pod("ml", "job", {"main": {}}), Pod("ml", "idle", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})
     node = TestNode([Gpu(0)], [pod], [Process(10, gpu_uuid(0), pod)], down={"kubelet"})
     found = [check(busy_node()), check(empty_node(), "no collection"), check(node.collect())]
-    thief = TestNode([Gpu(0)], [holds, pod], [Process(10, gpu_uuid(0), pod)])
+    thief = TestNode([Gpu(0)], [holds])
+    thief.collect()
+    thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
     thief.collect()
     found += [check(thief.collect())]
     told = {path for one in found for path in leaves_of(one)}

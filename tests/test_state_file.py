@@ -180,6 +180,7 @@ def test_peaks_and_last_activity_outlive_a_restart() -> None:
     state = decode(text, node.later(60.0), BOOT)
     node.memory = Memory(ledger=state.ledger, xids=state.xids, uses=state.uses)
     ((row,), (old,)) = node.collect(60.0).containers, before.containers
+    assert (old.use and old.use.seen_seconds) is None, "it was there before gpumap"
     assert row.use
     assert old.use
     assert row.use.memory_peak_bytes == old.use.memory_peak_bytes == 7 * GIB
@@ -192,6 +193,18 @@ def test_peaks_and_last_activity_outlive_a_restart() -> None:
     (row,) = node.collect().containers
     assert row.use
     assert row.use.memory_peak_bytes == GIB, "another pod of the same name"
+
+
+def test_the_age_of_a_container_outlives_a_restart() -> None:
+    """A new pod is not as new as gpumap after a roll-out."""
+    node = lived()
+    node.pods[0].generation += 1
+    node.collect()
+    state = decode(encode(node.memory, BOOT), node.later(60.0), BOOT)
+    node.memory = Memory(ledger=state.ledger, xids=state.xids, uses=state.uses)
+    (row,) = node.collect(60.0).containers
+    assert row.use
+    assert row.use.seen_seconds == pytest.approx(60.0)
 
 
 def test_gpus_that_are_away_are_kept_apart() -> None:

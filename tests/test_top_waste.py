@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 
 from gpumap.agent.node_map import node_map
+from gpumap.cli import tables
 from gpumap.cli.doctor.checks import examine
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.reports import REPORTS
@@ -36,6 +37,7 @@ from tests.shown import (
     served_as_waste,
     top_table,
     top_values,
+    values,
     waste_table,
     waste_values,
     with_devices,
@@ -242,6 +244,98 @@ def test_over_users() -> None:
     assert "work" not in [one["pod"] for one in values["findings"]]
     said = "No memory of their own is known to be granted to 1 holder (on 0): it is neither over nor under a grant."
     assert said in values["unknown"]
+
+
+def test_a_pod_that_just_started_is_not_judged() -> None:
+    """For --grace a new holder is neither idle nor unused; a sentence names it. "SM 0 for 0s" is never said."""
+    old, new = holder("old", CARD), holder("new", OTHER)
+    node = TestNode([Gpu(0), Gpu(1)], [old])
+    node.collect()
+    node.pods.append(new)
+    found = node_map(node.collect(seconds=5))
+    assert wasted(found) == {"idle": ("old",)}
+    assert "First seen less than 2m ago, so not judged yet: ml/new." in waste_table(found, Shape())
+    assert wasted(found, thresholds=Thresholds(grace_seconds=0.001))["idle"] == ("old",)
+    node.processes = [Process(10, OTHER, new, memory=GIB, sm=0.5)]
+    found = node_map(node.collect(seconds=30))
+    assert wasted(found) == {"idle": ("old",)}
+    assert wasted(found, thresholds=Thresholds(grace_seconds=10.0)) == {"idle": ("old",), "unused": ("new",)}
+    assert "SM 0 for" not in waste_table(found, Shape())
+    node.collect(seconds=60)
+    found = node_map(node.collect(seconds=30))
+    assert wasted(found) == {"idle": ("old",), "unused": ("new",)}
+    assert "no process; SM 0 for 2m" in waste_table(found, Shape())
+
+
+def test_a_pod_of_the_same_name_is_new() -> None:
+    """A pod that was made again has its own grace. A holder that was there when gpumap looked first has none."""
+    old = holder("db-0", CARD)
+    node = TestNode([Gpu(0)], [old])
+    for _ in range(3):
+        found = node_map(node.collect(seconds=100))
+    assert wasted(found) == {"idle": ("db-0",)}
+    node.pods = [replace(old, generation=1)]
+    found = node_map(node.collect(seconds=5))
+    assert wasted(found) == {}
+    assert wasted(node_map(node.collect(seconds=125))) == {"idle": ("db-0",)}
+
+
+def test_little_that_is_unused_is_no_finding() -> None:
+    """By default a fifth of a grant and 1 GiB may stay unused; --unused-above changes the part."""
+
+    def unused(used: float, granted: float, **thresholds: float) -> bool:
+        work = holder("work", CARD)
+        node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=int(used * GIB), sm=0.9)])
+        node.collect()
+        found = with_devices(node_map(node.collect()), granting(int(granted * GIB)))
+        return "unused" in wasted(found, thresholds=Thresholds(**thresholds))  # type: ignore[arg-type] # floats only
+
+    assert not unused(71, 79.6)
+    assert unused(20, 79.6)
+    assert not unused(0.2, 1)
+    assert unused(71, 79.6, unused_ratio=0.1)
+    assert not unused(20, 79.6, unused_ratio=0.8)
+
+
+def in_two_namespaces() -> NodeMap:
+    """An idle holder and a squatter of one namespace, an idle holder of another, and slots on no device."""
+    node = busy()
+    node.gpus.append(Gpu(2))
+    node.pods.append(Pod("web", "shop", {"main": {"nvidia.com/gpu": [str(gpu_uuid(2))]}}))
+    node.pods.append(holder("odd", "GPU-none", resource="aliyun.com/gpu-mem"))
+    node.collect()
+    return node_map(node.collect())
+
+
+def test_sums_by_namespace() -> None:
+    """--by prints a line for each namespace, the largest sum first; -o json always has them."""
+    found = in_two_namespaces()
+    rows = [line.split() for line in waste_table(found, Shape(sums_by="namespace")).splitlines()]
+    assert rows[0] == ["NAMESPACE", "IDLE", "GPUS", "IDLE", "HOLDERS", "UNUSED", "OVER", "SQUATTERS", "LEFTOVERS"]
+    assert rows[1] == ["ml", "1", "1", "120.0GiB", "0", "9.0GiB", "0"]
+    assert rows[2] == ["web", "1", "1", "80.0GiB", "0", "0", "0"]
+    assert rows[-1][:2] == ["Sum:", "2"]
+    values = waste_values(found, Shape())
+    assert [(one["namespace"], one["idle_gpus"], one["squatter_bytes"]) for one in values["by_namespace"]] == [
+        ("ml", 1, 9 * GIB),
+        ("web", 1, 0),
+    ]
+    for key in ("idle_gpus", "idle_holders", "unused_bytes", "squatter_bytes"):
+        assert sum(one[key] for one in values["by_namespace"]) == values["sums"][key]
+    assert "by_node" not in values
+    assert len(waste_values(found, Shape(namespace="web"))["by_namespace"]) == 1
+    narrow = waste_table(found, Shape(sums_by="namespace", screen=Screen(60, colours=False)))
+    assert max(map(len, narrow.splitlines())) <= 60
+
+
+def test_sums_by_node() -> None:
+    """Of a fleet also by node: only nodes with a finding."""
+    one = in_two_namespaces()
+    other = changed(one, node=NodeEntry(name="other", internal_ip=None))
+    fleet = NodeMaps((one, other), fleet=True)
+    lines = tables.waste_table(fleet, Shape(sums_by="node")).splitlines()
+    assert [line.split()[:3] for line in lines[1:3]] == [["node-a", "2", "2"], ["other", "2", "2"]]
+    assert [row["node"] for row in values(tables.waste_values(fleet, Shape()))["by_node"]] == ["node-a", "other"]
 
 
 def test_without_a_grant_is_said_of_holders() -> None:
@@ -612,6 +706,15 @@ async def test_order_and_process_flags(agent: Agent) -> None:
         2,
         "gpumap: --idle-after 0: must be longer than zero\n",
     )
+    for flags, said in (
+        (("--unused-above", "0.2"), "--unused-above 0.2: must be a percentage such as 20%"),
+        (("--grace", "soon"), '--grace soon: "soon" is not a duration such as 500ms, 5s or 1m30s'),
+        (("--by", "node", "--sort-by", "pod"), "--sort-by sorts findings; --by prints none"),
+    ):
+        done = await run_command_in_loop("waste", *flags, "--url", agent.url)
+        assert (done.returncode, done.stderr) == (2, f"gpumap: {said}\n")
+    done = await run_command_in_loop("waste", "--by", "namespace", "--unused-above", "0%", "--url", agent.url)
+    assert (done.returncode, done.stdout.split()[:3]) == (0, ["NAMESPACE", "IDLE", "GPUS"])
 
 
 def test_squatter_and_leftover_of_one_name_are_told_apart() -> None:

@@ -241,6 +241,7 @@ def _user(name: ContainerName, use: ContainerUse, owner: Owner) -> entries.UserE
         unassigned=use.unassigned,
         last_active=use.last_active,
         pod_uid=use.pod_uid,
+        seen_seconds=use.seen_seconds,
     )
 
 

@@ -113,6 +113,8 @@ class UseRow(Row, frozen=True, kw_only=True):
     """Since its SM time was last known."""
     kept_seconds: Number
     """How long gpumap keeps it, if the container is not present again."""
+    seen_seconds: Number | None = None
+    """Since gpumap first saw it; null if it was there when gpumap first looked."""
 
 
 RawRow = dict[str, object]
@@ -256,6 +258,7 @@ def _use_row(key: Key, use: UseMemory, at: Moment) -> UseRow:
         rested_seconds=at.wall - use.last_active,
         unmeasured_seconds=max(elapsed(at) - elapsed(use.measured), 0.0),
         kept_seconds=max(use.kept_until - at.monotonic, 0.0),
+        seen_seconds=None if use.first_seen is None else max(elapsed(at) - elapsed(use.first_seen), 0.0),
     )
 
 
@@ -382,6 +385,7 @@ def _container_xid_memory(row: ContainerXidsRow, now: float) -> ContainerXidMemo
 
 def _use_memory(row: UseRow, now: Moment, away: float) -> UseMemory:
     unmeasured = away + row.unmeasured_seconds
+    seen = None if row.seen_seconds is None else away + row.seen_seconds
     return UseMemory(
         pod_uid=None if row.pod_uid is None else PodUid(row.pod_uid),
         profile=row.profile,
@@ -389,4 +393,5 @@ def _use_memory(row: UseRow, now: Moment, away: float) -> UseMemory:
         last_active=now.wall - away - row.rested_seconds,
         measured=Moment(now.monotonic - unmeasured, now.wall - unmeasured, now.asleep),
         kept_until=now.monotonic + row.kept_seconds,
+        first_seen=None if seen is None else Moment(now.monotonic - seen, now.wall - seen, now.asleep),
     )

@@ -13,7 +13,7 @@ from gpumap.cli.bill.command import add_bill
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
-from gpumap.cli.output_flags import add_idle_after, add_output, add_processes, shape_of
+from gpumap.cli.output_flags import add_output, add_processes, add_thresholds, shape_of
 from gpumap.cli.server_flags import HOW_TO_ASK, add_server_flags
 from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
@@ -80,16 +80,15 @@ def _add_waste(commands: Commands) -> None:
         "  leftover   a process of a pod that is gone\n"
         "  over       uses more memory than it was granted\n"
         "  idle       holds a device and has no process on it, or has not computed for --idle-after\n"
-        "  unused     was granted more memory than it uses\n"
+        "  unused     leaves more of its granted memory unused than --unused-above, and more than 1 GiB\n"
         "  unmatched  holds slots that are on no device\n"
         "What is not known accuses nobody; below the table stands what could not be judged, and why.",
         examples=[
-            ("this node", "gpumap waste"),
             ("who has computed nothing for an hour", "gpumap waste --idle-after 1h --url http://127.0.0.1:9401"),
-            ("the whole cluster", f"gpumap waste {_SERVER}"),
+            ("the whole cluster, a line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
         ],
     )
-    add_idle_after(_add_table_flags(waste, orders=WASTE_ORDERS))
+    add_thresholds(_add_table_flags(waste, orders=WASTE_ORDERS))
     add_node_flags(waste)
 
 

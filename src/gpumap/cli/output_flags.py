@@ -6,12 +6,14 @@ This module also reads them into a Shape and a View.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, one_of
 from gpumap.cli.server_flags import seconds_of
+from gpumap.cli.sort_keys import SUMS_BY
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,11 +52,19 @@ def add_processes(output: argparse._ArgumentGroup) -> None:
     output.add_argument("--once", action="store_true", help="print it once, also on a terminal")
 
 
-def add_idle_after(output: argparse._ArgumentGroup) -> None:
+def add_thresholds(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `waste` has."""
     output.add_argument(
-        "--idle-after", metavar="DURATION", default="5m", help="not computing for so long is idle (default: 5m)"
+        "--by", metavar="WHAT", type=one_of(*SUMS_BY), choices=SUMS_BY, help=f"sums by {' or '.join(SUMS_BY)}"
     )
+    for flag, metavar, default, help_ in (
+        ("--idle-after", "DURATION", "5m", "not computing for so long is idle"),
+        ("--grace", "DURATION", "2m", "newer holders are not judged"),
+        ("--unused-above", "PERCENT", "20%%", "of a grant may stay unused"),
+    ):
+        output.add_argument(
+            flag, metavar=metavar, default=default.replace("%%", "%"), help=f"{help_} (default: {default})"
+        )
 
 
 def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
@@ -98,14 +108,28 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
         processes=getattr(given, "processes", False),
         namespace=namespace,
     )
-    return replace(shape, thresholds=_thresholds(given)) if "idle_after" in given else shape
+    if "idle_after" not in given:
+        return shape
+    if given.by and given.sort_by:
+        raise UsageError("--sort-by sorts findings; --by prints none")
+    return replace(shape, thresholds=_thresholds(given), sums_by=given.by or "")
 
 
 def _thresholds(given: argparse.Namespace) -> Thresholds:
     """Read the flags that only `waste` has. Raises UsageError."""
     from gpumap.model.findings import Thresholds
 
-    return Thresholds(idle_after_seconds=seconds_of("--idle-after", given.idle_after))
+    return Thresholds(
+        idle_after_seconds=seconds_of("--idle-after", given.idle_after),
+        grace_seconds=seconds_of("--grace", given.grace),
+        unused_ratio=_percentage("--unused-above", given.unused_above) / 100,
+    )
+
+
+def _percentage(flag: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?%", text, re.ASCII):
+        raise UsageError(f"{flag} {text}: must be a percentage such as 20%")
+    return float(text.removesuffix("%"))
 
 
 def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:

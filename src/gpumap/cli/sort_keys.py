@@ -13,6 +13,8 @@ WASTE_ORDERS = (
     *("severity", "waste", "gpus", "granted", "used", "idle"),
     *("device", "namespace", "pod", "container", "node"),
 )
+SUMS_BY = ("namespace", "node")
+"""The values of `waste --by`."""
 
 MAP_SAYS = "show who holds and who uses each GPU"
 TOP_SAYS = "show who uses GPU memory and SM time now, largest first"

@@ -28,6 +28,12 @@ class Thresholds(NamedTuple):
     """From when on something is a finding. The defaults are those of `gpumap waste`."""
 
     idle_after_seconds: float = 300.0
+    """A holder whose SM time has been 0 for so long is idle, also with processes."""
+    grace_seconds: float = 120.0
+    """A holder that gpumap has seen for less is neither idle nor unused: it may still start."""
+    unused_ratio: float = 0.2
+    """A holder is `unused` if it leaves more than this part of its granted memory, and more than `unused_bytes`."""
+    unused_bytes: int = 1 << 30
 
 
 DEFAULTS = Thresholds()
@@ -66,6 +72,7 @@ class _HolderUse(NamedTuple):
     processes: int
     sm_ratio: float | None
     last_active: float | None
+    seen_seconds: float | None
     pod_at_work: bool
 
 
@@ -163,12 +170,22 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds:
     )
     if granted is not None and used is not None and used > granted:
         return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than it was granted")
-    if use.pod_at_work:
+    if use.pod_at_work or _is_young(use.seen_seconds, thresholds):
         return None
     why = "" if _is_busy_for_nobody(on) else _idle_because(use, idle_seconds, thresholds)
     if why:
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
-    return finding._replace(why=_peak(holder, on.device)) if finding.waste_bytes else None
+    return finding._replace(why=_peak(holder, on.device)) if _is_much(finding, thresholds) else None
+
+
+def _is_young(seen_seconds: float | None, thresholds: Thresholds) -> bool:
+    """Return whether a container is known to be new. One that was there when gpumap first looked is not."""
+    return seen_seconds is not None and seen_seconds < thresholds.grace_seconds
+
+
+def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
+    left = unused.waste_bytes or 0
+    return left > max(thresholds.unused_bytes, thresholds.unused_ratio * (unused.granted_bytes or 0))
 
 
 def _is_busy_for_nobody(on: NodeDevice) -> bool:
@@ -180,7 +197,9 @@ def _is_busy_for_nobody(on: NodeDevice) -> bool:
 
 def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thresholds) -> str:
     """Return why a holder is idle; empty if it is not, or if that is unknown."""
-    rests = f"SM 0 for {age(idle_seconds)}" if use.sm_ratio is not None and idle_seconds is not None else ""
+    shortest = min(thresholds.grace_seconds, thresholds.idle_after_seconds)
+    rested = use.sm_ratio is not None and idle_seconds is not None and idle_seconds >= shortest
+    rests = f"SM 0 for {age(idle_seconds or 0)}" if rested else ""
     if use.processes == 0 and use.memory_bytes == 0 and not use.sm_ratio:
         return f"no process; {rests}" if rests else "no process"
     if use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
@@ -204,6 +223,7 @@ def _use_of(
 
 def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
     """Add up a holder's use of its leaves. SM time is known only of a single leaf."""
+    seen = [user.seen_seconds for user in users if user.seen_seconds is not None]
     memories = [user.memory_bytes for user in users if user.memory_bytes is not None]
     only = users[0] if len(users) == 1 else None
     return _HolderUse(
@@ -211,6 +231,7 @@ def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
         processes=sum(user.processes for user in users),
         sm_ratio=only.sm_ratio if only else None,
         last_active=only.last_active if only else None,
+        seen_seconds=min(seen, default=None),
         pod_at_work=pod_at_work,
     )
 
@@ -349,11 +370,24 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
     if timeless:
         names = ", ".join(timeless)
         yield f"Time on SMs is not told of all on {names}: there, idle is who has no memory and no process."
-    users = (user for device in node_map.devices for user in in_namespace(device.users, namespace))
-    young = [user for user in users if _may_become_idle(user, node_map.timestamp, thresholds)]
+    yield from _not_yet(node_map, thresholds, namespace)
+
+
+def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Iterator[str]:
+    """Name holders that may be found later: those that have just started, and those that have just stopped."""
+    users = [user for device in node_map.devices for user in in_namespace(device.users, namespace)]
+    users = [user for user in users if user.owner == "assigned"]
+    young = [user for user in users if _is_young(user.seen_seconds, thresholds)]
     if young:
-        names = listed(sorted({f"{one.namespace}/{one.pod}" for one in young}))
-        yield f"Not idle for {age(thresholds.idle_after_seconds)} yet, but not computing just now: {names}."
+        yield f"First seen less than {age(thresholds.grace_seconds)} ago, so not judged yet: {_pods_of(young)}."
+    resting = [user for user in users if _may_become_idle(user, node_map.timestamp, thresholds)]
+    if resting:
+        since = age(thresholds.idle_after_seconds)
+        yield f"Not idle for {since} yet, but not computing just now: {_pods_of(resting)}."
+
+
+def _pods_of(users: Iterable[UserEntry]) -> str:
+    return listed(sorted({f"{one.namespace}/{one.pod}" for one in users}))
 
 
 def _silent_sources(node_map: NodeMap) -> Iterator[str]:
@@ -396,6 +430,7 @@ def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> boo
     return (
         user.sm_ratio == 0
         and bool(user.memory_bytes)
+        and not _is_young(user.seen_seconds, thresholds)
         and user.last_active is not None
         and now - user.last_active < thresholds.idle_after_seconds
     )

@@ -287,6 +287,8 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     pod_uid: str | None = None
     """UID of the pod whose processes were measured. Null if unknown. Another pod of the same name may have processes
     on the device, too."""
+    seen_seconds: Seconds | None = None
+    """How long gpumap has seen the container on the device, at least. Null if it was there when gpumap first looked."""
 
 
 class ProcessEntry(Entry, frozen=True, kw_only=True):

@@ -104,6 +104,8 @@ class ContainerUse:
     last_active: float | None
     pod_uid: PodUid | None = None
     """The pod that was measured: one of the same name may also have processes here."""
+    seen_seconds: float | None = None
+    """How long gpumap has seen the container here. `None` if it was there when gpumap first looked."""
 
 
 @dataclass(frozen=True, slots=True)

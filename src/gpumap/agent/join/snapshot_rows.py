@@ -185,11 +185,13 @@ def container_rows(
     sm_ratios: dict[Key, float] = {}
     uses: dict[Key, ContainerUse] = {}
     kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
+    expired = joined.memory.uses.keys() - kept.keys()
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         profile = joined.inventory.leaves[leaf].profile
         for name, measured in use.by_container(_idle(joined, leaf), joined.uids).items():
+            watched = leaf in joined.memory.recent_processes and (name, leaf) not in expired
             uses[name, leaf], kept[name, leaf] = with_history(
-                measured, kept.get((name, leaf)), profile, at, joined.stale_after_seconds
+                measured, kept.get((name, leaf)), profile, at, joined.stale_after_seconds, watched=watched
             )
             if measured.times is not None:
                 sm_ratios[name, leaf] = measured.times.sm_sum

@@ -35,6 +35,8 @@ class UseMemory(NamedTuple):
     """When its SM time was last known."""
     kept_until: float
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
+    first_seen: Moment | None = None
+    """`None` if the container was already there at the first reading of the leaf: nobody knows since when."""
 
 
 class Measured(NamedTuple):
@@ -264,19 +266,25 @@ def _known_bytes(items: tuple[Attributed, ...]) -> int | None:
 
 
 def with_history(
-    measured: Measured, before: UseMemory | None, profile: str, at: Moment, stale_after_seconds: float
+    measured: Measured,
+    before: UseMemory | None,
+    profile: str,
+    at: Moment,
+    stale_after_seconds: float,
+    *,
+    watched: bool,
 ) -> tuple[ContainerUse, UseMemory]:
     """Add the peak and the last activity to a use, and return what to remember.
 
     Another pod of the same name starts without history, and so does another MIG device of the same uuid. While the
     pod's UID is unknown, and it was known before, the history may be another pod's: gpumap keeps it and does not show
-    it.
+    it. `watched`: gpumap has read the leaf in the last minutes, so a container without history is new there.
     """
     uid = measured.pod_uid
     if before is None or _differ(before.pod_uid, uid) or _differ(before.profile, profile):
-        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic)
+        before = UseMemory(uid, profile, None, at.wall, at, at.monotonic, at if watched else None)
     elif before.pod_uid and uid is None:
-        return _use(measured, None, None), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
+        return _use(measured), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
     peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
     times = measured.times
     after = UseMemory(
@@ -286,8 +294,10 @@ def with_history(
         last_active=_last_active(times, before, at, stale_after_seconds) if times else before.last_active,
         measured=at if times else before.measured,
         kept_until=at.monotonic + KEPT_SECONDS,
+        first_seen=before.first_seen,
     )
-    return _use(measured, after.peak_bytes, after.last_active), after
+    seen_seconds = None if after.first_seen is None else max(elapsed(at) - elapsed(after.first_seen), 0.0)
+    return _use(measured, after.peak_bytes, after.last_active, seen_seconds), after
 
 
 def _last_active(times: _Times, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:
@@ -306,7 +316,12 @@ def _differ(before: str | None, now: str | None) -> bool:
     return bool(before and now and before != now)
 
 
-def _use(measured: Measured, peak_bytes: int | None, last_active: float | None) -> ContainerUse:
+def _use(
+    measured: Measured,
+    peak_bytes: int | None = None,
+    last_active: float | None = None,
+    seen_seconds: float | None = None,
+) -> ContainerUse:
     times = measured.times
     return ContainerUse(
         memory_bytes=measured.memory_bytes,
@@ -319,6 +334,7 @@ def _use(measured: Measured, peak_bytes: int | None, last_active: float | None) 
         unassigned=measured.unassigned,
         last_active=last_active if times else None,
         pod_uid=measured.pod_uid,
+        seen_seconds=seen_seconds,
     )
 
 

@@ -26,7 +26,8 @@ def node_map_of(node: Node, targets: Mapping[Key, Target], cluster: Cluster) -> 
     facts = newest_facts(cluster, node)
     # Unmatched slots exist only with a List. A device that one may be on has no gpumap_device_holders.
     has_list = bool(facts.unmatched)
-    devices = tuple(sorted((_device(uuid, cluster, has_list) for uuid in devices_of(cluster, node)), key=_place))
+    made = (_device(uuid, cluster, has_list, target.collected_at) for uuid in devices_of(cluster, node))
+    devices = tuple(sorted(made, key=_place))
     gpus = tuple(sorted(_gpus(devices, facts, cluster), key=lambda gpu: (gpu.index, gpu.uuid)))
     unmatched = tuple(_unmatched(facts))
     return NodeMap(
@@ -64,7 +65,7 @@ def faults_without_device(node: Node, cluster: Cluster) -> Iterator[str]:
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def _device(uuid: str, cluster: Cluster, has_list: bool) -> DeviceEntry:
+def _device(uuid: str, cluster: Cluster, has_list: bool, collected_at: float) -> DeviceEntry:
     info = cluster.infos.get(uuid, DeviceInfo(uuid, "", "", "", "", "", "", "", ""))
     holders = cluster.holders.get(uuid, {})
     whole = cluster.holders.get(info.gpu_uuid, {}) if info.gpu_uuid != uuid else {}
@@ -91,7 +92,8 @@ def _device(uuid: str, cluster: Cluster, has_list: bool) -> DeviceEntry:
         holders=tuple(_holder(name, uuid, cluster) for name in sorted(holders)),
         holders_known=has_list or uuid in cluster.held,
         users=tuple(
-            _user(name, uuid, cluster, owner) for name, owner in users_by_owner(uuid, {*holders, *whole}, cluster)
+            _user(name, uuid, cluster, owner, collected_at)
+            for name, owner in users_by_owner(uuid, {*holders, *whole}, cluster)
         ),
         processes=(),
     )
@@ -111,8 +113,11 @@ def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry
     )
 
 
-def _user(name: Container, uuid: str, cluster: Cluster, owner: str) -> entries.UserEntry:
+def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at: float) -> entries.UserEntry:
     namespace, pod, container = name
+    sm_ratio, last_active = cluster.value(families.SM, *name, uuid), cluster.value(families.LAST_ACTIVE, *name, uuid)
+    # Of a container that rests, series tell only when it last computed or was first seen, whichever was later.
+    rested = None if sm_ratio or last_active is None else max(collected_at - last_active, 0.0)
     return entries.UserEntry(
         namespace=namespace,
         pod=pod,
@@ -121,10 +126,11 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str) -> entries.U
         memory_bytes=cluster.whole(families.USED, *name, uuid),
         memory_peak_bytes=cluster.whole(families.PEAK, *name, uuid),
         processes=int(cluster.of(families.PROCESSES)[(*name, uuid)]),
-        sm_ratio=cluster.value(families.SM, *name, uuid),
+        sm_ratio=sm_ratio,
         memory_controller_busy_ratio=None,
         unassigned=(*name, uuid) in cluster.of(families.UNASSIGNED),
-        last_active=cluster.value(families.LAST_ACTIVE, *name, uuid),
+        last_active=last_active,
+        seen_seconds=rested,
     )
 
 

@@ -14,10 +14,10 @@ from gpumap import __version__
 from gpumap.cli.command_line import Parser, add_command, parse, top_parser
 from gpumap.cli.output_flags import (
     WATCH_INTERVAL,
-    add_idle_after,
     add_inspect_output,
     add_output,
     add_processes,
+    add_thresholds,
     shape_of,
     sorted_by,
     view_of,
@@ -121,7 +121,7 @@ def _add_waste(commands: Commands) -> None:
             ("who of the namespace has computed nothing for an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
         ],
     )
-    add_idle_after(add_output(waste, WASTE_ORDERS, WATCH_INTERVAL))
+    add_thresholds(add_output(waste, WASTE_ORDERS, WATCH_INTERVAL))
     _add_cluster(waste)
 
 

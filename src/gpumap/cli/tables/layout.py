@@ -32,7 +32,7 @@ _SENTENCE, _INDENT = 24, 4
 class Shape:
     """How a user wants a table. `order` is a key of --sort-by, empty for the table's own order.
 
-    `namespace`: only its rows are shown; empty for all.
+    `namespace`: only its rows are shown; empty for all. `sums_by`: a line for each namespace or node, not for each row.
     """
 
     wide: bool = False
@@ -41,6 +41,7 @@ class Shape:
     reverse: bool = False
     processes: bool = False
     thresholds: Thresholds = DEFAULTS
+    sums_by: str = ""
     namespace: str = ""
     screen: Screen = field(default=PIPE)
 

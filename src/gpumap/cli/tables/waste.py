@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.sort_keys import WASTE_ORDERS
+from gpumap.cli.sort_keys import SUMS_BY, WASTE_ORDERS
 from gpumap.cli.tables.fleets import of_namespace, pods_in, values_of
 from gpumap.cli.tables.layout import (
     NODE,
@@ -29,7 +29,7 @@ from gpumap.model.devices import device_name
 from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, worst_first
 from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
-from gpumap.model.words import UNKNOWN, ratio, size
+from gpumap.model.words import UNKNOWN, number, ratio, size
 
 
 class _NodeFindings(NamedTuple):
@@ -80,6 +80,32 @@ COLUMNS: tuple[Column[Finding], ...] = (
 )
 SORT_KEYS: dict[str, SortKey[Finding]] = sort_keys((NODE, *COLUMNS))
 _BY_SEVERITY = WASTE_ORDERS[0]
+
+
+class GroupSums(NamedTuple):
+    """What is wasted by the pods of a namespace, or on a node: the sums of a node without unmatched slots."""
+
+    name: str
+    sums: dict[str, float | None]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _summed(title: str, key: str, *, spare: bool = False) -> Column[GroupSums]:
+    return amount(title, size, lambda one: _whole(one.sums[key]), spare=spare)
+
+
+GROUP_COLUMNS: tuple[Column[GroupSums], ...] = (
+    amount("IDLE GPUS", ratio, lambda one: one.sums["idle_gpus"]),
+    amount("IDLE HOLDERS", number, lambda one: _whole(one.sums["idle_holders"])),
+    _summed("UNUSED", "unused_bytes"),
+    _summed("OVER", "over_bytes", spare=True),
+    _summed("SQUATTERS", "squatter_bytes"),
+    _summed("LEFTOVERS", "leftover_bytes"),
+)
+"""The first column is the name, by what the sums are."""
 _SUMS = {
     "unused": "granted but not used",
     "squatter": "used by squatters",
@@ -93,7 +119,9 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     of_nodes = _findings(maps, shape)
     found = _sorted(of_nodes, shape)
     doubts = list(few(_unknown(maps, shape), maps.fleet))
-    if found:
+    if found and shape.sums_by:
+        block = _group_table(of_nodes, shape)
+    elif found:
         block = table(with_node(COLUMNS, fleet=maps.fleet), found, shape)
     elif not any(one.devices for one in of_namespace(maps, shape.namespace).maps):
         block = no_rows(maps, shape)
@@ -108,18 +136,25 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             notes(remedies, shape.screen),
             notes(doubts, shape.screen),
             notes(few(maps.missing, maps.fleet), shape.screen, "red"),
-            notes([_summary(found, _sums(of_nodes, shape))], shape.screen, "bold"),
+            notes([_summary(found, _sums(of_nodes, shape.namespace))], shape.screen, "bold"),
         ]
     )
 
 
+def _group_table(of_nodes: Iterable[_NodeFindings], shape: Shape) -> str:
+    by_name: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
+    return table((by_name, *GROUP_COLUMNS), _groups(of_nodes, shape.sums_by, reverse=shape.reverse), shape)
+
+
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
-    """Return the same for scripts: findings, sums, and sentences on what is not known."""
+    """Return the same for scripts: findings, sums, also by namespace, and sentences on what is not known."""
     of_nodes = _findings(maps, shape)
+    by = SUMS_BY if maps.fleet else SUMS_BY[:1]
     return values_of(
         maps,
         findings=[_value(one, fleet=maps.fleet) for one in _sorted(of_nodes, shape)],
-        sums=_sums(of_nodes, shape),
+        sums=_sums(of_nodes, shape.namespace),
+        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(of_nodes, what)] for what in by},
         unknown=list(_unknown(maps, shape)),
     )
 
@@ -161,9 +196,29 @@ def _remedy(one: Finding) -> str:
     return f"{one.container.pod if one.kind == 'unmatched' else one.kind}: {one.remedy}"
 
 
-def _sums(of_nodes: Iterable[_NodeFindings], shape: Shape) -> dict[str, float | None]:
+def _groups(of_nodes: Iterable[_NodeFindings], by: str, *, reverse: bool = False) -> list[GroupSums]:
+    """Return the sums of each namespace or node that has a finding, the largest first."""
+    parts: dict[str, list[_NodeFindings]] = {}
+    for node_map, found in of_nodes:
+        groups: dict[str, list[Finding]] = {}
+        for one in (one for one in found if one.kind != "unmatched"):
+            groups.setdefault(one.node if by == "node" else one.container.namespace, []).append(one)
+        for group, of_group in groups.items():
+            parts.setdefault(group, []).append(_NodeFindings(node_map, of_group))
+    made = [GroupSums(group, _sums(of_group)) for group, of_group in sorted(parts.items())]
+    for group_sums in made:
+        del group_sums.sums["unmatched_slots"]
+    return sorted(made, key=_largest, reverse=not reverse)
+
+
+def _largest(one: GroupSums) -> tuple[float, float]:
+    in_bytes = ("unused_bytes", "over_bytes", "squatter_bytes", "leftover_bytes")
+    return one.sums["idle_gpus"] or 0.0, sum(one.sums[key] or 0.0 for key in in_bytes)
+
+
+def _sums(of_nodes: Iterable[_NodeFindings], namespace: str = "") -> dict[str, float | None]:
     """Return the sums of all nodes of which something is known."""
-    by_node = [sums(one.findings, one.node_map, shape.namespace) for one in of_nodes]
+    by_node = [sums(one.findings, one.node_map, namespace) for one in of_nodes]
     added: dict[str, float | None] = {}
     for summed in SUMMED:
         known = [value for one in by_node if (value := one[summed]) is not None]
