@@ -86,10 +86,7 @@ def findings(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: st
     for on in node_devices(node_map):
         found += _squatters(on)
         found += _leftovers(on)
-        for holder in in_namespace(on.device.holders, namespace):
-            use = _use_of(on, holder, partitioned, thresholds)
-            finding = _of_holder(on, holder, use, thresholds) if use is not None else None
-            found += [] if finding is None else [finding]
+        found += _of_holders(on, in_namespace(on.device.holders, namespace), partitioned, thresholds)
     found += _unmatched(node_map)
     return sorted((_remedied(one) for one in found if namespace in ("", one.container.namespace)), key=_rank)
 
@@ -151,7 +148,25 @@ def _counted(processes: int | None) -> str:
 # --- grants without use -----------------------------------------------------------------------------------------------
 
 
-def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds) -> Finding | None:
+def _of_holders(
+    on: NodeDevice, holders: Iterable[HolderEntry], partitioned: Container[str], thresholds: Thresholds
+) -> Iterator[Finding]:
+    leaves = _leaves(on, partitioned)
+    users: dict[tuple[str, str], list[UserEntry]] = {}
+    for user in (user for leaf in leaves for user in leaf.users):
+        users.setdefault((user.namespace, user.pod), []).append(user)
+    busy_for_nobody = _is_busy_for_nobody(on)
+    for holder in holders:
+        of_pod = users.get((holder.namespace, holder.pod), ())
+        use = _use_of(on, holder, of_pod, len(leaves), thresholds)
+        finding = _of_holder(on, holder, use, thresholds, busy_for_nobody=busy_for_nobody) if use else None
+        if finding:
+            yield finding
+
+
+def _of_holder(
+    on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds: Thresholds, *, busy_for_nobody: bool
+) -> Finding | None:
     if holder.allocated_gpus == 0:
         return None  # admin access: it was granted nothing that it could waste
     granted, used = holder.allocated_memory_bytes, use.memory_bytes
@@ -172,7 +187,7 @@ def _of_holder(on: NodeDevice, holder: HolderEntry, use: _HolderUse, thresholds:
         return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than it was granted")
     if use.pod_at_work or _is_young(use.seen_seconds, thresholds):
         return None
-    why = "" if _is_busy_for_nobody(on) else _idle_because(use, idle_seconds, thresholds)
+    why = "" if busy_for_nobody else _idle_because(use, idle_seconds, thresholds)
     if why:
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
     return finding._replace(why=_peak(holder, on.device)) if _is_much(finding, thresholds) else None
@@ -208,16 +223,14 @@ def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thres
 
 
 def _use_of(
-    on: NodeDevice, holder: HolderEntry, partitioned: Container[str], thresholds: Thresholds
+    on: NodeDevice, holder: HolderEntry, of_pod: Sequence[UserEntry], leaves: int, thresholds: Thresholds
 ) -> _HolderUse | None:
-    """Return what a holder uses; `None` if it is not known of each leaf."""
-    name, leaves = container_of(holder), _leaves(on, partitioned)
-    of_pod = [user for leaf in leaves for user in leaf.users if container_of(user)[:2] == name[:2]]
-    users = [user for user in of_pod if container_of(user) == name]
-    if not users or len(users) < len(leaves):
+    """Return what a holder uses, of the users of its pod; `None` if it is not known of each leaf."""
+    users = [user for user in of_pod if user.container == holder.container]
+    if not users or len(users) < leaves:
         return None
     now = on.node_map.timestamp
-    others = (user for user in of_pod if container_of(user) != name)
+    others = (user for user in of_pod if user.container != holder.container)
     return _use_by(users, pod_at_work=any(_is_at_work(user, now, thresholds) for user in others))
 
 
