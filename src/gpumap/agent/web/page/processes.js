@@ -26,7 +26,7 @@ export function processesView(processes, context) {
   const rows = sorted(processes, context.state.sort, PROCESSES_BY);
   return h(
     "section",
-    { class: "device processes", "aria-label": "Processes" },
+    { class: "processes", "aria-label": "Processes" },
     h("h2", {}, "Processes"),
     h(
       "div",

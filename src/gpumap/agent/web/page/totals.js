@@ -4,9 +4,9 @@ const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
 
 /** What can be given away: no partitioned GPU, of which one gives the instances, or all of them at once. */
-export const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.parent);
+const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.parent);
 
-export const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
+const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
 
 /** Whether a process is known on it, whoever its owner is. */
 export const isUsed = (device) => device.rows.some((row) => row.owner !== "unaccounted" && row.processes?.length > 0);
