@@ -34,7 +34,7 @@ from gpumap.model.snapshot import Node as SnapshotNode
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
 from tests.generated import nodes as made_nodes
-from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.scraped import kept
 from tests.snapshots import busy_node
 from tests.test_map_schema import VALIDATOR
@@ -133,7 +133,7 @@ def shown(device: DeviceEntry) -> dict[str, Any]:
     """What series have of a device."""
     same = {name: getattr(device, name) for name in ("uuid", "mig_profile", "memory", "holders")}
     same |= {name: getattr(device, name) for name in ("gpu_uuid", "index", "model") if device.memory}
-    unknown = {"memory_controller_busy_ratio": None, "pod_uid": None, "owner": ""}
+    unknown = {"memory_controller_busy_ratio": None, "pod_uid": None, "seen_seconds": None, "owner": ""}
     users = [msgspec.structs.replace(one, **unknown) for one in device.users]
     owners = {one.owner: one.memory_bytes for one in device.owners if one.memory_bytes}
     return {**same, "users": users, "owners": owners if device.memory else {}}
@@ -190,6 +190,22 @@ def sums(answer: NodeMaps) -> dict[str, Any]:
     """The sums of `waste`."""
     found: dict[str, Any] = msgspec.to_builtins(waste_values(answer, Shape()))["sums"]
     return found
+
+
+def test_series_do_not_tell_how_old_a_holder_is() -> None:
+    """One that rests is idle after --grace without SM time; until then it may have just started."""
+    node = TestNode([Gpu(0)], [Pod("ml", "idle", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})])
+
+    def kinds(seconds: float) -> list[str]:
+        seen, _ = cluster_of((node.collect(seconds), target("a:1")))
+        return [row["finding"] for row in msgspec.to_builtins(waste_values(seen, Shape()))["findings"]]
+
+    node.collect()
+    assert kinds(30.0) == []
+    node.collect(50.0)
+    assert kinds(45.0) == ["idle"]
+    node.processes = [Process(10, gpu_uuid(0), node.pods[0], memory=GIB, sm=0.5)]
+    assert kinds(5.0) == ["unused"]
 
 
 def test_nodes_of_a_cluster_in_one_table() -> None:

@@ -17,6 +17,7 @@ from gpumap.cli.inspect.grants import grants
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables import Shape, map_table, top_values, waste_table, waste_values
 from gpumap.cli.tables.inspect import inspect_table, inspect_values
+from gpumap.model.findings import Thresholds
 from gpumap.model.map import DeviceEntry, GpuEntry, NodeMap
 from gpumap.model.snapshot import Snapshot
 from tests.examples import examples
@@ -27,6 +28,8 @@ from tests.test_fleet import Labels, cluster_of, named, node_of, series, target
 BARE: Labels = {"job": "g", "instance": "b:1"}
 KINDS: tuple[Labels, ...] = (target("a:1", node="n"), target("a:1"), BARE, {**BARE, "namespace": "gpumap"})
 """Targets as an operator, a static configuration and something between them label them."""
+ANY_AGE = Thresholds(grace_seconds=0.0)
+"""Series do not tell how old a container is."""
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
@@ -55,7 +58,8 @@ def _device(device: DeviceEntry) -> dict[str, Any]:
     found["holders"] = [msgspec.structs.replace(one, admin_access=False) for one in device.holders]
     found["memory"] = _memory(device)
     found["users"] = [
-        msgspec.structs.replace(one, memory_controller_busy_ratio=None, pod_uid=None) for one in device.users
+        msgspec.structs.replace(one, memory_controller_busy_ratio=None, pod_uid=None, seen_seconds=None)
+        for one in device.users
     ]
     owners = {one.owner: (one.memory_bytes or 0, one.processes or 0) for one in device.owners}
     found["owners"] = {owner: of_owner for owner, of_owner in owners.items() if any(of_owner)}
@@ -78,7 +82,7 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
     for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
         top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
         top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
-    waste = msgspec.to_builtins(waste_values(seen, Shape()))
+    waste = msgspec.to_builtins(waste_values(seen, Shape(thresholds=ANY_AGE)))
     findings: Counter[str] = Counter()
     for row in waste["findings"]:
         of_pod = () if row["finding"] == "leftover" else ("pod", "granted_bytes", "gpus", "waste_bytes")
