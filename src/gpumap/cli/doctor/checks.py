@@ -14,7 +14,7 @@ from gpumap.cli.words import listed
 from gpumap.model import remedies
 from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
 from gpumap.model.node_facts import Answer, Facts, Privileges
-from gpumap.model.observations import Source
+from gpumap.model.terms import Source
 from gpumap.model.units import counted
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")

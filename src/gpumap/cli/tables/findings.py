@@ -19,7 +19,7 @@ from gpumap.cli.tables.devices import (
 from gpumap.cli.tables.unknowns import invisible, unknown_of_devices, use_known
 from gpumap.cli.words import age, listed, size
 from gpumap.model.map import DeviceEntry, HolderEntry, NodeMap, UserEntry
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 from gpumap.model.units import counted
 
 KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")

@@ -24,7 +24,7 @@ from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, n
 from gpumap.cli.tables.unknowns import no_rows, troubles
 from gpumap.cli.words import UNKNOWN, number, percent, ratio, size
 from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 
 COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
 """Of owners. `unassigned` is also in capitals."""

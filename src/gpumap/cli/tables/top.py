@@ -38,7 +38,7 @@ from gpumap.cli.tables.map import COLOURS, shown_owner
 from gpumap.cli.tables.unknowns import all_known, no_rows, troubles
 from gpumap.cli.words import UNKNOWN, age, number, percent, size
 from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 
 
 class DeviceUse(NamedTuple):
