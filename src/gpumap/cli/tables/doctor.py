@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumap.cli.doctor.gpu_checks import Result
-from gpumap.cli.tables.layout import Shape
+from gpumap.cli.tables.layout import Shape, joined, notes
 from gpumap.cli.terminal import cells, contained, wrapped
 
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}
-_NARROWEST = 20
+_NARROWEST, _INDENT = 30, 4
+"""The least number of cells of a text beside its check; and the indent of a text below its check."""
 
 
 def doctor_table(results: Sequence[Result], shape: Shape) -> str:
@@ -19,13 +20,15 @@ def doctor_table(results: Sequence[Result], shape: Shape) -> str:
     second = max(len(text) for text in (head[1], *(one.state for one in results)))
     lines = [f"{head[0]:{first}}   {head[1]:{second}}   {head[2]}"] if shape.headers else []
     indent = first + second + 6
+    narrow = shape.screen.columns is not None and shape.screen.columns - indent < _NARROWEST
     for one in results:
         name = contained(one.check)
         state = shape.screen.paint(one.state, _colour(one)) + " " * (second - len(one.state))
-        texts = _texts(one, indent, shape)
-        lines.append(f"{name}{' ' * (first - cells(name))}   {state}   {texts[0]}".rstrip())
-        lines += [" " * indent + text for text in texts[1:]]
-    return "\n".join([*lines, "", shape.screen.paint(_summary(results), "bold")]) + "\n"
+        texts = _texts(one, _INDENT if narrow else indent, shape)
+        beside = "" if narrow else texts.pop(0)
+        lines.append(f"{name}{' ' * (first - cells(name))}   {state}   {beside}".rstrip())
+        lines += [" " * (_INDENT if narrow else indent) + text for text in texts]
+    return joined(["\n".join(lines), notes([_summary(results)], shape.screen, "bold")])
 
 
 def _texts(one: Result, indent: int, shape: Shape) -> list[str]:
@@ -34,7 +37,7 @@ def _texts(one: Result, indent: int, shape: Shape) -> list[str]:
     remedy = f"→ {contained(one.remedy)}" if one.remedy else ""
     if shape.screen.columns is None:
         return [f"{text} {remedy}".strip()]
-    room = max(shape.screen.columns - indent, _NARROWEST)
+    room = max(shape.screen.columns - indent, 1)
     return [*wrapped(text, room), *wrapped(remedy, room)] or [""]
 
 
