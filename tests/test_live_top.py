@@ -312,3 +312,10 @@ async def test_a_locale_without_utf_8(fake: FakeAgent, variables: dict[str, str]
         await found.end()
     assert found.process.returncode == 0
     assert "Traceback" not in found.said
+
+
+async def test_a_gpu_that_is_down_is_named_with_its_remedy(fake: FakeAgent) -> None:
+    """Which one is broken, and what to do: on the screen that a person looks at anyway."""
+    async with top(fake, columns=80) as found:
+        assert "GPU 2 is down: lost. " in found.shown
+        assert len(found.shown.splitlines()) == 24

@@ -59,7 +59,7 @@ def live(found: NodeMaps, shape: Shape) -> str:
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize(
-    ("table", "narrowest"), [(map_table, 72), (top_table, 60), (processes, 72), (waste_table, 60), (doctor, 60)]
+    ("table", "narrowest"), [(map_table, 80), (top_table, 60), (processes, 72), (waste_table, 60), (doctor, 60)]
 )
 def test_no_line_is_wider_than_the_terminal(node: str, table: Table, narrowest: int) -> None:
     found = maps(NODES[node]())
@@ -69,7 +69,7 @@ def test_no_line_is_wider_than_the_terminal(node: str, table: Table, narrowest: 
 
 
 @pytest.mark.parametrize("table", [map_table, top_table, processes, waste_table, live])
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [66, 80, 200])
 def test_pods_can_be_told_apart(table: Table, columns: int) -> None:
     """Their long names are shortened where they are alike. What says less goes first: memory in percent, container."""
     shown, _, _ = table(maps(long_names(10)), Shape(screen=Screen(columns=columns))).partition("\n\nNot idle")
@@ -98,3 +98,10 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
         lines = one.format_help().splitlines()
         assert max(len(line) for line in lines if not line.startswith("  ")) <= columns
         assert any("examples:" in line for line in lines) or one is parser
+
+
+def test_what_is_wrong_is_at_the_end_of_doctor() -> None:
+    """With its remedy, on a terminal of 24 lines, which shows the end."""
+    lines = doctor(maps(NODES["lost-gpu"]()), Shape(screen=Screen(columns=80))).splitlines()
+    states = [word for line in lines for word in line.split()[1:2] if word in ("ok", "failed", "degraded", "missing")]
+    assert states == sorted(states, key=["ok", "missing", "degraded", "failed"].index)

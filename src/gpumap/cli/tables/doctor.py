@@ -9,12 +9,18 @@ from gpumap.cli.tables.layout import Shape, joined, notes
 from gpumap.cli.terminal import cells, contained, wrapped
 
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}
+_FINE, _WORSE = ("ok", "not needed"), ("missing", "warning", "degraded", "failed")
 _NARROWEST, _INDENT = 30, 4
 """The least number of cells of a text beside its check; and the indent of a text below its check."""
 
 
 def doctor_table(results: Sequence[Result], shape: Shape) -> str:
-    """Return a line for each result, and a last one: whether everything works that is required."""
+    """Return a line for each result, and a last one: whether everything works that is required.
+
+    On a terminal, which shows the end, the worst comes last.
+    """
+    if shape.screen.columns is not None:
+        results = sorted(results, key=lambda one: _WORSE.index(one.state) if one.state in _WORSE else -1)
     head = ("CHECK", "STATE", "WHAT IS SEEN")
     first = max(cells(contained(text)) for text in (head[0], *(one.check for one in results)))
     second = max(len(text) for text in (head[1], *(one.state for one in results)))
@@ -47,7 +53,7 @@ def _colour(one: Result) -> str:
 
 def _summary(results: Sequence[Result]) -> str:
     broken = [one.check for one in results if one.required and one.state not in ("ok", "degraded")]
-    worse = [one.check for one in results if one.state not in ("ok", "not needed") and one.check not in broken]
+    worse = [one.check for one in results if one.state not in _FINE and one.check not in broken]
     if broken:
         return f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, and {_is(broken)} required."
     return "All that is required works" + (f"; worth a look: {', '.join(map(contained, worse))}." if worse else ".")

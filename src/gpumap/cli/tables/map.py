@@ -169,7 +169,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         sort=lambda one: one.user.memory_bytes if one.user else None,
         sort_name="memory",
     ),
-    _of_user("SM", lambda user: percent(user.sm_ratio), lambda user: user.sm_ratio)._replace(spare=1),
+    _of_user("SM", lambda user: percent(user.sm_ratio), lambda user: user.sm_ratio),
     _column("OWNER", _state, lambda one: shown_owner(_owner_of(one)), lambda other: other.owner)._replace(
         colour=_owner_colour
     ),
