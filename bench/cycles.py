@@ -10,7 +10,8 @@ from bench import usage
 from bench.contestants import Contestant, gpumap, has_nvitop, nvitop
 from bench.figures import Figure, missing
 from bench.node import LARGE, SMALL, Shape, node
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import GROUPS
 
 WARM_UP_SECONDS = 3.0
 P6_LIMITS = {SMALL: 0.10, LARGE: 0.05}

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, PROCESSES, self_families
+from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.flags import DEFAULT_DIALECTS, DEFAULT_GROUPS
+from gpumap.agent.metrics import GROUPS, PROCESSES, self_families
 from gpumap.agent.settings import FLAGS, Flag
 from gpumap.model import remedies
 from gpumap.model.families import Family, Numbered

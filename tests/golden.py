@@ -10,8 +10,9 @@ import asyncio
 from functools import cache
 from pathlib import Path
 
-from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.flags import DEFAULT_DIALECTS
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture import replay
 from gpumap.model.snapshot import Snapshot

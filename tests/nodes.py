@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from gpumap.agent.join import Memory, Rules, step
-from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.observations import (
     CgroupKind,
     CgroupMembership,
@@ -41,6 +40,7 @@ from gpumap.model.observations import (
     ResourceDevices,
 )
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 
 T = TypeVar("T")

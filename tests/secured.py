@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import bcrypt
 
-from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.config.watch import Watch
 from gpumap.agent.web.pages import Pages

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
 from gpumap.model.observations import Source

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from gpumap.model.device_ids import (
-    DEFAULT_RESOURCE_PATTERN,
     ByIndex,
     ByMinor,
     ByPlacement,
@@ -18,6 +17,7 @@ from gpumap.model.device_ids import (
 from gpumap.model.observations import DeviceId, PluginAnswer
 from gpumap.model.plugins import named_devices, recognise, recognise_dra
 from gpumap.model.readings import Uuid
+from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 
 GPU = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
 OTHER = "GPU-aaaaaaaa-cfa2-0990-bf4a-5da9abb51763"

@@ -11,7 +11,8 @@ import pytest
 from gpumap.agent import service
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import GROUPS
 from gpumap.agent.nvml_worker.card import CARD_FIELDS
 from gpumap.agent.nvml_worker.reading import fields_of
 from gpumap.agent.settings import Settings, resolve, with_everything

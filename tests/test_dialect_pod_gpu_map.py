@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
+from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES, node_family
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.flags import DEFAULT_DIALECTS
 from gpumap.model.families import Family
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import Uuid

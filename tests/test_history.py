@@ -8,10 +8,10 @@ from dataclasses import replace
 import msgspec
 
 from gpumap.agent.web.history import BUCKET_SECONDS, BUCKETS, History, history_document
+from gpumap.model.map import json_bytes
 from gpumap.model.observations import ContainerName, Moment
 from gpumap.model.readings import DeviceMemory, GpuReading, Uuid
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Gpu, Leaf, Node, Snapshot
-from gpumap.model.text import json_bytes
 from tests.snapshots import busy_node, gpu, instances, leaf, row
 
 UUID = Uuid("GPU-1")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
 import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -214,3 +218,104 @@ async def test_keys_from_nowhere_do_not_matter(fake: FakeAgent) -> None:
         text = await found.end()
     assert "pod-0" in text
     assert "\x1b[?1049h" not in text
+
+
+# --- on terminals of all kinds ----------------------------------------------------------------------------------------
+
+KUBECTL = [sys.executable, str(Path(__file__).with_name("kubectl_exec.py"))]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(20, 5), (80, 24), (200, 50), (1, 1)])
+async def test_every_frame_fits_the_terminal(fake: FakeAgent, columns: int, lines: int) -> None:
+    """Also one that is too small for its answer: nothing wraps or scrolls, and `q` ends it."""
+    with terminal("top", "--interval", "100ms", "--url", fake.url, columns=columns, lines=lines) as found:
+        await found.until(lambda _: len(found.frames) > 4, "it does not repaint")
+        for key in ("g", "p", "s", "\x1b[B", "/", "x", "\x1b"):
+            rows = (await found.press(key)).splitlines()
+            assert len(rows) <= lines
+            assert max(map(cells, rows), default=0) <= columns
+        os.write(found._master, b"q")
+        await found.end()
+    assert found.process.returncode == 0
+    assert "Traceback" not in found.said
+
+
+async def test_the_window_changes_its_size_again_and_again(fake: FakeAgent) -> None:
+    async with top(fake, columns=80) as found:
+        for columns, lines in ((200, 50), (20, 5), (1, 1), (300, 3), (80, 24)):
+            found.resize(columns, lines)
+            seen = len(found.frames)
+            await found.until(lambda _, seen=seen: len(found.frames) > seen + 2, "it does not repaint")  # type: ignore[misc]
+            assert len(found.shown.splitlines()) <= lines
+            assert max(map(cells, found.shown.splitlines()), default=0) <= columns
+        assert "pod-0" in found.shown
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (200, 50)])
+async def test_through_kubectl_exec(fake: FakeAgent, key: str, columns: int, lines: int) -> None:
+    """`kubectl exec -it` has a terminal at both ends. Keys, sizes and the end pass through it."""
+    command = [*KUBECTL, "exec", "-it", "pod", "--", str(GPUMAP), "top", "--interval", "100ms", "--url", fake.url]
+    with on_terminal(command, {}, columns, lines) as found:
+        await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
+        assert len(found.shown.splitlines()) == lines
+        assert "by sm" in (await found.press("s")).splitlines()[0]
+        found.resize(60, 12)
+        await found.until(lambda _: len(found.shown.splitlines()) == 12, "it does not follow")
+        os.write(found._master, key.encode())
+        await found.end()
+        assert found.process.returncode == 0
+        assert termios.tcgetattr(found._master)[3] & termios.ECHO
+    assert found.said.endswith("\x1b[?25h\x1b[?1049l")
+    assert "Traceback" not in found.said
+
+
+@pytest.mark.parametrize("flags", [[], ["-i"]], ids=["", "-i"])
+async def test_kubectl_exec_without_a_terminal_prints_the_table(fake: FakeAgent, flags: list[str]) -> None:
+    command = [*KUBECTL, "exec", *flags, "pod", "--", str(GPUMAP), "top", "--url", fake.url]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("NAMESPACE")
+    assert "\x1b" not in done.stdout
+    assert not done.stderr
+
+
+async def test_a_pipe_gets_the_table(fake: FakeAgent) -> None:
+    with on_terminal(["sh", "-c", f"{GPUMAP} top --url {fake.url} | cat"], {}, 80, 24) as found:
+        text = await found.end()
+    assert text.startswith("NAMESPACE")
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}], ids=["dumb", "unset"])
+async def test_a_terminal_that_cannot_be_repainted_gets_the_table(fake: FakeAgent, variables: dict[str, str]) -> None:
+    """It is printed once, in the terminal's width, and without colours."""
+    with terminal("top", "--url", fake.url, columns=80, lines=24, **variables) as found:
+        text = await found.end()
+    assert found.process.returncode == 0
+    assert text.startswith("NAMESPACE")
+    assert "\x1b" not in text
+    assert max(map(cells, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
+    ids=["C", "ASCII"],
+)
+async def test_a_locale_without_utf_8(fake: FakeAgent, variables: dict[str, str]) -> None:
+    """What it cannot write is a question mark; keys and the end are as elsewhere."""
+    fake.answer = {**(fake.answer or {}), "node": {"name": "knoten-ä", "internal_ip": None}}
+    with terminal("top", "--interval", "100ms", "--url", fake.url, columns=80, lines=24, **variables) as found:
+        await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
+        assert "knoten-" in found.shown
+        os.write(found._master, b"q")
+        await found.end()
+    assert found.process.returncode == 0
+    assert "Traceback" not in found.said
+
+
+async def test_a_gpu_that_is_down_is_named_with_its_remedy(fake: FakeAgent) -> None:
+    """Which one is broken, and what to do: on the screen that a person looks at anyway."""
+    async with top(fake, columns=80) as found:
+        assert "GPU 2 is down: lost. " in found.shown
+        assert len(found.shown.splitlines()) == 24

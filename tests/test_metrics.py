@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family
 from gpumap.model.observations import ContainerName
 from gpumap.model.readings import CLOCK_EVENT_TIMES, Activity, Uuid

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import FLAGS, Flag, Listen, Settings, add_flags, parse_listen, resolve
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration

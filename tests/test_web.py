@@ -27,7 +27,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumap.agent.dialects.pod_gpu_map import FAMILIES as POD_GPU_MAP
 from gpumap.agent.dialects.pod_gpu_map import node_family
-from gpumap.agent.metrics import DEFAULT_GROUPS, native, self_families
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import native, self_families
 from gpumap.agent.web.app import application
 from gpumap.agent.web.negotiation import has_already, prefers_openmetrics, quality
 from gpumap.agent.web.pages import Pages

@@ -6,13 +6,12 @@ Each command is added by its own function. What it needs is imported when it run
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gpumap import __version__
 from gpumap.agent.flags import FLAGS, add_flags
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 
+T = TypeVar("T")
 DEMO_ADDRESS = "127.0.0.1:9401"
 """A simulated node is for the one who tries it, not for the network."""
 
@@ -135,6 +135,12 @@ def _add_completion(commands: Commands) -> None:
     completion.add_argument("shell", metavar="SHELL", type=one_of(*SHELLS), choices=SHELLS, help=" or ".join(SHELLS))
 
 
+def _run_loop(work: Coroutine[None, None, T]) -> T:
+    import asyncio
+
+    return asyncio.run(work)
+
+
 # --- what they do -----------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +157,7 @@ def _serve(given: argparse.Namespace) -> int:
     from gpumap.agent.sources.nvml import worker_command
 
     with service.bind(settings.listen) as listener:
-        asyncio.run(service.serve(settings, worker_command(settings.nvml_library or None), listener))
+        _run_loop(service.serve(settings, worker_command(settings.nvml_library or None), listener))
     return 0
 
 
@@ -171,7 +177,7 @@ def _demo(given: argparse.Namespace) -> int:
         raise UsageError(f"--scenario {error}") from error
     chosen = given.node_name or os.environ.get("GPUMAP_NODE_NAME")
     settings = settings if chosen else replace(settings, node_name=scenario.node)
-    asyncio.run(serve_demo(settings, scenario))
+    _run_loop(serve_demo(settings, scenario))
     return 0
 
 
@@ -182,7 +188,7 @@ def _demo_of_capture(given: argparse.Namespace) -> int:
         raise UsageError("--capture: cannot be played together with --scenario")
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
-    asyncio.run(serve_capture(settings, load_capture(Path(given.capture))))
+    _run_loop(serve_capture(settings, load_capture(Path(given.capture))))
     return 0
 
 
@@ -198,7 +204,7 @@ def _record(given: argparse.Namespace) -> int:
     settings = quiet(resolve(given, os.environ, ("sources", "log")), given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     command = worker_command(settings.nvml_library or None)
-    return asyncio.run(record_node(settings, command, Path(given.folder), seconds=seconds, anonymous=given.anonymize))
+    return _run_loop(record_node(settings, command, Path(given.folder), seconds=seconds, anonymous=given.anonymize))
 
 
 def _outlasting(interval: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The first screen of `/`: what needs attention, the numbers, a line for each GPU; how they lead to each other; axe-core."""
+"""The first screen of `/`: findings, numbers and a line for each GPU, and how they lead to each other; axe-core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCREEN = 900
 
 
 def mixed(number: int) -> TestNode:
-    """GPUs with a trainer, three notebooks of which one never starts, an idle server, a squatter and a leftover, nobody."""
+    """GPUs with a trainer, three notebooks, an idle server, a squatter beside a leftover, and nobody."""
     node = TestNode([Gpu(card) for card in range(number)], allocatable={
         SHARED: [f"{gpu_uuid(card)}::{slot}" for card in range(number) for slot in range(4)]})  # fmt: skip
     for card in range(number):
@@ -130,7 +130,9 @@ async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
     async with tab(browser, site.url) as one:
         assert await one.texts("#attention .nobody") == ["Nothing is wrong, and nothing is wasted."]
         site.collect(cards(1, 2))
-        await expect(one.page.locator("#attention .nobody")).to_have_text("Nothing is wrong or wasted in what is known.")
+        await expect(one.page.locator("#attention .nobody")).to_have_text(
+            "Nothing is wrong or wasted in what is known."
+        )
 
 
 async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> None:
@@ -185,5 +187,5 @@ async def test_axe_finds_nothing(site: Site, browser: Browser, dark: bool, width
         site.collect(make(), 30, 50.0)
         async with tab(browser, f"{site.url}{address}", width=width, dark=dark) as one:
             await expect(one.page.locator("#health li")).not_to_have_count(0)
-            results = await Axe().run(one.page)
+            results = await Axe().run(one.page)  # type: ignore[no-untyped-call]
             assert results.violations_count == 0, f"{name}: {results.generate_report()}"

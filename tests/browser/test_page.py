@@ -291,7 +291,9 @@ async def test_the_keyboard_is_enough(site: Site, browser: Browser) -> None:
             reached.append(name)
             assert len(reached) < 100
         assert reached[0] == "To the GPUs"
-        assert {"GPUs", "Processes", "JSON", "metrics", "filter", "GPU 0", str(UUID), "Container", "Used", "SM"} <= set(reached)
+        assert {"GPUs", "Processes", "JSON", "metrics", "filter", "GPU 0", str(UUID), "Container", "Used", "SM"} <= set(
+            reached
+        )
 
 
 async def test_the_uuid_can_be_copied(site: Site, browser: Browser) -> None:

@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given, settings
 
 from gpumap.agent.exposition import Exposition
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS, native, self_families
+from gpumap.agent.flags import DEFAULT_GROUPS
+from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.snapshot import Snapshot
 from tests import golden
 from tests.demo_process import fetch

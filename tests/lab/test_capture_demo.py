@@ -26,10 +26,10 @@ from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits
 from gpumap.lab.capture.node import CapturedNode, files_of
 from gpumap.lab.capture.run import load_capture
 from gpumap.lab.node_files import NodeFiles
-from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.observations import NvmlReading, Source
 from gpumap.model.readings import Activity, GpuReading, Listening, Uuid, XidError
+from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from tests import agent, golden
 from tests.command import run_command
 

@@ -1,4 +1,8 @@
-"""The table of `serve`'s flags. The parser, the environment variables and docs/flags.md are made from it."""
+"""The table of `serve`'s flags. The parser, the environment variables and docs/flags.md are made from it.
+
+Every command line reads it, so the names of groups and dialects are repeated here: their tables take long to import.
+tests/test_start.py compares both.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,19 @@ import argparse
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gpumap.agent.dialects import DEFAULT_DIALECTS, DIALECTS
-from gpumap.agent.metrics import DEFAULT_GROUPS, GROUPS
-from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 
 LONGEST_DEFAULT_SHOWN = 60
 """Longer defaults are not useful in --help."""
 ABOUT = {"serving": "what is served", "sources": "where this node's sources are", "log": "log"}
 """Parts of --help, with their titles."""
+GROUPS = ("allocation", "use", "accounting", "device", "health", "links", "gpm", "codec")
+DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
+DIALECTS = (
+    *("pod-gpu-map", "pod-gpu-map-deprecated", "gpu-mem-monitor", "cadvisor", "gpu-manager", "nvidia-smi"),
+    *("dcgm", "dcgm-join", "arms"),
+)
+DEFAULT_DIALECTS = ("native", "pod-gpu-map")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

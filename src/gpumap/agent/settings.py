@@ -12,9 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.flags import ABOUT, FLAGS, LOG_FORMATS, LOG_LEVELS, Flag, add_flags
-from gpumap.agent.metrics import GROUPS
+from gpumap.agent.flags import ABOUT, DIALECTS, FLAGS, GROUPS, LOG_FORMATS, LOG_LEVELS, Flag, add_flags
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 

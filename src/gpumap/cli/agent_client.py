@@ -6,15 +6,16 @@ This is the edge of the commands: the bytes of an answer become a typed map here
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
-import zlib
+import ssl
+from http.client import HTTPException
 
-import aiohttp
 import msgspec
 from yarl import URL
 
 from gpumap.cli.credentials import Credentials
-from gpumap.cli.http_errors import connection_error
+from gpumap.cli.http_get import Answer, Place, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.server_flags import NO_URL, is_host, without_password
 from gpumap.model.errors import FatalError, UsageError
@@ -22,9 +23,7 @@ from gpumap.model.map import VERSION, NodeMap, decode
 
 REQUEST_SECONDS = 10.0
 REDIRECTS_MAX = 3
-ANSWER_BYTES_MAX = 16 << 20
-"""Unpacked. The largest node's map has less than a twentieth of it."""
-_PIECE_BYTES = 1 << 16
+_REDIRECTS = (301, 302, 303, 307, 308)
 _HUGE_NUMBER = re.compile(rb"(\d{300}|\d[eE]\+?\d{3,})\s*[,}\]]")
 """More than 1e99, or so many digits: sums and ratios of such numbers would overflow. None of gpumap's is so large."""
 _HUGE_TEXT = re.compile(rb'"(?:[^"\\]|\\.){4096}', re.DOTALL)
@@ -47,26 +46,15 @@ class _Outline(msgspec.Struct):
 
 
 async def from_agent(address: URL, interval_seconds: float, who: Credentials) -> NodeMapStream:
-    """Ask a running gpumap again and again. Raises UsageError for what is no URL."""
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
-    # Unpacked by `body_of`, a piece at a time: a small answer may unpack to one that fills the memory.
-    headers = {"Accept-Encoding": "gzip", **who.headers}
-    connector = aiohttp.TCPConnector(ssl=True if who.tls is None else who.tls)
-    async with aiohttp.ClientSession(
-        timeout=timeout, headers=headers, connector=connector, auto_decompress=False
-    ) as session:
-        while True:
-            answer: NodeMaps | FatalError
-            try:
-                # Credentials are for this address only.
-                redirects_max = 0 if any(who) else REDIRECTS_MAX
-                answer = NodeMaps((await _ask(session, address, redirects_max, who.server_name),))
-            except aiohttp.InvalidURL as error:
-                raise UsageError(f"--url {address}: {NO_URL}") from error
-            except FatalError as error:
-                answer = error
-            yield answer
-            await asyncio.sleep(interval_seconds)
+    """Ask a running gpumap again and again."""
+    while True:
+        answer: NodeMaps | FatalError
+        try:
+            answer = NodeMaps((await _ask(address, who),))
+        except FatalError as error:
+            answer = error
+        yield answer
+        await asyncio.sleep(interval_seconds)
 
 
 def map_address(url: str) -> URL:
@@ -86,40 +74,56 @@ def map_address(url: str) -> URL:
     return given.with_path(f"{path}/api/v1/map")
 
 
-async def _ask(session: aiohttp.ClientSession, address: URL, redirects_max: int, server_name: str | None) -> NodeMap:
-    request = session.get(
-        address, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1, server_hostname=server_name
-    )
+async def _ask(address: URL, who: Credentials) -> NodeMap:
+    """Ask once. Raises FatalError with the reason."""
     try:
-        async with request as response:
-            if response.status != 200:
-                raise FatalError(f"{address} answered {response.status} {response.reason}{_hint(response)}")
-            return map_in(await body_of(response, str(address)), str(address))
-    except aiohttp.TooManyRedirects as error:
-        raise FatalError(f"{address} redirects too often") from error
-    except aiohttp.RedirectClientError as error:
-        raise FatalError(f"{address} redirects to what is no http:// or https:// address") from error
-    except aiohttp.InvalidURL:
-        raise
+        async with asyncio.timeout(REQUEST_SECONDS):
+            answer = await _answer(address, who)
     except TimeoutError as error:
         raise FatalError(f"{address} did not answer: no answer within {REQUEST_SECONDS:g} s") from error
-    except aiohttp.ClientError as error:
-        raise FatalError(
-            f"{address} did not answer: {connection_error(error, https=address.scheme == 'https')}"
-        ) from error
-    except ValueError as error:
-        raise FatalError(f"{address} did not answer with JSON") from error
+    except (OSError, HTTPException) as error:
+        why = no_answer(error, https=address.scheme == "https")
+        raise FatalError(f"{address} did not answer: {why}") from error
+    if answer.status != 200:
+        raise FatalError(f"{address} answered {answer.status} {answer.reason}{_hint(answer.status)}")
+    return map_in(answer.body, str(address))
 
 
-def _hint(response: aiohttp.ClientResponse) -> str:
+async def _answer(address: URL, who: Credentials) -> Answer:
+    """Follow redirects, unless the request has credentials: they are for this address only."""
+    asked = address
+    for _ in range(REDIRECTS_MAX + 1):
+        answer = await get(_place(asked, who), asked.raw_path_qs, who.headers, str(address))
+        if answer.status not in _REDIRECTS or not answer.location or any(who):
+            return answer
+        try:
+            asked = asked.join(URL(answer.location))
+        except ValueError:
+            asked = URL()
+        if asked.scheme not in ("http", "https") or not is_host(asked.host):
+            raise FatalError(f"{address} redirects to what is no http:// or https:// address")
+    raise FatalError(f"{address} redirects too often")
+
+
+def _place(address: URL, who: Credentials) -> Place:
+    tls = (who.tls or _trusting_the_system()) if address.scheme == "https" else None
+    return Place(address.raw_host or "", address.port or 0, tls, who.server_name)
+
+
+@functools.cache
+def _trusting_the_system() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _hint(status: int) -> str:
     hints = {
         401: ": who is asking? see --user and --password-file",
         403: ": it refuses; does it ask for --cert-file?",
         404: ": is it the URL of a gpumap agent? --prometheus asks a Prometheus",
     }
-    if response.status in hints:
-        return hints[response.status]
-    return ": give the URL that answers itself" if 300 <= response.status < 400 else ""
+    if status in hints:
+        return hints[status]
+    return ": give the URL that answers itself" if 300 <= status < 400 else ""
 
 
 def map_in(body: bytes, who: str) -> NodeMap:
@@ -145,19 +149,3 @@ def _has_outline(body: bytes, who: str) -> bool:
         return False
     except (ValueError, RecursionError) as error:
         raise FatalError(f"{who} did not answer with JSON") from error
-
-
-async def body_of(response: aiohttp.ClientResponse, who: str) -> bytes:
-    """Return the answer, unpacked a piece at a time. Raises FatalError if it is too large for a map, or cannot be
-    unpacked."""
-    packed = response.headers.get("Content-Encoding", "identity").lower() != "identity"
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if packed else None
-    body = bytearray()
-    async for piece in response.content.iter_chunked(_PIECE_BYTES):
-        try:
-            body += unpack.decompress(piece, ANSWER_BYTES_MAX + 1 - len(body)) if unpack else piece
-        except zlib.error as error:
-            raise FatalError(f"{who} did not answer with JSON") from error
-        if len(body) > ANSWER_BYTES_MAX:
-            raise FatalError(f"{who} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
-    return bytes(body)

@@ -6,10 +6,12 @@ Knows argparse, and nothing of what the commands do.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
+from gpumap.cli.terminal import wrapped
 from gpumap.model.errors import UsageError
 
 LINE_COLUMNS_MAX = 110
@@ -60,6 +62,15 @@ class _Format(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         columns = min(shutil.get_terminal_size().columns, LINE_COLUMNS_MAX)
         super().__init__(prog, max_help_position=30, width=columns - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap paragraphs that are too wide. Indented lines are examples: a command is copied as it stands."""
+        lines: list[str] = []
+        for is_text, part in itertools.groupby(text.splitlines(), lambda line: line != "" and line[0] != " "):
+            paragraph = list(part)
+            too_wide = is_text and max(map(len, paragraph)) > width
+            lines += wrapped(" ".join(paragraph), width) if too_wide else paragraph
+        return "\n".join(lines)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)

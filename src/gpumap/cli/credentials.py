@@ -10,7 +10,6 @@ import base64
 import os
 import re
 import select
-import ssl
 import stat
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
+    import ssl
+
     from yarl import URL
 
 CREDENTIALS = ("header", "token_file", "user", "password_file", "ca_file", "cert_file", "key_file", "server_name")
@@ -184,6 +185,8 @@ def _mode(path: str) -> int:
 
 
 def _trusting(path: str | None) -> ssl.SSLContext:
+    import ssl
+
     if path is None:
         return ssl.create_default_context()
     try:
@@ -196,6 +199,7 @@ def _trusting(path: str | None) -> ssl.SSLContext:
 
 def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
     """Load a client certificate into the context."""
+    import ssl
 
     def refuse() -> str:
         raise UsageError(f"--key-file {key or certificate}: is encrypted, and its password is not asked for")

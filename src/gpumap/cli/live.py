@@ -137,3 +137,6 @@ class _Window:
         if self._maps is not None:
             yield from notices_of(self._maps, self._view)
             yield collected_long_ago(self._maps, time.time())
+            for gpu in () if self._maps.fleet else self._maps.maps[0].gpus:
+                if not gpu.up:
+                    yield f"GPU {gpu.index} is down: {gpu.fault}{f'. {gpu.remedy}' if gpu.remedy else ''}"

@@ -112,8 +112,8 @@ def without_password(url: str) -> str:
 
 
 def is_host(host: str | None) -> bool:
-    """Whether a host can have this name: the parts of a DNS name have at most 63 characters."""
-    return bool(host) and all(len(part) < 64 for part in str(host).split("."))
+    """Whether a host can have this name: the parts of a DNS name have 1 to 63 characters."""
+    return bool(host) and all(0 < len(part) < 64 for part in str(host).removesuffix(".").split("."))
 
 
 def _address(url: str) -> URL:

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
-import yaml
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.reports import Report
@@ -216,6 +215,8 @@ def _text(answer: NodeMaps, view: View, screen: Screen) -> str:
         values = msgspec.to_builtins(report.values(answer, shape))
         return escape_terminal_controls(json.dumps(values, indent=2, ensure_ascii=False)) + "\n"
     if view.form == "yaml":
+        import yaml
+
         values = msgspec.to_builtins(report.values(answer, shape))
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         # YAML's own escapes exist for all characters beyond ASCII, or for none.

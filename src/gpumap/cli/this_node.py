@@ -7,7 +7,6 @@ it runs.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING
 from gpumap.agent.flags import ABOUT, FLAGS, add_flags
 from gpumap.agent.logs import set_up_log
 from gpumap.agent.settings import Settings, quiet, resolve
-from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpumap.cli.node_maps import NodeMapStream
     from gpumap.model.node_facts import Facts
 
 LOOK_SECONDS = 1.0
@@ -62,9 +61,12 @@ def _prepare(given: argparse.Namespace, about: tuple[str, ...]) -> Settings:
 
 async def from_node(settings: Settings, interval_seconds: float) -> NodeMapStream:
     """Collect here. The first collection is not shown: SM time and unassigned use need two."""
+    import asyncio
+
     from gpumap.agent import service
     from gpumap.agent.node_map import node_map
     from gpumap.agent.sources.nvml import worker_command
+    from gpumap.cli.node_maps import NodeMaps
 
     sm_seconds = max(interval_seconds, SM_SECONDS)
     stale_after_seconds = max(settings.stale_after_seconds, interval_seconds)

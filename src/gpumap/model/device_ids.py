@@ -12,12 +12,6 @@ from typing import NamedTuple
 from gpumap.model.observations import DeviceId
 from gpumap.model.readings import Uuid
 
-DEFAULT_RESOURCE_PATTERN = (
-    r"nvidia\.com/(?!.*(mps-control|imex)).+|aliyun\.com/gpu-mem|tencent\.com/vcuda-(core|memory)"
-    r"|volcano\.sh/(gpu-memory|gpu-number|vgpu-number|vgpu-memory|vgpu-cores)|k8s\.amazonaws\.com/vgpu|gpu\.nvidia\.com"
-)
-"""The resources of every known GPU plugin; the whole name must match."""
-
 UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _NUMBER = r"\d{1,9}"
 LONGEST = 253

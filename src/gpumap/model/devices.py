@@ -15,7 +15,7 @@ from gpumap.model.map import (
     ProcessEntry,
     UserEntry,
 )
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 
 NO_CONTAINER = ContainerName("", "", "")
 _NO_USERS = ("gone", "mps_server")

@@ -18,8 +18,8 @@ from gpumap.model.devices import (
 )
 from gpumap.model.gaps import invisible, unknown_of_devices, use_known
 from gpumap.model.map import DeviceEntry, HolderEntry, NodeMap, UserEntry
-from gpumap.model.observations import ContainerName
 from gpumap.model.remedies import FINDINGS
+from gpumap.model.terms import ContainerName
 from gpumap.model.units import counted
 from gpumap.model.words import age, listed, size
 

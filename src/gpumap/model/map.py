@@ -13,9 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gpumap.model.observations import Source
-from gpumap.model.snapshot import Owner
-from gpumap.model.text import json_bytes
+from gpumap.model.terms import Owner, Source
 
 VERSION = 1
 """Of this format. A map of another version is refused."""
@@ -558,3 +556,12 @@ def _refuse(constant: str) -> float:
 def encode(node_map: NodeMap) -> bytes:
     """Write a map as compact JSON."""
     return json_bytes(node_map)
+
+
+def json_bytes(document: msgspec.Struct) -> bytes:
+    """Write compact JSON in UTF-8. Names that are no UTF-8 (lone surrogates, from file names) are escaped."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(document), ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="backslashreplace")

@@ -18,6 +18,9 @@ from gpumap.model.readings import MigInstance as MigInstance
 from gpumap.model.readings import ProcessSample as ProcessSample
 from gpumap.model.readings import Uuid as Uuid
 from gpumap.model.readings import XidError as XidError
+from gpumap.model.terms import ContainerName as ContainerName
+from gpumap.model.terms import PodName as PodName
+from gpumap.model.terms import Source as Source
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
@@ -38,31 +41,7 @@ class Moment(NamedTuple):
     asleep: float = 0.0
 
 
-class PodName(NamedTuple):
-    namespace: str
-    pod: str
-
-
-class ContainerName(NamedTuple):
-    """A container of this node. `container` is empty if only the pod is known."""
-
-    namespace: str
-    pod: str
-    container: str
-
-    @property
-    def pod_name(self) -> PodName:
-        return PodName(self.namespace, self.pod)
-
-
 # --- observations: one answer of one source ---------------------------------------------------------------------------
-
-
-class Source(enum.StrEnum):
-    KUBELET = "kubelet"
-    NVML = "nvml"
-    PROCFS = "procfs"
-    POD_IDENTITY = "pod_identity"
 
 
 class Complaint(NamedTuple):

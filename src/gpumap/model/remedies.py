@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpumap.model.observations import Source
+from gpumap.model.terms import Source
 
 OF_GPUS = ("process_utilization", "gpm", "xid_events")
 """Capabilities that depend on the GPUs."""

@@ -5,26 +5,13 @@ Frozen values without logic. An unknown value is `None`, never 0.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
-
-
-class Owner(enum.StrEnum):
-    """The owner of a process, or of a part of a leaf's memory (label `owner`, docs/attribution.md)."""
-
-    ASSIGNED = "assigned"
-    UNASSIGNED = "unassigned"
-    GONE = "gone"
-    HOST = "host"
-    MPS_SERVER = "mps_server"
-    SIBLING = "sibling"
-    UNKNOWN = "unknown"
-    UNACCOUNTED = "unaccounted"
+from gpumap.model.terms import Owner as Owner
 
 
 @dataclass(frozen=True, slots=True)

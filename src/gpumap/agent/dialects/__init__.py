@@ -46,4 +46,3 @@ DIALECTS: Mapping[str, Dialect] = {
     "arms": Dialect(arms.FAMILIES),
 }
 """By `--dialect` name. `native` are gpumap's own metrics (`gpumap.agent.metrics`)."""
-DEFAULT_DIALECTS = ("native", "pod-gpu-map")

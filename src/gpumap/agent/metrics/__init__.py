@@ -17,7 +17,7 @@ from gpumap.agent.metrics.itself import self_families
 from gpumap.agent.metrics.use import PROCESSES, USE
 from gpumap.model.families import Family
 
-__all__ = ["DEFAULT_GROUPS", "GROUPS", "PROCESSES", "native", "self_families"]
+__all__ = ["GROUPS", "PROCESSES", "native", "self_families"]
 
 GROUPS: Mapping[str, tuple[Family, ...]] = {
     "allocation": ALLOCATION,
@@ -30,7 +30,6 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
     "codec": (*use.CODEC, *device.CODEC),
 }
 """The groups of `--collect`."""
-DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
 
 
 def native(groups: Iterable[str], process_metrics: bool) -> tuple[Family, ...]:

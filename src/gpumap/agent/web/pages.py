@@ -20,10 +20,9 @@ from gpumap.agent.exposition import Exposition
 from gpumap.agent.node_map import node_map
 from gpumap.agent.web.history import Curves, History, history_document
 from gpumap.model.families import Family, Numbered
-from gpumap.model.map import encode
+from gpumap.model.map import encode, json_bytes
 from gpumap.model.observations import Source
 from gpumap.model.snapshot import Snapshot
-from gpumap.model.text import json_bytes
 
 Form = Literal["text", "openmetrics", "map", "history"]
 Wanted = Form | tuple[Literal["path"], str]

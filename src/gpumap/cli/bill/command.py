@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import sys
 import time
@@ -100,6 +99,8 @@ def add_bill(commands: Commands) -> None:
 
 
 def _bill(given: argparse.Namespace) -> int:
+    import asyncio
+
     from gpumap.cli import show
     from gpumap.cli.signals import until_stopped
 

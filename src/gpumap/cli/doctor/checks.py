@@ -13,7 +13,7 @@ from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
 from gpumap.model import remedies
 from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
 from gpumap.model.node_facts import Answer, Facts, Privileges
-from gpumap.model.observations import Source
+from gpumap.model.terms import Source
 from gpumap.model.units import counted
 from gpumap.model.words import listed
 

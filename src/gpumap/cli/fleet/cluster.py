@@ -10,7 +10,7 @@ from gpumap.cli.fleet import families
 from gpumap.cli.fleet.families import DeviceInfo, DevicelessGpu, Family
 from gpumap.cli.fleet.targets import Key, Labels, Node
 from gpumap.cli.fleet.values import NO_VALUES, FamilyValues, Value
-from gpumap.model.snapshot import Owner
+from gpumap.model.terms import Owner
 
 Container = tuple[str, str, str]
 """Namespace, pod, container."""

@@ -14,8 +14,8 @@ from gpumap.cli.fleet.targets import Key, Node, Target
 from gpumap.model import map as entries
 from gpumap.model import remedies
 from gpumap.model.map import DeviceEntry, GpuEntry, MemoryEntry, NodeMap
-from gpumap.model.observations import Source
 from gpumap.model.plugins import DRA_DRIVER
+from gpumap.model.terms import Source
 
 _DIGITS_MAX = 10
 

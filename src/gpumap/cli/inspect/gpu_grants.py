@@ -12,8 +12,8 @@ from typing import NamedTuple
 from gpumap.model.devices import container_of
 from gpumap.model.gaps import use_known
 from gpumap.model.map import DeviceEntry, HolderEntry, MemoryEntry, SlotsEntry, UnmatchedEntry, UserEntry
-from gpumap.model.observations import ContainerName
 from gpumap.model.plugins import gpushare_slot_bytes
+from gpumap.model.terms import ContainerName
 
 GPU_MEM = "aliyun.com/gpu-mem"
 MIB, GIB = 1 << 20, 1 << 30

@@ -7,15 +7,16 @@ reason, and the other nodes are shown.
 from __future__ import annotations
 
 import asyncio
+from http.client import HTTPException
 from typing import Literal, NamedTuple
+from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 
-from gpumap.cli.agent_client import NoMapError, body_of, map_in
-from gpumap.cli.http_errors import connection_error
+from gpumap.cli.agent_client import NoMapError, map_in
+from gpumap.cli.http_get import Place, get, no_answer
 from gpumap.cli.kubectl.agents import Agent, PodList, agents_of, one_for_each_node, pod_list
-from gpumap.cli.kubectl.proxy import Proxy, has_context, proxying
+from gpumap.cli.kubectl.proxy import has_context, proxying
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.show import print_notices
 from gpumap.model.errors import FatalError
@@ -54,11 +55,12 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
     """
     printed: set[str] = set()
     while True:
-        async with proxying(scope.kubectl_flags) as proxy, _session(proxy) as session:
+        async with proxying(scope.kubectl_flags) as proxy:
+            place = Place("localhost", socket=str(proxy.path))
             while True:
                 answer: NodeMaps | FatalError
                 try:
-                    answer, not_asked = await _ask_all(session, scope)
+                    answer, not_asked = await _ask_all(place, scope)
                     print_notices([sentence for sentence in not_asked if sentence not in printed])
                     printed.update(not_asked)
                 except FatalError as error:
@@ -69,23 +71,16 @@ async def from_cluster(scope: Scope, interval_seconds: float) -> NodeMapStream:
                     break
 
 
-def _session(proxy: Proxy) -> aiohttp.ClientSession:
-    # Unpacked by `body_of`, a piece at a time: a small answer may unpack to one that fills the memory.
-    connector = aiohttp.UnixConnector(str(proxy.path))
-    headers = {"Accept-Encoding": "gzip", "Accept": "application/json"}
-    return aiohttp.ClientSession("http://localhost", connector=connector, headers=headers, auto_decompress=False)
-
-
-async def _ask_all(session: aiohttp.ClientSession, scope: Scope) -> tuple[NodeMaps, list[str]]:
+async def _ask_all(place: Place, scope: Scope) -> tuple[NodeMaps, list[str]]:
     """Return the maps of all agents, and a sentence for each agent that was not asked because its node has another.
 
     Raises FatalError if no agent answers.
     """
-    agents, not_asked = one_for_each_node(await _agents(session, scope))
+    agents, not_asked = one_for_each_node(await _agents(place, scope))
     if not agents:
         raise FatalError(_no_agent(scope))
     slots = asyncio.Semaphore(_AT_ONCE)
-    answers = await asyncio.gather(*(_map_of(session, agent, scope, slots) for agent in agents))
+    answers = await asyncio.gather(*(_map_of(place, agent, scope, slots) for agent in agents))
     maps = [one for one in answers if not isinstance(one, str)]
     reasons = [(agent.node, one) for agent, one in zip(agents, answers, strict=True) if isinstance(one, str)]
     missing = tuple(by_reason(reasons))
@@ -96,7 +91,7 @@ async def _ask_all(session: aiohttp.ClientSession, scope: Scope) -> tuple[NodeMa
     return NodeMaps(tuple(maps), missing, fleet=not scope.node), not_asked
 
 
-async def _agents(session: aiohttp.ClientSession, scope: Scope) -> list[Agent]:
+async def _agents(place: Place, scope: Scope) -> list[Agent]:
     """List all pods with the agents' label, a page at a time."""
     where = f"namespaces/{scope.agent_namespace}/pods" if scope.agent_namespace else "pods"
     parameters = {"labelSelector": scope.selector, "limit": str(_PAGE_PODS)}
@@ -104,53 +99,48 @@ async def _agents(session: aiohttp.ClientSession, scope: Scope) -> list[Agent]:
         parameters["fieldSelector"] = f"spec.nodeName={scope.node}"
     found: list[Agent] = []
     while True:
-        page = await _page(session, f"/api/v1/{where}", parameters, scope)
+        page = await _page(place, f"/api/v1/{where}", parameters, scope)
         found += agents_of(page.items or ())
         if not page.next_page:
             return found
         parameters["continue"] = page.next_page
 
 
-async def _page(session: aiohttp.ClientSession, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
-    timeout = aiohttp.ClientTimeout(total=scope.request_seconds)
+async def _page(place: Place, path: str, parameters: dict[str, str], scope: Scope) -> PodList:
     try:
-        async with session.get(path, params=parameters, timeout=timeout) as response:
-            body = await body_of(response, "the API server")
+        async with asyncio.timeout(scope.request_seconds):
+            answer = await get(place, f"{path}?{urlencode(parameters)}", {}, "the API server")
     except TimeoutError as error:
         raise FatalError(f"the API server did not answer within {scope.request_seconds:g} s") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise FatalError(f"kubectl proxy did not answer: {connection_error(error)}") from error
-    if response.status != 200:
-        why = _no_list(response.status, body, of_all_namespaces=not scope.agent_namespace)
-        lost = response.status == 500 and not await asyncio.to_thread(has_context, scope.kubectl_flags)
+    except (OSError, HTTPException) as error:
+        raise FatalError(f"kubectl proxy did not answer: {no_answer(error)}") from error
+    if answer.status != 200:
+        why = _no_list(answer.status, answer.body, of_all_namespaces=not scope.agent_namespace)
+        lost = answer.status == 500 and not await asyncio.to_thread(has_context, scope.kubectl_flags)
         raise FatalError(why + (" (kubectl has no current context)" if lost else ""))
     try:
-        return pod_list(body)
+        return pod_list(answer.body)
     except (ValueError, RecursionError) as error:
         raise FatalError("the API server did not answer with a list of pods") from error
 
 
-async def _map_of(
-    session: aiohttp.ClientSession, agent: Agent, scope: Scope, slots: asyncio.Semaphore
-) -> NodeMap | str:
+async def _map_of(place: Place, agent: Agent, scope: Scope, slots: asyncio.Semaphore) -> NodeMap | str:
     """Return an agent's map, or why there is none: a clause about its node."""
     if agent.why_not:
         return f"its agent {agent.why_not}"
     seconds = min(AGENT_SECONDS, scope.request_seconds or AGENT_SECONDS)
     try:
-        async with slots, session.get(agent.path, timeout=aiohttp.ClientTimeout(total=seconds)) as response:
-            body = await body_of(response, "its agent")
-            if response.status != 200:
-                return _no_map(response.status, body)
-            return map_in(body, "its agent")
+        async with slots, asyncio.timeout(seconds):
+            answer = await get(place, agent.path, {}, "its agent")
+        return map_in(answer.body, "its agent") if answer.status == 200 else _no_map(answer.status, answer.body)
     except TimeoutError:
         return f"its agent did not answer within {seconds:g} s"
     except NoMapError:
         return "what its agent answered is no map of gpumap's"
     except FatalError as error:
         return str(error)
-    except (aiohttp.ClientError, OSError) as error:
-        return f"kubectl proxy did not answer: {connection_error(error)}"
+    except (OSError, HTTPException) as error:
+        return f"kubectl proxy did not answer: {no_answer(error)}"
 
 
 def _no_agent(scope: Scope) -> str:

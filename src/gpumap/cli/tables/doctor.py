@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpumap.cli.doctor.gpu_checks import Result
-from gpumap.cli.tables.layout import Shape
+from gpumap.cli.tables.layout import Shape, joined, notes
 from gpumap.cli.terminal import cells, contained, wrapped
 
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}
-_NARROWEST = 20
+_FINE, _WORSE = ("ok", "not needed"), ("missing", "warning", "degraded", "failed")
+_NARROWEST, _INDENT = 30, 4
+"""The least number of cells of a text beside its check; and the indent of a text below its check."""
 
 
 def doctor_table(results: Sequence[Result], shape: Shape) -> str:
-    """Return a line for each result, and a last one: whether everything works that is required."""
+    """Return a line for each result, and a last one: whether everything works that is required.
+
+    On a terminal, which shows the end, the worst comes last.
+    """
+    if shape.screen.columns is not None:
+        results = sorted(results, key=lambda one: _WORSE.index(one.state) if one.state in _WORSE else -1)
     head = ("CHECK", "STATE", "WHAT IS SEEN")
     first = max(cells(contained(text)) for text in (head[0], *(one.check for one in results)))
     second = max(len(text) for text in (head[1], *(one.state for one in results)))
     lines = [f"{head[0]:{first}}   {head[1]:{second}}   {head[2]}"] if shape.headers else []
     indent = first + second + 6
+    narrow = shape.screen.columns is not None and shape.screen.columns - indent < _NARROWEST
     for one in results:
         name = contained(one.check)
         state = shape.screen.paint(one.state, _colour(one)) + " " * (second - len(one.state))
-        texts = _texts(one, indent, shape)
-        lines.append(f"{name}{' ' * (first - cells(name))}   {state}   {texts[0]}".rstrip())
-        lines += [" " * indent + text for text in texts[1:]]
-    return "\n".join([*lines, "", shape.screen.paint(_summary(results), "bold")]) + "\n"
+        texts = _texts(one, _INDENT if narrow else indent, shape)
+        beside = "" if narrow else texts.pop(0)
+        lines.append(f"{name}{' ' * (first - cells(name))}   {state}   {beside}".rstrip())
+        lines += [" " * (_INDENT if narrow else indent) + text for text in texts]
+    return joined(["\n".join(lines), notes([_summary(results)], shape.screen, "bold")])
 
 
 def _texts(one: Result, indent: int, shape: Shape) -> list[str]:
@@ -34,7 +43,7 @@ def _texts(one: Result, indent: int, shape: Shape) -> list[str]:
     remedy = f"→ {contained(one.remedy)}" if one.remedy else ""
     if shape.screen.columns is None:
         return [f"{text} {remedy}".strip()]
-    room = max(shape.screen.columns - indent, _NARROWEST)
+    room = max(shape.screen.columns - indent, 1)
     return [*wrapped(text, room), *wrapped(remedy, room)] or [""]
 
 
@@ -44,7 +53,7 @@ def _colour(one: Result) -> str:
 
 def _summary(results: Sequence[Result]) -> str:
     broken = [one.check for one in results if one.required and one.state not in ("ok", "degraded")]
-    worse = [one.check for one in results if one.state not in ("ok", "not needed") and one.check not in broken]
+    worse = [one.check for one in results if one.state not in _FINE and one.check not in broken]
     if broken:
         return f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, and {_is(broken)} required."
     return "All that is required works" + (f"; worth a look: {', '.join(map(contained, worse))}." if worse else ".")

@@ -5,13 +5,14 @@ Lines are aligned as kubectl aligns them. On a narrow terminal long names are sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from gpumap.cli.terminal import PIPE, Screen, all_contained, cells, shortened, widest, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.findings import DEFAULTS, Thresholds
+from gpumap.model.terms import ContainerName
 from gpumap.model.text import printable
 from gpumap.model.words import UNKNOWN
 
@@ -20,10 +21,15 @@ V = TypeVar("V", int, float)
 R_contra = TypeVar("R_contra", contravariant=True)
 SortValue = str | float | None
 
-_SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4))
-"""Cells between columns, and cells that are left of a long name: the first of these that fits the terminal."""
-_ROOMY = 5
+_SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4), (1, 0))
+"""Cells between columns, and cells that are left of a long name: the first of these that fits the terminal.
+
+Names that can be told apart stay so, but for the last of these."""
+_SHORTEST = 4
+_ROOMY = 3
 """This many of them are tried before a sentence gets lines of its own."""
+_COMPARED_MAX = 500
+"""So many names are compared: a screen shows fewer."""
 _SENTENCE, _INDENT = 24, 4
 """The least number of cells of a sentence beside its row; and the indent of a sentence below its row."""
 
@@ -52,7 +58,8 @@ class Column(NamedTuple, Generic[R_contra]):
     `read` returns the cell of a row. `sort` returns its value for --sort-by, under `sort_name` or the title in small
     letters; its order is from A to Z and from 0 up, or `largest_first`. `colour` returns the colour of the cell.
     `name`: the cells are names, which may be shortened. `wide`: only with -o wide. `spare`: left out on a narrow
-    terminal. `sentence`: the last column, its text continues below the row on a narrow terminal.
+    terminal, the largest number first. `sentence`: the last column, its text continues below the row on a narrow
+    terminal.
     """
 
     title: str
@@ -63,7 +70,7 @@ class Column(NamedTuple, Generic[R_contra]):
     colour: Callable[[R_contra], str] | None = None
     name: bool = False
     wide: bool = False
-    spare: bool = False
+    spare: int = 0
     sentence: bool = False
 
 
@@ -73,13 +80,13 @@ def amount(
     value: Callable[[R], V | None],
     *,
     wide: bool = False,
-    spare: bool = False,
+    spare: int = 0,
 ) -> Column[R]:
     """Return a column of numbers, sorted by number, the largest first."""
     return Column(title, lambda row: text(value(row)), value, largest_first=True, wide=wide, spare=spare)
 
 
-def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, spare: bool = False) -> Column[R]:
+def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, spare: int = 0) -> Column[R]:
     """Return a column of names, sorted by name."""
     return Column(title, lambda row: value(row) or UNKNOWN, value, name=True, wide=wide, spare=spare)
 
@@ -98,6 +105,14 @@ N = TypeVar("N", bound=OnNode)
 def with_node(columns: Sequence[Column[N]], *, fleet: bool) -> Sequence[Column[N]]:
     """Return the columns of a table; that of a fleet begins with the node."""
     return (NODE, *columns) if fleet else columns
+
+
+def spare_containers(columns: Sequence[Column[R]], containers: Iterable[ContainerName]) -> Sequence[Column[R]]:
+    """Return the columns. CONTAINER may be left out on a narrow terminal if no pod has two of them."""
+    found = set(containers)
+    if len({one.pod_name for one in found}) < len(found):
+        return columns
+    return [one._replace(spare=2) if one.title == "CONTAINER" else one for one in columns]
 
 
 class SortKey(NamedTuple, Generic[R_contra]):
@@ -150,7 +165,7 @@ class _TextColumn(NamedTuple):
 
     title: str
     name: bool
-    spare: bool
+    spare: int
     sentence: bool
     texts: Sequence[str]
     colours: Sequence[str]
@@ -198,43 +213,66 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
 
 
 def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
-    """Leave out spare columns if the terminal is too narrow for all, even with short names."""
+    """Leave out spare columns while the terminal is too narrow for names that can be told apart."""
     if shape.screen.columns is None or shape.wide:
         return shown
-    gap, shortest = _SQUEEZES[_ROOMY - 1]
-    fixed = [one for one in shown if not one.sentence]
-    least = [max(len(one.title), one.width) for one in fixed]
-    least = [min(width, shortest) if one.name else width for one, width in zip(fixed, least, strict=True)]
-    if sum(least) + gap * (len(least) - 1) <= shape.screen.columns:
-        return shown
-    return [one for one in shown if not one.spare]
+    gap, _ = _SQUEEZES[_ROOMY - 1]
+    least = [0 if one.sentence else _least(one) for one in shown]
+    while sum(least) + gap * (len(least) - 1) > shape.screen.columns:
+        place = max(range(len(shown)), key=lambda place: shown[place].spare)
+        if not shown[place].spare:
+            break
+        del least[place], shown[place]
+    return shown
+
+
+def _least(one: _TextColumn) -> int:
+    """Return the least width of a column that is easy to read."""
+    _, shortest = _SQUEEZES[_ROOMY - 1]
+    return max(min(shortest, one.width), _distinct(one), len(one.title)) if one.name else max(one.width, len(one.title))
+
+
+def _distinct(one: _TextColumn) -> int:
+    """Return the least width of a column of names in which no two become the same."""
+    names = set(one.texts)
+    if len(names) > _COMPARED_MAX:
+        return 0
+    widths = range(one.width)
+    return next((width for width in widths if len({shortened(name, width) for name in names}) == len(names)), one.width)
 
 
 def _widths(shown: Sequence[_TextColumn], shape: Shape) -> _Widths:
     """Return the widths; without that of the last column if its sentences are below their rows."""
     screen = shape.screen
     widths = [max(one.width, len(one.title) if shape.headers else 0) for one in shown]
-    names = [place for place, one in enumerate(shown) if one.name]
-    if screen.columns is None or not shown[-1].sentence:
-        return _Widths(*_fitting(widths, names, screen, len(_SQUEEZES)), 0)
+    if screen.columns is None:
+        return _Widths(widths, _SQUEEZES[0][0], 0)
+    names = {place: _distinct(one) for place, one in enumerate(shown) if one.name}
+    if not shown[-1].sentence:
+        return _Widths(*_fitting(widths, names, screen.columns, _SQUEEZES), 0)
     asked = widths[-1]
-    beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, screen, _ROOMY)
+    beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, screen.columns, _SQUEEZES[:_ROOMY])
     indent = sum(beside[:-1]) + gap * (len(beside) - 1)
     if indent + beside[-1] <= screen.columns:
         return _Widths([*beside[:-1], min(asked, screen.columns - indent)], gap, indent)
-    return _Widths(*_fitting(widths[:-1], names, screen, len(_SQUEEZES)), _INDENT)
+    return _Widths(*_fitting(widths[:-1], names, screen.columns, _SQUEEZES), _INDENT)
 
 
-def _fitting(widths: list[int], names: Sequence[int], screen: Screen, squeezes: int) -> tuple[list[int], int]:
-    """Shorten the longest names first, and no more than it takes."""
-    gap = _SQUEEZES[0][0]
-    if screen.columns is None:
-        return widths, gap
-    widths = list(widths)
-    for gap, shortest in _SQUEEZES[:squeezes]:
-        while sum(widths) + gap * (len(widths) - 1) > screen.columns:
-            longest = max(names, key=lambda place: widths[place], default=None)
-            if longest is None or widths[longest] <= shortest:
+def _fitting(
+    widths: list[int], names: Mapping[int, int], columns: int, squeezes: Sequence[tuple[int, int]]
+) -> tuple[list[int], int]:
+    """Shorten the longest names first, and no more than it takes.
+
+    `names` are the columns that may be shortened, each with the width in which its names can still be told apart.
+    """
+    widths, gap = list(widths), 0
+    for gap, shortest in squeezes:
+        least = {place: max(shortest, distinct) if shortest else _SHORTEST for place, distinct in names.items()}
+        while sum(widths) + gap * (len(widths) - 1) > columns:
+            longest = max(
+                (place for place in names if widths[place] > least[place]), key=widths.__getitem__, default=-1
+            )
+            if longest < 0:
                 break
             widths[longest] -= 1
         else:

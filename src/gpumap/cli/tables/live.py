@@ -10,7 +10,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import NodeMaps
-from gpumap.cli.tables.layout import Column, Shape, amount, in_order, name, sort_keys, table, with_node
+from gpumap.cli.tables.layout import (
+    Column,
+    Shape,
+    amount,
+    in_order,
+    name,
+    sort_keys,
+    spare_containers,
+    table,
+    with_node,
+)
 from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, DeviceUse, uses_of
 from gpumap.model.devices import NodeDevice, device_name, node_devices
 from gpumap.model.map import GpuEntry
@@ -152,8 +162,8 @@ _DEVICES: tuple[Column[_DeviceLine], ...] = (
     Column("MEMORY", _bar, colour=_colour),
     Column("USED", _used),
     amount("UTIL", percent, _utilization),
-    Column("TEMP", _temperature, spare=True),
-    Column("POWER", _power, spare=True),
+    Column("TEMP", _temperature, spare=2),
+    Column("POWER", _power, spare=3),
     amount("HOLDERS", number, lambda line: len(line.on.device.holders) if line.on.device.holders_known else None),
 )
 
@@ -235,7 +245,7 @@ def _row_lines(maps: NodeMaps, live: Live, shape: Shape) -> list[str]:
         keys = sort_keys(columns)
         order = keys.get(live.order, keys[live.group])
         return table(columns, in_order(_groups(uses, live.group), order, reverse=live.reverse), shape).splitlines()
-    shown = PROCESS_COLUMNS if live.processes else COLUMNS
+    shown = spare_containers(PROCESS_COLUMNS if live.processes else COLUMNS, (use.container for use in uses))
     return table(with_node(shown, fleet=maps.fleet), uses, shape).splitlines()
 
 

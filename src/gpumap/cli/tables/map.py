@@ -8,7 +8,18 @@ from typing import NamedTuple
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.sort_keys import MAP_ORDERS
 from gpumap.cli.tables.fleets import of_namespace, pods_in
-from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, notes, sort_keys, table, with_node
+from gpumap.cli.tables.layout import (
+    Column,
+    Shape,
+    SortKey,
+    in_order,
+    joined,
+    notes,
+    sort_keys,
+    spare_containers,
+    table,
+    with_node,
+)
 from gpumap.cli.tables.unknowns import no_rows, troubles
 from gpumap.model.devices import (
     DeviceContainer,
@@ -22,7 +33,7 @@ from gpumap.model.devices import (
     partitioned_gpus,
 )
 from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 from gpumap.model.words import UNKNOWN, number, percent, ratio, size
 
 COLOURS = {"unassigned": "red", "gone": "yellow", "unknown": "yellow"}
@@ -132,17 +143,17 @@ def _owner_colour(row: MapRow) -> str:
 
 COLUMNS: tuple[Column[MapRow], ...] = (
     _column("DEVICE", lambda on: device_name(on.device)),
-    _column("UUID", lambda on: on.device.uuid)._replace(name=True, spare=True),
+    _column("UUID", lambda on: on.device.uuid)._replace(name=True, spare=5),
     _named("NAMESPACE", lambda name: name.namespace),
     _named("POD", lambda name: name.pod),
     _named("CONTAINER", lambda name: name.container),
-    _column("SLOTS", None, lambda one: _granted(one, _slots)),
+    _column("SLOTS", None, lambda one: _granted(one, _slots))._replace(spare=3),
     _column(
         "GPUS",
         None,
         lambda one: _granted(one, lambda holder: ratio(holder.allocated_gpus)),
         sort=lambda one: one.holder.allocated_gpus if one.holder else None,
-    )._replace(spare=True),
+    )._replace(spare=4),
     _column(
         "GRANTED",
         None,
@@ -199,10 +210,11 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     """Return each device with its holders and users; then slots on no device, and what is not known."""
     shown = of_namespace(maps, shape.namespace)
     rows = [row for node_map in shown.maps for row in _rows(node_map, shape)]
+    columns = spare_containers(COLUMNS, (row.container.name for row in rows if row.container))
     unmatched = [UnmatchedRow(one.node.name, entry) for one in shown.maps for entry in one.unmatched]
     return joined(
         [
-            table(with_node(COLUMNS, fleet=maps.fleet), rows, shape) if rows else no_rows(maps, shape),
+            table(with_node(columns, fleet=maps.fleet), rows, shape) if rows else no_rows(maps, shape),
             table(with_node(_UNMATCHED_COLUMNS, fleet=maps.fleet), unmatched, shape) if unmatched else "",
             notes(troubles(maps), shape.screen, "red"),
         ]

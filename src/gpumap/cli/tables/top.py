@@ -20,6 +20,7 @@ from gpumap.cli.tables.layout import (
     name,
     notes,
     sort_keys,
+    spare_containers,
     table,
     with_node,
 )
@@ -35,7 +36,7 @@ from gpumap.model.devices import (
     other_uses,
 )
 from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry
-from gpumap.model.observations import ContainerName
+from gpumap.model.terms import ContainerName
 from gpumap.model.words import UNKNOWN, age, number, percent, size
 
 
@@ -122,7 +123,7 @@ _NAMES: tuple[Column[DeviceUse], ...] = (
 _DEVICE: Column[DeviceUse] = Column("DEVICE", lambda use: device_name(use.on.device), lambda use: use.on.number)
 _MEMORY: tuple[Column[DeviceUse], ...] = (
     amount("MEMORY", size, lambda use: use.memory_bytes),
-    Column("MEMORY%", lambda use: percent(use.memory_ratio), spare=True),
+    Column("MEMORY%", lambda use: percent(use.memory_ratio), spare=4),
 )
 _SM: Column[DeviceUse] = amount("SM", percent, lambda use: use.sm_ratio)
 _OWNER: Column[DeviceUse] = Column(
@@ -139,9 +140,9 @@ COLUMNS: tuple[Column[DeviceUse], ...] = (
     *_NAMES,
     _DEVICE,
     *_MEMORY,
-    amount("PEAK", size, lambda use: use.memory_peak_bytes, spare=True),
+    amount("PEAK", size, lambda use: use.memory_peak_bytes, spare=5),
     _SM,
-    amount("PROCESSES", number, lambda use: use.processes),
+    amount("PROCESSES", number, lambda use: use.processes, spare=3),
     _OWNER,
     amount("GRANTED", size, lambda use: use.granted_bytes, wide=True),
     Column("LAST ACTIVE", _last_active, wide=True),
@@ -150,7 +151,7 @@ COLUMNS: tuple[Column[DeviceUse], ...] = (
 PROCESS_COLUMNS: tuple[Column[DeviceUse], ...] = (
     _DEVICE,
     Column("PID", lambda use: number(use.pid), lambda use: use.pid),
-    Column("TYPE", lambda use: (use.process and use.process.type) or UNKNOWN, spare=True),
+    Column("TYPE", lambda use: (use.process and use.process.type) or UNKNOWN, spare=5),
     Column("PROCESS", lambda use: (use.process and use.process.name) or UNKNOWN, name=True),
     *_NAMES,
     *_MEMORY,
@@ -169,7 +170,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
     """Return the rows, then what keeps them from being whole."""
     uses = uses_of(maps, shape)
     if uses:
-        columns = PROCESS_COLUMNS if shape.processes else COLUMNS
+        columns = spare_containers(PROCESS_COLUMNS if shape.processes else COLUMNS, (use.container for use in uses))
         block = table(with_node(columns, fleet=maps.fleet), uses, shape)
     elif shape.namespace or not any(one.devices for one in maps.maps):
         block = no_rows(maps, shape)

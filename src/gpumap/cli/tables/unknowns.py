@@ -61,7 +61,7 @@ def _troubles(node_map: NodeMap) -> Iterator[str]:
         yield node_map.stale
     for gpu in node_map.gpus:
         if not gpu.up:
-            yield f"GPU {gpu.index} {gpu.uuid} is down: {gpu.fault}"
+            yield f"GPU {gpu.index} {gpu.uuid} is down: {gpu.fault}{f'. {gpu.remedy}' if gpu.remedy else ''}"
     for source in node_map.sources:
         if not source.up:
             why = f": {source.reason} ({source.detail or ''})" if source.reason else ""

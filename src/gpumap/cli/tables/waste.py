@@ -21,6 +21,7 @@ from gpumap.cli.tables.layout import (
     name,
     notes,
     sort_keys,
+    spare_containers,
     table,
     with_node,
 )
@@ -69,8 +70,8 @@ COLUMNS: tuple[Column[Finding], ...] = (
     name("POD", lambda one: one.container.pod),
     name("CONTAINER", lambda one: one.container.container),
     Column("DEVICE", lambda one: device_name(one.device) if one.device else UNKNOWN, lambda one: one.number),
-    amount("GPUS", ratio, lambda one: one.gpus),
-    amount("GRANTED", size, lambda one: one.granted_bytes, spare=True),
+    amount("GPUS", ratio, lambda one: one.gpus, spare=4),
+    amount("GRANTED", size, lambda one: one.granted_bytes, spare=3),
     amount("USED", size, lambda one: one.used_bytes),
     amount("WASTE", size, lambda one: one.waste_bytes),
     Column("UUID", lambda one: one.device.uuid if one.device else UNKNOWN, name=True, wide=True),
@@ -119,10 +120,11 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     of_nodes = _findings(maps, shape)
     found = _sorted(of_nodes, shape)
     doubts = list(few(_unknown(maps, shape), maps.fleet))
+    columns = spare_containers(COLUMNS, (one.container for one in found))
     if found and shape.sums_by:
         block = _group_table(of_nodes, shape)
     elif found:
-        block = table(with_node(COLUMNS, fleet=maps.fleet), found, shape)
+        block = table(with_node(columns, fleet=maps.fleet), found, shape)
     elif not any(one.devices for one in of_namespace(maps, shape.namespace).maps):
         block = no_rows(maps, shape)
     elif _judged(maps):

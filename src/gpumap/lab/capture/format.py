@@ -21,8 +21,8 @@ from msgspec import Struct
 from gpumap.lab.capture import contents
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
 from gpumap.lab.decoding import from_json
-from gpumap.model.device_ids import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.errors import FatalError, UsageError
+from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 
 T = TypeVar("T")
 

@@ -1,0 +1,169 @@
+"""Gets one page over HTTP, on a connection of its own.
+
+A command asks one agent, once every few seconds. aiohttp takes longer to import than such a request takes, so the event
+loop carries the bytes and the standard library reads the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http.client import BadStatusLine, HTTPException, HTTPResponse, IncompleteRead, RemoteDisconnected
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpumap import __version__
+from gpumap.model.errors import FatalError
+from gpumap.model.text import cut_off
+
+if TYPE_CHECKING:
+    from socket import socket
+
+ANSWER_BYTES_MAX = 16 << 20
+"""Unpacked. The largest node's map has less than a twentieth of it."""
+_PIECE_BYTES = 1 << 16
+_REASON_CHARACTERS = 200
+_HAPPY_EYEBALLS_SECONDS = 0.25
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+
+class Place(NamedTuple):
+    """Where to connect: to a host, with TLS if there is `tls`, or to a Unix `socket`.
+
+    `server_name` is the name in the certificate, if it is not the host.
+    """
+
+    host: str
+    port: int = 80
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
+    socket: str | None = None
+
+    @property
+    def header(self) -> str:
+        """The header Host."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+class Answer(NamedTuple):
+    """`location` is where a redirect leads."""
+
+    status: int
+    reason: str
+    location: str
+    body: bytes
+
+
+async def get(place: Place, target: str, headers: Mapping[str, str], who: str) -> Answer:
+    """Ask for a path. Raises FatalError for an answer that is too large or cannot be unpacked, and what `no_answer`
+    explains."""
+    async with _connected(place) as (reader, writer):
+        writer.write(_request(place, target, headers))
+        received = bytearray()
+        while piece := await reader.read(_PIECE_BYTES):
+            received += piece
+            _refuse_large(len(received), who)
+    return _answer(bytes(received), who)
+
+
+@asynccontextmanager
+async def _connected(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    if place.socket is not None:
+        reader, writer = await asyncio.open_unix_connection(place.socket)
+    else:
+        reader, writer = await asyncio.open_connection(
+            place.host,
+            place.port,
+            ssl=place.tls,
+            server_hostname=(place.server_name or place.host) if place.tls else None,
+            happy_eyeballs_delay=_HAPPY_EYEBALLS_SECONDS,
+        )
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def _request(place: Place, target: str, headers: Mapping[str, str]) -> bytes:
+    ours = {
+        "Host": place.header,
+        "User-Agent": f"gpumap/{__version__}",
+        "Accept": "application/json",
+        "Accept-Encoding": "gzip",
+        "Connection": "close",
+    }
+    given = {name.lower() for name in headers}
+    sent = {name: value for name, value in ours.items() if name.lower() not in given} | dict(headers)
+    lines = [f"{name}: {value}" for name, value in sent.items()]
+    return "\r\n".join([f"GET {target} HTTP/1.1", *lines, "", ""]).encode()
+
+
+class _Received:
+    """The bytes of an answer, as HTTPResponse wants them."""
+
+    def __init__(self, received: bytes) -> None:
+        self._received = received
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return io.BytesIO(self._received)
+
+
+def _answer(received: bytes, who: str) -> Answer:
+    """Read an answer. Raises HTTPException, and FatalError if it cannot be unpacked."""
+    as_socket: socket = _Received(received)  # type: ignore[assignment]
+    response = HTTPResponse(as_socket, method="GET")
+    response.begin()
+    length = response.getheader("Content-Length", "0")
+    if not length.isdecimal():
+        raise HTTPException(f"Content-Length: {length}")
+    body = response.read()
+    if response.getheader("Content-Encoding", "identity").lower() != "identity":
+        body = _unpacked(body, who)
+    return Answer(response.status, response.reason, response.getheader("Location", ""), body)
+
+
+def _unpacked(packed: bytes, who: str) -> bytes:
+    """Unpack gzip. A small answer may unpack to one that fills the memory."""
+    try:
+        body = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, ANSWER_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise FatalError(f"{who} did not answer with JSON") from error
+    _refuse_large(len(body), who)
+    return body
+
+
+def _refuse_large(length: int, who: str) -> None:
+    if length > ANSWER_BYTES_MAX:
+        raise FatalError(f"{who} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
+
+
+def no_answer(error: OSError | HTTPException, *, https: bool = False) -> str:
+    """Return one clause on why `get` got no answer, of an https:// URL or another."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error}"
+    if isinstance(error, ConnectionResetError | BrokenPipeError | RemoteDisconnected) or _asks_for_certificate(error):
+        why = "does it ask for a client certificate, or not trust this one?" if https else "is it https://?"
+        return f"it closed the connection; {why}"
+    if isinstance(error, ssl.SSLError):
+        return "it does not speak TLS as this machine does; is it http://?"
+    if isinstance(error, OSError):
+        # Of several addresses of a name, asyncio joins what went wrong.
+        numbers = _ERRNO.findall(str(error)) if error.errno is None else [error.errno]
+        number = int(numbers[0]) if numbers else 0
+        return os.strerror(number).lower() if number > 0 else error.strerror or str(error)
+    if isinstance(error, IncompleteRead):
+        return "its answer broke off"
+    if isinstance(error, BadStatusLine):
+        return "it does not speak HTTP; is it https://?"
+    return f"its answer is not valid HTTP: {cut_off(str(error), _REASON_CHARACTERS)}"
+
+
+def _asks_for_certificate(error: Exception) -> bool:
+    """Whether a server ended the handshake because of the client's certificate."""
+    return isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or "")

@@ -1,0 +1,87 @@
+"""What a command imports: a person waits for it, often in a container that has a tenth of a CPU.
+
+Times would depend on the machine. What is imported does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpumap.agent import dialects, flags, metrics
+from tests.demo_process import environment
+from tests.test_watch import FakeAgent, on_terminal, serve_fake
+
+__all__ = ["serve_fake"]
+OF_AGENTS = {
+    *("aiohttp", "grpc", "google.protobuf", "prometheus_client", "pynvml", "yaml"),
+    *("gpumap.agent.collect", "gpumap.agent.dialects", "gpumap.agent.metrics", "gpumap.agent.service"),
+    *("gpumap.agent.sources", "gpumap.agent.web", "gpumap.lab", "gpumap.cli.prometheus"),
+}
+OF_TABLES = {"asyncio", "msgspec", "ssl", "yarl", "gpumap.cli.show", "gpumap.cli.tables", "gpumap.model.map"}
+MAIN = """
+import sys
+from {module} import main
+code = main(sys.argv[2:])
+open(sys.argv[1], "w").write("\\n".join(sys.modules))
+sys.exit(code)
+"""
+
+
+def command(folder: Path, *words: str, module: str = "gpumap.__main__") -> list[str]:
+    """A Python that runs the command, and then writes the names of its modules into a file."""
+    return [sys.executable, "-c", MAIN.format(module=module), str(folder / "modules"), *words]
+
+
+def imported(folder: Path) -> set[str]:
+    return set((folder / "modules").read_text().split())
+
+
+def run(folder: Path, *words: str, module: str = "gpumap.__main__") -> set[str]:
+    """Run the command; return what it imported."""
+    done = subprocess.run(
+        command(folder, *words, module=module), env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout
+    return imported(folder)
+
+
+@pytest.mark.parametrize("module", ["gpumap.__main__", "gpumap.cli.kubectl.cli"])
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("top", "--help"), ("waste", "--help")])
+def test_help_imports_only_flags(tmp_path: Path, module: str, words: tuple[str, ...]) -> None:
+    assert not run(tmp_path, *words, module=module) & (OF_AGENTS | OF_TABLES)
+
+
+@pytest.mark.parametrize("words", [("map",), ("top", "--once"), ("top", "--processes"), ("waste",), ("doctor",)])
+async def test_a_table_imports_no_part_of_the_agent(fake: FakeAgent, tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Nor a library that only servers, the kubelet, the driver and other forms need."""
+    found = await asyncio.to_thread(run, tmp_path, *words, "--url", fake.url)
+    assert "gpumap.cli.tables" in found
+    assert not found & OF_AGENTS
+
+
+async def test_top_on_a_terminal_imports_no_part_of_the_agent(fake: FakeAgent, tmp_path: Path) -> None:
+    with on_terminal(command(tmp_path, "top", "--url", fake.url), {}) as found:
+        await found.until(lambda _: len(found.frames) > 2 and "pod-0" in found.shown, "it does not show the answer")
+        os.write(found._master, b"q")
+        await found.end()
+    assert "gpumap.cli.live" in imported(tmp_path)
+    assert not imported(tmp_path) & OF_AGENTS
+
+
+def test_kubectl_gpumap_imports_no_part_of_the_agent() -> None:
+    code = "import sys; from gpumap.cli.kubectl.commands import prepared; prepared(['top', '-A']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert "gpumap.cli.kubectl.source" in done.stdout.split()
+    assert not set(done.stdout.split()) & OF_AGENTS
+
+
+def test_names_that_flags_repeat() -> None:
+    """The tables of groups and dialects take long to import, so the flags have their names a second time."""
+    assert tuple(metrics.GROUPS) == flags.GROUPS
+    assert tuple(dialects.DIALECTS) == flags.DIALECTS

@@ -1,0 +1,107 @@
+"""Tables and frames of every capture, and of nodes that are hard to show, on terminals of several widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gpumap.cli.command_line import subcommands
+from gpumap.cli.doctor.checks import examine
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables import Shape, doctor_table, map_table, top_table, waste_table
+from gpumap.cli.tables.live import Live, frame
+from gpumap.cli.terminal import Screen, cells
+from gpumap.dispatch import command_parser
+from gpumap.model.snapshot import Snapshot
+from tests import golden
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
+from tests.shown import maps
+from tests.snapshots import busy_node
+
+Table = Callable[[NodeMaps, Shape], str]
+
+
+def long_names(pods: int = 16) -> Snapshot:
+    """Names as generators of manifests make them: alike at both ends."""
+    namespace = "team-recommendation-systems-production"
+    names = [f"recommendation-trainer-transformer-xl-7f9c6d5b4f-{number:02}xkz" for number in range(pods)]
+    every = [
+        Pod(namespace, name, {"pytorch-distributed-worker": {"nvidia.com/gpu": [gpu_uuid(number)]}})
+        for number, name in enumerate(names)
+    ]
+    node = TestNode([Gpu(number) for number in range(pods)], every)
+    node.processes = [
+        Process(100 + number, gpu_uuid(number), pod, memory=(number + 1) * GIB) for number, pod in enumerate(every)
+    ]
+    node.collect()
+    return node.collect()
+
+
+NODES: dict[str, Callable[[], Snapshot]] = {
+    **{path.name: lambda path=path: golden.snapshots(path)[-1] for path in golden.captures()},  # type: ignore[misc]
+    "16 GPUs, MIG": lambda: busy_node(16),
+    "long names": long_names,
+}
+
+
+def processes(found: NodeMaps, shape: Shape) -> str:
+    return top_table(found, Shape(processes=True, wide=shape.wide, screen=shape.screen))
+
+
+def doctor(found: NodeMaps, shape: Shape) -> str:
+    return doctor_table(examine(found.maps[0], None), shape)
+
+
+def live(found: NodeMaps, shape: Shape) -> str:
+    return "\n".join(frame(found, Live(), shape, (), 24).lines)
+
+
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize(
+    ("table", "narrowest"), [(map_table, 80), (top_table, 60), (processes, 72), (waste_table, 60), (doctor, 60)]
+)
+def test_no_line_is_wider_than_the_terminal(node: str, table: Table, narrowest: int) -> None:
+    found = maps(NODES[node]())
+    for columns in (narrowest, 80, 200):
+        shown = table(found, Shape(screen=Screen(columns=columns)))
+        assert max(map(cells, shown.splitlines())) <= columns, shown
+
+
+@pytest.mark.parametrize("table", [map_table, top_table, processes, waste_table, live])
+@pytest.mark.parametrize("columns", [66, 80, 200])
+def test_pods_can_be_told_apart(table: Table, columns: int) -> None:
+    """Their long names are shortened where they are alike. What says less goes first: memory in percent, container."""
+    shown, _, _ = table(maps(long_names(10)), Shape(screen=Screen(columns=columns))).partition("\n\nNot idle")
+    for number in range(10):
+        assert sum(f"{number}xkz" in line for line in shown.splitlines()) == 1, shown
+
+
+def test_a_container_is_named_if_its_pod_has_two() -> None:
+    """On the narrowest terminal too: the pod alone would not say who it is."""
+    names = ("trainer", "sidecar")
+    pod = Pod("research-and-development", "transformer-0", {name: {"nvidia.com/gpu": [gpu_uuid(0)]} for name in names})
+    node = TestNode([Gpu(0)], [pod])
+    node.processes = [Process(1, gpu_uuid(0), pod, container="trainer", memory=GIB)]
+    node.collect()
+    shown = top_table(maps(node.collect()), Shape(screen=Screen(columns=60)))
+    assert "CONTAINER" in shown
+    assert all(name in shown for name in names)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but indented lines, which are examples: a command is copied as it stands."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = command_parser()
+    for one in (parser, *(found for _, found in subcommands(parser).values())):
+        lines = one.format_help().splitlines()
+        assert max(len(line) for line in lines if not line.startswith("  ")) <= columns
+        assert any("examples:" in line for line in lines) or one is parser
+
+
+def test_what_is_wrong_is_at_the_end_of_doctor() -> None:
+    """With its remedy, on a terminal of 24 lines, which shows the end."""
+    lines = doctor(maps(NODES["lost-gpu"]()), Shape(screen=Screen(columns=80))).splitlines()
+    states = [word for line in lines for word in line.split()[1:2] if word in ("ok", "failed", "degraded", "missing")]
+    assert states == sorted(states, key=["ok", "missing", "degraded", "failed"].index)
