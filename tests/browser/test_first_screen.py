@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
@@ -168,7 +170,7 @@ async def test_curves_are_fetched_when_they_are_seen(site: Site, browser: Browse
         await expect(one.page.locator(".side .of-memory")).to_have_count(1)
 
 
-STATES = {
+STATES: dict[str, tuple[Callable[[], TestNode], str]] = {
     "mixed": (lambda: mixed(16), ""),
     "a row": (lambda: mixed(4), f"#{gpu_uuid(3)}&row=other%2Fsquatter-3%2Fmain"),
     "filtered": (lambda: mixed(8), "#q=finding:idle"),
@@ -187,5 +189,5 @@ async def test_axe_finds_nothing(site: Site, browser: Browser, dark: bool, width
         site.collect(make(), 30, 50.0)
         async with tab(browser, f"{site.url}{address}", width=width, dark=dark) as one:
             await expect(one.page.locator("#health li")).not_to_have_count(0)
-            results = await Axe().run(one.page)  # type: ignore[no-untyped-call]
+            results = await Axe().run(one.page)
             assert results.violations_count == 0, f"{name}: {results.generate_report()}"
