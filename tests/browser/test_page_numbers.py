@@ -135,7 +135,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
     site.collect(held_whole())
     async with tab(browser, site.url) as one:
         shown = await tiles(one)
-        assert (shown["GPUs"], shown["Held"]) == ("1 2 devices", "2 0 free")
+        assert (shown["GPUs"], shown["Held"]) == ("1 2 devices", "2 of 2 0 free")
         assert shown["Held idle"] == "0 holders"
         assert await one.texts("#content h2, #content h3") == [
             "GPU 0", "GPU 0 whole", "GPU 0 MIG 1/0", "GPU 0 MIG 2/0",
@@ -158,7 +158,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
 OVERVIEWS: dict[str, tuple[Callable[[], TestNode], dict[str, str]]] = {
     "nobody is visible": (
         lambda: blind(shared_card()),
-        {"Held idle": "–", "Used, not granted": "–", "Held": "1 0 free", "Faults": "1"},
+        {"Held idle": "–", "Used, not granted": "–", "Held": "1 of 1 0 free", "Faults": "1"},
     ),
     "NVML is down": (
         lambda: without(shared_card(), "nvml"),
@@ -168,7 +168,7 @@ OVERVIEWS: dict[str, tuple[Callable[[], TestNode], dict[str, str]]] = {
         lambda: TestNode([Gpu(0)], [holder("busy", 0)]),
         {"GPUs": "1", "Held idle": "–", "Memory used": "–", "Faults": "1"},
     ),
-    "MIG reports no SM": (idle_instance, {"Held idle": "1 holder 0.143 GPUs", "GPUs": "3 3 devices"}),
+    "MIG reports no SM": (idle_instance, {"Held idle": "1 holder 0.14 GPUs", "GPUs": "3 3 devices"}),
     "memory is shared": (compute_instances, {"Memory used": "2.1 GiB of 10.0 GiB, 100 MiB unattributed"}),
     "a remainder is negative": (shared_pages, {"Memory used": "5.5 GiB of 160 GiB, 3.0 GiB unattributed"}),
 }
@@ -201,7 +201,7 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
     site.collect(node)
     async with tab(browser, site.url) as one:
         notice = one.page.locator("#attention .fault")
-        await expect(notice).to_contain_text("hung: it does not answer NVML's calls, and has not told its uuid.")
+        await expect(notice).to_contain_text("Hung: it does not answer NVML's calls, and has not told its uuid.")
         await expect(notice.locator(".remedy")).to_contain_text("Xid")
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Faults"]) == ("2", "1 GPUs, sources")
@@ -210,6 +210,14 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Faults"]) == ("1", "1 GPUs, sources")
         await expect(one.page.locator("#attention")).not_to_contain_text("NVML counts no GPU")
+
+
+async def test_a_gpu_with_a_squatter_is_not_free(site: Site, browser: Browser) -> None:
+    squatter = Pod("other", "squatter", {"main": {}})
+    site.collect(TestNode([Gpu(0), Gpu(1)], [squatter], [Process(51, UUID, squatter, memory=GIB)]))
+    async with tab(browser, site.url) as one:
+        assert await one.texts(".held > .of") == ["not held, but in use", "free"]
+        assert (await tiles(one))["Held"] == "0 of 2 1 free"
 
 
 async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:

@@ -105,7 +105,7 @@ const fault = (key, subject, href, why, remedy) =>
     { key, class: "fault" },
     h("span", { class: "mark-finding is-fault" }, "fault"),
     h("span", { class: "what" }, href ? h("a", { href }, printable(subject)) : printable(subject)),
-    h("span", { class: "because" }, printable(why), ".", remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null),
+    h("span", { class: "because" }, printable(why.charAt(0).toUpperCase() + why.slice(1)), ".", remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null),
   );
 
 // --- what is wasted --------------------------------------------------------------------------------------------------

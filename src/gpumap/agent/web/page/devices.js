@@ -6,7 +6,7 @@ import { cell, containerName, deviceName, findingMark, head, ownerMark } from ".
 import { bar } from "./bar.js";
 import { activity, ills, sensors } from "./health.js";
 import { isUsed, unsettled } from "./totals.js";
-import { bytes, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
+import { bytes, clock, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
 const ROWS = 12; // of a device's table, before one asks for the rest
@@ -19,7 +19,7 @@ export const COLUMNS = [
   { id: "used", title: "Used", number: true, hint: "Memory used now, and in the last hour" },
   { id: "peak", title: "Peak", number: true, hint: "The most memory it used since it was first seen" },
   { id: "sm", title: "SM", number: true, hint: "Time on the multiprocessors, now and in the last hour" },
-  { id: "last", title: "Active", number: true, hint: "When it last computed" },
+  { id: "last", title: "Active", number: true, hint: "When it last computed, or was first seen" },
 ];
 
 /** What is known of a GPU: what it measures, what is wrong with it, and each of its devices with its containers. */
@@ -64,6 +64,7 @@ function part(device, context) {
       class: "part",
       "aria-label": deviceName(device),
       "aria-current": context.state.device === device.uuid && !device.parent && !context.state.row ? "true" : null,
+      tabindex: -1,
     },
     h(
       "div",
@@ -184,14 +185,14 @@ function containerRow(row, device, context) {
   const charged = (shown) => (charges ? h("span", { title: charges }, shown) : shown);
   return h(
     "tr",
-    { key: row.key, class: `is-${row.owner}`, "aria-current": isCurrent(row, device, context) },
+    { key: row.key, class: `is-${row.owner}`, tabindex: -1, "aria-current": isCurrent(row, device, context) },
     h(
       "th",
       { scope: "row" },
       swatch(row),
       containerName(row),
       row.owner === "assigned" ? null : [" ", ownerMark(row.owner)],
-      remark(row, isCurrent(row, device, context)),
+      remark(row, isCurrent(row, device, context), context.map.timestamp),
     ),
     cell(
       "Slots",
@@ -239,13 +240,14 @@ const isCurrent = (row, device, { state }) =>
   state.device === device.uuid && state.row === addressOf(row) ? "true" : null;
 
 /** What was found of a row, with a link to all findings; of the row that a reader came for also what to do. */
-function remark(row, current) {
+function remark(row, current, now) {
   const { finding } = row;
   if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;
   return [
     " ",
     findingMark(finding.finding, "#attention"),
     finding.why && noted(printable(finding.why)),
+    finding.idle_seconds !== null && `, since ${clock(now - finding.idle_seconds)} or longer`,
     current && finding.remedy && h("span", { class: "remedy" }, " ", prose(finding.remedy)),
   ];
 }
@@ -258,7 +260,7 @@ function restRow(row, device, context) {
   const processes = row.processes.length ? (named ? `${counted}: ${named}` : counted) : null;
   return h(
     "tr",
-    { key: row.key, class: `rest is-${row.owner}`, "aria-current": isCurrent(row, device, context) },
+    { key: row.key, class: `rest is-${row.owner}`, tabindex: -1, "aria-current": isCurrent(row, device, context) },
     h(
       "th",
       { scope: "row", colspan: 4 },

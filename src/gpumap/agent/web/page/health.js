@@ -2,10 +2,11 @@
 // what is well nothing is drawn.
 
 import { h } from "./dom.js";
-import { keyOf } from "./model.js";
+import { BY, keyOf, sorted } from "./model.js";
 import { containerName, findingMark } from "./parts.js";
 import { bytes, count, percent, printable, prose, SLOWED } from "./words.js";
 
+const MARKS = 2; // on a line
 const CODES = 6; // of XID errors, a line each
 const HIT = 3; // containers that are named with a code
 
@@ -70,19 +71,25 @@ const ACTIVITY =
   "Mean over the last interval: SMs that were busy; warps on them, of all that they hold; tensor cores that were busy; " +
   "memory bandwidth that was used";
 
-/** What was found on a GPU, and what is wrong with it, in a word each. */
+/** What is wrong with a GPU, and what was found on it, in a word each: the worst first. */
 export function marks({ gpu, devices }) {
   const found = new Map();
-  for (const { finding } of devices.flatMap((device) => device.rows.filter((row) => row.finding)))
+  const rows = devices.flatMap((device) => device.rows.filter((row) => row.finding));
+  for (const { finding } of sorted(rows, "attention", BY))
     found.set(finding.finding, (found.get(finding.finding) ?? 0) + 1);
-  const wrong = gpu?.up ? [wish(gpu), (gpu.row_remap_failure || gpu.row_remap_pending) && "row remap"] : [];
+  const wrong = gpu?.up ? [wish(gpu), (gpu.row_remap_failure || gpu.row_remap_pending) && "bad memory rows"] : [];
   const told = [...(gpu?.xids?.counts ?? []).map(({ xid }) => `XID ${xid}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
+  const all = [
+    ...wrong.filter(Boolean).map((text) => [text, h("span", { key: text, class: "tag bad" }, text)]),
+    ...[...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]),
+    ...told.map((text) => [text, h("span", { key: text, class: "tag" }, text)]),
+  ];
+  const rest = all.slice(MARKS).map(([text]) => text);
   return h(
     "span",
     { class: "marks" },
-    wrong.filter(Boolean).map((text) => h("span", { key: text, class: "tag bad" }, text)),
-    [...found].map(([kind, number]) => findingMark(kind, null, number)),
-    told.length > 0 && h("span", { key: "told", class: "tag", title: told.join(", ") }, told.length > 1 ? `${told[0]} +${told.length - 1}` : told[0]),
+    all.slice(0, MARKS).map(([, mark]) => mark),
+    rest.length > 0 && h("span", { key: "rest", class: "tag", title: rest.join(", ") }, `+${rest.length}`),
   );
 }
 
@@ -142,7 +149,7 @@ export function charges(map) {
     const parts = [
       told(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
       told(account.sm_seconds, (seconds) => `${hours(seconds)} SM-hours`),
-      told(account.memory_byte_seconds, (value) => `${bytes(value / 3600)}-hours`),
+      told(account.memory_byte_seconds, (value) => `${value ? bytes(value / 3600) : "0 GiB"}-hours`),
       told(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
     ].filter(Boolean);
     return parts.length ? `Since it was first seen: ${parts.join(", ")}` : null;

@@ -4,7 +4,7 @@ import { fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Curves } from "./curves.js";
 import { attention } from "./attention.js";
-import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf } from "./model.js";
+import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf, TERMS } from "./model.js";
 import { COLUMNS as DEVICE_COLUMNS } from "./devices.js";
 import { strip } from "./strip.js";
 import { processesView, COLUMNS as PROCESS_COLUMNS } from "./processes.js";
@@ -125,7 +125,7 @@ function drawDevices(devices, context) {
   const isHere = !state.device || [...context.map.gpus, ...devices].some((one) => one.uuid === state.device);
   const lost = isHere ? "" : `No device ${state.device} here`;
   say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
-  if (!found.length && state.query) return h("p", { class: "nobody" }, "Nothing matches the filter.");
+  if (!found.length && state.query) return h("p", { class: "nobody" }, `Nothing matches the filter. It takes words, and ${TERMS}`);
   return strip(gpusOf(found), context);
 }
 
@@ -155,8 +155,10 @@ function seek() {
   sought = false;
   const device = document.getElementById(state.device);
   const element = (state.row && device?.querySelector("tr[aria-current]")) || device;
-  if (element) element.scrollIntoView({ block: state.row ? "center" : "start" });
-  else say("said", `No device ${state.device} here`);
+  if (element) {
+    element.scrollIntoView({ block: state.row ? "center" : "start" });
+    element.focus({ preventScroll: true });
+  } else say("said", `No device ${state.device} here`);
 }
 
 /** What changes with time alone. */

@@ -79,6 +79,7 @@ function bare(gpu) {
 }
 
 function containerRows(device, whole, findings) {
+  const processes = processesByRow(device);
   const holders = new Map(device.holders.map((row) => [keyOf(row), row]));
   const users = new Map(device.users.map((row) => [keyOf(row), row]));
   const holdWhole = new Set(whole.map(keyOf));
@@ -102,12 +103,20 @@ function containerRows(device, whole, findings) {
       peak: user?.memory_peak_bytes ?? null,
       sm: user?.sm_ratio ?? null,
       whole: holdWhole.has(key),
+      processes: processes.get(key) ?? [],
       finding: findings.get(`${device.uuid} ${key}`) ?? null,
     };
   });
 }
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
+
+function processesByRow(device) {
+  const found = new Map();
+  for (const one of device.processes.filter(({ owner }) => !OF_NO_CONTAINER.has(owner)))
+    found.set(keyOf(one), [...(found.get(keyOf(one)) ?? []), one]);
+  return found;
+}
 
 /** What is used by processes of no container that has a row, and by none at all. */
 function restRows(device, findings) {
@@ -171,11 +180,13 @@ const FIELDS = {
   owner: "owner",
   finding: "finding",
 };
+export const TERMS = ["gpu", "uuid", "model", "ns", "pod", "container", "owner", "finding"].map((field) => `${field}:`).join(" ");
 
 /** A filter's terms; all must hold. "owner:gone" asks one field, a plain word any. */
 export function parse(query) {
   return query
     .toLowerCase()
+    .replace(/\bgpu (\d+)\b/g, "gpu:$1") // as the page writes it
     .split(/\s+/)
     .filter(Boolean)
     .map((term) => {
@@ -203,14 +214,14 @@ const wordsOfRow = (row) =>
     row.podUid ?? row.pod_uid,
     row.name,
     row.pid,
-    ...(row.processes ?? []).map((one) => one.name),
+    ...(row.processes ?? []).flatMap((one) => [one.pid, one.name]),
   ]
     .join(" ")
     .toLowerCase();
 
 const holds = (term, device, row) => {
   if (term.device) return found(device, term);
-  if (term.field === "finding") return row.finding?.finding === term.value;
+  if (term.field === "finding") return term.value.split(",").includes(row.finding?.finding);
   if (term.field) return text(row[term.field]).toLowerCase().includes(term.value);
   return found(device, term) || wordsOfRow(row).includes(term.value);
 };

@@ -51,6 +51,7 @@ function section(line, context) {
       class: `gpu${down ? " down" : ""}${open ? " open" : ""}`,
       "aria-label": title,
       "aria-current": context.state.device === line.uuid && !context.state.row ? "true" : null,
+      tabindex: -1,
     },
     h(
       "div",
@@ -96,14 +97,15 @@ const used = ({ used_bytes: now, total_bytes: total }) => [
 ];
 
 const power = (watts, limit) => [
-  `${Math.round(watts)}`,
-  h("span", { class: "of" }, limit ? ` / ${Math.round(limit)} W` : " W"),
+  `${Math.round(watts)} W`,
+  limit ? h("span", { class: "of" }, ` / ${Math.round(limit)}`) : null,
 ];
 
 function busy(gpu, why) {
   const ratio = gpu?.utilization_ratio ?? null;
   if (ratio === null) return known(null, null, gpu?.partitioned ? "A GPU in MIG mode reports no utilisation" : why.sm);
-  return [h("span", { class: "meter", "aria-hidden": "true" }, h("span", { width: percent(ratio).replace(" ", "") })), percent(ratio)];
+  const meter = h("span", { class: "meter", "aria-hidden": "true" }, h("span", { width: `${100 * ratio}%` }));
+  return [meter, h("span", { class: "ratio" }, percent(ratio))];
 }
 
 /** The first containers that hold a part of the GPU, and how many more. */

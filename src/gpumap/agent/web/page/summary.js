@@ -13,23 +13,26 @@ export function overview(map, devices) {
   const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "Nothing could be judged";
   const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
   const partitioned = devices.some((device) => device.mig_profile);
-  const held = all.free === null ? (all.held === null ? null : `of ${all.devices}`) : `${all.free} free`;
   const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
   const size = (value) => known(value, bytes, unknown);
   return h(
     "dl",
     { class: "tiles" },
-    tile("GPUs", known(all.gpus, String, DOWN.nvml), [
+    tile("GPUs", "GPUs, and those on which a kernel runs", known(all.gpus, String, DOWN.nvml), [
       (partitioned || all.gpus === null) && all.devices ? count(all.devices, "device") : null,
       all.busy === null ? null : `${all.busy} busy`,
     ]),
-    tile("Held", known(all.held, String, DOWN.kubelet), [held]),
-    tile("Memory used", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [all.total === null ? null : `of ${bytes(all.total)}${rest}`]),
-    tile("Granted, not used", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "unused"),
-    tile("Held idle", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
-    tile("Used, not granted", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
-    tile("Left over", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
-    tile("Faults", String(faults(map, devices).length), ["GPUs, sources"], "fault"),
+    tile("Held", "Devices that a container holds; free: nobody holds or uses it", known(all.held, (held) => `${held} of ${all.devices}`, DOWN.kubelet), [
+      all.free === null ? null : `${all.free} free`,
+    ]),
+    tile("Memory used", "By everybody; unattributed: of no known owner", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [
+      all.total === null ? null : `of ${bytes(all.total)}${rest}`,
+    ]),
+    tile("Granted, not used", "Of idle holders, and of those that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
+    tile("Held idle", "Containers that hold a device and do not compute", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
+    tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
+    tile("Left over", "Still used by pods that are gone", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
+    tile("Faults", "GPUs and sources that are down or need repair", String(faults(map, devices).length), ["GPUs, sources"], "fault"),
   );
 }
 
@@ -38,7 +41,7 @@ const DOWN = {
   kubelet: "The kubelet does not answer",
 };
 
-const gpus = (held) => (held ? `${Number(held.toPrecision(3))} GPUs` : null);
+const gpus = (held) => (held ? `${Number(held.toPrecision(2))} GPUs` : null);
 const pods = (found) => (found.length ? count(new Set(found.map((one) => `${one.namespace}/${one.pod}`)).size, "pod") : null);
 
 /** The pod that leaves the most unused. */
@@ -50,13 +53,13 @@ function mostOf(found) {
 }
 
 /** A number with notes. With a `kind` that was found it leads to the rows of that finding. */
-function tile(term, value, notes, kind) {
+function tile(term, means, value, notes, kind) {
   const shown = notes.filter(Boolean);
   const found = kind && typeof value === "string" && value !== "0" && !value.startsWith("0 ");
   const href = kind === "fault" ? "#attention" : `#${new URLSearchParams({ q: `finding:${kind}` })}`;
   return h(
     "div",
-    { key: term, class: found ? `tile is-${kind}` : "tile" },
+    { key: term, class: found ? `tile is-${kind}` : "tile", title: means },
     h("dt", {}, term),
     h("dd", {}, found ? h("a", { href }, value) : value, shown.length ? h("span", { class: "of" }, shown.map((one, at) => [at ? ", " : "", one])) : null),
   );
@@ -70,14 +73,14 @@ export function health(map) {
     return h(
       "li",
       { key: source.source, class: source.up ? "works" : "fails" },
-      h("span", { class: "state-word" }, source.up ? "works" : "down"),
+      h("span", { class: "state-word" }, source.up ? (source.reason ? "partly" : "works") : "down"),
       h("b", {}, source.source),
       h(
         "span",
         { class: "remark" },
         source.reason ? `${printable(source.reason)}${source.detail ? `: ${printable(source.detail)}` : ""}. ` : "",
         errors.length
-          ? `Since the start: ${errors.map(([reason, times]) => `${printable(reason)} ${times}×`).join(", ")}.`
+          ? `Errors since the start: ${errors.map(([reason, times]) => `${printable(reason)} ${times}×`).join(", ")}.`
           : "",
       ),
     );

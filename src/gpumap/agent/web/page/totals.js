@@ -9,7 +9,7 @@ const leavesOf = (devices) => devices.filter((device) => !device.bare && !device
 const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
 
 /** Whether a process is known on it, whoever its owner is. */
-export const isUsed = (device) => device.rows.some((row) => row.owner !== "unaccounted" && row.processes?.length > 0);
+export const isUsed = (device) => device.rows.some((row) => row.processes.length > 0);
 
 /** Certainly to be had: read, not held, not in use, and no slots are left whose device is not known. */
 const isFree = (device) => device.memory && !isHeld(device) && !isUsed(device);

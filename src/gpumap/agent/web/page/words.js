@@ -39,6 +39,9 @@ export const moment = (seconds) =>
     .replace("T", " ")
     .replace(/\.\d+Z/, " UTC");
 
+/** The time of day. */
+export const clock = (seconds) => `${moment(seconds).slice(11, 16)} UTC`;
+
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
 /** A foreign text: what does not print, or turns the direction of what follows, is spelled out. */
