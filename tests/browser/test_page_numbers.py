@@ -214,7 +214,9 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
 
 async def test_a_gpu_with_a_squatter_is_not_free(site: Site, browser: Browser) -> None:
     squatter = Pod("other", "squatter", {"main": {}})
-    site.collect(TestNode([Gpu(0), Gpu(1)], [squatter], [Process(51, UUID, squatter, memory=GIB)]))
+    node = TestNode([Gpu(0), Gpu(1)], [squatter], [Process(51, UUID, squatter, memory=GIB)])
+    node.allocatable = {"nvidia.com/gpu": [str(gpu_uuid(0)), str(gpu_uuid(1))]}
+    site.collect(node)
     async with tab(browser, site.url) as one:
         assert await one.texts(".held > .of") == ["not held, but in use", "free"]
         assert (await tiles(one))["Held"] == "0 of 2 1 free"

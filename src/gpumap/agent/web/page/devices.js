@@ -118,16 +118,17 @@ const HELD = {
   "not all": "No holder is known: there are slots on no known device.",
 };
 
-const holdersKnown = ({ allocationKnown, map }) => (!allocationKnown ? "no" : unsettled(map) ? "not all" : "yes");
+const holdersKnown = (device, { allocationKnown, map }) =>
+  !allocationKnown || !device.holders_known ? "no" : unsettled(map) ? "not all" : "yes";
 
 const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
 
 /** What is said of a GPU without a known holder. */
 export function vacancy(line, context) {
-  const holders = holdersKnown(context);
-  if (holders === "no") return "holders not known";
-  if (line.devices.some(isUsed)) return holders === "yes" ? "not held, but in use" : "no holder known, in use";
-  return holders === "yes" ? "free" : "no holder known";
+  if (line.devices[0].bare) return "no MIG device";
+  const free = line.devices.every((device) => holdersKnown(device, context) === "yes");
+  if (line.devices.some(isUsed)) return free ? "not held, but in use" : "no holder known, in use";
+  return free ? "free" : "no holder known";
 }
 
 const facts = (pairs) =>
@@ -147,7 +148,7 @@ function table(device, context) {
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
     const uses = !usesKnown(device, context) ? "What uses it is not known." : "Nobody is known to use it.";
-    return h("p", { class: "nobody" }, `${HELD[holdersKnown(context)]} ${uses}`);
+    return h("p", { class: "nobody" }, `${HELD[holdersKnown(device, context)]} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
   const shown = all ? rows : rows.slice(0, ROWS);
