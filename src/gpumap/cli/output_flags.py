@@ -101,11 +101,19 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
     return shape if idle_after is None else replace(shape, idle_after_seconds=seconds_of("--idle-after", idle_after))
 
 
-def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:
-    """Read how the report is shown, and how often. Raises UsageError."""
+def view_of(
+    given: argparse.Namespace,
+    report: Report,
+    shape: Shape,
+    head: str,
+    often: str = WATCH_INTERVAL,
+    *,
+    keys: bool = True,
+) -> View:
+    """Read how the report is shown, and how often. `keys`: it may be shown on a screen for keys. Raises UsageError."""
     from gpumap.cli.show import View, is_interactive
 
-    once = getattr(given, "once", True)  # only `top` has a screen for keys
+    once = getattr(given, "once", True) or not keys  # only `top` has a screen for keys
     live = not once and given.output in ("table", "wide") and is_interactive()
     interval_seconds = seconds_of("--interval", given.interval or often)
     if given.interval is not None and not (given.watch or live):

@@ -14,6 +14,9 @@ WASTE_ORDERS = (
     *("device", "namespace", "pod", "container", "node"),
 )
 
+SUMS_BY = ("namespace", "node")
+"""What a summary of a cluster adds up by; the first is the default."""
+
 MAP_SAYS = "show who holds and who uses each GPU"
 TOP_SAYS = "show who uses GPU memory and SM time now, largest first"
 WASTE_SAYS = "show what is held or granted and not used, and used without a grant"
