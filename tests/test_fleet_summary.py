@@ -139,7 +139,12 @@ def sums_of_rows(document: Document, by: str) -> Values:
 
 
 def of_container(
-    sums: defaultdict[str, float], node: Document, device: Document, holder: Document | None, user: Document | None, shared: int
+    sums: defaultdict[str, float],
+    node: Document,
+    device: Document,
+    holder: Document | None,
+    user: Document | None,
+    shared: int,
 ) -> None:
     granted: float | None = holder["allocated_memory_bytes"] if holder else None
     used: int | None = user["memory_bytes"] if user else None
