@@ -15,13 +15,24 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.contestants import ROOT
 from bench.figures import Figure
-from bench.pages import filled, name_node, serve, serving
+from bench.pages import PATIENCE_SECONDS, filled, name_node, serve, serving
+from tests.prometheus import eventually
 from tests.tools import BIN
 
 NODES, GPUS = 5_000, 8
 SCRAPE_SECONDS = 60
-COMMANDS = (("inspect",), ("top",), ("waste",), ("map",), ("top", "-n", "team-7"))
+RULES = ROOT / "rules" / "fleet.yaml"
+RECORDED = "cluster:gpumap_node_info:count and cluster:gpumap_pod_info:count offset 5s"
+SUMMARIES = (("map",), ("top",), ("waste",), ("inspect",), ("top", "--by", "node"))
+ADDED_UP = ("--match", 'job="gpumap"')
+"""A matcher of a job cannot be asked of recorded sums: the server adds up."""
+COMMANDS = (
+    *SUMMARIES,
+    *((*one, *ADDED_UP) for one in SUMMARIES),
+    *(("top", "-n", "team-7"), ("map", "--node", "gpu-0007"), ("inspect", "--all"), ("top", "--all")),
+)
 _CARD_BYTES = 85_520_809_984
 _SOURCES = ("kubelet", "nvml", "procfs", "pod_identity")
 _CAPABILITIES = ("pid_visibility", "device_checkpoint", "pod_logs", "push", "process_utilization", "gpm", "xid_events")
@@ -36,11 +47,12 @@ def fleet(wanted: frozenset[str]) -> Iterator[Figure]:
     with (
         tempfile.TemporaryDirectory() as folder,
         serving("bench.fleet") as url,
-        filled(Path(folder), url, NODES, SCRAPE_SECONDS) as server,
+        filled(Path(folder), url, NODES, SCRAPE_SECONDS, RULES) as server,
     ):
-        count = server.value("count({__name__=~'gpumap_.+'})")
+        eventually(lambda: bool(server.ask(RECORDED)), PATIENCE_SECONDS)
+        count = int(server.api("status/tsdb")["headStats"]["numSeries"])
         for command in COMMANDS:
-            yield _look(server.url, command, int(count))
+            yield _look(server.url, command, count)
 
 
 def _look(url: str, command: tuple[str, ...], series: int) -> Figure:
@@ -89,6 +101,9 @@ def _device(card: str, index: int, number: int, now: float, draw: random.Random)
         memory = 0 if draw.random() < 0.1 else draw.randrange(1 << 30, 30 << 30)
         used += memory
         name = f'namespace="team-{number % 50}",pod="job-{number}-{index}-{slot}",container="main",{of_card}'
+        pod = name.partition(",container=")[0]
+        yield f'gpumap_pod_info{{{pod},pod_uid="{card[4:]}-{slot}"}} 1'
+        yield f"gpumap_allocation_info{{{name}}} 1"
         yield f'gpumap_allocation_slots{{{name},resource="nvidia.com/gpu"}} 1'
         yield f"gpumap_container_allocated_gpus{{{name}}} {1 / count}"
         yield f"gpumap_container_allocated_gpu_memory_bytes{{{name}}} {_CARD_BYTES // count}"

@@ -85,7 +85,7 @@ def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
     """It is the agents' own; the node that cannot be scraped is named, and the exit code says that it is missing."""
 
     def agrees() -> bool:
-        done = run_command("map", "--prometheus", server, "-o", "json")
+        done = run_command("map", "--all", "--prometheus", server, "-o", "json")
         assert (done.returncode, done.stderr) == (1, f"gpumap: missing: {MISSING}\n")
         found = json.loads(done.stdout)
         assert found["missing"] == [MISSING]
@@ -102,7 +102,7 @@ MISSING = "node gpu-3: its gpumap cannot be scraped (up is 0)"
 @pytest.mark.parametrize("command", ["map", "top", "waste"])
 def test_tables_of_a_cluster(server: str, command: str) -> None:
     """They say which node a row is of, and what is missing."""
-    done = run_command(command, "--prometheus", server)
+    done = run_command(command, "--all", "--prometheus", server)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("NODE ")
@@ -141,14 +141,14 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         # A look is of a whole second of the server's clock: what came within it is not seen yet.
         eventually(lambda: len(server.ask("gpumap_snapshot_timestamp_seconds offset 2s")) == len(serves))
         eventually(lambda: len(server.ask("gpumap_device_holders offset 2s")) > 0)
-        done = run_command("inspect", "--used", "--prometheus", server.url, "-o", "json")
+        done = run_command("inspect", "--all", "--used", "--prometheus", server.url, "-o", "json")
         found = json.loads(done.stdout)
         said = " ".join(found["missing"])
         assert done.returncode == 1
         assert "3 nodes, foreign, held, used: its gpumap serves nothing of its GPUs themselves" in said
         assert "node held: its gpumap serves nothing of who uses its GPUs" in said
         assert "is not told: who holds and who uses it is not shown" in said
-        waste = run_command("waste", "--prometheus", server.url)
+        waste = run_command("waste", "--all", "--prometheus", server.url)
         assert waste.returncode == 1
         assert "No waste was found" not in waste.stdout
 
@@ -202,7 +202,7 @@ async def test_values_that_are_not_gpumaps() -> None:
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
 
     async with serving(answer) as url:
-        done = await run_command_in_loop("map", "--prometheus", url)
+        done = await run_command_in_loop("map", "--all", "--prometheus", url)
     assert done.returncode == 1
     assert "not understood, and left out: gpumap_" in done.stdout
     assert " is NaN" in done.stdout
@@ -222,7 +222,7 @@ async def test_labels_that_are_no_numbers(index: str) -> None:
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
 
     async with serving(answer) as url:
-        done = await run_command_in_loop("map", "--prometheus", url, "-o", "json")
+        done = await run_command_in_loop("map", "--all", "--prometheus", url, "-o", "json")
     assert not done.stderr.startswith("gpumap: internal"), done.stderr
     ((device,),) = (one["devices"] for one in json.loads(done.stdout)["nodes"])
     assert (device["uuid"], device["index"]) == ("GPU-1", None)

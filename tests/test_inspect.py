@@ -568,7 +568,7 @@ def test_a_node_is_the_same_by_its_agent_and_by_prometheus(cluster: Mapping[str,
 
 def test_a_cluster_by_prometheus(cluster: Mapping[str, str]) -> None:
     """A line for each node, by name; what is not in the table is told of the nodes that it is about."""
-    done = inspect("--prometheus", cluster[""])
+    done = inspect("--all", "--prometheus", cluster[""])
     lines = [line.split()[0] for line in done.stdout.splitlines()]
     assert (done.returncode, lines[:3]) == (0, ["NAME", "made-node", "sharing-node"])
     assert "gpumap: node sharing-node: slots of " in done.stderr

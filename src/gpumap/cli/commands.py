@@ -14,10 +14,11 @@ from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
 from gpumap.cli.output_flags import add_output, add_processes, add_thresholds, shape_of
-from gpumap.cli.server_flags import HOW_TO_ASK, add_server_flags
-from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
+from gpumap.cli.server_flags import HOW_TO_ASK, add_row_flags, add_server_flags
+from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SAYS, SUMS_BY, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
+from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
@@ -45,7 +46,7 @@ def _add_map(commands: Commands) -> None:
             ("for scripts: who uses what was not given to them", _JQ),
         ],
     )
-    _add_table_flags(show, orders=MAP_ORDERS)
+    _add_table_flags(show, MAP_ORDERS)
     add_node_flags(show)
 
 
@@ -65,7 +66,7 @@ def _add_top(commands: Commands) -> None:
             ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
         ],
     )
-    add_processes(_add_table_flags(top, orders=TOP_ORDERS))
+    add_processes(_add_table_flags(top, TOP_ORDERS, SUMS_BY))
     add_node_flags(top)
 
 
@@ -88,17 +89,19 @@ def _add_waste(commands: Commands) -> None:
             ("the whole cluster, a line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
         ],
     )
-    add_thresholds(_add_table_flags(waste, orders=WASTE_ORDERS))
+    add_thresholds(_add_table_flags(waste, WASTE_ORDERS, SUMS_BY))
     add_node_flags(waste)
 
 
-def _add_table_flags(parser: Parser, orders: Sequence[str]) -> argparse._ArgumentGroup:
+def _add_table_flags(parser: Parser, orders: Sequence[str], by: Sequence[str] = ()) -> argparse._ArgumentGroup:
     """Add the flags of all tables. Return the group for the flags that only one has."""
     output = add_output(parser, orders)
     what = parser.add_argument_group("what is shown")
     what.add_argument("-n", "--namespace", metavar="NAME", help="rows of this namespace alone (default: of all)")
     what.add_argument("-A", "--all-namespaces", action="store_true", help="rows of all namespaces, also with -n")
-    add_server_flags(parser, add_url(parser))
+    where = add_url(parser)
+    add_server_flags(parser, where)
+    add_row_flags(where, by)
     leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
     return output
 
@@ -107,4 +110,8 @@ def _show(given: argparse.Namespace) -> int:
     from gpumap.cli.reports import REPORTS
 
     namespace = "" if given.all_namespaces else given.namespace or ""
-    return run(given, REPORTS[given.command], shape_of(given, namespace))
+    if given.node == "":
+        raise UsageError("--node: is empty")
+    if given.command == "top" and given.by and given.prometheus is None:
+        raise UsageError("--by: is of use with --prometheus")
+    return run(given, REPORTS[given.command], shape_of(given, namespace), given.node or "")

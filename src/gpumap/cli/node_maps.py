@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import NamedTuple
 
 from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
 
 
+class Sums(NamedTuple):
+    """The sums of one node, or of one namespace, by the names of quantities. Those that are not known are absent."""
+
+    name: str
+    values: Mapping[str, float]
+    internal_ip: str | None = None
+
+
+class FleetSums(NamedTuple):
+    """A cluster in numbers. `rows` are by `by`: "node" or "namespace".
+
+    `whole` are the sums over all of it. `nodes` have current series, `lost` have none. `unknown` says what is not in
+    the sums, a sentence each. `collected_seconds` is the greatest age of a node's series, `recorded_seconds` that of
+    the recording rules if they were read.
+    """
+
+    by: str
+    rows: tuple[Sums, ...]
+    whole: Mapping[str, float]
+    nodes: int
+    lost: int
+    unknown: tuple[str, ...]
+    collected_seconds: float
+    recorded_seconds: float | None
+
+
 class NodeMaps(NamedTuple):
     """`maps` are in the order of their nodes' names. `missing` says what is not in them, a sentence each.
 
-    `fleet`: more than one node was asked, and tables have a column with the node of a row.
+    `fleet`: more than one node was asked, and tables have a column with the node of a row. `sums`: the server was asked
+    for sums, in the place of maps.
     """
 
     maps: tuple[NodeMap, ...]
     missing: tuple[str, ...] = ()
     fleet: bool = False
+    sums: FleetSums | None = None
 
 
 NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]

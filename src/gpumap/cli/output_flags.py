@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, one_of
 from gpumap.cli.server_flags import seconds_of
-from gpumap.cli.sort_keys import SUMS_BY
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,9 +53,6 @@ def add_processes(output: argparse._ArgumentGroup) -> None:
 
 def add_thresholds(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `waste` has."""
-    output.add_argument(
-        "--by", metavar="WHAT", type=one_of(*SUMS_BY), choices=SUMS_BY, help=f"sums by {' or '.join(SUMS_BY)}"
-    )
     for flag, metavar, default, help_ in (
         ("--idle-after", "DURATION", "5m", "not computing for so long is idle"),
         ("--grace", "DURATION", "2m", "newer holders are not judged"),
@@ -110,7 +106,7 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
     )
     if "idle_after" not in given:
         return shape
-    if given.by and given.sort_by:
+    if given.by and given.sort_by and given.prometheus is None:
         raise UsageError("--sort-by sorts findings; --by prints none")
     return replace(shape, thresholds=_thresholds(given), sums_by=given.by or "")
 
@@ -132,11 +128,19 @@ def _percentage(flag: str, text: str) -> float:
     return float(text.removesuffix("%"))
 
 
-def view_of(given: argparse.Namespace, report: Report, shape: Shape, head: str, often: str = WATCH_INTERVAL) -> View:
-    """Read how the report is shown, and how often. Raises UsageError."""
+def view_of(
+    given: argparse.Namespace,
+    report: Report,
+    shape: Shape,
+    head: str,
+    often: str = WATCH_INTERVAL,
+    *,
+    keys: bool = True,
+) -> View:
+    """Read how the report is shown, and how often. `keys`: it may be shown on a screen for keys. Raises UsageError."""
     from gpumap.cli.show import View, is_interactive
 
-    once = getattr(given, "once", True)  # only `top` has a screen for keys
+    once = getattr(given, "once", True) or not keys  # only `top` has a screen for keys
     live = not once and given.output in ("table", "wide") and is_interactive()
     interval_seconds = seconds_of("--interval", given.interval or often)
     if given.interval is not None and not (given.watch or live):

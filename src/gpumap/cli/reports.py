@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpumap.cli.fleet import families as parts
 from gpumap.cli.node_maps import NodeMaps
@@ -19,6 +19,7 @@ from gpumap.cli.tables import (
     waste_table,
     waste_values,
 )
+from gpumap.cli.tables.summary import summary_table, summary_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,21 @@ class Report:
         """Return the parts of a map to ask a server for."""
         nothing = frozenset[str]()
         return self.needs | self.also.get(form, nothing) | self.also.get(shape.order, nothing)
+
+
+def summarized(report: Report, command: str) -> Report:
+    """Return the report that shows sums if the answer has them, and its rows if not."""
+
+    def table(maps: NodeMaps, shape: Shape) -> str:
+        return report.table(maps, shape) if maps.sums is None else summary_table(command, maps, maps.sums, shape)
+
+    def values(maps: NodeMaps, shape: Shape) -> object:
+        return report.values(maps, shape) if maps.sums is None else summary_values(command, maps, maps.sums, shape)
+
+    def notes(maps: NodeMaps) -> Sequence[str]:
+        return report.notes(maps) if maps.sums is None and report.notes else ()
+
+    return replace(report, table=table, values=values, notes=notes)
 
 
 _PEAKS, _GRANTS = frozenset({parts.PEAKS}), frozenset({parts.GRANTS})

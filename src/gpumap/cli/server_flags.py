@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpumap.cli.command_line import Parser
+from gpumap.cli.command_line import Parser, one_of
 from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
@@ -29,7 +30,7 @@ OWN_JOBS = 'job=~".*gpumap.*"'
 cannot choose its job."""
 KUBE_STATE_METRICS_JOBS = 'job=~".*kube-state-metrics.*"'
 """The same for kube_pod_labels and `--label-match`."""
-_DETAILS = ("match", "timeout")
+_DETAILS = ("match", "timeout", "node", "all")
 """Flags that require --prometheus."""
 
 
@@ -39,21 +40,32 @@ HOW_TO_ASK = "how it is asked"
 
 def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required: bool = False) -> None:
     """Add them to a command. Without `required` the command has other sources too."""
-    only = "" if required else " instead: the whole cluster, from a Prometheus that scrapes it"
+    only = "" if required else "the whole cluster instead: "
     group.add_argument(
         "--prometheus",
         metavar="URL",
         required=required,
-        help=f"the server{only}, with the path before /api/v1 if it has one",
-    )
-    group.add_argument(
-        "--match",
-        metavar="MATCH",
-        help="only series with these labels, as in PromQL; if none is job, also of jobs with gpumap in the name",
+        help=f"{only}URL of the server, up to /api/v1",
     )
     how = parser.add_argument_group(HOW_TO_ASK)
+    how.add_argument(
+        "--match",
+        metavar="MATCH",
+        help="""only series with these labels, as in PromQL: 'cluster="a"'""",
+    )
     add_credentials(how)
     how.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
+
+
+def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str] = (), *, node: bool = True) -> None:
+    """Add the flags that choose between a summary of the cluster, by the first of `by` unless told, and rows."""
+    if by:
+        help_ = f"sums by {by[0]}, or by {by[1]}"
+        group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
+    if node:
+        group.add_argument("--node", metavar="NODE", help="of --prometheus: the rows of one node")
+    help_ = "of --prometheus: the rows of every node, no sums"
+    group.add_argument("--all", action="store_const", const=True, help=help_)
 
 
 def server_of(given: argparse.Namespace) -> Server:

@@ -14,7 +14,7 @@ WASTE_ORDERS = (
     *("device", "namespace", "pod", "container", "node"),
 )
 SUMS_BY = ("namespace", "node")
-"""The values of `waste --by`."""
+"""What --by adds up by; the first is the default of a cluster's summary."""
 
 MAP_SAYS = "show who holds and who uses each GPU"
 TOP_SAYS = "show who uses GPU memory and SM time now, largest first"

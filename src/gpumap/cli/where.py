@@ -13,10 +13,12 @@ from gpumap.cli.command_line import Parser
 from gpumap.cli.credentials import credentials_of
 from gpumap.cli.output_flags import CLUSTER_INTERVAL, WATCH_INTERVAL, sorted_by, view_of
 from gpumap.cli.server_flags import matchers_of, refuse_details, server_of, without_password
+from gpumap.cli.sort_keys import SUMS_BY
 from gpumap.cli.this_node import LOOK_SECONDS, from_node, prepare_elsewhere, prepare_here
 from gpumap.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from gpumap.cli.fleet.summary import Question
     from gpumap.cli.node_maps import NodeMapStream
     from gpumap.cli.reports import Report
     from gpumap.cli.show import View
@@ -33,9 +35,12 @@ def add_url(parser: Parser) -> argparse._ArgumentGroup:
 def run(given: argparse.Namespace, report: Report, shape: Shape, node: str = "") -> int:
     """Show the report; of one of a server's nodes if `node` names one."""
     from gpumap.cli import show
+    from gpumap.cli.reports import summarized
 
     often = WATCH_INTERVAL if given.prometheus is None else CLUSTER_INTERVAL
-    view = view_of(given, report, shape, _head(given, shape), often)
+    if sums := _shows_sums(given, shape, node):
+        report = summarized(report, _summary(given))
+    view = view_of(given, report, shape, _head(given, shape), often, keys=not sums)
     return show.run(_node_maps(given, view, node), view)
 
 
@@ -51,6 +56,12 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
         server, match = server_of(given), matchers_of("--match", given.match or "")
         if view.shape.processes:
             raise UsageError("--processes: is known to the node's agent alone (--url)")
+        if _shows_sums(given, view.shape, node):
+            from gpumap.cli.fleet.source import answers_of
+            from gpumap.cli.fleet.summary import sums_of
+
+            question = _question(given, view)
+            return answers_of(server, view.interval_seconds, lambda prometheus: sums_of(prometheus, match, question))
         asked = view.report.parts("wide" if view.live else view.form, view.shape)
         return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
     if given.url is not None:
@@ -58,6 +69,39 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
         return maps_of_agent(given, view.interval_seconds)
     settings = prepare_here(given)
     return from_node(settings, view.interval_seconds if view.watch else LOOK_SECONDS)
+
+
+def _shows_sums(given: argparse.Namespace, shape: Shape, node: str) -> bool:
+    """Return whether sums of a cluster are shown, and no rows. Raises UsageError."""
+    rows = bool(node or shape.namespace or given.all or given.output == "name" or getattr(given, "details", False))
+    by = getattr(given, "by", None)
+    if by is not None and rows and given.prometheus is not None:
+        raise UsageError(f"--by {by}: adds up rows, and -n, --node, --all and -o name show them")
+    return given.prometheus is not None and not rows and not shape.processes
+
+
+def _summary(given: argparse.Namespace) -> str:
+    return f"{given.command} --used" if getattr(given, "used", False) else str(given.command)
+
+
+def _question(given: argparse.Namespace, view: View) -> Question:
+    """Return what a server is asked to add up. Raises UsageError."""
+    from gpumap.cli.fleet.summary import Question
+    from gpumap.cli.tables.summary import OF_ALL, SUMMARIES, orders_of
+
+    command = _summary(given)
+    by = getattr(given, "by", None) or (SUMS_BY[0] if hasattr(given, "by") else "node")
+    orders, order = orders_of(command, by), view.shape.order
+    if order and order not in orders and order != "severity":
+        known = ", ".join(one for one in orders)
+        raise UsageError(f"--sort-by {order}: sorts rows, of -n, --node or --all; sums by {by} are sorted by {known}")
+    return Question(
+        by=by,
+        of_rows=SUMMARIES[command].names,
+        of_all=OF_ALL.get(command, ()),
+        parts=view.report.parts(view.form, view.shape),
+        idle_after_seconds=view.shape.thresholds.idle_after_seconds,
+    )
 
 
 def maps_of_agent(given: argparse.Namespace, interval_seconds: float) -> NodeMapStream:

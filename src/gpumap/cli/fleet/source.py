@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.command_line import did_you_mean
@@ -47,12 +47,13 @@ from gpumap.model.errors import FatalError
 from gpumap.model.map import NodeMap
 from gpumap.model.words import age, by_reason, listed
 
-_OLD_SECONDS = 60.0
+OLD_SECONDS = 60.0
 """A gpumap serves nothing older than its --stale-after, which is a minute by default."""
 _ODD_SHOWN = 3
+Ask = Callable[[Prometheus], Awaitable[NodeMaps]]
 
 
-async def from_prometheus(
+def from_prometheus(
     server: Server,
     match: str,
     interval_seconds: float,
@@ -61,13 +62,18 @@ async def from_prometheus(
     namespace: str = "",
 ) -> NodeMapStream:
     """Return what a server knows of every node, or of the one named `node`; of containers in `namespace` only, if it is
-    not empty. A failed attempt is returned in its place."""
+    not empty."""
+    return answers_of(server, interval_seconds, lambda prometheus: maps_of(prometheus, match, parts, node, namespace))
+
+
+async def answers_of(server: Server, interval_seconds: float, ask: Ask) -> NodeMapStream:
+    """Ask again and again. A failed attempt is returned in the place of an answer."""
     async with connect(server) as prometheus:
         while True:
             answer: NodeMaps | FatalError
             with _no_search_for_cycles():  # also while it is shown
                 try:
-                    answer = await _ask(prometheus, match, parts, node, namespace)
+                    answer = await ask(prometheus)
                 except FatalError as error:
                     answer = error
                 yield answer
@@ -90,7 +96,7 @@ def _no_search_for_cycles() -> Iterator[None]:
             gc.enable()
 
 
-class _Agents(NamedTuple):
+class Agents(NamedTuple):
     """The gpumaps that a server scrapes, or those of the node that was asked for; and targets that do not answer it."""
 
     selection: Selection
@@ -99,9 +105,12 @@ class _Agents(NamedTuple):
     down: list[Mapping[str, str]]
 
 
-async def _ask(server: Prometheus, match: str, parts: Collection[str], node: str, namespace: str) -> NodeMaps:
-    moment = await _now(server)
-    agents = _only(node, await _agents(server, match, moment), server.url)
+async def maps_of(
+    server: Prometheus, match: str, parts: Collection[str], node: str = "", namespace: str = ""
+) -> NodeMaps:
+    """Ask once."""
+    moment = await now(server)
+    agents = _only(node, await agents_of(server, match, moment), server.url)
     agents = agents._replace(selection=agents.selection._replace(namespace=namespace))
     answers = await _answers(server, agents, parts, moment)
     if are_mixed(answers):
@@ -128,7 +137,7 @@ async def _ask(server: Prometheus, match: str, parts: Collection[str], node: str
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-async def _now(server: Prometheus) -> int:
+async def now(server: Prometheus) -> int:
     """Return the time by the server's clock: ours may differ."""
     rows = await server.instant("vector(time())")
     try:
@@ -137,7 +146,7 @@ async def _now(server: Prometheus) -> int:
         raise FatalError(f"{server.url} does not say what time it is") from error
 
 
-async def _agents(server: Prometheus, match: str, moment: int) -> _Agents:
+async def agents_of(server: Prometheus, match: str, moment: int) -> Agents:
     rows, spaced, down = await together(
         [
             server.instant(families.targets_question(match), moment),
@@ -150,28 +159,28 @@ async def _agents(server: Prometheus, match: str, moment: int) -> _Agents:
         matching = f" matching {match}" if match else ""
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
-    collected = [(row.labels, value) for row in rows if (value := _float(row)) is not None]
-    spacings = {key_of(row.labels, selection): spacing for row in spaced if (spacing := _float(row))}
+    collected = [(row.labels, value) for row in rows if (value := number_of(row)) is not None]
+    spacings = {key_of(row.labels, selection): spacing for row in spaced if (spacing := number_of(row))}
     targets = targets_by_key(collected, spacings, selection)
-    infos = await _values(server, families.NODE_INFO, selection, moment)
+    infos = await values_of_family(server, families.NODE_INFO, selection, moment)
     names = names_of(targets, infos.values)
     labels = [target.labels for target in targets.values()]
     selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
-    return _Agents(selection, targets, names, [row.labels for row in down])
+    return Agents(selection, targets, names, [row.labels for row in down])
 
 
-async def _answers(server: Prometheus, agents: _Agents, parts: Collection[str], moment: int) -> Answers:
+async def _answers(server: Prometheus, agents: Agents, parts: Collection[str], moment: int) -> Answers:
     asked, selection = families_for(parts), agents.selection
-    values = await together([_values(server, family, selection, moment) for family in asked])
+    values = await together([values_of_family(server, family, selection, moment) for family in asked])
     by_name = {family.name: one for family, one in zip(asked, values, strict=True)}
     return Answers(agents.targets, agents.names, asked, by_name, selection.by_target)
 
 
-async def _values(server: Prometheus, family: Family, selection: Selection, moment: int) -> FamilyValues:
+async def values_of_family(server: Prometheus, family: Family, selection: Selection, moment: int) -> FamilyValues:
     return read(family, await server.vector(question(family, selection), moment), selection)
 
 
-def _float(row: Row) -> float | None:
+def number_of(row: Row) -> float | None:
     try:
         value = float(row.points[0][1])
     except ValueError:
@@ -182,7 +191,7 @@ def _float(row: Row) -> float | None:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def _only(node: str, agents: _Agents, url: str) -> _Agents:
+def _only(node: str, agents: Agents, url: str) -> Agents:
     """Return the targets of a node, and select only their series. Raises FatalError if it has none."""
     if not node:
         return agents
@@ -203,7 +212,7 @@ def _only(node: str, agents: _Agents, url: str) -> _Agents:
 # --- what is missing --------------------------------------------------------------------------------------------------
 
 
-def _down(agents: _Agents, results: Sequence[NodeResult], node: str) -> list[str]:
+def _down(agents: Agents, results: Sequence[NodeResult], node: str) -> list[str]:
     downs = down_nodes(agents.down, agents.targets, [one.node for one in results])
     return [down.shown for down in downs if not node or node in down]
 
@@ -211,7 +220,7 @@ def _down(agents: _Agents, results: Sequence[NodeResult], node: str) -> list[str
 def _is_old(node_map: NodeMap, moment: int) -> bool:
     """Whether nothing was collected for so long that nothing is served. A wrong clock is no reason: fresh devices are
     served."""
-    oldest = _OLD_SECONDS + 2 * (node_map.interval_seconds or 0)
+    oldest = OLD_SECONDS + 2 * (node_map.interval_seconds or 0)
     return not node_map.devices and moment - node_map.timestamp > oldest
 
 

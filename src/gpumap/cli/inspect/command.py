@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.output_flags import add_inspect_output
-from gpumap.cli.server_flags import HOW_TO_ASK, add_server_flags
+from gpumap.cli.server_flags import HOW_TO_ASK, add_row_flags, add_server_flags
 from gpumap.cli.sort_keys import INSPECT_SAYS
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
@@ -38,7 +38,9 @@ def add_inspect(commands: Commands) -> None:
     )
     inspect.add_argument("only_node", metavar="NODE", nargs="?", help="one node alone")
     add_inspect_output(inspect)
-    add_server_flags(inspect, add_url(inspect))
+    where = add_url(inspect)
+    add_server_flags(inspect, where)
+    add_row_flags(where, node=False)
     add_node_flags(inspect)
     leave_to_help_all(inspect, HOW_TO_ASK, *NODE_FLAGS)
 

@@ -1,0 +1,178 @@
+"""The sums that a summary of a cluster is made of, each as PromQL that a server adds up, by node or by namespace. Pure.
+
+A device that several targets report counts once, with the larger value, as in the recording rules of
+rules/fleet.yaml. A sum contains only what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from gpumap.cli.fleet import families
+from gpumap.cli.fleet.families import CONTAINER, braced
+from gpumap.cli.fleet.targets import OWN_LABELS
+
+IDLE = "idle"
+"""Asked for as one quantity, answered as these two, from counts by a label with the share of a GPU."""
+IDLE_SUMS = ("idle_gpus", "idle_holders")
+SHARE = "share"
+_DEVICE, _POD, _ON_DEVICE = ("uuid",), ("namespace", "pod"), (*CONTAINER, "uuid")
+_POD_ON_DEVICE = (*_POD, "uuid")
+_INSTANCES = 'gpu_instance_id!=""'
+_GRANTED, _USED = families.ALLOCATED_MEMORY.name, families.USED.name
+
+
+class Grouping(NamedTuple):
+    """How series are selected, told apart and grouped.
+
+    `group` are the labels of a row of the answer, `place` the labels of a target that tell equal series apart.
+    `moved`: gpumap's own labels that may be `exported_…`. `shared`: compute instances share memory somewhere.
+    """
+
+    match: str
+    group: tuple[str, ...]
+    place: tuple[str, ...]
+    moved: frozenset[str]
+    shared: bool
+    idle_before: float
+
+    def series(self, name: str, *only: str) -> str:
+        return f"{name}{braced(*only, self.match)}"
+
+    def each(self, own: Iterable[str], expression: str) -> str:
+        """Return each thing with these own labels once, whatever the number of targets that report it."""
+        return f"max {self.by(own)} ({expression})"
+
+    def by(self, own: Iterable[str]) -> str:
+        return f"by ({', '.join(self._labels(own, self.place))})"
+
+    def on(self, own: Iterable[str]) -> str:
+        return f"on ({', '.join(self._labels(own, self.place))})"
+
+    def total(self, operator: str, expression: str) -> str:
+        own = [name for name in self.group if name in OWN_LABELS]
+        return f"{operator} by ({', '.join(self._labels(own, self.group))}) ({expression})"
+
+    def once(self, own: tuple[str, ...], name: str) -> str:
+        """Return each series' bytes, divided by the number of compute instances that share them."""
+        whole = self.each(own, self.series(name))
+        if not self.shared:
+            return whole
+        of_mig = self.each(own, self.series(name, 'uuid=~"MIG-.+"'))
+        return f"({of_mig} / on (uuid) group_left () ({sharers(self.match)}) or {whole})"
+
+    def _labels(self, own: Iterable[str], more: Iterable[str]) -> list[str]:
+        names = [*own]
+        moved = [f"exported_{name}" for name in names if name in self.moved]
+        return [*dict.fromkeys((*names, *moved, *more))]
+
+
+class Quantity(NamedTuple):
+    """A sum that a row may have. `ask` returns its PromQL.
+
+    `by_node` and `by_namespace` are the recording rules that have it. `judged`: without a series it is 0 if use is
+    known.
+    """
+
+    ask: Callable[[Grouping], str]
+    by_node: str = ""
+    by_namespace: str = ""
+    judged: bool = False
+
+
+def sharers(match: str) -> str:
+    """Return PromQL for the number of compute instances that share the memory of each MIG device, if there are several:
+    gpumap's rule cluster_uuid:gpumap_device_memory_sharers:count."""
+    info = f"gpumap_device_info{braced(_INSTANCES, match)}"
+    instance = "gpu_uuid, gpu_instance_id"
+    return (
+        f"max by (uuid) (max by (uuid, {instance}) ({info}) * on ({instance}) group_left () "
+        f"(count by ({instance}) (count by (uuid, {instance}) ({info})) > 1))"
+    )
+
+
+def _sum_of(own: tuple[str, ...], name: str, *only: str) -> Callable[[Grouping], str]:
+    return lambda grouping: grouping.total("sum", grouping.each(own, grouping.series(name, *only)))
+
+
+def _count_of(own: tuple[str, ...], name: str, *only: str) -> Callable[[Grouping], str]:
+    return lambda grouping: grouping.total("count", grouping.each(own, grouping.series(name, *only)))
+
+
+def _bytes_of(own: tuple[str, ...], name: str) -> Callable[[Grouping], str]:
+    return lambda grouping: grouping.total("sum", grouping.once(own, name))
+
+
+def _free(grouping: Grouping) -> str:
+    return grouping.total("sum", f"{grouping.each(_DEVICE, grouping.series('gpumap_device_holders'))} == bool 0")
+
+
+def _unused(grouping: Grouping) -> str:
+    granted, used = grouping.once(_ON_DEVICE, _GRANTED), grouping.each(_ON_DEVICE, grouping.series(_USED))
+    return grouping.total("sum", f"clamp_min({granted} - {used}, 0)")
+
+
+def _squatters(grouping: Grouping) -> str:
+    used, unassigned = grouping.series(_USED), grouping.series("gpumap_container_unassigned_use")
+    return grouping.total("sum", grouping.each(_ON_DEVICE, f"{used} and {unassigned}"))
+
+
+def _idle(grouping: Grouping) -> str:
+    """Return PromQL that counts idle holders by their share of a GPU.
+
+    A pod is idle on a device if none of its containers has computed there for --idle-after; without SM time (MIG, MPS),
+    if none has a process. It reads three series of each container: one more costs a large cluster's server a second.
+    """
+    rests = f"{grouping.series(families.LAST_ACTIVE.name)} <= bool {grouping.idle_before}"
+    empty = f"{grouping.series(families.PROCESSES.name)} == bool 0"
+    pods = f"min {grouping.by(_POD_ON_DEVICE)} (({rests}) or ({empty})) == 1"
+    shares = f"{grouping.series(families.ALLOCATED_GPUS.name)} > 0"
+    idle = grouping.each(_ON_DEVICE, f"{shares} and {grouping.on(_POD_ON_DEVICE)} {pods}")
+    return grouping.total("count_values", f'"{SHARE}", {idle}')
+
+
+QUANTITIES = {
+    "gpus": Quantity(_count_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
+    "gpus_up": Quantity(_sum_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
+    "devices": Quantity(_count_of(_DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
+    "devices_free": Quantity(_free, "cluster_node:gpumap_device_without_holder:count"),
+    "devices_measured": Quantity(_count_of(_DEVICE, "gpumap_device_processes", 'owner="unknown"')),
+    "holders": Quantity(_sum_of(_DEVICE, "gpumap_device_holders")),
+    "memory_used_bytes": Quantity(
+        _bytes_of(_DEVICE, "gpumap_device_memory_used_bytes"), "cluster_node:gpumap_device_memory_used_bytes:sum"
+    ),
+    "memory_total_bytes": Quantity(
+        _bytes_of(_DEVICE, "gpumap_device_memory_total_bytes"), "cluster_node:gpumap_device_memory_total_bytes:sum"
+    ),
+    "leftover_bytes": Quantity(
+        _sum_of(_DEVICE, "gpumap_device_memory_used_by_owner_bytes", 'owner="gone"'), judged=True
+    ),
+    "pods": Quantity(_count_of(_POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
+    "held_gpus": Quantity(
+        _sum_of(_ON_DEVICE, families.ALLOCATED_GPUS.name),
+        "cluster_node:gpumap_container_allocated_gpus:sum",
+        "cluster_namespace:gpumap_container_allocated_gpus:sum",
+        judged=True,
+    ),
+    "sm_gpus": Quantity(_sum_of(_ON_DEVICE, families.SM.name)),
+    "used_bytes": Quantity(
+        _sum_of(_ON_DEVICE, _USED),
+        "cluster_node:gpumap_container_gpu_memory_used_bytes:sum",
+        "cluster_namespace:gpumap_container_gpu_memory_used_bytes:sum",
+        judged=True,
+    ),
+    "granted_bytes": Quantity(
+        _bytes_of(_ON_DEVICE, _GRANTED),
+        "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum",
+        "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum",
+    ),
+    IDLE: Quantity(_idle, judged=True),
+    "unused_bytes": Quantity(_unused, by_namespace="cluster_namespace:gpumap_container_unused_gpu_memory_bytes:sum"),
+    "squatter_bytes": Quantity(_squatters, judged=True),
+    "unmatched_slots": Quantity(
+        _sum_of((*CONTAINER, "resource", "reason", "node"), "gpumap_unmatched_slots"),
+        by_namespace="cluster_namespace:gpumap_unmatched_slots:sum",
+        judged=True,
+    ),
+}

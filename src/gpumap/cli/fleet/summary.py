@@ -1,0 +1,322 @@
+"""Sums of a whole cluster, by node or by namespace: a server adds up, and answers with a few numbers for each row.
+
+The sums come from the recording rules of rules/fleet.yaml if the server evaluates them, else from `sum by (…)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpumap.cli.fleet import families
+from gpumap.cli.fleet.cluster import gpus_by_index, group_by_family, targets_by_device
+from gpumap.cli.fleet.families import braced
+from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, sharers
+from gpumap.cli.fleet.source import OLD_SECONDS, Agents, agents_of, maps_of, now, number_of, values_of_family
+from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
+from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
+from gpumap.cli.prometheus import Prometheus, Row, together
+from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
+from gpumap.model.units import counted
+from gpumap.model.words import age, by_reason
+
+NODE, NAMESPACE = "node", "namespace"
+_RULES = "cluster:gpumap_node_info:count"
+_RECORDED = 'job=""'
+"""A series that a rule recorded has no job. What a scraped pod exposes under the same name has one."""
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+class Question(NamedTuple):
+    """What a summary shows: quantities of each row, and others that are only added up over all nodes.
+
+    `parts` are the parts of maps, which are asked for if the labels of targets hide those of gpumap.
+    """
+
+    by: str
+    of_rows: tuple[str, ...]
+    of_all: tuple[str, ...]
+    parts: frozenset[str]
+    idle_after_seconds: float
+
+
+class _Trouble(NamedTuple):
+    """A series that is 0 for a node in trouble; or one that its gpumap does not serve (`is_gap`), which is no trouble
+    if the node has this quantity (`unless`)."""
+
+    sentence: str
+    name: str
+    only: str = ""
+    is_gap: bool = False
+    unless: str = ""
+
+
+_NODES = ("gpus", "gpus_up", "devices_free")
+"""Always asked for: they show which nodes are known."""
+_TROUBLES = (
+    *(_Trouble(f"{one} is down", "gpumap_source_up", f'source="{one}"') for one in ("kubelet", "nvml", "procfs")),
+    _Trouble("pod_identity is down", "gpumap_source_up", 'source="pod_identity"'),
+    _Trouble("processes of other containers are not visible", "gpumap_capability", 'capability="pid_visibility"'),
+    _Trouble("its gpumap does not report its sources", "gpumap_source_up", is_gap=True),
+    _Trouble("its gpumap serves no series of GPUs", "gpumap_driver_info", is_gap=True, unless="gpus"),
+)
+_LACKS = (
+    ("devices_free", families.HOLDERS, "its gpumap does not report who holds its GPUs"),
+    ("devices_measured", families.USE, "its gpumap does not report who uses its GPUs"),
+)
+"""What a node lacks without a quantity although its sources answer; of importance if this part of a map is shown."""
+Values = dict[str, dict[str, float]]
+"""By node or namespace, then by quantity."""
+
+
+class _Records(NamedTuple):
+    """Recording rules that the server evaluates. `node_of` is the node with these labels `cluster` and `node`."""
+
+    match: str
+    age_seconds: float
+    node_of: Mapping[tuple[str, ...], str]
+
+
+class _Fleet(NamedTuple):
+    """All that it takes to ask for sums, and to read them."""
+
+    server: Prometheus
+    agents: Agents
+    nodes: Sequence[Node]
+    records: _Records | None
+    shared: bool
+    moment: int
+    idle_after_seconds: float
+
+    async def sums(self, by: str, names: Iterable[str]) -> Values:
+        """Ask for these quantities."""
+        values: Values = {}
+        for found in await together([self._quantity(by, one) for one in dict.fromkeys(names)]):
+            for group, quantity, value in found:
+                of_group = values.setdefault(group, {})
+                of_group[quantity] = of_group.get(quantity, 0) + value
+        return values
+
+    async def _quantity(self, by: str, name: str) -> list[tuple[str, str, float]]:
+        quantity = QUANTITIES[name]
+        record = quantity.by_node if by == NODE else quantity.by_namespace
+        if record and self.records is not None:
+            labels: tuple[str, ...] = ("cluster", by)
+            recorded = f"max by ({', '.join(labels)}) ({record}{braced(_RECORDED, self.records.match)})"
+            rows = await self.server.instant(recorded, self.moment)
+            nodes: Mapping[tuple[str, ...], str] = self.records.node_of
+        else:
+            grouping, labels = self._grouping(by), self.agents.selection.key
+            rows = await self.server.instant(quantity.ask(grouping), self.moment)
+            nodes = {key: node.shown for node in self.nodes for key in node.keys}
+        values = _by_namespace(rows) if by == NAMESPACE else _by_node(rows, labels, nodes)
+        return [(group, *one) for group, row in values for one in _named(name, row)]
+
+    def _grouping(self, by: str) -> Grouping:
+        selection = self.agents.selection
+        clusters = ("cluster",) if "cluster" in selection.labels else ()
+        return Grouping(
+            match=selection.match,
+            group=selection.key if by == NODE else (NAMESPACE,),
+            place=selection.key if by == NODE else clusters,
+            moved=OWN_LABELS & selection.labels,
+            shared=self.shared,
+            idle_before=self.moment - self.idle_after_seconds,
+        )
+
+    async def troubles(self) -> list[list[str]]:
+        """Return the nodes that have each trouble."""
+        key = self.agents.selection.key
+        nodes = {one: node.shown for node in self.nodes for one in node.keys}
+        answers = await together([self.server.instant(self._trouble(one), self.moment) for one in _TROUBLES])
+        return [sorted({group for group, _ in _by_node(rows, key, nodes)}) for rows in answers]
+
+    def _trouble(self, one: _Trouble) -> str:
+        match, key = self.agents.selection.match, ", ".join(self.agents.selection.key)
+        series = f"{one.name}{braced(one.only, match)}"
+        if not one.is_gap:
+            return f"max by ({key}) ({series}) == 0"
+        return f"max by ({key}) ({families.SNAPSHOT}{braced(match)} unless on ({key}) {series})"
+
+
+async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMaps:
+    """Ask once."""
+    moment = await now(server)
+    agents = await agents_of(server, match, moment)
+    if agents.selection.by_target or not OWN_LABELS.isdisjoint(agents.selection.key):
+        return await maps_of(server, match, question.parts)
+    nodes = await _nodes(server, agents, moment)
+    shared, recorded = await together(
+        [server.instant(sharers(match), moment), server.instant(_recorded_at(match), moment)]
+    )
+    records = _records(recorded, match, moment, agents, nodes)
+    fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, question.idle_after_seconds)
+    asked = {NODE: (*_NODES, *question.of_all)}
+    asked[question.by] = (*asked.get(question.by, ()), *question.of_rows)
+    by = dict(zip(asked, await together([fleet.sums(one, names) for one, names in asked.items()]), strict=True))
+    troubles = [(one, node) for one, found in zip(_TROUBLES, await fleet.troubles(), strict=True) for node in found]
+    return _answer(fleet, question, by, troubles)
+
+
+async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[Node]:
+    """Return the nodes. Only if several targets may be of one node, it takes the GPUs of each to know."""
+    nodes = nodes_of(agents.targets, agents.names, {})
+    if len({node.name for node in nodes}) == len(agents.targets):
+        return nodes
+    infos = await values_of_family(server, families.DEVICE_INFO, agents.selection, moment)
+    cluster = group_by_family({families.DEVICE_INFO.name: infos})
+    return nodes_of(agents.targets, agents.names, targets_by_device(cluster), gpus_by_index(cluster))
+
+
+# --- recording rules --------------------------------------------------------------------------------------------------
+
+
+def _clusters_in(match: str) -> str | None:
+    """Return the matchers of `cluster`; `None` if there are others, which records do not know."""
+    matchers = [one[0] for one in re.finditer(MATCHER, match)]
+    of_cluster = [one for one in matchers if label_of(one) == "cluster"]
+    others = [one for one in matchers if label_of(one) != "cluster"]
+    return ",".join(of_cluster) if others == [OWN_JOBS] else None
+
+
+def _recorded_at(match: str) -> str:
+    """Return PromQL for when each cluster's rules were evaluated."""
+    return f"min by (cluster) (timestamp({_RULES}{braced(_RECORDED, _clusters_in(match) or '')}))"
+
+
+def _records(rows: Sequence[Row], match: str, moment: int, agents: Agents, nodes: Sequence[Node]) -> _Records | None:
+    """Return the rules if they have every cluster and tell all nodes apart. They know only labels that are honored."""
+    recorded, clusters = {row.labels.get("cluster", ""): number_of(row) for row in rows}, _clusters_in(match)
+    targets = agents.targets
+    node_of: dict[tuple[str, ...], str] = {
+        (targets[key].labels.get("cluster", ""), targets[key].labels.get("node", "")): node.shown
+        for node in nodes
+        for key in node.keys
+    }
+    whole = recorded.keys() == {cluster for cluster, _ in node_of} and len(node_of) == len(nodes)
+    named = all(name for _, name in node_of) and len({*node_of.values()}) == len(nodes)
+    times = [one for one in recorded.values() if one is not None]
+    if clusters is None or not (times and whole and named) or OWN_LABELS & agents.selection.labels:
+        return None
+    return _Records(clusters, moment - min(times), node_of)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _by_node(rows: Iterable[Row], labels: Sequence[str], nodes: Mapping[tuple[str, ...], str]) -> list[tuple[str, Row]]:
+    """Return the rows of each node: of its newest target that has any."""
+    by_place: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        by_place.setdefault(tuple([row.labels.get(name, "") for name in labels]), []).append(row)
+    first: dict[str, list[Row]] = {}
+    for place, node in nodes.items():
+        if place in by_place:
+            first.setdefault(node, by_place[place])
+    return [(node, row) for node, of_node in first.items() for row in of_node]
+
+
+def _by_namespace(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+    for row in rows:
+        if name := row.labels.get(f"exported_{NAMESPACE}") or row.labels.get(NAMESPACE):
+            yield name, row
+
+
+def _named(name: str, row: Row) -> Iterator[tuple[str, float]]:
+    """Return the quantities of a row of an answer."""
+    value = number_of(row)
+    if value is None:
+        return
+    if name != IDLE:
+        yield name, value
+        return
+    share = float(row.labels.get(SHARE, "nan"))
+    yield "idle_holders", value
+    yield "idle_gpus", value * share
+
+
+# --- the answer -------------------------------------------------------------------------------------------------------
+
+
+def _answer(
+    fleet: _Fleet, question: Question, by: Mapping[str, Values], troubles: Sequence[tuple[_Trouble, str]]
+) -> NodeMaps:
+    ages = {node.shown: fleet.moment - fleet.agents.targets[node.keys[0]].collected_at for node in fleet.nodes}
+    old = {node.shown for node in fleet.nodes if _is_old(node, fleet, by[NODE])}
+    down = [one.shown for one in down_nodes(fleet.agents.down, fleet.agents.targets, fleet.nodes)]
+    current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
+    ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
+    gaps = list(_gaps(current, question, troubles))
+    unjudged = {node for node, _ in (*ill, *gaps)}
+    of_nodes = {node: row if node in unjudged else _judged(row, question) for node, row in current.items()}
+    of_others = {
+        name: _judged(row, question) if "used_bytes" in row else row for name, row in by.get(NAMESPACE, {}).items()
+    }
+    addresses = {node.shown: node.internal_ip for node in fleet.nodes}
+    shown = of_nodes if question.by == NODE else of_others
+    ill += [
+        (node, f"{counted(round(gpus), 'GPU')} down") for node, row in current.items() if (gpus := row.get("gpus_down"))
+    ]
+    sums = FleetSums(
+        by=question.by,
+        rows=tuple(Sums(name, row, addresses.get(name)) for name, row in sorted(shown.items())),
+        whole=_total(of_nodes.values()) | _total(shown.values()),
+        nodes=len(current),
+        lost=len(old) + len(down),
+        unknown=tuple(by_reason(ill)),
+        collected_seconds=max((ages[node] for node in current), default=0.0),
+        recorded_seconds=None if fleet.records is None else fleet.records.age_seconds,
+    )
+    missing = (
+        *by_reason((node, "its gpumap cannot be scraped (up is 0)") for node in down),
+        *by_reason((node, f"its gpumap has collected nothing for {age(ages[node])}") for node in sorted(old)),
+        *by_reason(gaps),
+    )
+    return NodeMaps((), missing, fleet=True, sums=sums)
+
+
+def _with_down(row: Mapping[str, float]) -> dict[str, float]:
+    """Return a row with the number of GPUs that are down."""
+    down = {"gpus_down": row["gpus"] - row["gpus_up"]} if {"gpus", "gpus_up"} <= row.keys() else {}
+    return {**row, **down}
+
+
+def _is_old(node: Node, fleet: _Fleet, values: Values) -> bool:
+    target = fleet.agents.targets[node.keys[0]]
+    oldest = OLD_SECONDS + 2 * (target.interval_seconds or 0)
+    return "gpus" not in values.get(node.shown, {}) and fleet.moment - target.collected_at > oldest
+
+
+def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]]) -> Iterator[tuple[str, str]]:
+    """Return nodes and what their gpumap does not report although its sources answer."""
+    ill = {node for one, node in troubles if not one.is_gap}
+    for one, node in troubles:
+        if one.is_gap and node in current and node not in ill and one.unless not in current[node]:
+            yield node, one.sentence
+    for node, row in current.items():
+        answers = row.get("gpus_up", 0) > 0
+        for name, part, sentence in _LACKS:
+            asked = name in (*_NODES, *question.of_all) and part in question.parts
+            if asked and answers and node not in ill and name not in row:
+                yield node, sentence
+
+
+def _judged(row: Mapping[str, float], question: Question) -> dict[str, float]:
+    """Return a row with 0 for what has no series, because there is nothing of it."""
+    zeros: dict[str, float] = {}
+    for name in (*question.of_rows, *question.of_all):
+        if QUANTITIES[name].judged:
+            zeros |= dict.fromkeys(IDLE_SUMS if name == IDLE else (name,), 0.0)
+    return {**zeros, **row}
+
+
+def _total(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add up rows. What none of them has is absent."""
+    added: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            added[name] = added.get(name, 0) + value
+    return added

@@ -1,0 +1,284 @@
+"""The summaries of `map`, `top`, `waste` and `inspect` over a Prometheus: a row for each node or namespace, the worst
+first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
+from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, name, notes, sort_keys, table
+from gpumap.cli.tables.unknowns import few
+from gpumap.model.map import VERSION
+from gpumap.model.units import counted
+from gpumap.model.words import age, number, percent, ratio, size
+
+NODE, NAMESPACE = "node", "namespace"
+_SHOWN_MAX = 40
+"""Rows of a screen. -o wide, json and yaml have all."""
+_GPUS = ("held_gpus", "sm_gpus", "idle_gpus")
+"""Parts of GPUs. All other sums are whole."""
+Values = Mapping[str, float]
+
+
+class Summary(NamedTuple):
+    """The summary of a command. `whole` returns the parts of its last line, `worst` the key that sorts its rows."""
+
+    columns: tuple[Column[Sums], ...]
+    names: tuple[str, ...]
+    worst: Callable[[Values], tuple[float, ...]]
+    whole: Callable[[Values], Iterator[str]]
+    rows_by: str = "-n NAMESPACE, --node NODE or --all"
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _amount(
+    title: str,
+    text: Callable[[float | None], str],
+    quantity: str,
+    *,
+    sort_name: str = "",
+    colour: str = "",
+    spare: bool = False,
+) -> Column[Sums]:
+    def value(row: Sums) -> float | None:
+        return row.values.get(quantity)
+
+    return Column(
+        title,
+        lambda row: text(value(row)),
+        value,
+        largest_first=True,
+        sort_name=sort_name,
+        colour=(lambda row: colour if value(row) else "") if colour else None,
+        spare=spare,
+    )
+
+
+def _size(value: float | None) -> str:
+    return size(None if value is None else round(value))
+
+
+def _number(value: float | None) -> str:
+    return number(None if value is None else round(value))
+
+
+def _part(values: Values, part: str, whole: str) -> float | None:
+    if part not in values or not values.get(whole):
+        return None
+    return values[part] / values[whole]
+
+
+def _part_of(title: str, part: str, whole: str) -> Column[Sums]:
+    return Column(title, lambda row: percent(_part(row.values, part, whole)))
+
+
+_HELD = _amount("GPUS HELD", ratio, "held_gpus", sort_name="gpus")
+_GRANTED = _amount("GRANTED", _size, "granted_bytes")
+_MAP = (
+    _amount("GPUS", _number, "gpus", sort_name="all"),
+    _amount("DOWN", _number, "gpus_down", colour="red"),
+    _amount("DEVICES", _number, "devices", spare=True),
+    _amount("FREE", _number, "devices_free"),
+    _HELD,
+    _amount("HOLDERS", _number, "holders", spare=True),
+    _amount("USED", _size, "memory_used_bytes", sort_name="memory"),
+    _amount("TOTAL", _size, "memory_total_bytes"),
+    _part_of("USED%", "memory_used_bytes", "memory_total_bytes"),
+)
+_TOP = (
+    _amount("PODS", _number, "pods"),
+    _HELD,
+    _amount("GPUS BUSY", ratio, "sm_gpus", sort_name="sm"),
+    _amount("MEMORY", _size, "used_bytes"),
+    _GRANTED,
+)
+_WASTE = (
+    _HELD,
+    _amount("IDLE", ratio, "idle_gpus", colour="yellow"),
+    _amount("IDLE HOLDERS", _number, "idle_holders", sort_name="holders"),
+    _GRANTED._replace(spare=True),
+    _amount("USED", _size, "used_bytes", spare=True),
+    _amount("NOT USED", _size, "unused_bytes", sort_name="waste"),
+    _amount("SQUATTERS", _size, "squatter_bytes", colour="red"),
+    _amount("UNMATCHED", _number, "unmatched_slots", colour="yellow", spare=True),
+)
+_INSPECT: tuple[Column[Sums], ...] = (
+    name("ADDRESS", lambda row: row.internal_ip, spare=True),
+    _amount("GPUS", _number, "gpus"),
+    _GRANTED,
+    _amount("TOTAL", _size, "memory_total_bytes"),
+    _part_of("GRANTED%", "granted_bytes", "memory_total_bytes"),
+)
+
+
+# --- last lines -------------------------------------------------------------------------------------------------------
+
+
+def _of_map(whole: Values) -> Iterator[str]:
+    yield f"{_number(whole.get('devices_free'))} of {counted(round(whole.get('devices', 0)), 'device')} free"
+    yield f"{ratio(whole.get('held_gpus'))} GPUs held"
+    yield f"{_size(whole.get('memory_used_bytes'))} of {_size(whole.get('memory_total_bytes'))} used"
+
+
+def _of_top(whole: Values) -> Iterator[str]:
+    yield f"{ratio(whole.get('held_gpus'))} GPUs held"
+    yield f"SM time of {ratio(whole.get('sm_gpus'))} GPUs"
+    yield f"{_size(whole.get('used_bytes'))} used by containers"
+    yield f"{_size(whole.get('granted_bytes'))} granted"
+    yield f"{_size(whole.get('memory_used_bytes'))} in use in all"
+
+
+def _of_waste(whole: Values) -> Iterator[str]:
+    yield f"{ratio(whole.get('idle_gpus'))} GPUs held idle"
+    yield f"{_size(whole.get('unused_bytes'))} granted but not used"
+    for quantity, meaning in (("squatter", "squatters"), ("leftover", "leftovers")):
+        if whole.get(f"{quantity}_bytes"):
+            yield f"{_size(whole[f'{quantity}_bytes'])} used by {meaning}"
+    if whole.get("unmatched_slots"):
+        yield f"{counted(round(whole['unmatched_slots']), 'slot')} on no device"
+
+
+def _of_inspect(whole: Values) -> Iterator[str]:
+    granted, total = whole.get("granted_bytes"), whole.get("memory_total_bytes")
+    yield f"{_size(granted)} of {_size(total)} granted ({percent(_part(whole, 'granted_bytes', 'memory_total_bytes'))})"
+    if "memory_used_bytes" in whole:
+        yield f"{_size(whole['memory_used_bytes'])} used"
+
+
+def _fullest(values: Values) -> tuple[float, ...]:
+    full = _part(values, "granted_bytes", "memory_total_bytes")
+    return (-1.0 if full is None else full,)
+
+
+def _largest(*quantities: str) -> Callable[[Values], tuple[float, ...]]:
+    return lambda values: tuple(values.get(one, -1.0) for one in quantities)
+
+
+_NODES_BY = "NODE, -d or --all"
+SUMMARIES = {
+    "map": Summary(
+        _MAP,
+        (
+            *("gpus", "gpus_up", "devices", "devices_free", "held_gpus", "holders"),
+            *("memory_used_bytes", "memory_total_bytes"),
+        ),
+        _largest("gpus_down", "held_gpus", "memory_used_bytes"),
+        _of_map,
+    ),
+    "top": Summary(
+        _TOP,
+        ("pods", "held_gpus", "sm_gpus", "used_bytes", "granted_bytes"),
+        _largest("sm_gpus", "used_bytes"),
+        _of_top,
+    ),
+    "waste": Summary(
+        _WASTE,
+        (
+            *("held_gpus", "idle", "granted_bytes", "used_bytes", "unused_bytes"),
+            *("squatter_bytes", "unmatched_slots"),
+        ),
+        _largest("idle_gpus", "idle_holders", "unused_bytes"),
+        _of_waste,
+    ),
+    "inspect": Summary(
+        _INSPECT,
+        ("gpus", "granted_bytes", "memory_total_bytes"),
+        _fullest,
+        _of_inspect,
+        _NODES_BY,
+    ),
+    "inspect --used": Summary(
+        (*_INSPECT, _amount("USED", _size, "memory_used_bytes")),
+        ("gpus", "granted_bytes", "memory_total_bytes", "memory_used_bytes"),
+        _fullest,
+        _of_inspect,
+        _NODES_BY,
+    ),
+}
+"""By command."""
+OF_ALL = {"top": ("devices_measured", "memory_used_bytes"), "waste": ("devices_measured", "leftover_bytes")}
+"""Sums over nodes only: namespaces do not have them. Without measured devices the use of a node is not known."""
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def orders_of(command: str, by: str) -> dict[str, SortKey[Sums]]:
+    """Return the keys of --sort-by that the summary has."""
+    return sort_keys(_columns(command, by))
+
+
+def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> str:
+    """Return the worst rows, what is not in them, and a last line of sums over all."""
+    summary, rows = SUMMARIES[command], _sorted(command, sums, shape)
+    shown = rows if shape.wide else rows[:_SHOWN_MAX]
+    more = f"{counted(len(rows) - len(shown), f'more {sums.by}')}. " if len(rows) > len(shown) else ""
+    return joined(
+        [
+            notes([_head(sums)], shape.screen),
+            table(_columns(command, sums.by), shown, shape) if rows else "",
+            notes([f"{more}Rows of containers: {summary.rows_by}."], shape.screen),
+            notes(few((*sums.unknown, *maps.missing), fleet=True), shape.screen, "red"),
+            notes([f"Sum: {', '.join(summary.whole(sums.whole))}."], shape.screen, "bold"),
+        ]
+    )
+
+
+def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> dict[str, object]:
+    """Return the same for scripts, with all rows."""
+    names = [*dict.fromkeys(_names(command))]
+    rows = [{sums.by: row.name, **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
+    return {
+        "version": VERSION,
+        "by": sums.by,
+        "nodes": sums.nodes,
+        "nodes_without_data": sums.lost,
+        "collected_seconds": sums.collected_seconds,
+        "recorded_seconds": sums.recorded_seconds,
+        "rows": rows,
+        "sums": _exact(sums.whole, [*names, *(one for one in OF_ALL.get(command, ()) if one not in names)]),
+        "unknown": list(sums.unknown),
+        "missing": list(maps.missing),
+    }
+
+
+def _columns(command: str, by: str) -> Sequence[Column[Sums]]:
+    first: Column[Sums] = name(by.upper(), lambda row: row.name)
+    return (first, *SUMMARIES[command].columns)
+
+
+def _sorted(command: str, sums: FleetSums, shape: Shape) -> list[Sums]:
+    worst = SUMMARIES[command].worst
+    rows = sorted(sums.rows, key=lambda row: worst(row.values), reverse=True)
+    if key := orders_of(command, sums.by).get(shape.order):
+        return in_order(rows, key, reverse=shape.reverse)
+    return rows[::-1] if shape.reverse else rows
+
+
+def _head(sums: FleetSums) -> str:
+    gpus = counted(round(sums.whole.get("gpus", 0)), "GPU")
+    down = round(sums.whole.get("gpus_down", 0))
+    parts = [f"{counted(sums.nodes, 'node')}, {gpus}" + (f" ({down} down)" if down else "")]
+    if sums.lost:
+        parts.append(f"{counted(sums.lost, 'more node')} without current data")
+    parts.append(f"collected within the last {age(max(sums.collected_seconds, 1))}")
+    if sums.recorded_seconds is not None:
+        parts.append(f"recording rules of {age(sums.recorded_seconds)} ago")
+    return "; ".join(parts) + "."
+
+
+def _names(command: str) -> Iterator[str]:
+    for one in SUMMARIES[command].names:
+        yield from ("idle_gpus", "idle_holders") if one == "idle" else (one,)
+
+
+def _exact(values: Values, names: Sequence[str]) -> dict[str, float | None]:
+    """Return these quantities, `None` if they are not known."""
+    return {one: None if one not in values else _rounded(one, values[one]) for one in names}
+
+
+def _rounded(quantity: str, value: float) -> float:
+    return round(value, 3) if quantity in _GPUS else round(value)

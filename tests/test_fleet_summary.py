@@ -1,0 +1,323 @@
+"""The summary of a cluster is the sum of its rows, added up by a real Prometheus or by its recording rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpumap.agent.exposition import Exposition
+from gpumap.cli.fleet.quantities import QUANTITIES
+from tests import golden
+from tests.command import one_line, run_command
+from tests.pages import Page, serving_pages
+from tests.prometheus import chart_job, eventually, prometheus, settled
+from tests.test_fleet import PAGE, named
+
+RULES = Path(__file__).parents[1] / "rules" / "fleet.yaml"
+SNAPSHOT = re.compile(r"^gpumap_snapshot_timestamp_seconds (\S+)$", re.MULTILINE)
+TIME = re.compile(r"^(gpumap_\w*timestamp_seconds(?:{.*})?) (\S+)$", re.MULTILINE)
+IDLE_SECONDS = 300
+DOWN = "node gone: its gpumap cannot be scraped (up is 0)"
+Values = dict[str, dict[str, float]]
+"""By node or namespace, then by quantity."""
+Document = dict[str, Any]
+
+
+def capture_pages() -> dict[str, Callable[[], Page]]:
+    """A node for each capture, which has always collected just now; its devices are no other one's."""
+    return {f"/{capture.name}": collected_now(capture) for capture in golden.captures()}
+
+
+def collected_now(capture: Path) -> Callable[[], Page]:
+    said = Exposition(PAGE).render(named(golden.snapshots(capture)[-1], capture.name)).decode()
+    said = re.sub(r'uuid="((?:GPU|MIG)[^"]*)', rf'uuid="\1@{capture.name}', said)
+    (collected,) = map(float, SNAPSHOT.findall(said))
+
+    def page() -> Page:
+        later = time.time() - collected
+        return Page(TIME.sub(lambda one: f"{one[1]} {float(one[2]) + later}", said).encode())
+
+    return page
+
+
+@pytest.fixture(name="server", scope="module")
+def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the recording rules that scrapes all captures, and a node that does not answer."""
+    folder, pages = tmp_path_factory.mktemp("prometheus"), capture_pages()
+    (rules := folder / "fleet.yaml").write_text(RULES.read_text().replace("interval: 1m", "interval: 2s"))
+    with serving_pages(lambda path: pages[path]()) as address:
+        nodes = {path[1:]: f"http://{address}{path}" for path in pages} | {"gone": "http://127.0.0.1:9"}
+        times = {"scrape_interval": "8s", "scrape_timeout": "8s"}
+        config = {"global": times, "scrape_configs": [chart_job(nodes)], "rule_files": [str(rules)]}
+        with prometheus(folder, config=config) as running:
+
+            def recorded() -> bool:
+                scraped = running.ask("gpumap_snapshot_timestamp_seconds offset 5s")
+                rules = running.ask(f"{RECORD} and on (namespace) {RECORD} offset 5s")
+                namespaces = running.ask("count by (namespace) (gpumap_container_allocated_gpus offset 9s)")
+                return len(scraped) == len(pages) and len(rules) == len(namespaces)
+
+            eventually(recorded)
+            yield running.url
+
+
+RECORD = "cluster_namespace:gpumap_container_allocated_gpus:sum"
+FLAGS = {"sum by": ("--match", 'job="gpumap"'), "rules": ()}
+"""Which sums are asked for: a matcher of a job cannot be asked of records."""
+
+
+def asked(*words: str) -> Document:
+    done = run_command(*words, "-o", "json")
+    assert done.returncode in (0, 1), done.stderr
+    found: Document = json.loads(done.stdout)
+    return found
+
+
+# --- the sums of rows -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="rows", scope="module")
+def ask_rows(server: str) -> Document:
+    found: list[Document] = []
+
+    def is_whole() -> bool:
+        found[:] = [asked("map", "--all", "--prometheus", server)]
+        return len(found[0]["nodes"]) == len(golden.captures())
+
+    eventually(is_whole)
+    return found[0]
+
+
+def containers(node: Document) -> Iterator[tuple[Document, Document | None, Document | None, int]]:
+    """Each device with each of its containers, as a holder and as a user; and how many devices share its memory."""
+    instances = Counter((one["gpu_uuid"], one["gpu_instance_id"]) for one in node["devices"])
+    for device in node["devices"]:
+        shared = 1 if device["gpu_instance_id"] is None else instances[device["gpu_uuid"], device["gpu_instance_id"]]
+        by_name: dict[tuple[str, ...], list[Document | None]] = {}
+        for place, kind in enumerate(("holders", "users")):
+            for one in device[kind]:
+                name = (one["namespace"], one["pod"], one["container"])
+                by_name.setdefault(name, [None, None])[place] = one
+        for holder, user in by_name.values():
+            yield device, holder, user, shared
+
+
+def is_idle(node: Document, user: Document) -> bool:
+    if user["last_active"] is None:
+        return bool(user["processes"] == 0)
+    return bool(user["last_active"] <= node["timestamp"] - IDLE_SECONDS)
+
+
+def sums_of_rows(document: Document, by: str) -> Values:
+    """Add up what the maps of all nodes have, as the summaries mean it."""
+    sums: dict[str, defaultdict[str, float]] = {}
+    pods: set[tuple[str, str, str]] = set()
+    for node in document["nodes"]:
+        name = node["node"]["name"]
+        for device, holder, user, shared in containers(node):
+            one = holder or user
+            assert one is not None
+            group = name if by == "node" else one["namespace"]
+            of_group = sums.setdefault(group, defaultdict(float))
+            pods.add((group, one["namespace"], one["pod"]))
+            of_container(of_group, node, device, holder, user, shared)
+        for one in node["unmatched"]:
+            group = name if by == "node" else one["namespace"]
+            sums.setdefault(group, defaultdict(float))["unmatched_slots"] += one["slots"]
+            pods.add((group, one["namespace"], one["pod"]))
+    for group, _, _ in pods:
+        sums[group]["pods"] += 1
+    return {group: dict(values) for group, values in sums.items()}
+
+
+def of_container(
+    sums: defaultdict[str, float],
+    node: Document,
+    device: Document,
+    holder: Document | None,
+    user: Document | None,
+    shared: int,
+) -> None:
+    granted: float | None = holder["allocated_memory_bytes"] if holder else None
+    used: int | None = user["memory_bytes"] if user else None
+    if holder and holder["allocated_gpus"] is not None:
+        sums["held_gpus"] += holder["allocated_gpus"]
+    if granted is not None:
+        sums["granted_bytes"] += granted / shared
+    if user and user["sm_ratio"] is not None:
+        sums["sm_gpus"] += user["sm_ratio"]
+    if used is not None:
+        sums["used_bytes"] += used
+        sums["squatter_bytes"] += used if user and user["unassigned"] else 0
+    if granted is not None and used is not None:
+        sums["unused_bytes"] += max(granted / shared - used, 0)
+    if holder and user and holder["allocated_gpus"]:
+        of_pod = (one for one in device["users"] if (one["namespace"], one["pod"]) == (user["namespace"], user["pod"]))
+        if all(is_idle(node, one) for one in of_pod):
+            sums["idle_holders"] += 1
+            sums["idle_gpus"] += holder["allocated_gpus"]
+
+
+Differences = dict[str, tuple[object, object]]
+
+
+def compared(found: Document, rows: Values, quantities: Sequence[str]) -> Differences:
+    """Where the summary and the rows differ: its values, and theirs. 0 and nothing are compared elsewhere."""
+    summary = {row[found["by"]]: {one: row[one] for one in quantities if row[one]} for row in found["rows"]}
+    of_rows = {
+        group: {one: value for one in quantities if (value := values.get(one))} for group, values in rows.items()
+    }
+    groups = summary.keys() | of_rows.keys()
+    pairs = {group: (summary.get(group, {}), of_rows.get(group, {})) for group in groups}
+    return {group: pair for group, pair in pairs.items() if pair[0] != pytest.approx(pair[1], abs=6e-4)}
+
+
+TOP = ("held_gpus", "sm_gpus", "used_bytes", "granted_bytes", "pods")
+WASTE = ("held_gpus", "idle_gpus", "idle_holders", "unused_bytes", "squatter_bytes", "unmatched_slots")
+
+
+@pytest.mark.parametrize("sums", FLAGS)
+@pytest.mark.parametrize("by", ["namespace", "node"])
+@pytest.mark.parametrize(("command", "quantities"), [("top", TOP), ("waste", WASTE)])
+def test_a_summary_is_the_sum_of_its_rows(
+    server: str, rows: Document, sums: str, by: str, command: str, quantities: Sequence[str]
+) -> None:
+    """By namespace and by node, from recording rules and from the server's own sums."""
+
+    def differences() -> Differences:
+        found = asked(command, "--by", by, "--prometheus", server, *FLAGS[sums])
+        assert (found["recorded_seconds"] is not None) == (sums == "rules")
+        return compared(found, sums_of_rows(rows, by), quantities)
+
+    assert settled(differences, {}) == {}
+
+
+MAP = ("gpus", "gpus_up", "devices", "held_gpus", "memory_used_bytes", "memory_total_bytes")
+
+
+def memory_of(device: Document) -> tuple[Any, ...]:
+    """Whose memory it is: compute instances share that of their GPU instance."""
+    instance = device["gpu_instance_id"]
+    return (device["uuid"],) if instance is None else (device["gpu_uuid"], instance)
+
+
+@pytest.mark.parametrize("sums", FLAGS)
+def test_the_nodes_of_a_cluster(server: str, rows: Document, sums: str) -> None:
+    """`map` has a row for each node: its GPUs, its devices and their memory, which compute instances share."""
+    of_rows = sums_of_rows(rows, "node")
+    for node in rows["nodes"]:
+        values = of_rows.setdefault(node["node"]["name"], {})
+        whole = {one["uuid"] for one in node["gpus"] if one["partitioned"]}
+        values["devices"] = len({one["uuid"] for one in node["devices"] if one["gpu_uuid"]} - whole)
+        measured = {memory_of(one): one for one in node["devices"] if one["memory"]}
+        values["memory_used_bytes"] = sum(one["memory"]["used_bytes"] for one in measured.values())
+        values["memory_total_bytes"] = sum(one["memory"]["total_bytes"] for one in measured.values())
+        values["gpus"] = len(node["gpus"])
+        values["gpus_up"] = sum(one["up"] for one in node["gpus"])
+
+    def differences() -> Differences:
+        return compared(asked("map", "--prometheus", server, *FLAGS[sums]), of_rows, MAP)
+
+    assert settled(differences, {}) == {}
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def lines_of(*words: str, code: int = 1) -> list[str]:
+    done = run_command(*words)
+    assert (done.returncode, done.stderr) == (code, "")
+    return done.stdout.splitlines()
+
+
+def test_a_screen_and_not_every_node(server: str) -> None:
+    """The worst 40 rows, how many more there are, how to see them, what is missing, and the sums of all."""
+    lines = lines_of("map", "--prometheus", server)
+    nodes = len(golden.captures())
+    down = "; 1 more node without current data; collected within the last "
+    assert re.match(rf"{nodes} nodes, \d+ GPUs \(\d+ down\){down}\d+s; recording rules of \d+s ago\.$", lines[0])
+    assert lines[2].split()[:3] == ["NODE", "GPUS", "DOWN"]
+    assert lines[43:45] == ["", f"{nodes - 40} more nodes. Rows of containers: -n NAMESPACE, --node NODE or --all."]
+    assert DOWN in lines
+    assert lines[-1].startswith("Sum: ")
+    assert len(lines) < 70
+    assert [int(line.split()[2]) for line in lines[3:8]] == sorted(
+        (int(one.split()[2]) for one in lines[3:8]), reverse=True
+    )
+    wide = lines_of("map", "--prometheus", server, "-o", "wide")
+    assert sum(line.split()[:1] in ([one.name] for one in golden.captures()) for line in wide) == nodes
+
+
+def test_unknown_is_no_zero(server: str) -> None:
+    """A node whose driver or kubelet does not answer, or without hostPID, has a dash; why is told below."""
+    found = asked("waste", "--by", "node", "--prometheus", server)
+    by_node = {row["node"]: row for row in found["rows"]}
+    for node in ("nvml-down", "no-pid-visibility"):
+        assert by_node[node]["idle_gpus"] is None
+        assert by_node[node]["squatter_bytes"] is None
+    assert by_node["shared-card"]["unmatched_slots"] == 0
+    said = " ".join(found["unknown"])
+    assert re.search(r"nvml-down\b.*: nvml is down", said)
+    assert "no-pid-visibility" in said
+    assert found["missing"][0] == DOWN
+
+
+@pytest.mark.parametrize("command", ["map", "top", "waste"])
+def test_rows_for_who_asks(server: str, command: str) -> None:
+    """Of a namespace, of a node, of all, and the names of pods."""
+    for flags in (("-n", "ml"), ("--node", "shared-card"), ("--all",)):
+        (head, *_) = lines_of(command, "--prometheus", server, *flags, code=0 if "--node" in flags else 1)
+        assert "POD" in head.split() or "UUID" in head.split()
+    names = run_command(command, "--prometheus", server, "-o", "name").stdout.splitlines()
+    assert names
+    assert all(line.startswith("pod/") for line in names)
+
+
+def test_inspect_of_a_cluster(server: str) -> None:
+    """How full each node is, fullest first; the tables of the original with -d or --all."""
+    lines = lines_of("inspect", "--prometheus", server)
+    assert lines[2].split() == ["NODE", "ADDRESS", "GPUS", "GRANTED", "TOTAL", "GRANTED%"]
+    assert " more nodes. Rows of containers: NODE, -d or --all." in lines[44]
+    assert run_command("inspect", "--all", "--prometheus", server).stdout.startswith("NAME ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("top", "--by", "pod"), '--by: "pod" is not namespace or node'),
+        (("top", "--by", "node", "--all"), "--by node: adds up rows, and -n, --node, --all and -o name show them"),
+        (
+            ("map", "--sort-by", "peak"),
+            "--sort-by peak: sorts rows, of -n, --node or --all; sums by node are sorted by ",
+        ),
+        (("waste", "--node", ""), "--node: is empty"),
+    ],
+)
+def test_flags_that_do_not_fit(words: Sequence[str], says: str) -> None:
+    """One line, and exit code 2."""
+    assert one_line(run_command(*words, "--prometheus", "http://127.0.0.1:9"), 2).startswith(says)
+
+
+@pytest.mark.parametrize("flags", [("--all",), ("--node", "x"), ("--by", "node")])
+def test_flags_of_a_cluster_alone(flags: Sequence[str]) -> None:
+    """An agent has no other node to show."""
+    said = one_line(run_command("top", "--url", "http://127.0.0.1:9", *flags), 2)
+    assert said == f"{flags[0]}: is of use with --prometheus"
+
+
+def test_records_are_those_of_the_rules() -> None:
+    """Each record that is asked for is in rules/fleet.yaml, by the labels that it is read by."""
+    recorded = {rule["record"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]}
+    by_node = {one.by_node for one in QUANTITIES.values() if one.by_node}
+    by_namespace = {one.by_namespace for one in QUANTITIES.values() if one.by_namespace}
+    assert by_node | by_namespace <= recorded
+    assert {one.partition(":")[0] for one in by_node} == {"cluster_node"}
+    assert {one.partition(":")[0] for one in by_namespace} == {"cluster_namespace"}
