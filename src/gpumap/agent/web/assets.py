@@ -14,14 +14,14 @@ _TYPES = {
     "svg": "image/svg+xml",
     "json": "application/schema+json",
 }
-SECURITY = {
+POLICY = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+"""Headers of the page. They hold for what it loads, too."""
 INDEX = "index.html"
 _SCHEMA = "map.schema.json"
 
@@ -47,7 +47,8 @@ def read_schema() -> Asset:
 def _asset(name: str, body: bytes) -> Asset:
     etag = f'W/"{hashlib.sha256(body).hexdigest()[:16]}"'
     headers = {
-        **SECURITY,
+        **(POLICY if name == INDEX else {}),
+        "X-Content-Type-Options": "nosniff",
         "Content-Type": _TYPES[name.rpartition(".")[2]],
         "Cache-Control": "no-cache",
         "ETag": etag,
