@@ -90,7 +90,7 @@ def _device(uuid: str, cluster: Cluster, has_list: bool, collected_at: float) ->
             for owner, memory_bytes, processes in cluster.owners.get(uuid, ())
         ),
         holders=tuple(_holder(name, uuid, cluster) for name in sorted(holders)),
-        holders_known=has_list or uuid in cluster.held,
+        holders_known=has_list or uuid in cluster.held or bool(whole),
         users=tuple(
             _user(name, uuid, cluster, owner, collected_at)
             for name, owner in users_by_owner(uuid, {*holders, *whole}, cluster)
