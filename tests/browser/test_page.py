@@ -485,7 +485,7 @@ async def test_a_lost_gpu(site: Site, browser: Browser) -> None:
     site.collect(node)
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".gpu.down")).to_contain_text("down: lost")
-        await expect(one.page.locator(".fault")).to_contain_text("Lost: it fell off the bus, or was removed.")
+        await expect(one.page.locator(".fault")).to_contain_text("Down (lost): it fell off the bus, or was removed.")
         (text,) = await one.texts(f".gpu.down {row(one, 'pod-1-0')}")
         assert text.endswith("– – – – –")
 

@@ -64,7 +64,7 @@ export function faults(map, devices, old = null) {
         `gpu ${gpu.uuid ?? gpu.index}`,
         gpuName(gpu),
         gpu.uuid && `#${gpu.uuid}`,
-        `${gpu.fault}: it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not told its uuid"}`,
+        `down (${gpu.fault}): it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not told its uuid"}`,
         gpu.remedy,
       ),
     ),

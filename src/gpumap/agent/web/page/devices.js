@@ -244,11 +244,11 @@ const isCurrent = (row, device, { state }) =>
 function remark(row, current, now) {
   const { finding } = row;
   if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;
+  const since = finding.idle_seconds === null ? "" : `, since ${clock(now - finding.idle_seconds)} or longer`;
   return [
     " ",
     findingMark(finding.finding, "#attention"),
-    finding.why && noted(printable(finding.why)),
-    finding.idle_seconds !== null && `, since ${clock(now - finding.idle_seconds)} or longer`,
+    finding.why && noted(printable(finding.why) + since),
     current && finding.remedy && h("span", { class: "remedy" }, " ", prose(finding.remedy)),
   ];
 }
