@@ -297,6 +297,22 @@ def test_little_that_is_unused_is_no_finding() -> None:
     assert not unused(20, 79.6, unused_ratio=0.8)
 
 
+def test_unused_is_judged_by_the_peak() -> None:
+    """A job that restarts leaves its grant unused for a minute only; WASTE is what not even the peak used."""
+    work = holder("work", CARD)
+    node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=71 * GIB, sm=0.9)])
+    node.collect()
+    node.processes = [Process(11, CARD, work, memory=17 * GIB, sm=0.1, start=2000)]
+    found = node_map(node.collect(seconds=200))
+    assert wasted(found) == {}
+    (one,) = waste_values(found, Shape(thresholds=Thresholds(unused_ratio=0.05)))["findings"]
+    assert (one["used_bytes"], one["waste_bytes"], one["why"]) == (17 * GIB, 9 * GIB, "peak so far 71.0GiB")
+    (device,) = found.devices
+    peakless = changed(device, users=(changed(device.users[0], memory_peak_bytes=None),))
+    (one,) = waste_values(changed(found, devices=(peakless,)), Shape())["findings"]
+    assert (one["waste_bytes"], one["why"]) == (63 * GIB, "")
+
+
 def in_two_namespaces() -> NodeMap:
     """An idle holder and a squatter of one namespace, an idle holder of another, and slots on no device."""
     node = busy()

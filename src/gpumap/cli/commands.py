@@ -81,7 +81,7 @@ def _add_waste(commands: Commands) -> None:
         "  leftover   a process of a pod that is gone\n"
         "  over       uses more memory than it was granted\n"
         "  idle       holds a device and has no process on it, or has not computed for --idle-after\n"
-        "  unused     leaves more of its granted memory unused than --unused-above, and more than 1 GiB\n"
+        "  unused     left more of its grant unused at its peak than --unused-above, and more than 1 GiB\n"
         "  unmatched  holds slots that are on no device\n"
         "What is not known accuses nobody; below the table stands what could not be judged, and why.",
         examples=[

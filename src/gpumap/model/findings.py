@@ -32,7 +32,8 @@ class Thresholds(NamedTuple):
     grace_seconds: float = 120.0
     """A holder that gpumap has seen for less is neither idle nor unused: it may still start."""
     unused_ratio: float = 0.2
-    """A holder is `unused` if it leaves more than this part of its granted memory, and more than `unused_bytes`."""
+    """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than
+    `unused_bytes`."""
     unused_bytes: int = 1 << 30
 
 
@@ -44,7 +45,8 @@ KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 class Finding(NamedTuple):
     """`number` is the device's among its node's; `device` is `None` for slots on no device.
 
-    `gpus` is the held share. `waste_bytes`: granted but not used, or used but not granted.
+    `gpus` is the held share. `waste_bytes`: granted but not used (`unused`: not even at the peak, if that is known), or
+    used but not granted.
     """
 
     kind: str
@@ -69,6 +71,7 @@ class _HolderUse(NamedTuple):
     """
 
     memory_bytes: int | None
+    memory_peak_bytes: int | None
     processes: int
     sm_ratio: float | None
     last_active: float | None
@@ -190,7 +193,10 @@ def _of_holder(
     why = "" if busy_for_nobody else _idle_because(use, idle_seconds, thresholds)
     if why:
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
-    return finding._replace(why=_peak(holder, on.device)) if _is_much(finding, thresholds) else None
+    if granted is not None and used is not None and use.memory_peak_bytes is not None:
+        why = f"peak so far {size(use.memory_peak_bytes)}"
+        finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
+    return finding if _is_much(finding, thresholds) else None
 
 
 def _is_young(seen_seconds: float | None, thresholds: Thresholds) -> bool:
@@ -235,12 +241,14 @@ def _use_of(
 
 
 def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
-    """Add up a holder's use of its leaves. SM time is known only of a single leaf."""
+    """Add up a holder's use of its leaves. SM time is known only of a single leaf. Peaks may be of different times."""
     seen = [user.seen_seconds for user in users if user.seen_seconds is not None]
     memories = [user.memory_bytes for user in users if user.memory_bytes is not None]
+    peaks = [user.memory_peak_bytes for user in users if user.memory_peak_bytes is not None]
     only = users[0] if len(users) == 1 else None
     return _HolderUse(
         memory_bytes=sum(memories) if len(memories) == len(users) else None,
+        memory_peak_bytes=sum(peaks) if len(peaks) == len(users) else None,
         processes=sum(user.processes for user in users),
         sm_ratio=only.sm_ratio if only else None,
         last_active=only.last_active if only else None,
@@ -261,11 +269,6 @@ def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     rested = 0.0 if user.last_active is None else now - user.last_active
     rests = user.sm_ratio == 0 and rested >= thresholds.idle_after_seconds
     return bool(user.processes or user.memory_bytes) and not rests
-
-
-def _peak(holder: HolderEntry, device: DeviceEntry) -> str:
-    peaks = [user.memory_peak_bytes for user in device.users if container_of(user) == container_of(holder)]
-    return f"peak so far {size(peaks[0])}" if peaks and peaks[0] is not None else ""
 
 
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
