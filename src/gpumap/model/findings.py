@@ -8,7 +8,6 @@ from typing import NamedTuple
 from gpumap.model.devices import (
     NodeDevice,
     container_of,
-    device_name,
     in_namespace,
     node_devices,
     other_uses,
@@ -16,7 +15,7 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.gaps import invisible, unknown_of_devices, use_known
+from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
 from gpumap.model.map import DeviceEntry, HolderEntry, NodeMap, UserEntry
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.terms import ContainerName
@@ -89,7 +88,7 @@ def findings(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: st
     for on in node_devices(node_map):
         found += _squatters(on)
         found += _leftovers(on)
-        found += _of_holders(on, in_namespace(on.device.holders, namespace), partitioned, thresholds)
+        found += _of_holders(on, namespace, partitioned, thresholds)
     found += _unmatched(node_map)
     return sorted((_remedied(one) for one in found if namespace in ("", one.container.namespace)), key=_rank)
 
@@ -152,19 +151,26 @@ def _counted(processes: int | None) -> str:
 
 
 def _of_holders(
-    on: NodeDevice, holders: Iterable[HolderEntry], partitioned: Container[str], thresholds: Thresholds
+    on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds
 ) -> Iterator[Finding]:
+    busy_for_nobody = _is_busy_for_nobody(on)
+    for holder, use in _uses(on, namespace, partitioned, thresholds):
+        finding = _of_holder(on, holder, use, thresholds, busy_for_nobody=busy_for_nobody) if use else None
+        if finding:
+            yield finding
+
+
+def _uses(
+    on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds = DEFAULTS
+) -> Iterator[tuple[HolderEntry, _HolderUse | None]]:
+    """Return the holders of a device, each with what it uses. `None`: unknown."""
     leaves = _leaves(on, partitioned)
     users: dict[tuple[str, str], list[UserEntry]] = {}
     for user in (user for leaf in leaves for user in leaf.users):
         users.setdefault((user.namespace, user.pod), []).append(user)
-    busy_for_nobody = _is_busy_for_nobody(on)
-    for holder in holders:
+    for holder in in_namespace(on.device.holders, namespace):
         of_pod = users.get((holder.namespace, holder.pod), ())
-        use = _use_of(on, holder, of_pod, len(leaves), thresholds)
-        finding = _of_holder(on, holder, use, thresholds, busy_for_nobody=busy_for_nobody) if use else None
-        if finding:
-            yield finding
+        yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
 
 def _of_holder(
@@ -287,13 +293,16 @@ SUMMED = (
 
 
 def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> dict[str, float | None]:
-    """Return the sums of a node; `None` if nothing can be judged. GPUs of unknown share are not in them."""
-    can = _summable(node_map)
+    """Return the sums of findings of a node, or of a namespace on it; `None` if nothing can be judged.
+
+    GPUs of unknown share are not in them.
+    """
+    can = _summable(node_map, namespace)
     unmatched = in_namespace(node_map.unmatched, namespace)
     shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
     return {
-        "idle_gpus": round(sum(shares), 3) if can.grants else None,
-        "idle_holders": sum(one.kind == "idle" for one in found) if can.grants else None,
+        "idle_gpus": round(sum(shares), 3) if can.use else None,
+        "idle_holders": sum(one.kind == "idle" for one in found) if can.use else None,
         "unused_bytes": _unused(found, node_map) if can.grants else None,
         "over_bytes": _wasted(found, "over") if can.grants else None,
         "squatter_bytes": _wasted(found, "squatter") if can.owners else None,
@@ -303,23 +312,34 @@ def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> di
 
 
 class _Summable(NamedTuple):
-    """What can be judged: use of grants, owners of processes, slots on no device."""
+    """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device."""
 
+    use: bool
     grants: bool
     owners: bool
     slots: bool
 
 
-def _summable(node_map: NodeMap) -> _Summable:
+def _summable(node_map: NodeMap, namespace: str) -> _Summable:
     up, devices = sources_up(node_map), node_map.devices
     measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders_known for one in devices) if devices else "kubelet" in up
+    partitioned = partitioned_gpus(node_map)
+    held = [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    use = measured and holders_known
     return _Summable(
-        grants=measured and holders_known,
+        use=use and (not held or any(use for _, use in held)),
+        grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
         owners=measured and up >= {"kubelet", "pod_identity"},
         slots="kubelet" in up and holders_known,
     )
+
+
+def _is_grant_judged(holder: HolderEntry, use: _HolderUse | None) -> bool:
+    """Return whether a holder's grant and use of memory are known. Admin access grants nothing."""
+    granted = holder.allocated_memory_bytes is not None or holder.allocated_gpus == 0
+    return granted and use is not None and use.memory_bytes is not None
 
 
 def _wasted(found: Iterable[Finding], kind: str) -> int:
@@ -367,9 +387,11 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
     yield from _silent_sources(node_map)
     for gpu in node_map.gpus:
         if not gpu.up:
-            yield f"GPU {gpu.index} is down ({gpu.fault}): nothing on it is judged."
+            yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap judges nothing on it."
     for sentence in unknown_of_devices(node_map):
         yield f"{sentence[0].upper()}{sentence[1:]}."
+    if unmeasured := unmeasured_pods(node_map, namespace):
+        yield f"The use of some holders is not known, so gpumap does not judge them: {listed(unmeasured)}."
     yield from _without_grant(node_map, namespace)
     claims = {
         "/".join(container_of(holder)[:2])
@@ -382,10 +404,10 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
             "A claim with admin access takes a GPU from nobody, and wastes nothing. Only the DRA driver's notes tell "
             f"(`privileges.dra`) whether these have it: {listed(sorted(claims))}."
         )
-    timeless = [device_name(device) for device in node_map.devices if _has_no_sm_time(device, namespace)]
+    timeless = [device for device in node_map.devices if _has_no_sm_time(device, namespace)]
     if timeless:
-        names = ", ".join(timeless)
-        yield f"Time on SMs is not told of all on {names}: there, idle is who has no memory and no process."
+        on = named(timeless)
+        yield f"SM time is not known for every container on {on}. There, idle means: no memory and no process."
     yield from _not_yet(node_map, thresholds, namespace)
 
 
@@ -409,32 +431,44 @@ def _pods_of(users: Iterable[UserEntry]) -> str:
 def _silent_sources(node_map: NodeMap) -> Iterator[str]:
     up = sources_up(node_map)
     if "nvml" not in up:
-        yield "NVML does not answer: nothing is known of any use."
+        yield "NVML does not answer. The use of GPUs is not known."
     elif not node_map.capabilities.get("pid_visibility"):
-        yield f"No verdict on idleness, squatters and leftovers. {invisible(node_map)}"
+        yield f"gpumap cannot detect idle holders, squatters and leftovers. {invisible(node_map)}"
     if "kubelet" not in up:
-        what = "may be old" if any(one.holders_known for one in node_map.devices) else "is not known"
-        yield f"The kubelet does not answer: who holds what {what}, and squatters and leftovers are not told."
+        what = "may be old" if any(one.holders_known for one in node_map.devices) else "are not known"
+        yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
     elif "pod_identity" not in up:
-        yield "Processes cannot be named: squatters and leftovers are not told."
+        yield "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers."
+
+
+def unmeasured_pods(node_map: NodeMap, namespace: str = "") -> list[str]:
+    """Return the pods of holders whose use is not known although the use of their device is."""
+    if "nvml" not in sources_up(node_map) or not node_map.capabilities.get("pid_visibility"):
+        return []
+    partitioned = partitioned_gpus(node_map)
+    named = {one.uuid for one in node_map.gpus if not one.up}  # other sentences name what is on these
+    named |= {one.uuid for one in gaps_of(node_map).unused}
+    pods: set[str] = set()
+    for on in node_devices(node_map):
+        of_device = {on.device.gpu_uuid or "", *(one.uuid for one in _leaves(on, partitioned))}
+        if on.device.gpu_uuid and not of_device & named:
+            unknown_uses = (one for one, use in _uses(on, namespace, partitioned) if use is None)
+            pods.update("/".join(container_of(one)[:2]) for one in unknown_uses)
+    return sorted(pods)
 
 
 def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
     """Name holders without a grant of memory. Others on the same device may have one."""
     without = [
-        (device_name(device), container_of(holder))
+        (device, "/".join(container_of(holder)[:2]))
         for device in node_map.devices
         for holder in in_namespace(device.holders, namespace)
         if holder.allocated_memory_bytes is None
     ]
     if without:
-        names = ", ".join(dict.fromkeys(name for name, _ in without))
-        holders = len({container for _, container in without})
-        verdict = "it is" if holders == 1 else "they are"
-        yield (
-            f"No memory of their own is known to be granted to {counted(holders, 'holder')} (on {names}): "
-            f"{verdict} neither over nor under a grant."
-        )
+        on = named(list({device.uuid: device for device, _ in without}.values()))
+        pods = listed(sorted({pod for _, pod in without}))
+        yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
 
 
 def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
