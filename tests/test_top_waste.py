@@ -216,9 +216,24 @@ def test_idle_takes_time_where_memory_is_held() -> None:
         node.collect(seconds=50)
     found = node_map(node.collect(seconds=50))
     assert wasted(found) == {"idle": ("lazy",)}
-    assert "SM 0 for 6m" in waste_table(found, Shape())
+    assert "SM 0 for at least 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
     assert wasted(node_map(node.collect())) == {}
+
+
+def test_a_holder_that_stopped_under_gpumaps_eyes_rests_for_a_known_time() -> None:
+    """ "SM 0 for" is exact only then: another holder may have rested before gpumap first looked."""
+    new = holder("new", CARD)
+    node = TestNode([Gpu(0)], [])
+    node.collect()
+    node.pods, node.processes = [new], [Process(10, CARD, new, memory=80 * GIB, sm=0.5)]
+    for sm in (0.5, 0.5, 0.0):
+        node.processes[0].sm = sm
+        node.collect(seconds=50)
+    for _ in range(7):
+        node.collect(seconds=50)
+    (one,) = waste_values(node_map(node.collect(seconds=50)), Shape())["findings"]
+    assert (one["finding"], one["why"]) == ("idle", "SM 0 for 7m30s")
 
 
 def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
@@ -265,7 +280,7 @@ def test_a_pod_that_just_started_is_not_judged() -> None:
     node.collect(seconds=60)
     found = node_map(node.collect(seconds=30))
     assert wasted(found) == {"idle": ("old",), "unused": ("new",)}
-    assert "no process; SM 0 for 2m" in waste_table(found, Shape())
+    assert "no process; SM 0 for at least 2m" in waste_table(found, Shape())
 
 
 def test_a_pod_of_the_same_name_is_new() -> None:

@@ -85,7 +85,10 @@ def _add_waste(commands: Commands) -> None:
         "  unmatched  holds slots that are on no device\n"
         "gpumap reports only what it can prove. Below the table it lists what it could not check, and why.",
         examples=[
-            ("who has computed nothing for an hour", "gpumap waste --idle-after 1h --url http://127.0.0.1:9401"),
+            (
+                "holders with processes are idle only after an hour",
+                "gpumap waste --idle-after 1h --url http://127.0.0.1:9401",
+            ),
             ("the whole cluster, a line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
         ],
     )

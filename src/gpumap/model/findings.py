@@ -226,12 +226,18 @@ def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thres
     """Return why a holder is idle; empty if it is not, or if that is unknown."""
     shortest = min(thresholds.grace_seconds, thresholds.idle_after_seconds)
     rested = use.sm_ratio is not None and idle_seconds is not None and idle_seconds >= shortest
-    rests = f"SM 0 for {age(idle_seconds or 0)}" if rested else ""
+    rests = f"SM 0 for {_at_least(use, idle_seconds or 0)}{age(idle_seconds or 0)}" if rested else ""
     if use.processes == 0 and use.memory_bytes == 0 and not use.sm_ratio:
         return f"no process; {rests}" if rests else "no process"
     if use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
         return rests
     return ""
+
+
+def _at_least(use: _HolderUse, idle_seconds: float) -> str:
+    """Return no word only if gpumap saw the holder before it began to rest. `last_active` may be the first look."""
+    computed = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
+    return "" if computed else "at least "
 
 
 def _use_of(
