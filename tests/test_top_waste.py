@@ -22,7 +22,7 @@ from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.terminal import Screen, escape_terminal_controls
 from gpumap.model.devices import container_of, sources_up
 from gpumap.model.findings import Thresholds, findings
-from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, decode
+from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, RecoveryEntry, decode
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
@@ -540,6 +540,24 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
     assert "idle" not in wasted(found)
     assert "GPU 1 is down (hung): gpumap judges nothing on it." in waste_table(found, Shape())
     assert wasted(found)["squatter"] == ("squat",)
+
+
+def test_a_gpu_that_needs_repair_is_named() -> None:
+    """It answers, so its rows are as ever; a line below them says what to do, of `waste` where to look."""
+    found = node_map(busy().collect())
+    well, gpu = found.gpus
+    rows = changed(gpu, row_remap_pending=True, remedies={"row_remap_pending": "Reset it."})
+    asks = changed(gpu, recovery_action=RecoveryEntry(action="gpu_reset", remedy="The driver asks for a reset."))
+    for ill, said in (
+        (rows, "GPU 1 has bad memory rows: Reset it."),
+        (asks, "GPU 1 needs recovery: The driver asks for a reset."),
+    ):
+        node = changed(found, gpus=(well, ill))
+        assert said in map_table(node, Shape()).splitlines()
+        assert said in top_table(node, Shape()).splitlines()
+        assert "GPU 1 needs repair: see `gpumap doctor`." in waste_table(node, Shape()).splitlines()
+    for show in (map_table, top_table, waste_table):
+        assert "repair" not in show(found, Shape())
 
 
 def test_a_stale_document_is_no_node_without_devices() -> None:

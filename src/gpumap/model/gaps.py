@@ -23,6 +23,19 @@ def use_known(device: DeviceEntry) -> bool:
     return bool(device.owners)
 
 
+def repairs(node_map: NodeMap) -> Iterator[tuple[int, str]]:
+    """Return GPUs that answer and need repair: the index, and what is wrong with the remedy."""
+    for gpu in node_map.gpus if not node_map.stale else ():
+        recovery = gpu.recovery_action
+        if not gpu.up:
+            continue
+        rows = "row_remap_failure" if gpu.row_remap_failure else "row_remap_pending" if gpu.row_remap_pending else ""
+        if rows:
+            yield gpu.index, f"has bad memory rows: {gpu.remedies.get(rows, rows)}"
+        if recovery and recovery.action != "none":
+            yield gpu.index, f"needs recovery: {recovery.remedy or recovery.action}"
+
+
 def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
     """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
 

@@ -25,7 +25,7 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import all_known, few, no_rows, of_each
+from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
 from gpumap.model.devices import device_name, in_namespace
 from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, unmeasured_pods, worst_first
 from gpumap.model.map import Entry, NodeMap
@@ -138,7 +138,7 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             block,
             notes(remedies, shape.screen),
             notes(doubts, shape.screen),
-            notes(few(maps.missing, maps.fleet), shape.screen, "red"),
+            notes(few([*of_each(maps, ill_gpus), *maps.missing], maps.fleet), shape.screen, "red"),
             notes([_summary(found, _sums(of_nodes, shape.namespace))], shape.screen, "bold"),
         ]
     )
