@@ -509,7 +509,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split()[:2] == ["CHECK", "STATE"]
-    assert done.stdout.splitlines()[-1].startswith("All that is required works")
+    assert done.stdout.splitlines()[-1].startswith("All that gpumap requires works")
 
 
 async def test_doctor_where_nothing_is(directory: Path) -> None:
@@ -577,7 +577,9 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
     assert line.split()[:3] == ["gpu/1", "failed", gpu_uuid(1)]
     assert " – hung" in line
     assert remedies.FAULTS["hung"] in line
-    assert "worth a look: nvml, gpu/1" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("GPU 1 fails: hung")
+    assert "All that gpumap requires works; worth a look: nvml" in last
 
 
 async def test_doctor_while_the_whole_driver_hangs(node: Node) -> None:

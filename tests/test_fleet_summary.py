@@ -273,7 +273,7 @@ def test_unknown_is_no_zero(server: str) -> None:
 @pytest.mark.parametrize("command", ["map", "top", "waste"])
 def test_rows_for_who_asks(server: str, command: str) -> None:
     """Of a namespace, of a node, of all, and the names of pods."""
-    for flags in (("-n", "ml"), ("--node", "shared-card"), ("--all",)):
+    for flags in (("-n", "ml"), ("--node", "owners"), ("--all",)):
         (head, *_) = lines_of(command, "--prometheus", server, *flags, code=0 if "--node" in flags else 1)
         assert {"POD", "UUID"} & {*head.split()} or head.startswith("No waste was found")
     names = run_command(command, "--prometheus", server, "-o", "name").stdout.splitlines()

@@ -321,7 +321,7 @@ def test_a_kubelet_that_is_away_for_long_has_said_nothing() -> None:
     assert row_of("node", found) == ["unknown", "-/80", "-/80", "-/160"]
     assert rows(found)[-1] == ["-/160", "(-)"]
     assert row_of("train", found, details=True, used=True) == ["ml", "1/-", "0/-"]
-    assert "who holds its devices is not known" in notes(NodeMaps((found,)), used=False)
+    assert "the holders of all devices are not known" in notes(NodeMaps((found,)), used=False)
 
 
 def from_series(found: NodeMap, change: Callable[[DeviceEntry], DeviceEntry]) -> NodeMap:
@@ -341,7 +341,7 @@ def test_what_no_series_tells_is_not_zero() -> None:
     half = on_cards(gpus=[Gpu(0), Gpu(1)])
     half = with_devices(half, lambda device: changed(device, holders_known=False), 1)
     assert row_of("node", half) == ["unknown", "0/80", "-/80", "-/160"]
-    assert "who holds 1 is not known" in notes(NodeMaps((half,)), used=False)
+    assert "the holders of GPU 1 are not known" in notes(NodeMaps((half,)), used=False)
 
 
 def test_two_gpus_of_one_index_are_both_there() -> None:

@@ -22,7 +22,7 @@ from gpumap.cli.tables.fleets import of_namespace
 from gpumap.cli.terminal import Screen, escape_terminal_controls
 from gpumap.model.devices import container_of, sources_up
 from gpumap.model.findings import Thresholds, findings
-from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, decode
+from gpumap.model.map import DeviceEntry, NodeEntry, NodeMap, RecoveryEntry, decode
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.snapshot import Snapshot
 from tests.agent import Agent, run_agent
@@ -187,7 +187,8 @@ def test_waste_is_told_worst_first() -> None:
     }
     text = waste_table(found, Shape())
     assert text.splitlines()[-1] == (
-        "Sum: 1 GPUs held idle, 120.0GiB granted but not used, 1.0GiB used by squatters, 9.0GiB used by leftovers."
+        "Sum of the findings: 1 GPUs held idle, 120.0GiB granted but not used, 1.0GiB used by squatters, "
+        "9.0GiB used by leftovers."
     )
     assert "its pod is gone, and left PID 12 miner" in text
 
@@ -215,9 +216,24 @@ def test_idle_takes_time_where_memory_is_held() -> None:
         node.collect(seconds=50)
     found = node_map(node.collect(seconds=50))
     assert wasted(found) == {"idle": ("lazy",)}
-    assert "SM 0 for 6m" in waste_table(found, Shape())
+    assert "SM 0 for at least 6m" in waste_table(found, Shape())
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB, sm=0.01)]
     assert wasted(node_map(node.collect())) == {}
+
+
+def test_a_holder_that_stopped_under_gpumaps_eyes_rests_for_a_known_time() -> None:
+    """ "SM 0 for" is exact only then: another holder may have rested before gpumap first looked."""
+    new = holder("new", CARD)
+    node = TestNode([Gpu(0)], [])
+    node.collect()
+    node.pods, node.processes = [new], [Process(10, CARD, new, memory=80 * GIB, sm=0.5)]
+    for sm in (0.5, 0.5, 0.0):
+        node.processes[0].sm = sm
+        node.collect(seconds=50)
+    for _ in range(7):
+        node.collect(seconds=50)
+    (one,) = waste_values(node_map(node.collect(seconds=50)), Shape())["findings"]
+    assert (one["finding"], one["why"]) == ("idle", "SM 0 for 7m30s")
 
 
 def granting(memory_bytes: int | None) -> Callable[[DeviceEntry], DeviceEntry]:
@@ -242,7 +258,7 @@ def test_over_users() -> None:
     assert values["sums"]["over_bytes"] == 24 * GIB
     values = waste_values(with_devices(found, granting(None), 0), Shape())
     assert "work" not in [one["pod"] for one in values["findings"]]
-    said = "No memory of their own is known to be granted to 1 holder (on 0): it is neither over nor under a grant."
+    said = "On GPU 0 no grant of memory is known for ml/work. Without one, gpumap finds neither over nor unused."
     assert said in values["unknown"]
 
 
@@ -264,7 +280,7 @@ def test_a_pod_that_just_started_is_not_judged() -> None:
     node.collect(seconds=60)
     found = node_map(node.collect(seconds=30))
     assert wasted(found) == {"idle": ("old",), "unused": ("new",)}
-    assert "no process; SM 0 for 2m" in waste_table(found, Shape())
+    assert "no process; SM 0 for at least 2m" in waste_table(found, Shape())
 
 
 def test_a_pod_of_the_same_name_is_new() -> None:
@@ -297,6 +313,22 @@ def test_little_that_is_unused_is_no_finding() -> None:
     assert not unused(20, 79.6, unused_ratio=0.8)
 
 
+def test_unused_is_judged_by_the_peak() -> None:
+    """A job that restarts leaves its grant unused for a minute only; WASTE is what not even the peak used."""
+    work = holder("work", CARD)
+    node = TestNode([Gpu(0)], [work], [Process(10, CARD, work, memory=71 * GIB, sm=0.9)])
+    node.collect()
+    node.processes = [Process(11, CARD, work, memory=17 * GIB, sm=0.1, start=2000)]
+    found = node_map(node.collect(seconds=200))
+    assert wasted(found) == {}
+    (one,) = waste_values(found, Shape(thresholds=Thresholds(unused_ratio=0.05)))["findings"]
+    assert (one["used_bytes"], one["waste_bytes"], one["why"]) == (17 * GIB, 9 * GIB, "peak so far 71.0GiB")
+    (device,) = found.devices
+    peakless = changed(device, users=(changed(device.users[0], memory_peak_bytes=None),))
+    (one,) = waste_values(changed(found, devices=(peakless,)), Shape())["findings"]
+    assert (one["waste_bytes"], one["why"]) == (63 * GIB, "")
+
+
 def in_two_namespaces() -> NodeMap:
     """An idle holder and a squatter of one namespace, an idle holder of another, and slots on no device."""
     node = busy()
@@ -314,7 +346,7 @@ def test_sums_by_namespace() -> None:
     assert rows[0] == ["NAMESPACE", "IDLE", "GPUS", "IDLE", "HOLDERS", "UNUSED", "OVER", "SQUATTERS", "LEFTOVERS"]
     assert rows[1] == ["ml", "1", "1", "120.0GiB", "0", "9.0GiB", "0"]
     assert rows[2] == ["web", "1", "1", "80.0GiB", "0", "0", "0"]
-    assert rows[-1][:2] == ["Sum:", "2"]
+    assert rows[-1][:4] == ["Sum", "of", "the", "findings:"]
     values = waste_values(found, Shape())
     assert [(one["namespace"], one["idle_gpus"], one["squatter_bytes"]) for one in values["by_namespace"]] == [
         ("ml", 1, 9 * GIB),
@@ -326,6 +358,40 @@ def test_sums_by_namespace() -> None:
     assert len(waste_values(found, Shape(namespace="web"))["by_namespace"]) == 1
     narrow = waste_table(found, Shape(sums_by="namespace", screen=Screen(60, colours=False)))
     assert max(map(len, narrow.splitlines())) <= 60
+
+
+def test_a_sum_of_unknown_values_is_unknown() -> None:
+    """Without a known grant nothing is "granted but not used", not 0; also in --by, which keeps such a namespace."""
+    shared = holder("shared", CARD)
+    node = TestNode([Gpu(0)], [replace(shared, namespace="web")])
+    node.processes = [Process(10, CARD, node.pods[0], memory=GIB, sm=0.9)]
+    node.collect()
+    found = with_devices(node_map(node.collect()), granting(None))
+    for shape in (Shape(), Shape(namespace="web")):
+        values = waste_values(found, shape)
+        assert (values["sums"]["idle_gpus"], values["sums"]["unused_bytes"], values["sums"]["over_bytes"]) == (
+            0, None, None,
+        )  # fmt: skip
+        assert "granted but not used" not in waste_table(found, shape)
+        (row,) = values["by_namespace"]
+        assert (row["namespace"], row["unused_bytes"], row["idle_holders"]) == ("web", None, 0)
+    row = waste_table(found, Shape(sums_by="namespace")).splitlines()[1]
+    assert row.split() == ["web", "0", "0", "-", "-", "0", "0"]
+
+
+def test_holders_of_unknown_use_are_named() -> None:
+    """Nothing is known of what a holder uses, although its GPU answers: no 0 GPUs are idle, and a sentence names it."""
+    node = TestNode([Gpu(0)], [holder("dark", CARD)])
+    node.collect()
+    found = with_devices(node_map(node.collect()), lambda device: changed(device, users=()))
+    text = waste_table(found, Shape())
+    assert text.startswith("No waste was found in what is known.")
+    assert "The use of some holders is not known, so gpumap does not judge them: ml/dark." in text
+    assert "GPUs held idle" not in text
+    assert "not used" not in text
+    (row,) = waste_values(found, Shape())["by_namespace"]
+    assert (row["namespace"], row["idle_gpus"], row["unused_bytes"], row["squatter_bytes"]) == ("ml", None, None, 0)
+    assert waste_table(found, Shape(sums_by="namespace")).splitlines()[1].split()[:3] == ["ml", "-", "-"]
 
 
 def test_sums_by_node() -> None:
@@ -349,12 +415,13 @@ def test_without_a_grant_is_said_of_holders() -> None:
             device, holders=tuple(changed(one, allocated_memory_bytes=None) for one in device.holders)
         ),
     )
-    said = (
-        "No memory of their own is known to be granted to 2 holders (on 0, 1): they are neither over nor under a grant."
-    )
-    assert said in waste_values(none, Shape())["unknown"]
+    said = "On GPU 0, 1 no grant of memory is known for ml/both, ml/other. "
+    assert said in " ".join(waste_values(none, Shape())["unknown"])
     one_has = with_devices(none, granting(GIB), 0)
-    assert any("2 holders (on 0, 1)" in one for one in waste_values(one_has, Shape())["unknown"])
+    assert any(
+        "On GPU 0, 1 no grant of memory is known for ml/both, ml/other" in one
+        for one in waste_values(one_has, Shape())["unknown"]
+    )
 
 
 def test_idle_holders_of_unknown_share_are_counted_as_one_says_it() -> None:
@@ -404,7 +471,7 @@ def test_on_mig_idle_is_no_memory_and_no_process() -> None:
     node.collect()
     found = node_map(node.collect(seconds=3600))
     assert wasted(found) == {"idle": ("idle",)}
-    assert "Time on SMs is not told" in waste_table(found, Shape())
+    assert "SM time is not known for every container on GPU 0/1/0" in waste_table(found, Shape())
     assert waste_values(found, Shape())["sums"]["idle_gpus"] == pytest.approx(3 / 7, abs=1e-3)
 
 
@@ -449,7 +516,7 @@ def test_unmatched_slots_are_found() -> None:
         (set(), False, "hostPID", {"idle_gpus", "unused_bytes", "squatter_bytes", "leftover_bytes"}),
         ({"procfs"}, True, "hostPID", {"idle_gpus", "unused_bytes", "squatter_bytes", "leftover_bytes"}),
         ({"kubelet"}, True, "The kubelet does not answer", {"squatter_bytes", "leftover_bytes", "unmatched_slots"}),
-        ({"pod_identity"}, True, "Processes cannot be named", {"squatter_bytes", "leftover_bytes"}),
+        ({"pod_identity"}, True, "cannot name the pods of processes", {"squatter_bytes", "leftover_bytes"}),
     ],
 )
 def test_what_is_not_known_accuses_nobody(down: set[str], visible: bool, says: str, silent: set[str]) -> None:
@@ -471,8 +538,26 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
     node.gpus[1].fault = "hung"
     found = node_map(node.collect())
     assert "idle" not in wasted(found)
-    assert "GPU 1 is down (hung): nothing on it is judged." in waste_table(found, Shape())
+    assert "GPU 1 is down (hung): gpumap judges nothing on it." in waste_table(found, Shape())
     assert wasted(found)["squatter"] == ("squat",)
+
+
+def test_a_gpu_that_needs_repair_is_named() -> None:
+    """It answers, so its rows are as ever; a line below them says what to do, of `waste` where to look."""
+    found = node_map(busy().collect())
+    well, gpu = found.gpus
+    rows = changed(gpu, row_remap_pending=True, remedies={"row_remap_pending": "Reset it."})
+    asks = changed(gpu, recovery_action=RecoveryEntry(action="gpu_reset", remedy="The driver asks for a reset."))
+    for ill, said in (
+        (rows, "GPU 1 has bad memory rows: Reset it."),
+        (asks, "GPU 1 needs recovery: The driver asks for a reset."),
+    ):
+        node = changed(found, gpus=(well, ill))
+        assert said in map_table(node, Shape()).splitlines()
+        assert said in top_table(node, Shape()).splitlines()
+        assert "GPU 1 needs repair: see `gpumap doctor`." in waste_table(node, Shape()).splitlines()
+    for show in (map_table, top_table, waste_table):
+        assert "repair" not in show(found, Shape())
 
 
 def test_a_stale_document_is_no_node_without_devices() -> None:
@@ -511,7 +596,7 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     assert wasted(found) == wasted(found, namespace="ml") == {}
     for shape in (Shape(), Shape(namespace="ml")):
         assert waste_table(found, shape).startswith("No waste was found in what is known.")
-        assert "What is used of 0/2/0 4g" in waste_table(found, shape)
+        assert "The use of GPU 0/2/0 4g" in waste_table(found, shape)
     assert waste_table(found, Shape(namespace="web")).startswith("Nothing in namespace web is known to hold or use")
 
 
@@ -528,8 +613,8 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
     for without in lacking:
         less = changed(with_devices(found, without), collect=())
         assert not waste_table(less, Shape()).startswith("No waste was found.\n")
-        assert "is not known" in waste_table(less, Shape())
-        assert "is not known" in map_table(less, Shape())
+        assert "of the only device" in waste_table(less, Shape())
+        assert "of the only device" in map_table(less, Shape())
         assert map_table(less, Shape(namespace="ml")).startswith("Nothing in namespace ml is known to hold or use")
         sums = waste_values(less, Shape())["sums"]
         assert (sums["idle_gpus"], sums["unused_bytes"], sums["over_bytes"]) == (None, None, None)

@@ -81,11 +81,14 @@ def _add_waste(commands: Commands) -> None:
         "  leftover   a process of a pod that is gone\n"
         "  over       uses more memory than it was granted\n"
         "  idle       holds a device and has no process on it, or has not computed for --idle-after\n"
-        "  unused     leaves more of its granted memory unused than --unused-above, and more than 1 GiB\n"
+        "  unused     left more of its grant unused at its peak than --unused-above, and more than 1 GiB\n"
         "  unmatched  holds slots that are on no device\n"
-        "What is not known accuses nobody; below the table stands what could not be judged, and why.",
+        "gpumap reports only what it can prove. Below the table it lists what it could not check, and why.",
         examples=[
-            ("who has computed nothing for an hour", "gpumap waste --idle-after 1h --url http://127.0.0.1:9401"),
+            (
+                "holders with processes are idle only after an hour",
+                "gpumap waste --idle-after 1h --url http://127.0.0.1:9401",
+            ),
             ("the whole cluster, a line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
         ],
     )

@@ -55,7 +55,7 @@ def add_thresholds(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `waste` has."""
     for flag, metavar, default, help_ in (
         ("--idle-after", "DURATION", "5m", "not computing for so long is idle"),
-        ("--grace", "DURATION", "2m", "newer holders are not judged"),
+        ("--grace", "DURATION", "2m", "spare holders that gpumap saw start less long ago"),
         ("--unused-above", "PERCENT", "20%%", "of a grant may stay unused"),
     ):
         output.add_argument(

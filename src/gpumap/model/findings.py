@@ -8,7 +8,6 @@ from typing import NamedTuple
 from gpumap.model.devices import (
     NodeDevice,
     container_of,
-    device_name,
     in_namespace,
     node_devices,
     other_uses,
@@ -16,7 +15,7 @@ from gpumap.model.devices import (
     sources_up,
     sum_of,
 )
-from gpumap.model.gaps import invisible, unknown_of_devices, use_known
+from gpumap.model.gaps import gaps_of, invisible, named, unknown_of_devices, use_known
 from gpumap.model.map import DeviceEntry, HolderEntry, NodeMap, UserEntry
 from gpumap.model.remedies import FINDINGS
 from gpumap.model.terms import ContainerName
@@ -32,7 +31,8 @@ class Thresholds(NamedTuple):
     grace_seconds: float = 120.0
     """A holder that gpumap has seen for less is neither idle nor unused: it may still start."""
     unused_ratio: float = 0.2
-    """A holder is `unused` if it leaves more than this part of its granted memory, and more than `unused_bytes`."""
+    """A holder is `unused` if its peak leaves more than this part of its granted memory, and more than
+    `unused_bytes`."""
     unused_bytes: int = 1 << 30
 
 
@@ -44,7 +44,8 @@ KINDS = ("squatter", "leftover", "over", "idle", "unused", "unmatched")
 class Finding(NamedTuple):
     """`number` is the device's among its node's; `device` is `None` for slots on no device.
 
-    `gpus` is the held share. `waste_bytes`: granted but not used, or used but not granted.
+    `gpus` is the held share. `waste_bytes`: granted but not used (`unused`: not even at the peak, if that is known), or
+    used but not granted.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class _HolderUse(NamedTuple):
     """
 
     memory_bytes: int | None
+    memory_peak_bytes: int | None
     processes: int
     sm_ratio: float | None
     last_active: float | None
@@ -86,7 +88,7 @@ def findings(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: st
     for on in node_devices(node_map):
         found += _squatters(on)
         found += _leftovers(on)
-        found += _of_holders(on, in_namespace(on.device.holders, namespace), partitioned, thresholds)
+        found += _of_holders(on, namespace, partitioned, thresholds)
     found += _unmatched(node_map)
     return sorted((_remedied(one) for one in found if namespace in ("", one.container.namespace)), key=_rank)
 
@@ -149,19 +151,26 @@ def _counted(processes: int | None) -> str:
 
 
 def _of_holders(
-    on: NodeDevice, holders: Iterable[HolderEntry], partitioned: Container[str], thresholds: Thresholds
+    on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds
 ) -> Iterator[Finding]:
+    busy_for_nobody = _is_busy_for_nobody(on)
+    for holder, use in _uses(on, namespace, partitioned, thresholds):
+        finding = _of_holder(on, holder, use, thresholds, busy_for_nobody=busy_for_nobody) if use else None
+        if finding:
+            yield finding
+
+
+def _uses(
+    on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds = DEFAULTS
+) -> Iterator[tuple[HolderEntry, _HolderUse | None]]:
+    """Return the holders of a device, each with what it uses. `None`: unknown."""
     leaves = _leaves(on, partitioned)
     users: dict[tuple[str, str], list[UserEntry]] = {}
     for user in (user for leaf in leaves for user in leaf.users):
         users.setdefault((user.namespace, user.pod), []).append(user)
-    busy_for_nobody = _is_busy_for_nobody(on)
-    for holder in holders:
+    for holder in in_namespace(on.device.holders, namespace):
         of_pod = users.get((holder.namespace, holder.pod), ())
-        use = _use_of(on, holder, of_pod, len(leaves), thresholds)
-        finding = _of_holder(on, holder, use, thresholds, busy_for_nobody=busy_for_nobody) if use else None
-        if finding:
-            yield finding
+        yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
 
 def _of_holder(
@@ -190,7 +199,10 @@ def _of_holder(
     why = "" if busy_for_nobody else _idle_because(use, idle_seconds, thresholds)
     if why:
         return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
-    return finding._replace(why=_peak(holder, on.device)) if _is_much(finding, thresholds) else None
+    if granted is not None and used is not None and use.memory_peak_bytes is not None:
+        why = f"peak so far {size(use.memory_peak_bytes)}"
+        finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
+    return finding if _is_much(finding, thresholds) else None
 
 
 def _is_young(seen_seconds: float | None, thresholds: Thresholds) -> bool:
@@ -214,12 +226,18 @@ def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thres
     """Return why a holder is idle; empty if it is not, or if that is unknown."""
     shortest = min(thresholds.grace_seconds, thresholds.idle_after_seconds)
     rested = use.sm_ratio is not None and idle_seconds is not None and idle_seconds >= shortest
-    rests = f"SM 0 for {age(idle_seconds or 0)}" if rested else ""
+    rests = f"SM 0 for {_at_least(use, idle_seconds or 0)}{age(idle_seconds or 0)}" if rested else ""
     if use.processes == 0 and use.memory_bytes == 0 and not use.sm_ratio:
         return f"no process; {rests}" if rests else "no process"
     if use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
         return rests
     return ""
+
+
+def _at_least(use: _HolderUse, idle_seconds: float) -> str:
+    """Return no word only if gpumap saw the holder before it began to rest. `last_active` may be the first look."""
+    computed = use.seen_seconds is not None and use.seen_seconds - idle_seconds > 1.0  # more than rounding
+    return "" if computed else "at least "
 
 
 def _use_of(
@@ -235,12 +253,14 @@ def _use_of(
 
 
 def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
-    """Add up a holder's use of its leaves. SM time is known only of a single leaf."""
+    """Add up a holder's use of its leaves. SM time is known only of a single leaf. Peaks may be of different times."""
     seen = [user.seen_seconds for user in users if user.seen_seconds is not None]
     memories = [user.memory_bytes for user in users if user.memory_bytes is not None]
+    peaks = [user.memory_peak_bytes for user in users if user.memory_peak_bytes is not None]
     only = users[0] if len(users) == 1 else None
     return _HolderUse(
         memory_bytes=sum(memories) if len(memories) == len(users) else None,
+        memory_peak_bytes=sum(peaks) if len(peaks) == len(users) else None,
         processes=sum(user.processes for user in users),
         sm_ratio=only.sm_ratio if only else None,
         last_active=only.last_active if only else None,
@@ -263,11 +283,6 @@ def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     return bool(user.processes or user.memory_bytes) and not rests
 
 
-def _peak(holder: HolderEntry, device: DeviceEntry) -> str:
-    peaks = [user.memory_peak_bytes for user in device.users if container_of(user) == container_of(holder)]
-    return f"peak so far {size(peaks[0])}" if peaks and peaks[0] is not None else ""
-
-
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
     for entry in node_map.unmatched:
         why = f"{entry.slots} of {entry.resource} on no device: {entry.reason}"
@@ -284,13 +299,16 @@ SUMMED = (
 
 
 def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> dict[str, float | None]:
-    """Return the sums of a node; `None` if nothing can be judged. GPUs of unknown share are not in them."""
-    can = _summable(node_map)
+    """Return the sums of findings of a node, or of a namespace on it; `None` if nothing can be judged.
+
+    GPUs of unknown share are not in them.
+    """
+    can = _summable(node_map, namespace)
     unmatched = in_namespace(node_map.unmatched, namespace)
     shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
     return {
-        "idle_gpus": round(sum(shares), 3) if can.grants else None,
-        "idle_holders": sum(one.kind == "idle" for one in found) if can.grants else None,
+        "idle_gpus": round(sum(shares), 3) if can.use else None,
+        "idle_holders": sum(one.kind == "idle" for one in found) if can.use else None,
         "unused_bytes": _unused(found, node_map) if can.grants else None,
         "over_bytes": _wasted(found, "over") if can.grants else None,
         "squatter_bytes": _wasted(found, "squatter") if can.owners else None,
@@ -300,23 +318,34 @@ def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> di
 
 
 class _Summable(NamedTuple):
-    """What can be judged: use of grants, owners of processes, slots on no device."""
+    """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device."""
 
+    use: bool
     grants: bool
     owners: bool
     slots: bool
 
 
-def _summable(node_map: NodeMap) -> _Summable:
+def _summable(node_map: NodeMap, namespace: str) -> _Summable:
     up, devices = sources_up(node_map), node_map.devices
     measured = "nvml" in up and bool(node_map.capabilities.get("pid_visibility"))
     measured = measured and (not devices or any(map(use_known, devices)))
     holders_known = any(one.holders_known for one in devices) if devices else "kubelet" in up
+    partitioned = partitioned_gpus(node_map)
+    held = [one for on in node_devices(node_map) for one in _uses(on, namespace, partitioned)]
+    use = measured and holders_known
     return _Summable(
-        grants=measured and holders_known,
+        use=use and (not held or any(use for _, use in held)),
+        grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
         owners=measured and up >= {"kubelet", "pod_identity"},
         slots="kubelet" in up and holders_known,
     )
+
+
+def _is_grant_judged(holder: HolderEntry, use: _HolderUse | None) -> bool:
+    """Return whether a holder's grant and use of memory are known. Admin access grants nothing."""
+    granted = holder.allocated_memory_bytes is not None or holder.allocated_gpus == 0
+    return granted and use is not None and use.memory_bytes is not None
 
 
 def _wasted(found: Iterable[Finding], kind: str) -> int:
@@ -364,9 +393,11 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
     yield from _silent_sources(node_map)
     for gpu in node_map.gpus:
         if not gpu.up:
-            yield f"GPU {gpu.index} is down ({gpu.fault}): nothing on it is judged."
+            yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap judges nothing on it."
     for sentence in unknown_of_devices(node_map):
         yield f"{sentence[0].upper()}{sentence[1:]}."
+    if unmeasured := unmeasured_pods(node_map, namespace):
+        yield f"The use of some holders is not known, so gpumap does not judge them: {listed(unmeasured)}."
     yield from _without_grant(node_map, namespace)
     claims = {
         "/".join(container_of(holder)[:2])
@@ -379,10 +410,10 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
             "A claim with admin access takes a GPU from nobody, and wastes nothing. Only the DRA driver's notes tell "
             f"(`privileges.dra`) whether these have it: {listed(sorted(claims))}."
         )
-    timeless = [device_name(device) for device in node_map.devices if _has_no_sm_time(device, namespace)]
+    timeless = [device for device in node_map.devices if _has_no_sm_time(device, namespace)]
     if timeless:
-        names = ", ".join(timeless)
-        yield f"Time on SMs is not told of all on {names}: there, idle is who has no memory and no process."
+        on = named(timeless)
+        yield f"SM time is not known for every container on {on}. There, idle means: no memory and no process."
     yield from _not_yet(node_map, thresholds, namespace)
 
 
@@ -406,32 +437,44 @@ def _pods_of(users: Iterable[UserEntry]) -> str:
 def _silent_sources(node_map: NodeMap) -> Iterator[str]:
     up = sources_up(node_map)
     if "nvml" not in up:
-        yield "NVML does not answer: nothing is known of any use."
+        yield "NVML does not answer. The use of GPUs is not known."
     elif not node_map.capabilities.get("pid_visibility"):
-        yield f"No verdict on idleness, squatters and leftovers. {invisible(node_map)}"
+        yield f"gpumap cannot detect idle holders, squatters and leftovers. {invisible(node_map)}"
     if "kubelet" not in up:
-        what = "may be old" if any(one.holders_known for one in node_map.devices) else "is not known"
-        yield f"The kubelet does not answer: who holds what {what}, and squatters and leftovers are not told."
+        what = "may be old" if any(one.holders_known for one in node_map.devices) else "are not known"
+        yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
     elif "pod_identity" not in up:
-        yield "Processes cannot be named: squatters and leftovers are not told."
+        yield "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers."
+
+
+def unmeasured_pods(node_map: NodeMap, namespace: str = "") -> list[str]:
+    """Return the pods of holders whose use is not known although the use of their device is."""
+    if "nvml" not in sources_up(node_map) or not node_map.capabilities.get("pid_visibility"):
+        return []
+    partitioned = partitioned_gpus(node_map)
+    named = {one.uuid for one in node_map.gpus if not one.up}  # other sentences name what is on these
+    named |= {one.uuid for one in gaps_of(node_map).unused}
+    pods: set[str] = set()
+    for on in node_devices(node_map):
+        of_device = {on.device.gpu_uuid or "", *(one.uuid for one in _leaves(on, partitioned))}
+        if on.device.gpu_uuid and not of_device & named:
+            unknown_uses = (one for one, use in _uses(on, namespace, partitioned) if use is None)
+            pods.update("/".join(container_of(one)[:2]) for one in unknown_uses)
+    return sorted(pods)
 
 
 def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
     """Name holders without a grant of memory. Others on the same device may have one."""
     without = [
-        (device_name(device), container_of(holder))
+        (device, "/".join(container_of(holder)[:2]))
         for device in node_map.devices
         for holder in in_namespace(device.holders, namespace)
         if holder.allocated_memory_bytes is None
     ]
     if without:
-        names = ", ".join(dict.fromkeys(name for name, _ in without))
-        holders = len({container for _, container in without})
-        verdict = "it is" if holders == 1 else "they are"
-        yield (
-            f"No memory of their own is known to be granted to {counted(holders, 'holder')} (on {names}): "
-            f"{verdict} neither over nor under a grant."
-        )
+        on = named(list({device.uuid: device for device, _ in without}.values()))
+        pods = listed(sorted({pod for _, pod in without}))
+        yield f"On {on} no grant of memory is known for {pods}. Without one, gpumap finds neither over nor unused."
 
 
 def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:

@@ -23,6 +23,19 @@ def use_known(device: DeviceEntry) -> bool:
     return bool(device.owners)
 
 
+def repairs(node_map: NodeMap) -> Iterator[tuple[int, str]]:
+    """Return GPUs that answer and need repair: the index, and what is wrong with the remedy."""
+    for gpu in node_map.gpus if not node_map.stale else ():
+        recovery = gpu.recovery_action
+        if not gpu.up:
+            continue
+        rows = "row_remap_failure" if gpu.row_remap_failure else "row_remap_pending" if gpu.row_remap_pending else ""
+        if rows:
+            yield gpu.index, f"has bad memory rows: {gpu.remedies.get(rows, rows)}"
+        if recovery and recovery.action != "none":
+            yield gpu.index, f"needs recovery: {recovery.remedy or recovery.action}"
+
+
 def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
     """Return what is not known of devices although their GPU answers; of their `use` only if that is asked for.
 
@@ -31,12 +44,12 @@ def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
     by_series = node_map.collect is None
     gaps = gaps_of(node_map)
     if gaps.nowhere and not (by_series and not node_map.gpus):
-        yield f"which GPU {_which(gaps.nowhere, node_map)} is on, is not known"
+        yield f"the GPU of {_which(gaps.nowhere, node_map)} is not known"
     whole = by_series and "kubelet" in sources_up(node_map) and len(gaps.unheld) == len(node_map.devices)
     if gaps.unheld and not whole:
-        yield f"who holds {_which(gaps.unheld, node_map)} is not known"
+        yield f"the holders of {_which(gaps.unheld, node_map)} are not known"
     if use and gaps.unused and not (by_series and len(gaps.unused) == len(gaps.measurable)):
-        yield f"what is used of {_which(gaps.unused, node_map)} is not known"
+        yield f"the use of {_which(gaps.unused, node_map)} is not known"
 
 
 class Gaps(NamedTuple):
@@ -74,5 +87,11 @@ def _measurable(node_map: NodeMap) -> Iterator[DeviceEntry]:
 
 def _which(devices: Sequence[DeviceEntry], node_map: NodeMap) -> str:
     if len(devices) == len(node_map.devices):
-        return "its devices" if len(devices) > 1 else "its device"
-    return listed([one.uuid if one.index is None else device_name(one) for one in devices], _NAMES_MAX)
+        return "all devices" if len(devices) > 1 else "the only device"
+    return named(devices)
+
+
+def named(devices: Sequence[DeviceEntry]) -> str:
+    """Return `GPU 0, 1`: some devices by their index, or by UUID if that is not known."""
+    gpu = "" if all(one.index is None for one in devices) else "GPU "
+    return gpu + listed([one.uuid if one.index is None else device_name(one) for one in devices], _NAMES_MAX)

@@ -118,7 +118,7 @@ def _add_waste(commands: Commands) -> None:
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} waste -A"),
-            ("who of the namespace has computed nothing for an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
+            ("holders with processes are idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
         ],
     )
     add_thresholds(add_output(waste, WASTE_ORDERS, WATCH_INTERVAL))

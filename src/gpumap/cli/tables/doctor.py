@@ -52,11 +52,19 @@ def _colour(one: Result) -> str:
 
 
 def _summary(results: Sequence[Result]) -> str:
+    """Return the GPUs that fail, then whether everything works that is required. One that fails is no exit code."""
+    gpus = [one for one in results if one.state == "failed" and one.check.startswith("gpu/")]
     broken = [one.check for one in results if one.required and one.state not in ("ok", "degraded")]
-    worse = [one.check for one in results if one.state not in _FINE and one.check not in broken]
+    named = {*broken, *(one.check for one in gpus)}
+    worse = [contained(one.check) for one in results if one.state not in _FINE and one.check not in named]
+    said = [f"GPU {contained(one.check.split('/')[1])} fails: {contained(one.why or 'unknown')}." for one in gpus]
     if broken:
-        return f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, and {_is(broken)} required."
-    return "All that is required works" + (f"; worth a look: {', '.join(map(contained, worse))}." if worse else ".")
+        said.append(
+            f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, and {_is(broken)} required."
+        )
+    else:
+        said.append("All that gpumap requires works" + (f"; worth a look: {', '.join(worse)}." if worse else "."))
+    return " ".join(said)
 
 
 def _is(names: Sequence[str]) -> str:

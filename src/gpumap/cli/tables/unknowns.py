@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.devices import sources_up
-from gpumap.model.gaps import gaps_of, invisible, unknown_of_devices
+from gpumap.model.gaps import gaps_of, invisible, repairs, unknown_of_devices
 from gpumap.model.map import NodeMap
 from gpumap.model.text import printable
 from gpumap.model.words import by_reason
@@ -62,6 +62,8 @@ def _troubles(node_map: NodeMap) -> Iterator[str]:
     for gpu in node_map.gpus:
         if not gpu.up:
             yield f"GPU {gpu.index} {gpu.uuid} is down: {gpu.fault}{f'. {gpu.remedy}' if gpu.remedy else ''}"
+    for index, what in repairs(node_map):
+        yield f"GPU {index} {what}"
     for source in node_map.sources:
         if not source.up:
             why = f": {source.reason} ({source.detail or ''})" if source.reason else ""
@@ -69,6 +71,12 @@ def _troubles(node_map: NodeMap) -> Iterator[str]:
     yield from unknown_of_devices(node_map)
     if not node_map.capabilities.get("pid_visibility"):
         yield invisible(node_map)
+
+
+def ill_gpus(node_map: NodeMap) -> Iterator[str]:
+    """Return a hint for each GPU that answers and needs repair."""
+    for index in dict.fromkeys(index for index, _ in repairs(node_map)):
+        yield f"GPU {index} needs repair: see `gpumap doctor`."
 
 
 def all_known(maps: NodeMaps) -> bool:

@@ -25,9 +25,9 @@ from gpumap.cli.tables.layout import (
     table,
     with_node,
 )
-from gpumap.cli.tables.unknowns import all_known, few, no_rows, of_each
-from gpumap.model.devices import device_name
-from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, worst_first
+from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
+from gpumap.model.devices import device_name, in_namespace
+from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, unmeasured_pods, worst_first
 from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
 from gpumap.model.words import UNKNOWN, number, ratio, size
@@ -121,14 +121,15 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     found = _sorted(of_nodes, shape)
     doubts = list(few(_unknown(maps, shape), maps.fleet))
     columns = spare_containers(COLUMNS, (one.container for one in found))
-    if found and shape.sums_by:
-        block = _group_table(of_nodes, shape)
-    elif found:
+    groups = _groups(of_nodes, shape.sums_by, shape.namespace, reverse=shape.reverse) if shape.sums_by else []
+    if groups:
+        block = table((name(shape.sums_by.upper(), lambda one: one.name), *GROUP_COLUMNS), groups, shape)
+    elif found and not shape.sums_by:
         block = table(with_node(columns, fleet=maps.fleet), found, shape)
     elif not any(one.devices for one in of_namespace(maps, shape.namespace).maps):
         block = no_rows(maps, shape)
     elif _judged(maps):
-        block = "No waste was found." if all_known(maps) else "No waste was found in what is known."
+        block = "No waste was found." if _all_known(maps) else "No waste was found in what is known."
     else:
         block, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
     remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
@@ -137,15 +138,10 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
             block,
             notes(remedies, shape.screen),
             notes(doubts, shape.screen),
-            notes(few(maps.missing, maps.fleet), shape.screen, "red"),
+            notes(few([*of_each(maps, ill_gpus), *maps.missing], maps.fleet), shape.screen, "red"),
             notes([_summary(found, _sums(of_nodes, shape.namespace))], shape.screen, "bold"),
         ]
     )
-
-
-def _group_table(of_nodes: Iterable[_NodeFindings], shape: Shape) -> str:
-    by_name: Column[GroupSums] = name(shape.sums_by.upper(), lambda one: one.name)
-    return table((by_name, *GROUP_COLUMNS), _groups(of_nodes, shape.sums_by, reverse=shape.reverse), shape)
 
 
 def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
@@ -156,7 +152,10 @@ def waste_values(maps: NodeMaps, shape: Shape) -> dict[str, object]:
         maps,
         findings=[_value(one, fleet=maps.fleet) for one in _sorted(of_nodes, shape)],
         sums=_sums(of_nodes, shape.namespace),
-        **{f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(of_nodes, what)] for what in by},
+        **{
+            f"by_{what}": [{what: one.name or None, **one.sums} for one in _groups(of_nodes, what, shape.namespace)]
+            for what in by
+        },
         unknown=list(_unknown(maps, shape)),
     )
 
@@ -189,6 +188,10 @@ def _judged(maps: NodeMaps) -> bool:
     return False
 
 
+def _all_known(maps: NodeMaps) -> bool:
+    return all_known(maps) and not any(map(unmeasured_pods, maps.maps))
+
+
 def _unknown(maps: NodeMaps, shape: Shape) -> Iterator[str]:
     return of_each(maps, lambda node_map: unknown(node_map, shape.thresholds, shape.namespace))
 
@@ -198,18 +201,23 @@ def _remedy(one: Finding) -> str:
     return f"{one.container.pod if one.kind == 'unmatched' else one.kind}: {one.remedy}"
 
 
-def _groups(of_nodes: Iterable[_NodeFindings], by: str, *, reverse: bool = False) -> list[GroupSums]:
-    """Return the sums of each namespace or node that has a finding, the largest first."""
+def _groups(of_nodes: Iterable[_NodeFindings], by: str, namespace: str, *, reverse: bool = False) -> list[GroupSums]:
+    """Return the sums of each namespace or node that has a finding or an unknown sum, the largest first."""
     parts: dict[str, list[_NodeFindings]] = {}
     for node_map, found in of_nodes:
-        groups: dict[str, list[Finding]] = {}
+        holders = (one for device in node_map.devices for one in in_namespace(device.holders, namespace))
+        names = (node_map.node.name if by == "node" else one.namespace for one in holders)
+        groups: dict[str, list[Finding]] = {one: [] for one in names}
         for one in (one for one in found if one.kind != "unmatched"):
             groups.setdefault(one.node if by == "node" else one.container.namespace, []).append(one)
         for group, of_group in groups.items():
             parts.setdefault(group, []).append(_NodeFindings(node_map, of_group))
-    made = [GroupSums(group, _sums(of_group)) for group, of_group in sorted(parts.items())]
-    for group_sums in made:
-        del group_sums.sums["unmatched_slots"]
+    made = []
+    for group, of_nodes in sorted(parts.items()):
+        added = _sums(of_nodes, namespace if by == "node" else group)
+        del added["unmatched_slots"]
+        if None in added.values() or any(one.findings for one in of_nodes):
+            made.append(GroupSums(group, added))
     return sorted(made, key=_largest, reverse=not reverse)
 
 
@@ -241,7 +249,7 @@ def _summary(found: Iterable[Finding], total: dict[str, float | None]) -> str:
             parts.append(f"{size(int(value))} {meaning}")
     if total["unmatched_slots"]:
         parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} on no device")
-    return f"Sum: {', '.join(parts) or 'nothing is known'}."
+    return f"Sum of the findings: {', '.join(parts) or 'nothing is known'}."
 
 
 def _value(one: Finding, *, fleet: bool) -> WasteRow:
