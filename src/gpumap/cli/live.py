@@ -1,4 +1,4 @@
-"""`gpumap top` on a terminal: repaints at each answer, at each key, and when the window changes."""
+"""`gpumap top` and `--watch` on a terminal: repaint at each answer, at each key, and when the window changes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import tty
 from collections.abc import Iterator
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.show import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.tables.live import Live, frame, pressed
+from gpumap.cli.show import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
+from gpumap.cli.tables.live import Live, frame, pressed, scrolled
 from gpumap.cli.terminal import repainted
 from gpumap.model.errors import FatalError
 from gpumap.model.text import one_line, printable
@@ -35,9 +35,10 @@ _NAMES = {
 
 async def show_live(answers: NodeMapStream, view: View) -> int:
     """Show the answers until `q` is pressed or the terminal is closed."""
-    window, events = _Window(view), asyncio.Queue[NodeMaps | FatalError | str | None]()
+    window = _Window(view) if view.live else _Watch(view)
+    events = asyncio.Queue[NodeMaps | FatalError | str | None]()
     loop = asyncio.get_running_loop()
-    with _keys(events), contextlib.ExitStack() as stack:
+    with _keys(events, view.live), contextlib.ExitStack() as stack:
         loop.add_signal_handler(signal.SIGWINCH, events.put_nowait, "resize")
         stack.callback(loop.remove_signal_handler, signal.SIGWINCH)
         asking = asyncio.create_task(_ask(answers, events))
@@ -55,8 +56,9 @@ async def _ask(answers: NodeMapStream, events: asyncio.Queue[NodeMaps | FatalErr
 
 
 @contextlib.contextmanager
-def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None]) -> Iterator[None]:
+def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None], second_screen: bool) -> Iterator[None]:
     """Put each key that is pressed into the queue, `None` if no more can come. Restores the terminal at the end."""
+    enter, leave = (_ENTER, _LEAVE) if second_screen else ("", "\n")
     terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -77,15 +79,38 @@ def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None]) -> Iterator
     without_suspend[6][termios.VSUSP] = b"\0"  # a shell would prompt in the middle of the frame
     termios.tcsetattr(terminal, termios.TCSADRAIN, without_suspend)
     loop.add_reader(terminal, read)
-    print(end=_ENTER, flush=True)
+    print(end=enter, flush=True)
     try:
         yield
     finally:
         loop.remove_reader(terminal)
         with contextlib.suppress(OSError):  # the terminal was closed
-            print(end=_LEAVE, flush=True)
+            print(end=leave, flush=True)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+class _Watch:
+    """A watch, which keys scroll."""
+
+    def __init__(self, view: View) -> None:
+        self._painter = Painter(view)
+        self._moved = False
+
+    def take(self, event: NodeMaps | FatalError | str) -> bool:
+        """Take an answer, a failure or a key. Return whether the program goes on."""
+        if isinstance(event, str):
+            offset = scrolled(self._painter.offset, _NAMES.get(event, event), self._painter.page)
+            self._painter.offset = self._painter.offset if offset is None else offset
+            self._moved = True
+            return event != "q"
+        self._painter.paint(event)
+        self._moved = False
+        return True
+
+    def paint(self) -> None:
+        if self._moved:
+            self._painter.repaint(screen_of_stdout())
 
 
 class _Window:

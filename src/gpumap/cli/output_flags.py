@@ -85,7 +85,7 @@ def add_no_headers(output: argparse._ArgumentGroup) -> None:
 
 
 def _add_watch(output: argparse._ArgumentGroup, often: str) -> None:
-    output.add_argument("-w", "--watch", action="store_true", help="show it again and again, until Ctrl-C")
+    output.add_argument("-w", "--watch", action="store_true", help="show it again and again, until q or Ctrl-C")
     output.add_argument("--interval", metavar="DURATION", help=f"with --watch: from one to the next (default: {often})")
 
 

@@ -52,9 +52,8 @@ def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
         return _typed(live, key)
     if key == "q":
         return None
-    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -live.offset, "end": 1 << 30}
-    if key in moves:
-        return live._replace(offset=max(live.offset + moves[key], 0))
+    if (offset := scrolled(live.offset, key, page)) is not None:
+        return live._replace(offset=offset)
     live = live._replace(offset=0)
     if key in ORDERS:
         again = ORDERS[key] == live.order
@@ -70,6 +69,12 @@ def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
         "escape": {"query": ""},
     }
     return live._replace(**changes.get(key, {}))  # type: ignore[arg-type]
+
+
+def scrolled(offset: int, key: str, page: int) -> int | None:
+    """Return the first row that is shown after a key; `None` if the key does not scroll."""
+    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -offset, "end": 1 << 30}
+    return max(offset + moves[key], 0) if key in moves else None
 
 
 def _typed(live: Live, key: str) -> Live:
