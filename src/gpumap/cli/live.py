@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
 from gpumap.cli.show import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
 from gpumap.cli.tables.live import Live, frame, pressed, scrolled
-from gpumap.cli.terminal import repainted
+from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.text import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
 _KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_NOTICES_PART = 6
+"""The part of a window that notices may take."""
 _NAMES = {
     **{"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "k": "up", "j": "down"},
     **{"\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home"},
@@ -144,7 +146,8 @@ class _Window:
         often = f"every {self._view.interval_seconds:g}s"
         parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
         head = [screen.paint(printable("   ".join(parts)), "bold")]
-        head += lines_above(self._notices(), self._failed, screen, columns, answered=self._maps is not None)
+        head += [screen.paint(line, "red") for line in self._notice_lines(columns, max(size.lines // _NOTICES_PART, 1))]
+        head += lines_above((), self._failed, screen, columns, answered=self._maps is not None)
         if self._maps is None:
             lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
         else:
@@ -157,6 +160,11 @@ class _Window:
     def _nodes(self) -> Iterator[str]:
         if self._maps is not None:
             yield f"{len(self._maps.maps)} nodes" if self._maps.fleet else self._maps.maps[0].node.name
+
+    def _notice_lines(self, columns: int, most: int) -> list[str]:
+        """Return what is wrong, in at most so many lines: a small window has room for devices too."""
+        lines = [line for one in self._notices() if one for line in wrapped(one, max(columns - 2, 1))]
+        return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
 
     def _notices(self) -> Iterator[str]:
         if self._maps is not None:
