@@ -166,7 +166,7 @@ async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> No
     async with tab(browser, site.url) as one:
         (text,) = await one.texts(row(one, "team/busy"))
         assert re.fullmatch(
-            r"team/busy main idle · SM 0 for 121m, since \d\d:\d\d UTC or longer 1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h",
+            r"team/busy main idle · SM 0 for 2h1m, since \d\d:\d\d UTC or longer 1 0.1 – 20.0 GiB 20.0 GiB 0 % 2 h",
             text,
         )
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
