@@ -169,6 +169,17 @@ async def test_the_installed_commands(agent: Agent) -> None:
         (("completion", "bsh"), "did you mean bash?"),
         (("completion",), "SHELL"),
         (("map", "--interval", "0s"), "--interval 0s: must be longer than zero"),
+        (("map", "--watch", "--interval", "-1s"), '--interval -1s: "-1s" is not a duration'),
+        (("waste", "--grace", "-5m"), '--grace -5m: "-5m" is not a duration'),
+        (("waste", "--unused-above", "200%"), "--unused-above 200%: must be a percentage such as 20%, at most 100%"),
+        (("waste", "--by", "namespace", "-o", "name"), "--by namespace: prints sums, and -o name prints pods"),
+        (("map", "-n", "-A"), "-n/--namespace: requires a value"),
+        (("help", "wast"), 'unknown command "wast"; did you mean waste?'),
+        (("map", "--url", "http://127.0.0.1:99999"), "the port must be a number from 1 to 65535"),
+        (("map", "--url", "http://[::1]:99999"), "the port must be a number from 1 to 65535"),
+        (("map", "--prometheus", "http://prom:port"), "the port must be a number from 1 to 65535"),
+        (("map", "--url", "http://"), "--url http://: has no host"),
+        (("map", "--url", "http://a..b"), "is not a URL with the name or address of a host"),
         (("map", "--url", "http://a", "--proc", "/proc"), "--proc: is about this node's sources"),
         (("top", "--url", "http://a", "--node-name", "x"), "--node-name: is about this node's sources"),
         (("serve", "--interval", "0s"), "--interval 0s: must be longer than zero"),
@@ -208,6 +219,11 @@ def test_a_scenario_that_is_none_is_a_mistake(tmp_path: Path) -> None:
     for text in ("gpus: [", "node: 5\nunknown: 1\n"):
         file.write_text(text)
         assert str(file) in one_line(run_command("demo", "--scenario", str(file)), 2)
+
+
+@pytest.mark.parametrize("words", [(), ("waste",)])
+def test_help_is_also_a_command(words: tuple[str, ...]) -> None:
+    assert run_command("help", *words).stdout == run_command(*words, "--help").stdout != ""
 
 
 # --- its life ---------------------------------------------------------------------------------------------------------

@@ -93,6 +93,48 @@ def test_a_gpu_that_is_down_has_no_bar() -> None:
     assert sum("down" in line for line in lines) == sum(not gpu.up for gpu in found.maps[0].gpus)
 
 
+def test_a_gpu_that_is_down_is_in_the_smallest_window() -> None:
+    """Devices that have no room are reached by keys, and those that are down come first."""
+    found = maps(busy_node(16))
+    down = [f"{gpu.index} " for gpu in found.maps[0].gpus if not gpu.up]
+    lines = frame(found, Live(), SHAPE, ("head", ""), 12).lines
+    assert any(line.startswith(down[0]) and "down" in line for line in lines)
+    assert any("more devices" in line for line in lines)
+    every = {line for line in frame(found, Live(), SHAPE, (), 200).lines if "[" in line}
+    pages = (frame(found, Live(offset=offset), SHAPE, ("head", ""), 12) for offset in range(60))
+    assert {line.split("[")[0].rstrip() for page in pages for line in page.lines if "[" in line} == {
+        line.split("[")[0].rstrip() for line in every
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "some"),
+    [("pod-1", True), ("GPU-", True), ("gpu-f", False), ("0000", False), ("assigned", True), ("test-node-name", False)],
+)
+def test_the_filter_sees_what_the_reader_sees(query: str, some: bool) -> None:
+    """Not the UUIDs, unless the text begins like one, and not the name of the only node."""
+    assert bool(rows(shown(Live(query=query))) != ["Nothing matches the filter."]) is some
+
+
+@pytest.mark.parametrize("query", ["", "nothing has this"])
+def test_titles_do_not_depend_on_the_rows(query: str) -> None:
+    titles = [line for line in shown(Live(query=query)).lines if line.startswith("NAMESPACE")]
+    full = [line for line in shown(Live()).lines if line.startswith("NAMESPACE")]
+    assert titles == full
+
+
+@pytest.mark.parametrize("height", [5, 24])
+def test_keys_are_shown_until_the_next_key(height: int) -> None:
+    live = pressed(Live(offset=3), "?", page=5, fleet=False)
+    assert live == Live(offset=3, keys=True)
+    lines = shown(live, height).lines
+    assert len(lines) == height
+    assert max(map(cells, lines)) <= 80
+    assert any("quit" in line for line in lines)
+    assert pressed(live, "s", page=5, fleet=False) == Live(offset=3)
+    assert pressed(live, "q", page=5, fleet=False) is None
+
+
 @pytest.mark.parametrize(
     ("keys", "after"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,27 @@ def test_kubectl_gpumap_imports_no_part_of_the_agent() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     assert "gpumap.cli.kubectl.source" in done.stdout.split()
     assert not set(done.stdout.split()) & OF_AGENTS
+
+
+INTERRUPTED = """
+import os, sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {at!r}:
+            os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Interrupt())
+from {module} import main
+sys.exit(main(["--version"]))
+"""
+"""A Python that gets SIGINT when it begins to import a module."""
+
+
+@pytest.mark.parametrize("module", ["gpumap.__main__", "gpumap.cli.kubectl.cli"])
+@pytest.mark.parametrize(("at", "code"), [("gpumap.cli.entry", -signal.SIGINT), ("gpumap.cli.command_line", 0)])
+def test_ctrl_c_during_the_imports_prints_no_traceback(module: str, at: str, code: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED.format(module=module, at=at)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (code, "", "")
 
 
 def test_names_that_flags_repeat() -> None:

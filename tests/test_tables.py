@@ -13,6 +13,7 @@ from gpumap.cli.terminal import Screen, cells, contained, shortened, wrapped
 from gpumap.model.map import NodeMap, SlotsEntry
 from gpumap.model.snapshot import Snapshot
 from gpumap.model.text import printable
+from gpumap.model.words import age
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import changed, map_table, top_table, waste_table, with_devices, with_gpus
 from tests.snapshots import busy_node, empty_node
@@ -287,3 +288,11 @@ def test_wrapped_text_keeps_its_words() -> None:
     assert all(cells(line) <= 10 for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert lines[0] == "one two"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (60, "1m"), (90, "90s"), (330, "5m30s"), (3600, "1h"), (5400, "1h30m"), (7260, "2h1m"), (172800, "2d")],
+)
+def test_durations_read_as_people_write_them(seconds: int, text: str) -> None:
+    assert age(seconds) == text

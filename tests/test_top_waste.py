@@ -792,7 +792,7 @@ async def test_order_and_process_flags(agent: Agent) -> None:
         "gpumap: --idle-after 0: must be longer than zero\n",
     )
     for flags, said in (
-        (("--unused-above", "0.2"), "--unused-above 0.2: must be a percentage such as 20%"),
+        (("--unused-above", "0.2"), "--unused-above 0.2: must be a percentage such as 20%, at most 100%"),
         (("--grace", "soon"), '--grace soon: "soon" is not a duration such as 500ms, 5s or 1m30s'),
         (("--by", "node", "--sort-by", "pod"), "--sort-by sorts findings; --by prints none"),
     ):

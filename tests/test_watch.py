@@ -233,10 +233,32 @@ async def test_watch_repaints_in_place(fake: FakeAgent) -> None:
     lines = STEERING.sub("", frame).splitlines()
     assert re.match(r"gpumap waste --sort-by used --url http://\S+   every 0.1s   \d\d:\d\d:\d\d$", lines[0])
     assert len(lines) == 20
-    assert re.fullmatch(r"… and \d+ more lines", lines[-1])
+    assert re.fullmatch(r"1-\d+ of \d+ lines   ↑↓ PgUp PgDn scroll  q quit", lines[-1])
     small = STEERING.sub("", shown.frames[-2]).splitlines()
     assert len(small) <= 10
     assert max(map(cells, small)) <= 100
+
+
+@pytest.mark.parametrize("command", ["map", "waste"])
+async def test_keys_scroll_a_watch(fake: FakeAgent, command: str) -> None:
+    """All lines can be reached; the titles stay. `q` ends it with 0, and the last frame stays."""
+    with terminal(command, "--watch", "--interval", "100ms", "--url", fake.url, columns=80, lines=10) as shown:
+        await shown.until(lambda _: len(shown.frames) >= 3, "it does not repaint")
+        lines = [line.rstrip() for line in shown.shown.splitlines()]
+        count = int(lines[-1].split()[2])
+        assert "1-" in lines[-1]
+        down = [line.rstrip() for line in (await shown.press("j")).splitlines()]
+        assert down[2] == lines[2]
+        assert down[-1].startswith("2-")
+        last = (await shown.press("\x1b[6~", *["\x1b[6~"] * (count // 6), "\x1b[B")).splitlines()
+        assert f"-{count} of {count} lines" in last[-1]
+        assert (await shown.press("\x1b[H")).splitlines()[-1].startswith("1-")
+        os.write(shown._master, b"q")
+        await shown.end()
+    assert shown.process.returncode == 0
+    assert shown.said.endswith("\n")
+    assert "\x1b[?1049h" not in shown.said
+    assert "Traceback" not in shown.said
 
 
 async def test_watch_outlives_its_agent(fake: FakeAgent) -> None:

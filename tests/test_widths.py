@@ -14,6 +14,7 @@ from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, cells
 from gpumap.dispatch import command_parser
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.text import ELLIPSIS
 from tests import golden
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid
 from tests.shown import maps
@@ -85,8 +86,38 @@ def test_a_container_is_named_if_its_pod_has_two() -> None:
     node.processes = [Process(1, gpu_uuid(0), pod, container="trainer", memory=GIB)]
     node.collect()
     shown = top_table(maps(node.collect()), Shape(screen=Screen(columns=60)))
-    assert "CONTAINER" in shown
     assert all(name in shown for name in names)
+
+
+@pytest.mark.parametrize("table", [map_table, top_table, processes, waste_table])
+@pytest.mark.parametrize("node", ["long names", "16 GPUs, MIG", "mixed-node"])
+def test_wide_shortens_nothing(node: str, table: Table) -> None:
+    """A name that -o wide prints can be copied. The line may be wider than the terminal."""
+    found = maps(NODES[node]())
+    shown, whole = (
+        table(found, Shape(wide=True, screen=screen)).partition("\n\n")[0] for screen in (Screen(columns=80), Screen())
+    )
+    assert ELLIPSIS not in shown
+    assert set(whole.split()) - {"WHY"} == set(shown.split()) - {"WHY"}  # below its row a sentence has no title
+
+
+def test_a_map_of_80_columns_shows_pods_whole() -> None:
+    """A user types the name of a pod. Totals run over empty cells; the namespace is shortened first."""
+    names = {"research-and-development": "notebook-idle-0", "serving": "embedder-84d7c9-x2k4z"}
+    pods = [
+        Pod(namespace, pod, {"jupyter-notebook": {"nvidia.com/gpu": [gpu_uuid(number)]}})
+        for number, (namespace, pod) in enumerate(names.items())
+    ]
+    node = TestNode([Gpu(number) for number in range(2)], pods)
+    node.processes = [Process(1 + number, gpu_uuid(number), pod, memory=30 * GIB) for number, pod in enumerate(pods)]
+    node.collect()
+    found = maps(node.collect())
+    lines = map_table(found, Shape(screen=Screen(columns=80))).splitlines()
+    assert sum(any(pod in line for pod in names.values()) for line in lines) == 2, lines
+    total = next(line for line in lines if " of " in line)
+    (titles, *_) = lines
+    assert total.split(" of ")[0].rindex(" ") == titles.index("USED") - 1
+    assert "GiB" in total[titles.index("SM") :]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -98,6 +129,15 @@ def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -
         lines = one.format_help().splitlines()
         assert max(len(line) for line in lines if not line.startswith("  ")) <= columns
         assert any("examples:" in line for line in lines) or one is parser
+
+
+def test_doctor_breaks_no_uuid() -> None:
+    """It is copied into a command."""
+    found = maps(NODES["lost-gpu"]())
+    lost = [gpu.uuid for gpu in found.maps[0].gpus if not gpu.up]
+    assert lost
+    shown = doctor(found, Shape(screen=Screen(columns=80)))
+    assert all(uuid in shown for uuid in lost), shown
 
 
 def test_what_is_wrong_is_at_the_end_of_doctor() -> None:

@@ -17,7 +17,7 @@ from yarl import URL
 from gpumap.cli.credentials import Credentials
 from gpumap.cli.http_get import Answer, Place, get, no_answer
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.server_flags import NO_URL, is_host, without_password
+from gpumap.cli.server_flags import is_host, no_url, without_password
 from gpumap.model.errors import FatalError, UsageError
 from gpumap.model.map import VERSION, NodeMap, decode
 
@@ -66,7 +66,7 @@ def map_address(url: str) -> URL:
     except ValueError:
         given = URL()
     if not is_host(given.host):
-        raise UsageError(f"--url {without_password(url)}: {NO_URL}")
+        raise UsageError(f"--url {without_password(url)}: {no_url(url)}")
     if given.query_string or given.fragment:
         shown = without_password(url).partition("?")[0].partition("#")[0]
         raise UsageError(f"--url {shown}: must end with the path; gpumap takes no query (?…) and no fragment (#…)")

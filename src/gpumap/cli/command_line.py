@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
@@ -27,7 +28,7 @@ class Parser(argparse.ArgumentParser):
     seldom: tuple[str, ...] = ()
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message.removeprefix("argument "))
+        raise UsageError(message.removeprefix("argument ").replace("expected one argument", "requires a value"))
 
     def format_help(self) -> str:
         """Return the help without the groups of flags that are seldom used."""
@@ -132,14 +133,29 @@ def one_of(*choices: str) -> Callable[[str], str]:
 def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line. Raises UsageError."""
     commands = {name: found for one in _subcommands(parser) for name, found in one.choices.items()}
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     first = next((word for word in arguments if not word.startswith("-")), None)
     if first is not None and first not in commands:
         raise UsageError(_no_command(first, arguments, commands, parser))
+    arguments = _with_negative_values(arguments, flags_of(commands[first]) if first is not None else ())
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         chosen = commands[first] if first is not None else parser
         raise UsageError(_unknown(unknown[0], chosen))
     return given
+
+
+def _with_negative_values(arguments: Sequence[str], flags: Iterable[argparse.Action]) -> list[str]:
+    """Join a flag and a value such as -5m. argparse takes the value for a flag, and the message would not name it."""
+    valued = {option for one in flags if one.nargs is None for option in one.option_strings}
+    words: list[str] = []
+    for word in arguments:
+        if words and words[-1] in valued and re.match(r"-[0-9]", word):
+            words[-1] += f"={word}" if words[-1].startswith("--") else word
+        else:
+            words.append(word)
+    return words
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

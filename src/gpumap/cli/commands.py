@@ -58,7 +58,8 @@ def _add_top(commands: Commands) -> None:
         says=TOP_SAYS,
         more="A row for each container and device, and for what no container accounts for: the host's processes,\n"
         "those left over from pods that are gone, and memory that no process answers for.\n"
-        "On a terminal it goes on until q is pressed; keys sort, filter and group the rows.",
+        "On a terminal it goes on until q is pressed; keys sort, filter and group the rows (? lists them).\n"
+        "There, memory that no process answers for is only in the line of its device.",
         examples=[
             ("this node", "gpumap top"),
             ("the table, by SM time", "gpumap top --sort-by sm --once"),

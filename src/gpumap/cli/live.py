@@ -1,4 +1,4 @@
-"""`gpumap top` on a terminal: repaints at each answer, at each key, and when the window changes."""
+"""`gpumap top` and `--watch` on a terminal: repaint at each answer, at each key, and when the window changes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ import tty
 from collections.abc import Iterator
 
 from gpumap.cli.node_maps import NodeMaps, NodeMapStream
-from gpumap.cli.show import View, collected_long_ago, lines_above, notices_of, screen_of_stdout
-from gpumap.cli.tables.live import Live, frame, pressed
-from gpumap.cli.terminal import repainted
+from gpumap.cli.show import Painter, View, collected_long_ago, lines_above, notices_of, screen_of_stdout
+from gpumap.cli.tables.live import Live, frame, pressed, scrolled
+from gpumap.cli.terminal import repainted, wrapped
 from gpumap.model.errors import FatalError
 from gpumap.model.text import one_line, printable
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The terminal's second screen, without a cursor. The first one stays as it was."""
 _KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|.", re.DOTALL)
+_NOTICES_PART = 6
+"""The part of a window that notices may take."""
 _NAMES = {
     **{"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down", "k": "up", "j": "down"},
     **{"\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home"},
@@ -35,9 +37,10 @@ _NAMES = {
 
 async def show_live(answers: NodeMapStream, view: View) -> int:
     """Show the answers until `q` is pressed or the terminal is closed."""
-    window, events = _Window(view), asyncio.Queue[NodeMaps | FatalError | str | None]()
+    window = _Window(view) if view.live else _Watch(view)
+    events = asyncio.Queue[NodeMaps | FatalError | str | None]()
     loop = asyncio.get_running_loop()
-    with _keys(events), contextlib.ExitStack() as stack:
+    with _keys(events, view.live), contextlib.ExitStack() as stack:
         loop.add_signal_handler(signal.SIGWINCH, events.put_nowait, "resize")
         stack.callback(loop.remove_signal_handler, signal.SIGWINCH)
         asking = asyncio.create_task(_ask(answers, events))
@@ -55,8 +58,9 @@ async def _ask(answers: NodeMapStream, events: asyncio.Queue[NodeMaps | FatalErr
 
 
 @contextlib.contextmanager
-def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None]) -> Iterator[None]:
+def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None], second_screen: bool) -> Iterator[None]:
     """Put each key that is pressed into the queue, `None` if no more can come. Restores the terminal at the end."""
+    enter, leave = (_ENTER, _LEAVE) if second_screen else ("", "\n")
     terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -77,15 +81,38 @@ def _keys(events: asyncio.Queue[NodeMaps | FatalError | str | None]) -> Iterator
     without_suspend[6][termios.VSUSP] = b"\0"  # a shell would prompt in the middle of the frame
     termios.tcsetattr(terminal, termios.TCSADRAIN, without_suspend)
     loop.add_reader(terminal, read)
-    print(end=_ENTER, flush=True)
+    print(end=enter, flush=True)
     try:
         yield
     finally:
         loop.remove_reader(terminal)
         with contextlib.suppress(OSError):  # the terminal was closed
-            print(end=_LEAVE, flush=True)
+            print(end=leave, flush=True)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+class _Watch:
+    """A watch, which keys scroll."""
+
+    def __init__(self, view: View) -> None:
+        self._painter = Painter(view)
+        self._moved = False
+
+    def take(self, event: NodeMaps | FatalError | str) -> bool:
+        """Take an answer, a failure or a key. Return whether the program goes on."""
+        if isinstance(event, str):
+            offset = scrolled(self._painter.offset, _NAMES.get(event, event), self._painter.page)
+            self._painter.offset = self._painter.offset if offset is None else offset
+            self._moved = True
+            return event != "q"
+        self._painter.paint(event)
+        self._moved = False
+        return True
+
+    def paint(self) -> None:
+        if self._moved:
+            self._painter.repaint(screen_of_stdout())
 
 
 class _Window:
@@ -119,7 +146,8 @@ class _Window:
         often = f"every {self._view.interval_seconds:g}s"
         parts = (*self._nodes(), order, often, time.strftime("%H:%M:%S"), self._view.head)
         head = [screen.paint(printable("   ".join(parts)), "bold")]
-        head += lines_above(self._notices(), self._failed, screen, columns, answered=self._maps is not None)
+        head += [screen.paint(line, "red") for line in self._notice_lines(columns, max(size.lines // _NOTICES_PART, 1))]
+        head += lines_above((), self._failed, screen, columns, answered=self._maps is not None)
         if self._maps is None:
             lines = head if self._failed else [*head, "", "Waiting for the first answer …"]
         else:
@@ -132,6 +160,11 @@ class _Window:
     def _nodes(self) -> Iterator[str]:
         if self._maps is not None:
             yield f"{len(self._maps.maps)} nodes" if self._maps.fleet else self._maps.maps[0].node.name
+
+    def _notice_lines(self, columns: int, most: int) -> list[str]:
+        """Return what is wrong, in at most so many lines: a small window has room for devices too."""
+        lines = [line for one in self._notices() if one for line in wrapped(one, max(columns - 2, 1))]
+        return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]} …"]
 
     def _notices(self) -> Iterator[str]:
         if self._maps is not None:

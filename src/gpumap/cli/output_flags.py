@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
 """The second is for a cluster: a server does not scrape more often."""
 _OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
+_ZERO = re.compile(r"0+(ms|[smhdwy])?", re.ASCII)
 _FORMS = ("table", "wide", "json", "yaml", "name")
 
 
@@ -55,7 +56,7 @@ def add_thresholds(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `waste` has."""
     for flag, metavar, default, help_ in (
         ("--idle-after", "DURATION", "5m", "not computing for so long is idle"),
-        ("--grace", "DURATION", "2m", "spare holders that gpumap saw start less long ago"),
+        ("--grace", "DURATION", "2m", "spare holders that gpumap saw start less long ago; 0: none"),
         ("--unused-above", "PERCENT", "20%%", "of a grant may stay unused"),
     ):
         output.add_argument(
@@ -85,7 +86,7 @@ def add_no_headers(output: argparse._ArgumentGroup) -> None:
 
 
 def _add_watch(output: argparse._ArgumentGroup, often: str) -> None:
-    output.add_argument("-w", "--watch", action="store_true", help="show it again and again, until Ctrl-C")
+    output.add_argument("-w", "--watch", action="store_true", help="show it again and again, until q or Ctrl-C")
     output.add_argument("--interval", metavar="DURATION", help=f"with --watch: from one to the next (default: {often})")
 
 
@@ -108,6 +109,8 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
         return shape
     if given.by and given.sort_by and given.prometheus is None:
         raise UsageError("--sort-by sorts findings; --by prints none")
+    if given.by and given.output == "name":
+        raise UsageError(f"--by {given.by}: prints sums, and -o name prints pods")
     return replace(shape, thresholds=_thresholds(given), sums_by=given.by or "")
 
 
@@ -117,15 +120,16 @@ def _thresholds(given: argparse.Namespace) -> Thresholds:
 
     return Thresholds(
         idle_after_seconds=seconds_of("--idle-after", given.idle_after),
-        grace_seconds=seconds_of("--grace", given.grace),
+        grace_seconds=0.0 if _ZERO.fullmatch(given.grace) else seconds_of("--grace", given.grace),
         unused_ratio=_percentage("--unused-above", given.unused_above) / 100,
     )
 
 
 def _percentage(flag: str, text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?%", text, re.ASCII):
-        raise UsageError(f"{flag} {text}: must be a percentage such as 20%")
-    return float(text.removesuffix("%"))
+    known = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?%", text, re.ASCII)
+    if not known or (value := float(text.removesuffix("%"))) > 100:
+        raise UsageError(f"{flag} {text}: must be a percentage such as 20%, at most 100%")
+    return value
 
 
 def view_of(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|\\.)*')"""
 _MATCH = re.compile(rf"\s*{MATCHER}(\s*,\s*{MATCHER})*\s*,?\s*", re.ASCII)
 _TIMEOUT = "1m"
-NO_URL = "is not a URL (in a password, / is written %2F, and @ %40)"
 OWN_JOBS = 'job=~".*gpumap.*"'
 """The jobs whose series are gpumap's if `--match` names none. Anybody can expose series of gpumap's names, but a target
 cannot choose its job."""
@@ -54,7 +53,7 @@ def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required
         help="""only series with these labels, as in PromQL: 'cluster="a"'""",
     )
     add_credentials(how)
-    how.add_argument("--timeout", metavar="DURATION", help=f"for each request (default: {_TIMEOUT})")
+    how.add_argument("--timeout", metavar="DURATION", help=f"for each request to --prometheus (default: {_TIMEOUT})")
 
 
 def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str] = (), *, node: bool = True) -> None:
@@ -123,6 +122,16 @@ def without_password(url: str) -> str:
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
+def no_url(url: str) -> str:
+    """Return why a URL with http:// or https:// cannot be used."""
+    if "@" in url:
+        return "is not a URL (in a password, / is written %2F, and @ %40)"
+    host, _, port = re.split(r"[/?#]", url.partition("://")[2])[0].rpartition("]")[2].partition(":")
+    if port and not (port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
+        return "the port must be a number from 1 to 65535"
+    return "is not a URL with the name or address of a host" if host or "[" in url else "has no host"
+
+
 def is_host(host: str | None) -> bool:
     """Whether a host can have this name: the parts of a DNS name have 1 to 63 characters."""
     return bool(host) and all(0 < len(part) < 64 for part in str(host).removesuffix(".").split("."))
@@ -141,6 +150,6 @@ def _address(url: str) -> URL:
     except ValueError:
         known = False
     if not known:
-        raise UsageError(f"--prometheus {shown}: {NO_URL}")
+        raise UsageError(f"--prometheus {shown}: {no_url(url)}")
     path = re.sub(r"(/api/v1(/query)?)?/*$", "", given.path)
     return given.with_path(path, keep_query=True)

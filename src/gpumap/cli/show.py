@@ -59,11 +59,11 @@ def run(answers: NodeMapStream, view: View) -> int:
 async def _show(answers: NodeMapStream, view: View) -> int:
     """Print the first answer, or each. Return 1 if a node is missing, or neither its kubelet nor NVML answers."""
     take_any_text()
-    if view.live:
+    painter = Painter(view) if view.watch else None
+    if view.live or (painter is not None and painter.in_place and is_interactive()):
         from gpumap.cli.live import show_live
 
         return await show_live(answers, view)
-    painter = _Painter(view) if view.watch else None
     try:
         async with contextlib.aclosing(answers):
             async for answer in answers:
@@ -101,17 +101,19 @@ def take_any_text() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-class _Painter:
+class Painter:
     """Shows one answer after the other: over the last one on a terminal, else below it."""
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._in_place = sys.stdout.isatty() and not _is_dumb() and view.form in ("table", "wide")
+        self.in_place = sys.stdout.isatty() and not _is_dumb() and view.form in ("table", "wide")
         self._last = ""
         self._failed = ""
         self._old = ""
         self._notices: list[str] = []
         self._begun = False
+        self.offset, self.page = 0, 1
+        """The first line that is shown of the report, below its titles; and how many there is room for."""
 
     def paint(self, answer: NodeMaps | FatalError) -> None:
         """Show an answer. After a failure print its reason once, and keep what was shown last."""
@@ -127,12 +129,12 @@ class _Painter:
         self._last = text
         was_old, self._old = self._old, collected_long_ago(answer, time.time())
         before, self._notices = self._notices, notices
-        if not self._in_place:
+        if not self.in_place:
             print_notices(one for one in self._notices if one not in before)
-        if self._old and not was_old and not self._in_place:
+        if self._old and not was_old and not self.in_place:
             warn_if_stale(answer)
-        if self._in_place:
-            self._repaint(screen)
+        if self.in_place:
+            self.repaint(screen)
         else:
             separator = {"yaml": "---\n", "json": ""}.get(self._view.form, "\n")
             print(end=(separator if self._begun else "") + text, flush=True)
@@ -140,25 +142,37 @@ class _Painter:
 
     def leave(self) -> None:
         """Let the shell's prompt begin on a line of its own."""
-        if self._in_place:
+        if self.in_place:
             print(flush=True)
 
     def _show_failure(self, failure: str, screen: Screen) -> None:
-        if self._in_place:
+        if self.in_place:
             self._failed = failure
-            self._repaint(screen)
+            self.repaint(screen)
         elif failure != self._failed:
             print(f"gpumap: {failure}; asking on", file=sys.stderr, flush=True)
             self._failed = failure
 
-    def _repaint(self, screen: Screen) -> None:
+    def repaint(self, screen: Screen) -> None:
+        """Paint what was last answered."""
         head = f"{self._view.head}   every {self._view.interval_seconds:g}s   {time.strftime('%H:%M:%S')}"
         size = shutil.get_terminal_size()
         columns = max(size.columns, 1)
         lines = [screen.paint(printable(head), "bold")]
         lines += lines_above([*self._notices, self._old], self._failed, screen, columns, answered=bool(self._last))
-        lines += ["", *self._last.splitlines()]
-        print(end=repainted(lines, columns, size.lines), flush=True)
+        report = self._last.splitlines()
+        if is_interactive() and len(lines) + 1 + len(report) > size.lines:
+            report = self._scrolled(report, size.lines - len(lines) - 2)
+        print(end=repainted([*lines, "", *report], columns, size.lines), flush=True)
+
+    def _scrolled(self, report: list[str], room: int) -> list[str]:
+        """Return the lines of a report that have room, and one on the others. The titles stay."""
+        titles = 1 if self._view.shape.headers else 0
+        self.page, rows = max(room - titles, 1), report[titles:]
+        self.offset = min(self.offset, max(len(rows) - self.page, 0))
+        end = self.offset + self.page
+        foot = f"{self.offset + 1}-{min(end, len(rows))} of {len(rows)} lines   ↑↓ PgUp PgDn scroll  q quit"
+        return [*report[:titles], *rows[self.offset : end], foot]
 
 
 def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: int, *, answered: bool) -> list[str]:

@@ -40,13 +40,13 @@ def number(value: int | None) -> str:
 def age(seconds: float) -> str:
     """A duration as kubectl writes it: its largest part or two, as `45s`, `5m30s`, `3h`, `2d4h`."""
     left = int(max(seconds, 0))
-    if left < 120:
+    if left < 120 and left != 60:
         return f"{left}s"
     for small, large, many in (("s", "m", 60), ("m", "h", 60)):
         whole, rest = divmod(left, many)
         if whole < (10 if large == "m" else 8) and rest:
             return f"{whole}{large}{rest}{small}"
-        if whole < (180 if large == "m" else 48):
+        if whole < (60 if large == "m" else 48):
             return f"{whole}{large}"
         left = whole
     days, hours = divmod(left, 24)

@@ -1,6 +1,11 @@
 """Where `kubectl-gpumap` begins, which kubectl runs as `kubectl gpumap`. Imports next to nothing by itself."""
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` itself takes long to import
+
+_signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
 
 import os
 import signal

@@ -11,7 +11,7 @@ from gpumap.cli.terminal import cells, contained, wrapped
 _COLOURS = {"ok": "green", "degraded": "yellow", "missing": "yellow", "failed": "red", "warning": "yellow"}
 _FINE, _WORSE = ("ok", "not needed"), ("missing", "warning", "degraded", "failed")
 _NARROWEST, _INDENT = 30, 4
-"""The least number of cells of a text beside its check; and the indent of a text below its check."""
+"""The least number of cells of a text beside its check, more for a long word; the indent of a text below its check."""
 
 
 def doctor_table(results: Sequence[Result], shape: Shape) -> str:
@@ -26,8 +26,8 @@ def doctor_table(results: Sequence[Result], shape: Shape) -> str:
     second = max(len(text) for text in (head[1], *(one.state for one in results)))
     lines = [f"{head[0]:{first}}   {head[1]:{second}}   {head[2]}"] if shape.headers else []
     indent = first + second + 6
-    narrow = shape.screen.columns is not None and shape.screen.columns - indent < _NARROWEST
     for one in results:
+        narrow = shape.screen.columns is not None and shape.screen.columns - indent < _room_needed(one)
         name = contained(one.check)
         state = shape.screen.paint(one.state, _colour(one)) + " " * (second - len(one.state))
         texts = _texts(one, _INDENT if narrow else indent, shape)
@@ -45,6 +45,12 @@ def _texts(one: Result, indent: int, shape: Shape) -> list[str]:
         return [f"{text} {remedy}".strip()]
     room = max(shape.screen.columns - indent, 1)
     return [*wrapped(text, room), *wrapped(remedy, room)] or [""]
+
+
+def _room_needed(one: Result) -> int:
+    """Return the cells that its text needs beside the check: a UUID or a command is copied, and must not be broken."""
+    words = f"{one.seen} {one.why} {one.remedy}".split(" ")
+    return max(_NARROWEST, *map(cells, words))
 
 
 def _colour(one: Result) -> str:

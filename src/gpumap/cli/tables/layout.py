@@ -57,9 +57,9 @@ class Column(NamedTuple, Generic[R_contra]):
 
     `read` returns the cell of a row. `sort` returns its value for --sort-by, under `sort_name` or the title in small
     letters; its order is from A to Z and from 0 up, or `largest_first`. `colour` returns the colour of the cell.
-    `name`: the cells are names, which may be shortened. `wide`: only with -o wide. `spare`: left out on a narrow
-    terminal, the largest number first. `sentence`: the last column, its text continues below the row on a narrow
-    terminal.
+    `name`: the cells are names, which may be shortened. `kept`: they are shortened after other names. `wide`: only with
+    -o wide. `spare`: left out on a narrow terminal, the largest number first. `sentence`: the last column, its text
+    continues below the row on a narrow terminal. `spans`: there, its text runs over empty cells to its right.
     """
 
     title: str
@@ -69,9 +69,11 @@ class Column(NamedTuple, Generic[R_contra]):
     sort_name: str = ""
     colour: Callable[[R_contra], str] | None = None
     name: bool = False
+    kept: bool = False
     wide: bool = False
     spare: int = 0
     sentence: bool = False
+    spans: bool = False
 
 
 def amount(
@@ -87,8 +89,10 @@ def amount(
 
 
 def name(title: str, value: Callable[[R], str | None], *, wide: bool = False, spare: int = 0) -> Column[R]:
-    """Return a column of names, sorted by name."""
-    return Column(title, lambda row: value(row) or UNKNOWN, value, name=True, wide=wide, spare=spare)
+    """Return a column of names, sorted by name. Those of pods are kept: a user types them."""
+    return Column(
+        title, lambda row: value(row) or UNKNOWN, value, name=True, kept=title == "POD", wide=wide, spare=spare
+    )
 
 
 class OnNode(Protocol):
@@ -165,8 +169,10 @@ class _TextColumn(NamedTuple):
 
     title: str
     name: bool
+    kept: bool
     spare: int
     sentence: bool
+    spans: bool
     texts: Sequence[str]
     colours: Sequence[str]
     width: int
@@ -209,27 +215,49 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
     refuse_huge(max(map(len, read), default=0) * len(read))
     texts = all_contained(read)
     colours = [column.colour(row) for row in rows] if column.colour is not None and shape.screen.colours else []
-    return _TextColumn(column.title, column.name, column.spare, column.sentence, texts, colours, widest(texts))
+    kind = (column.name, column.kept, column.spare, column.sentence, column.spans)
+    return _TextColumn(column.title, *kind, texts, colours, widest(texts))
 
 
 def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
     """Leave out spare columns while the terminal is too narrow for names that can be told apart."""
-    if shape.screen.columns is None or shape.wide:
+    columns = shape.screen.columns
+    if columns is None or shape.wide or _is_roomy(shown, columns):
         return shown
-    gap, _ = _SQUEEZES[_ROOMY - 1]
-    least = [0 if one.sentence else _least(one) for one in shown]
-    while sum(least) + gap * (len(least) - 1) > shape.screen.columns:
+    while not _is_roomy(spanned := _spanned(shown), columns):
         place = max(range(len(shown)), key=lambda place: shown[place].spare)
         if not shown[place].spare:
             break
-        del least[place], shown[place]
-    return shown
+        del shown[place]
+    return spanned
+
+
+def _is_roomy(shown: Sequence[_TextColumn], columns: int) -> bool:
+    gap, _ = _SQUEEZES[_ROOMY - 1]
+    return sum(0 if one.sentence else _least(one) for one in shown) + gap * (len(shown) - 1) <= columns
+
+
+def _spanned(shown: list[_TextColumn]) -> list[_TextColumn]:
+    """Return the columns. A text that runs over the empty cell beside it needs no width of its own."""
+    return [
+        one._replace(width=widest([text for text, right in zip(one.texts, beside.texts, strict=True) if right]))
+        if one.spans
+        else one
+        for one, beside in zip(shown, [*shown[1:], shown[-1]], strict=True)
+    ]
 
 
 def _least(one: _TextColumn) -> int:
     """Return the least width of a column that is easy to read."""
     _, shortest = _SQUEEZES[_ROOMY - 1]
-    return max(min(shortest, one.width), _distinct(one), len(one.title)) if one.name else max(one.width, len(one.title))
+    if not one.name:
+        return max(one.width, len(one.title))
+    return max(min(_floor(one, shortest), one.width), _distinct(one), len(one.title))
+
+
+def _floor(one: _TextColumn, shortest: int) -> int:
+    """Return the number of cells that are left of a long name."""
+    return shortest * 2 if one.kept else shortest
 
 
 def _distinct(one: _TextColumn) -> int:
@@ -243,34 +271,39 @@ def _distinct(one: _TextColumn) -> int:
 
 def _widths(shown: Sequence[_TextColumn], shape: Shape) -> _Widths:
     """Return the widths; without that of the last column if its sentences are below their rows."""
-    screen = shape.screen
+    columns = shape.screen.columns
     widths = [max(one.width, len(one.title) if shape.headers else 0) for one in shown]
-    if screen.columns is None:
+    if columns is None:
         return _Widths(widths, _SQUEEZES[0][0], 0)
-    names = {place: _distinct(one) for place, one in enumerate(shown) if one.name}
+    names = {} if shape.wide else {place: (one, _distinct(one)) for place, one in enumerate(shown) if one.name}
     if not shown[-1].sentence:
-        return _Widths(*_fitting(widths, names, screen.columns, _SQUEEZES), 0)
+        return _Widths(*_fitting(widths, names, columns, _SQUEEZES), 0)
     asked = widths[-1]
-    beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, screen.columns, _SQUEEZES[:_ROOMY])
+    beside, gap = _fitting([*widths[:-1], min(asked, _SENTENCE)], names, columns, _SQUEEZES[:_ROOMY])
     indent = sum(beside[:-1]) + gap * (len(beside) - 1)
-    if indent + beside[-1] <= screen.columns:
-        return _Widths([*beside[:-1], min(asked, screen.columns - indent)], gap, indent)
-    return _Widths(*_fitting(widths[:-1], names, screen.columns, _SQUEEZES), _INDENT)
+    if indent + beside[-1] <= columns:
+        return _Widths([*beside[:-1], min(asked, columns - indent)], gap, indent)
+    return _Widths(*_fitting(widths[:-1], names, columns, _SQUEEZES), _INDENT)
 
 
 def _fitting(
-    widths: list[int], names: Mapping[int, int], columns: int, squeezes: Sequence[tuple[int, int]]
+    widths: list[int], names: Mapping[int, tuple[_TextColumn, int]], columns: int, squeezes: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Shorten the longest names first, and no more than it takes.
+    """Shorten the longest names first, those that are kept after the others, and no more than it takes.
 
     `names` are the columns that may be shortened, each with the width in which its names can still be told apart.
     """
     widths, gap = list(widths), 0
     for gap, shortest in squeezes:
-        least = {place: max(shortest, distinct) if shortest else _SHORTEST for place, distinct in names.items()}
+        least = {
+            place: max(_floor(one, shortest), distinct) if shortest else _SHORTEST
+            for place, (one, distinct) in names.items()
+        }
         while sum(widths) + gap * (len(widths) - 1) > columns:
             longest = max(
-                (place for place in names if widths[place] > least[place]), key=widths.__getitem__, default=-1
+                (place for place in names if widths[place] > least[place]),
+                key=lambda place: (not names[place][0].kept, widths[place]),
+                default=-1,
             )
             if longest < 0:
                 break
@@ -285,13 +318,25 @@ def _aligned(shown: Sequence[_TextColumn], widths: _Widths, shape: Shape) -> lis
     refuse_huge((sum(widths.columns) + widths.gap) * len(shown[0].texts))
     filled = []
     for one, width in zip(shown, widths.columns, strict=False):  # sentences below their rows have no width
-        texts = _filled(one.texts, width)
+        texts = [text.ljust(width) for text in one.texts] if one.spans else _filled(one.texts, width)
         if one.colours:
             texts = texts if one is not shown[-1] else [text.rstrip(" ") for text in texts]
             texts = list(map(shape.screen.paint, texts, one.colours))
         filled.append([*_filled([one.title], width), *texts] if shape.headers else texts)
     between = " " * widths.gap
-    return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
+    if not any(one.width < widest(one.texts) for one in shown if one.spans):
+        return [between.join(parts).rstrip(" ") for parts in zip(*filled, strict=True)]
+    starts = [sum(widths.columns[:place]) + widths.gap * place for place in range(len(filled))]
+    return [_run_over(parts, starts) for parts in zip(*filled, strict=True)]
+
+
+def _run_over(parts: Sequence[str], starts: Sequence[int]) -> str:
+    """Return a line in which a text may take the place of the empty cells to its right."""
+    line = ""
+    for part, start in zip(parts, starts, strict=True):
+        if part.strip(" "):
+            line += " " * (start - cells(line)) + part.rstrip(" ")
+    return line
 
 
 def _filled(texts: Sequence[str], width: int) -> list[str]:

@@ -30,12 +30,23 @@ from gpumap.model.words import UNKNOWN, number, percent, size
 ORDERS = {"m": "memory", "s": "sm", "n": "namespace", "d": "device"}
 """Keys of the orders of rows."""
 _GROUPS = ("", "namespace", "device", "node")
-_KEYS = "q quit  / filter  m memory  s SM  n name  d device  r reverse  g group  p PIDs"
+_KEYS = "q quit  ? keys  ↑↓ scroll  / filter  m memory  s SM  n name  g group  p PIDs"
+_HELP = """\
+q            quit
+↑ ↓, k j     scroll by a line; PgUp PgDn by a page; Home End
+m s n d      order by memory, SM, namespace, device; once more: reversed
+r            reverse the order
+g            a row for each namespace, device or node, or for each container
+p            a row for each process
+/            filter by the words that are shown; a UUID begins with GPU- or MIG-
+Esc          clear the filter
+? h          these keys; any key closes them"""
 _BAR = 10
 
 
 class Live(NamedTuple):
-    """What the reader chose. `group` is empty for a row of each container. `typing`: keys are text of the filter."""
+    """What the reader chose. `group` is empty for a row of each container. `typing`: keys are text of the filter.
+    `keys`: the keys are shown."""
 
     order: str = "memory"
     reverse: bool = False
@@ -44,6 +55,7 @@ class Live(NamedTuple):
     query: str = ""
     typing: bool = False
     offset: int = 0
+    keys: bool = False
 
 
 def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
@@ -52,9 +64,10 @@ def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
         return _typed(live, key)
     if key == "q":
         return None
-    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -live.offset, "end": 1 << 30}
-    if key in moves:
-        return live._replace(offset=max(live.offset + moves[key], 0))
+    if live.keys or key in ("?", "h"):
+        return live._replace(keys=not live.keys)
+    if (offset := scrolled(live.offset, key, page)) is not None:
+        return live._replace(offset=offset)
     live = live._replace(offset=0)
     if key in ORDERS:
         again = ORDERS[key] == live.order
@@ -70,6 +83,12 @@ def pressed(live: Live, key: str, page: int, *, fleet: bool) -> Live | None:
         "escape": {"query": ""},
     }
     return live._replace(**changes.get(key, {}))  # type: ignore[arg-type]
+
+
+def scrolled(offset: int, key: str, page: int) -> int | None:
+    """Return the first row that is shown after a key; `None` if the key does not scroll."""
+    moves = {"up": -1, "down": 1, "page up": -page, "page down": page, "home": -offset, "end": 1 << 30}
+    return max(offset + moves[key], 0) if key in moves else None
 
 
 def _typed(live: Live, key: str) -> Live:
@@ -93,12 +112,18 @@ class Frame(NamedTuple):
 
 def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height: int) -> Frame:
     """Return the lines that fit a window of `height` lines. `head` stands above them."""
-    lines = [*head, *_device_lines(maps, shape, (height - len(head)) // 2)]
+    if live.keys:
+        lines = [*head, *_HELP.splitlines()][: height - 1]
+        return Frame([*lines, *[""] * (height - 1 - len(lines)), "any key: back   q quit"], 1, live.offset)
+    devices, hidden = _device_lines(maps, shape, (height - len(head)) // 2, live.offset)
+    lines = [*head, *devices]
     titles, *rows = _row_lines(maps, live, shape)
     page = max(height - len(lines) - 3, 1)
-    offset = min(live.offset, max(len(rows) - page, 0))
-    lines.append(f"{offset + 1}-{offset + page} of {len(rows)}" if len(rows) > page else "")
-    shown = rows[offset : offset + page] or [_nothing(live)]
+    below = max(len(rows) - page, 0)
+    offset = min(live.offset, max(below, hidden))
+    first = min(offset, below)
+    lines.append(f"{first + 1}-{first + page} of {len(rows)}" if below else "")
+    shown = rows[first : first + page] or [_nothing(live)]
     lines += [shape.screen.paint(titles, "bold"), *shown, *[""] * (page - len(shown)), _foot(live, len(rows))]
     return Frame(lines, page, offset)
 
@@ -168,21 +193,28 @@ _DEVICES: tuple[Column[_DeviceLine], ...] = (
 )
 
 
-def _device_lines(maps: NodeMaps, shape: Shape, most: int) -> list[str]:
-    """Return the table of devices of a single node, at most so many lines. A fleet has too many."""
+def _device_lines(maps: NodeMaps, shape: Shape, most: int, offset: int) -> tuple[list[str], int]:
+    """Return the table of devices of a single node, at most so many lines, and how many devices have no room.
+
+    If some have none, those that are down are first, and they scroll with the rows. A fleet has too many devices.
+    """
     if maps.fleet:
-        return []
+        return [], 0
     found = []
     for node_map in maps.maps:
         gpus = {gpu.uuid: gpu for gpu in node_map.gpus}
         found += [_DeviceLine(on, gpus.get(on.device.gpu_uuid or on.device.uuid)) for on in node_devices(node_map)]
     if not found:
-        return ["No devices."]
+        return ["No devices."], 0
+    room = len(found) if len(found) < most else max(most - 2, 0)
+    hidden = len(found) - room
+    if hidden:
+        found.sort(key=lambda line: line.gpu is None or line.gpu.up)
     titles, *lines = table(_DEVICES, found, shape).splitlines()
-    if len(lines) >= most:
-        shown = max(most - 2, 0)
-        lines = [*lines[:shown], f"… and {len(lines) - shown} more devices"]
-    return [shape.screen.paint(titles, "bold"), *lines]
+    if hidden:
+        offset = min(offset, hidden)
+        lines = [*lines[offset : offset + room], f"… and {hidden} more devices"]
+    return [shape.screen.paint(titles, "bold"), *lines], hidden
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -239,14 +271,20 @@ def _row_lines(maps: NodeMaps, live: Live, shape: Shape) -> list[str]:
     """Return the line of titles and those of the rows."""
     wanted = replace(shape, order=live.order, reverse=live.reverse, processes=live.processes)
     uses = [use for use in uses_of(maps, wanted) if use.owner != "unaccounted"]  # the devices' lines have it
-    uses = [use for use in uses if _matches(use, live.query)]
+    every, uses = uses, [use for use in uses if _matches(use, live.query, fleet=maps.fleet)]
     if live.group:
         columns = _group_columns(live.group.upper())
         keys = sort_keys(columns)
         order = keys.get(live.order, keys[live.group])
         return table(columns, in_order(_groups(uses, live.group), order, reverse=live.reverse), shape).splitlines()
-    shown = spare_containers(PROCESS_COLUMNS if live.processes else COLUMNS, (use.container for use in uses))
-    return table(with_node(shown, fleet=maps.fleet), uses, shape).splitlines()
+    shown = with_node(
+        spare_containers(PROCESS_COLUMNS if live.processes else COLUMNS, (use.container for use in every)),
+        fleet=maps.fleet,
+    )
+    if not every:  # the titles are those of a table with rows
+        shown = [one for one in shown if not one.spare or shape.wide]
+    lines = table(shown, uses or every, shape).splitlines()
+    return lines if uses else lines[:1]
 
 
 _NAMES: dict[str, Callable[[DeviceUse], str]] = {
@@ -263,8 +301,11 @@ def _groups(uses: Iterable[DeviceUse], by: str) -> list[_Group]:
     return [_Group(one, tuple(of_group)) for one, of_group in found.items()]
 
 
-def _matches(use: DeviceUse, query: str) -> bool:
-    process = use.process.name or "" if use.process else ""
-    words = (use.node, *use.container, use.owner, device_name(use.on.device), use.on.device.uuid, process)
-    text = " ".join(words).lower()
-    return all(word in text for word in query.lower().split())
+def _matches(use: DeviceUse, query: str, *, fleet: bool) -> bool:
+    """Return whether each word is in a name that the row shows, or begins its UUID."""
+    process = (str(use.process.pid), use.process.name or "") if use.process else ()
+    names = (use.node if fleet else "", *use.container, use.owner, device_name(use.on.device), *process)
+    text, uuid = " ".join(names).lower(), use.on.device.uuid.lower()
+    return all(
+        word in text or (word.startswith(("gpu-", "mig-")) and uuid.startswith(word)) for word in query.lower().split()
+    )

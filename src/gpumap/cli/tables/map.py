@@ -142,10 +142,10 @@ def _owner_colour(row: MapRow) -> str:
 
 
 COLUMNS: tuple[Column[MapRow], ...] = (
-    _column("DEVICE", lambda on: device_name(on.device)),
+    _column("DEVICE", lambda on: device_name(on.device))._replace(spans=True),
     _column("UUID", lambda on: on.device.uuid)._replace(name=True, spare=5),
     _named("NAMESPACE", lambda name: name.namespace),
-    _named("POD", lambda name: name.pod),
+    _named("POD", lambda name: name.pod)._replace(kept=True),
     _named("CONTAINER", lambda name: name.container),
     _column("SLOTS", None, lambda one: _granted(one, _slots))._replace(spare=3),
     _column(
@@ -167,7 +167,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         lambda other: size(other.memory_bytes),
         sort=lambda one: one.user.memory_bytes if one.user else None,
         sort_name="memory",
-    ),
+    )._replace(spans=True),
     _of_user("SM", lambda user: percent(user.sm_ratio), lambda user: user.sm_ratio),
     _column("OWNER", _state, lambda one: shown_owner(_owner_of(one)), lambda other: other.owner)._replace(
         colour=_owner_colour
@@ -191,7 +191,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
 )
 _UNMATCHED_COLUMNS: tuple[Column[UnmatchedRow], ...] = (
     Column("NAMESPACE", lambda row: row.entry.namespace, name=True),
-    Column("POD", lambda row: row.entry.pod, name=True),
+    Column("POD", lambda row: row.entry.pod, name=True, kept=True),
     Column("CONTAINER", lambda row: row.entry.container, name=True),
     Column("RESOURCE", lambda row: row.entry.resource, name=True),
     Column("SLOTS", lambda row: str(row.entry.slots)),
