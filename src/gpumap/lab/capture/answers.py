@@ -110,7 +110,7 @@ def _claims(
 ) -> list[v1_pb2.DynamicResource]:
     """Without the names that a container runtime knows the devices by: they hold the claims' UIDs.
 
-    Of a claim without a GPU its name stays, which distinguishes pods, and no device.
+    Of a claim without a GPU its name stays, which distinguishes pods, and no name of a device or driver.
     """
     found = []
     for entry in entries:
@@ -128,10 +128,16 @@ def _claims(
             v1_pb2.DynamicResource(
                 claim_name=names.claim(entry.claim_name),
                 claim_namespace=names.namespace(entry.claim_namespace),
-                claim_resources=devices or [v1_pb2.ClaimResource()],
+                claim_resources=devices or [_other_device(entry)],
             )
         )
     return _in_order(found)
+
+
+def _other_device(entry: v1_pb2.DynamicResource) -> v1_pb2.ClaimResource:
+    """Return a device of some other driver. A claim whose devices the kubelet does not name may be one of a GPU."""
+    named = any(device.driver_name for device in entry.claim_resources)
+    return v1_pb2.ClaimResource(driver_name="driver.example" if named else "")
 
 
 def _in_order(messages: Iterable[P]) -> list[P]:
