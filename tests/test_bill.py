@@ -345,7 +345,10 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
             "--prometheus prom:9090: does not start with http:// or https://",
         ),
         (("--prometheus", "http://u:secret@", "--from", "1d"), "--prometheus http://: is not a URL"),
-        (("--prometheus", "http://a:x/", "--from", "1d"), "--prometheus http://a:x/: is not a URL"),
+        (
+            ("--prometheus", "http://a:x/", "--from", "1d"),
+            "--prometheus http://a:x/: the port must be a number",
+        ),
         ((*SERVER, "--by", "team"), '--by: "team" is not namespace, pod or label'),
         ((*SERVER, "--by", "label"), "--by label: needs --label NAME"),
         ((*SERVER, "--label", "team"), "--label: is of use with --by label"),

@@ -142,7 +142,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
         ]  # fmt: skip
         assert await one.texts(".why") == ["Held with the whole GPU by team/whole main."] * 2
         assert await one.texts(row(one, "team/whole")) == [
-            "team/whole main unused 1 1 80.0 GiB – – – –",
+            "team/whole main unused · peak so far 2.0GiB 1 1 80.0 GiB – – – –",
             "team/whole main whole – – 2.0 GiB 2.0 GiB – –",
             "team/whole main whole – – 0 0 – –",
         ]

@@ -107,11 +107,12 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
     )
     if "idle_after" not in given:
         return shape
-    if given.by and given.sort_by and given.prometheus is None:
+    by = getattr(given, "by", None) or ""
+    if by and given.sort_by and getattr(given, "prometheus", None) is None:
         raise UsageError("--sort-by sorts findings; --by prints none")
     if given.by and given.output == "name":
         raise UsageError(f"--by {given.by}: prints sums, and -o name prints pods")
-    return replace(shape, thresholds=_thresholds(given), sums_by=given.by or "")
+    return replace(shape, thresholds=_thresholds(given), sums_by=by)
 
 
 def _thresholds(given: argparse.Namespace) -> Thresholds:

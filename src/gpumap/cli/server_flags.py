@@ -56,11 +56,16 @@ def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required
     how.add_argument("--timeout", metavar="DURATION", help=f"for each request to --prometheus (default: {_TIMEOUT})")
 
 
+def add_by(group: argparse._ArgumentGroup, by: Sequence[str]) -> None:
+    """Add the flag for sums instead of rows."""
+    help_ = f"sums by {by[0]}, or by {by[1]}"
+    group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
+
+
 def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str] = (), *, node: bool = True) -> None:
     """Add the flags that choose between a summary of the cluster, by the first of `by` unless told, and rows."""
     if by:
-        help_ = f"sums by {by[0]}, or by {by[1]}"
-        group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
+        add_by(group, by)
     if node:
         group.add_argument("--node", metavar="NODE", help="of --prometheus: the rows of one node")
     help_ = "of --prometheus: the rows of every node, no sums"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gpumap.model.devices import (
     NodeDevice,
     container_of,
+    device_name,
     in_namespace,
     node_devices,
     other_uses,
@@ -307,22 +308,35 @@ def sums(found: Sequence[Finding], node_map: NodeMap, namespace: str = "") -> di
     unmatched = in_namespace(node_map.unmatched, namespace)
     shares = [one.gpus for one in found if one.kind == "idle" and one.gpus is not None]
     return {
-        "idle_gpus": round(sum(shares), 3) if can.use else None,
-        "idle_holders": sum(one.kind == "idle" for one in found) if can.use else None,
+        "idle_gpus": _known(round(sum(shares), 3), all_known=can.all_use) if can.use else None,
+        "idle_holders": _known(sum(one.kind == "idle" for one in found), all_known=can.all_use) if can.use else None,
         "unused_bytes": _unused(found, node_map) if can.grants else None,
         "over_bytes": _wasted(found, "over") if can.grants else None,
-        "squatter_bytes": _wasted(found, "squatter") if can.owners else None,
-        "leftover_bytes": _wasted(found, "leftover") if can.owners else None,
+        "squatter_bytes": _known(_wasted(found, "squatter"), all_known=can.all_owners) if can.owners else None,
+        "leftover_bytes": _known(_wasted(found, "leftover"), all_known=can.all_owners) if can.owners else None,
         "unmatched_slots": sum(one.slots for one in unmatched) if can.slots else None,
     }
 
 
+Sum = TypeVar("Sum", int, float)
+
+
+def _known(value: Sum, *, all_known: bool) -> Sum | None:
+    """Return a sum of what is known; `None` if that is 0 and something is unknown."""
+    return value if value or all_known else None
+
+
 class _Summable(NamedTuple):
-    """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device."""
+    """What can be judged: use by holders, use of granted memory, owners of processes, slots on no device.
+
+    `all_use`, `all_owners`: the use of each holder is known, the owner of each process.
+    """
 
     use: bool
+    all_use: bool
     grants: bool
     owners: bool
+    all_owners: bool
     slots: bool
 
 
@@ -336,10 +350,17 @@ def _summable(node_map: NodeMap, namespace: str) -> _Summable:
     use = measured and holders_known
     return _Summable(
         use=use and (not held or any(use for _, use in held)),
+        all_use=all(use for _, use in held),
         grants=use and (not held or any(_is_grant_judged(*one) for one in held)),
         owners=measured and up >= {"kubelet", "pod_identity"},
+        all_owners=not any(map(_has_unowned, devices)),
         slots="kubelet" in up and holders_known,
     )
+
+
+def _has_unowned(device: DeviceEntry) -> bool:
+    """Return whether the owner of a process on the device is unknown."""
+    return any(one.owner == "unknown" and one.processes for one in device.owners)
 
 
 def _is_grant_judged(holder: HolderEntry, use: _HolderUse | None) -> bool:
@@ -445,6 +466,11 @@ def _silent_sources(node_map: NodeMap) -> Iterator[str]:
         yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
     elif "pod_identity" not in up:
         yield "gpumap cannot name the pods of processes, so it cannot detect squatters and leftovers."
+    else:
+        unowned = [one for one in node_map.devices if _has_unowned(one)]
+        if unowned:
+            names = listed([device_name(one) for one in unowned])
+            yield f"The owner of some processes on GPU {names} is not known: each may be a squatter or a leftover."
 
 
 def unmeasured_pods(node_map: NodeMap, namespace: str = "") -> list[str]:

@@ -22,7 +22,17 @@ from gpumap.cli.output_flags import (
     sorted_by,
     view_of,
 )
-from gpumap.cli.sort_keys import INSPECT_SAYS, MAP_ORDERS, MAP_SAYS, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
+from gpumap.cli.server_flags import add_by
+from gpumap.cli.sort_keys import (
+    INSPECT_SAYS,
+    MAP_ORDERS,
+    MAP_SAYS,
+    SUMS_BY,
+    TOP_ORDERS,
+    TOP_SAYS,
+    WASTE_ORDERS,
+    WASTE_SAYS,
+)
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 
@@ -121,7 +131,9 @@ def _add_waste(commands: Commands) -> None:
             ("holders with processes are idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
         ],
     )
-    add_thresholds(add_output(waste, WASTE_ORDERS, WATCH_INTERVAL))
+    output = add_output(waste, WASTE_ORDERS, WATCH_INTERVAL)
+    add_by(output, SUMS_BY)
+    add_thresholds(output)
     _add_cluster(waste)
 
 
