@@ -379,6 +379,16 @@ def test_a_sum_of_unknown_values_is_unknown() -> None:
     assert row.split() == ["web", "0", "0", "-", "-", "0", "0"]
 
 
+def test_a_process_of_unknown_owner_may_be_a_squatter() -> None:
+    """As after a restart of the kubelet: then nothing is 0, and a sentence says on which GPU."""
+    node = TestNode([Gpu(0)], [], [Process(21, gpu_uuid(0), None, memory=GIB, readable=False)])
+    node.collect()
+    found = waste_values(node_map(node.collect()), Shape())
+    assert (found["findings"], found["sums"]["squatter_bytes"], found["sums"]["leftover_bytes"]) == ([], None, None)
+    said = "The owner of some processes on GPU 0 is not known: each may be a squatter or a leftover."
+    assert said in found["unknown"]
+
+
 def test_holders_of_unknown_use_are_named() -> None:
     """Nothing is known of what a holder uses, although its GPU answers: no 0 GPUs are idle, and a sentence names it."""
     node = TestNode([Gpu(0)], [holder("dark", CARD)])
