@@ -19,6 +19,7 @@ from gpumap.cli.reports import REPORTS
 from gpumap.cli.show import View, _show
 from gpumap.cli.tables import Shape, doctor_table, top_names, waste_names
 from gpumap.cli.tables.fleets import of_namespace
+from gpumap.cli.tables.live import Live, frame
 from gpumap.cli.terminal import Screen, escape_terminal_controls
 from gpumap.model.devices import container_of, sources_up
 from gpumap.model.findings import Thresholds, findings
@@ -565,7 +566,9 @@ def test_a_gpu_that_needs_repair_is_named() -> None:
         node = changed(found, gpus=(well, ill))
         assert said in map_table(node, Shape()).splitlines()
         assert said in top_table(node, Shape()).splitlines()
-        assert "GPU 1 needs repair: see `gpumap doctor`." in waste_table(node, Shape()).splitlines()
+        hint = "GPU 1 needs repair: see `gpumap doctor`."
+        assert hint in waste_table(node, Shape()).splitlines()
+        assert hint in frame(NodeMaps((node,)), Live(), Shape(), (), 24).lines
     for show in (map_table, top_table, waste_table):
         assert "repair" not in show(found, Shape())
 

@@ -22,6 +22,7 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, DeviceUse, uses_of
+from gpumap.cli.tables.unknowns import ill_gpus
 from gpumap.model.devices import NodeDevice, device_name, node_devices
 from gpumap.model.map import GpuEntry
 from gpumap.model.text import printable
@@ -214,6 +215,8 @@ def _device_lines(maps: NodeMaps, shape: Shape, most: int, offset: int) -> tuple
     if hidden:
         offset = min(offset, hidden)
         lines = [*lines[offset : offset + room], f"… and {hidden} more devices"]
+    hints = [hint for node_map in maps.maps for hint in ill_gpus(node_map)]
+    lines += hints[: max(most - len(lines) - 1, 0)]
     return [shape.screen.paint(titles, "bold"), *lines], hidden
 
 
