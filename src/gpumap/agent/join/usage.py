@@ -36,7 +36,7 @@ class UseMemory(NamedTuple):
     kept_until: float
     """Monotonic time at which gpumap forgets it, if the container is not present again."""
     first_seen: Moment | None = None
-    """`None` if the container was already there at the first reading of the leaf: nobody knows since when."""
+    """`None` if the container was already there at the first reading of the leaf: its start is unknown."""
 
 
 class Measured(NamedTuple):

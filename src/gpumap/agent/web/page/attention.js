@@ -9,9 +9,9 @@ import { bytes, duration, FAULTS, printable, prose } from "./words.js";
 
 const SHOWN = 5; // before one asks for the rest
 
-/** The list. `old` is said in the place of all else. */
-export function attention(map, devices, old, state) {
-  const rows = [...faults(map, devices, old), ...findings(map, devices)];
+/** The list: `broken` are the lines of `faults`. */
+export function attention(map, devices, broken, state) {
+  const rows = [...broken, ...findings(map, devices)];
   const all = state.all || rows.length <= SHOWN + 1;
   return [
     h(
@@ -48,7 +48,7 @@ const unjudged = (sentences) =>
 // --- what is broken --------------------------------------------------------------------------------------------------
 
 /** Lines of what is broken. `old` says why there is no current data, if there is none. */
-export function faults(map, devices, old = null) {
+export function faults(map, devices, old) {
   const gpuName = (gpu) => `GPU ${gpu.index}`;
   const asks = (gpu) => fault(`ill ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, `answers, and asks for recovery: ${wish(gpu)}`, gpu.recovery_action.remedy);
   const remap = (gpu) => {

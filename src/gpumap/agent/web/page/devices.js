@@ -85,7 +85,7 @@ function part(device, context) {
 const uuidOf = (uuid) =>
   h("button", { type: "button", class: "uuid", "data-copy": uuid, title: "Copy the uuid" }, printable(uuid));
 
-/** Memory and activity of a device; what nobody uses of it, and who nobody knows to use it. */
+/** Memory and activity of a device; with the memory that no process accounts for. */
 function memoryFacts(device) {
   if (!device.memory) return [activity(device)];
   const { used_bytes: used, total_bytes: total, reserved_bytes: reserved } = device.memory;

@@ -78,11 +78,11 @@ export function marks({ gpu, devices }) {
   for (const { finding } of sorted(rows, "attention", BY))
     found.set(finding.finding, (found.get(finding.finding) ?? 0) + 1);
   const wrong = gpu?.up ? [wish(gpu), (gpu.row_remap_failure || gpu.row_remap_pending) && "repair"] : [];
-  const told = [...(gpu?.xids?.counts ?? []).map(({ xid }) => `XID ${xid}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
+  const events = [...(gpu?.xids?.counts ?? []).map(({ xid }) => `XID ${xid}`), ...(gpu ? slowdowns(gpu).map((by) => `slowed by ${by}`) : [])];
   const all = [
     ...wrong.filter(Boolean).map((text) => [text, h("span", { key: text, class: "tag bad" }, text)]),
     ...[...found].map(([kind, number]) => [count(number, kind, kind), findingMark(kind, null, number)]),
-    ...told.map((text) => [text, h("span", { key: text, class: "tag", title: text }, text.replace(/ by .*/, ""))]),
+    ...events.map((text) => [text, h("span", { key: text, class: "tag", title: text }, text.replace(/ by .*/, ""))]),
   ];
   const rest = all.slice(MARKS).map(([text]) => text);
   return h(

@@ -3,7 +3,7 @@
 import { fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Curves } from "./curves.js";
-import { attention } from "./attention.js";
+import { attention, faults } from "./attention.js";
 import { devicesOf, filtered, filteredProcesses, gpusOf, processesOf, TERMS } from "./model.js";
 import { COLUMNS as DEVICE_COLUMNS } from "./devices.js";
 import { strip } from "./strip.js";
@@ -97,8 +97,9 @@ function draw() {
     allocationKnown: Boolean(kubelet?.up) || devices.some((device) => device.holders.length > 0),
   };
   const old = tooOld(map);
-  fill($("attention"), attention(map, devices, old, state));
-  fill($("overview"), old ? [] : overview(map, devices));
+  const broken = faults(map, devices, old);
+  fill($("attention"), attention(map, devices, broken, state));
+  fill($("overview"), old ? [] : overview(map, devices, broken.length));
   fill($("health"), health(map));
   const content = state.view === "processes" ? drawProcesses(devices, context) : drawDevices(devices, context);
   fill($("content"), content);

@@ -1,12 +1,11 @@
 // The numbers of the node, its sources and its driver.
 
 import { h } from "./dom.js";
-import { faults } from "./attention.js";
 import { totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
 
 /** Numbers of the node. Those of waste are the agent's, and lead to their rows. */
-export function overview(map, devices) {
+export function overview(map, devices, faults) {
   const all = totals(map, devices);
   const sums = map.finding_sums ?? {};
   const down = (source) => (map.sources.find((one) => one.source === source)?.up ? null : DOWN[source]);
@@ -32,7 +31,7 @@ export function overview(map, devices) {
     tile("Held idle", "Containers that hold a device and do not compute", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
     tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
     tile("Left over", "Still used by pods that are gone", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
-    tile("Faults", "GPUs and sources that are down or need repair", String(faults(map, devices).length), ["GPUs, sources"], "fault"),
+    tile("Faults", "GPUs and sources that are down or need repair", String(faults), ["GPUs, sources"], "fault"),
   );
 }
 
