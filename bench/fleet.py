@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from bench.contestants import ROOT
@@ -71,8 +72,22 @@ def _look(url: str, command: tuple[str, ...], series: int) -> Figure:
 # --- the nodes --------------------------------------------------------------------------------------------------------
 
 
-def _page(number: int, now: float) -> Iterator[str]:
-    """A node's page, as far as looks need it: two pods on every other GPU, some of them idle."""
+_NOW, _LONG_AGO = "@now@", "@long ago@"
+"""The times in a page that is kept: a server that made each page anew would take a core from Prometheus."""
+
+
+@cache
+def _kept(number: int) -> bytes:
+    return ("\n".join(_page(number, _NOW)) + "\n").encode()
+
+
+def _fresh(number: int) -> bytes:
+    now = time.time()
+    return _kept(number).replace(_NOW.encode(), b"%f" % now).replace(_LONG_AGO.encode(), b"%f" % (now - 4000))
+
+
+def _page(number: int, now: str) -> Iterator[str]:
+    """A node's page, as far as the commands need it: two pods on every other GPU, some of them idle."""
     draw = random.Random(number)
     yield f"gpumap_snapshot_timestamp_seconds {now}"
     yield f'gpumap_node_info{{node="{name_node(number)}",internal_ip="10.9.{number >> 8}.{number & 255}"}} 1'
@@ -85,7 +100,7 @@ def _page(number: int, now: float) -> Iterator[str]:
         yield from _device(card, index, number, now, draw)
 
 
-def _device(card: str, index: int, number: int, now: float, draw: random.Random) -> Iterator[str]:
+def _device(card: str, index: int, number: int, now: str, draw: random.Random) -> Iterator[str]:
     of_card = f'uuid="{card}"'
     count = 1 + index % 2
     yield (
@@ -111,7 +126,7 @@ def _device(card: str, index: int, number: int, now: float, draw: random.Random)
         yield f"gpumap_container_gpu_memory_peak_bytes{{{name}}} {memory}"
         yield f"gpumap_container_gpu_processes{{{name}}} {int(memory > 0)}"
         yield f"gpumap_container_sm_utilization_ratio{{{name}}} {0.4 if memory else 0}"
-        yield f"gpumap_container_last_active_timestamp_seconds{{{name}}} {now - (0 if memory else 4000)}"
+        yield f"gpumap_container_last_active_timestamp_seconds{{{name}}} {now if memory else _LONG_AGO}"
     kept, rest = 400 << 20, 500 << 20
     yield f"gpumap_device_memory_total_bytes{{{of_card}}} {_CARD_BYTES}"
     yield f"gpumap_device_memory_used_bytes{{{of_card}}} {used + rest}"
@@ -125,4 +140,4 @@ def _device(card: str, index: int, number: int, now: float, draw: random.Random)
 
 
 if __name__ == "__main__":
-    serve(lambda number: ("\n".join(_page(number, time.time())) + "\n").encode())
+    serve(_fresh)
