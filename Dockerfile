@@ -1,8 +1,8 @@
-# gpumap's image: Python, the run-time lock, gpumap, and nothing else (docs/image.md).
+# gpumap's image: Python, the run-time lock, gpumap, and nothing else (docs/how-to/build-the-image.md).
 # Build and push: docker build -t REGISTRY/gpumap:0.1.0 . && docker push REGISTRY/gpumap:0.1.0, or `make image`.
 
 # Both bases are pinned by the digest of their index, which names an image for each platform. They must have the same
-# Python, 3.13. Newer digests: docker buildx imagetools inspect IMAGE:TAG (docs/image.md, "Renew the bases").
+# Python, 3.13. Newer digests: docker buildx imagetools inspect IMAGE:TAG (docs/how-to/build-the-image.md, "Renew the bases").
 ARG BUILD=docker.io/library/python:3.13-slim-trixie@sha256:8d9d0b8bcf6506481eae4907c18f5e3e7902e629f5f6d684f9e7c32e85e3ddf0
 ARG RUNTIME=gcr.io/distroless/python3-debian13:latest@sha256:931a490beb37db6a1d137ad11ed47ae4c0d4741ca5c2285818b49e9a8ee11c56
 

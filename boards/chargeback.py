@@ -63,7 +63,9 @@ def bill(labels: str) -> tuple[Column, ...]:
     )
 
 
-ESTIMATE = " For boards: increase() reads between the samples. For money use `gpumap bill` (docs/bill.md)."
+ESTIMATE = (
+    " For boards: increase() reads between the samples. For money use `gpumap bill` (docs/how-to/charge-teams.md)."
+)
 EMPTY = " An empty cell is not known: MIG has no SM time, and so no share of energy."
 
 NOW = Row(

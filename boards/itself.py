@@ -11,7 +11,7 @@ ROW = Row(
     (
         Curves(
             title="Errors of sources",
-            about="What went wrong in asking a source, per second, by reason. docs/remedies.md says what to do about"
+            about="What went wrong in asking a source, per second, by reason. docs/reference/remedies.md says what to do about"
             " each.",
             queries=(
                 Query(
@@ -50,7 +50,7 @@ ROW = Row(
         ),
         Table(
             title="Slots on no device",
-            about="What the kubelet gave away that stands for no device that NVML knows, and why. docs/remedies.md has"
+            about="What the kubelet gave away that stands for no device that NVML knows, and why. docs/reference/remedies.md has"
             " more.",
             keys=(
                 Key("cluster", "Cluster"),
@@ -78,7 +78,7 @@ ROW = Row(
         ),
         Table(
             title="What gpumap can do on each node",
-            about="1 is yes. 0: a privilege or the driver is missing; docs/remedies.md says which. `gpumap doctor`"
+            about="1 is yes. 0: a privilege or the driver is missing; docs/reference/remedies.md says which. `gpumap doctor`"
             " tells more.",
             keys=(Key("cluster", "Cluster"), NODE_KEY, Key("capability", "Capability")),
             columns=(

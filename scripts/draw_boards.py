@@ -1,4 +1,4 @@
-"""Draw gpumap's Grafana boards for docs/boards.md: the panels in their places, with what a real Prometheus answers.
+"""Draw gpumap's Grafana boards for docs/how-to/boards.md: the panels in their places, with what a real Prometheus answers.
 
 It is no Grafana: curves, numbers and tables are drawn here, and photographed in Chromium. `make pictures` runs it.
 """
@@ -23,7 +23,7 @@ from tests.prometheus import Prometheus
 Json = dict[str, Any]
 Line = tuple[tuple[float, float], ...]
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ROOT / "docs" / "boards"
+PICTURES = ROOT / "docs" / "pictures" / "boards"
 WIDTH, UNIT_HEIGHT = 1240, 33
 SECONDS = 360.0
 """How long the nodes run first."""

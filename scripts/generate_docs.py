@@ -1,4 +1,4 @@
-"""Write the tables of docs/metrics.md, flags.md, dialects.md, remedies.md and of the chart's README: `make docs`.
+"""Write the tables of docs/reference/metrics.md, flags.md, dialects.md, remedies.md and of the chart's README: `make docs`.
 
 Only what stands between the two comments of a page is generated, from the code's own tables; the prose around it is
 written by hand. The schema of /api/v1/map is copied.
@@ -111,13 +111,13 @@ def values() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "../charts/gpumap/README.md": values,
-    "metrics.md": metrics,
-    "flags.md": flags,
-    "dialects.md": dialects,
-    "remedies.md": troubles,
+    "reference/metrics.md": metrics,
+    "reference/flags.md": flags,
+    "reference/dialects.md": dialects,
+    "reference/remedies.md": troubles,
 }
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
-"""docs/map.schema.json is a link to it."""
+"""docs/reference/map.schema.json is a link to it."""
 
 
 def with_tables(name: str) -> str:

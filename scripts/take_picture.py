@@ -23,8 +23,8 @@ async def take(url: str) -> None:
     """Wait until the demo has a past, and photograph it."""
     async with chromium() as browser:
         await asyncio.sleep(SECONDS)
-        await _photograph(browser, url, "light", DOCS / "page.png")
-        await _photograph(browser, url, "dark", DOCS / "page-dark.png")
+        await _photograph(browser, url, "light", DOCS / "pictures" / "page.png")
+        await _photograph(browser, url, "dark", DOCS / "pictures" / "page-dark.png")
 
 
 async def _photograph(browser: Browser, url: str, scheme: Literal["light", "dark"], file: Path) -> None:

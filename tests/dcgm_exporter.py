@@ -50,7 +50,7 @@ RENAMED = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": Renamed("DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
     "DCGM_FI_PROF_DRAM_ACTIVE": Renamed("DCGM_FI_PROF_DRAM_UTIL_RATIO"),
 }
-"""What each field is called since 4.9; docs/migrate/dcgm-exporter.md has the same table."""
+"""What each field is called since 4.9; docs/how-to/replace/dcgm-exporter.md has the same table."""
 SINCE_4_9_ALONE = "DCGM_FI_DEV_FB_TOTAL"
 """Not there by default before."""
 BY_PROCESS = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_UTIL")

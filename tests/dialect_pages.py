@@ -18,7 +18,7 @@ from tests.promtool import promtool
 from tests.snapshots import empty_node, gpu
 
 GOLDEN = Path(__file__).parent / "dialects"
-DOCS = Path(__file__).parent.parent / "docs" / "dialects.md"
+DOCS = Path(__file__).parent.parent / "docs" / "reference" / "dialects.md"
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -55,7 +55,7 @@ def lints(text: str) -> list[str]:
 
 
 def documented_lints(dialect: str, families: Iterable[Family | Numbered]) -> list[str]:
-    """What docs/dialects.md says that promtool says of a dialect: the rows of the table in its section."""
+    """What docs/reference/dialects.md says that promtool says of a dialect: the rows of the table in its section."""
     section = DOCS.read_text(encoding="utf-8").split(f"\n## {dialect}\n")[1].split("\n## ")[0]
     names = [family.name for family in families]
     return sorted(

@@ -1,7 +1,7 @@
 """A small cluster for queries: simulated nodes that serve every dialect, other exporters' pages made to fit them, and
 real Prometheus servers that scrape all of it as the field does.
 
-The questions of docs/migrate/ and of the field's dashboards are asked here.
+The questions of docs/how-to/replace/ and of the field's dashboards are asked here.
 """
 
 from __future__ import annotations

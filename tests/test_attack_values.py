@@ -151,7 +151,7 @@ async def test_a_mig_device_that_is_not_told_is_not_gone(sweep: Sweep, call: str
 
 
 async def test_time_in_which_mig_devices_are_not_told_is_charged_or_a_gap(sweep: Sweep) -> None:
-    """A second of a GPU is either charged or counted as a gap (docs/accounting.md)."""
+    """A second of a GPU is either charged or counted as a gap (docs/explanation/accounting.md)."""
 
     def seconds() -> float:
         charged = rows(sweep.last, "gpumap_container_allocated_gpu_seconds_total", uuid=SLICES[0])
@@ -496,7 +496,7 @@ async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
 
 def test_rules_go_on_over_a_restart_with_a_state_file(tmp_path: Path) -> None:
     """gpumap is away for a minute and comes back under another address, with its state file: its counters go on, and
-    the gap is in them from the first scrape on. docs/autoscaling.md: only without the file may the value be too low."""
+    the gap is in them from the first scrape on. docs/how-to/autoscale.md: only without the file may the value be too low."""
 
     def series(instance: str, first: int, sm_seconds: list[float], gap: int) -> dict[str, str]:
         target = f'job="gpumap",instance="{instance}",node="n"'

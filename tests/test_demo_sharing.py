@@ -1,4 +1,4 @@
-"""`gpumap demo --scenario sharing`: the pipeline makes of the tour what docs/sharing.md says of each plugin."""
+"""`gpumap demo --scenario sharing`: the pipeline makes of the tour what docs/explanation/sharing.md says of each plugin."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_nobody_uses_what_it_was_not_given(document: dict[str, Any]) -> None:
 
 
 def test_every_mode_of_the_table_is_in_it(scenario: Scenario) -> None:
-    """The tour has each resource of docs/sharing.md but for those that are names of the same."""
-    page = (Path(__file__).parent.parent / "docs" / "sharing.md").read_text()
+    """The tour has each resource of docs/explanation/sharing.md but for those that are names of the same."""
+    page = (Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md").read_text()
     resources = {line.split("|")[2].strip().strip("`") for line in page.splitlines() if "/captures/" in line}
     played = {devices.resource for pod in scenario.pods for one in pod.containers for devices in one.devices}
     played |= {claim.driver for pod in scenario.pods for one in pod.containers for claim in one.dra}

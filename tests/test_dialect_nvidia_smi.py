@@ -263,7 +263,7 @@ def test_every_name_that_the_board_asks_for_is_known() -> None:
         assert bool(unknown) == ("cannot" in panel), (panel["panel"], unknown)
 
 
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "migrate" / "nvidia_gpu_exporter.md"
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "how-to" / "replace" / "nvidia_gpu_exporter.md"
 OLD_RULES = """\
 groups:
   - name: old

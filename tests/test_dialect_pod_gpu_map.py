@@ -150,5 +150,5 @@ def test_a_large_node_has_no_row_twice() -> None:
 
 
 def test_promtool_finds_nothing_to_say_of_the_nodes_page() -> None:
-    """`promtool check metrics` has nothing against it either (docs/dialects.md says so)."""
+    """`promtool check metrics` has nothing against it either (docs/reference/dialects.md says so)."""
     assert lints(page((node_family("gpu-node.example.com"),), busy_node())) == []

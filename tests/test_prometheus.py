@@ -81,7 +81,7 @@ def scrape(job: str, url: str) -> dict[str, object]:
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/nodes"])
 def test_promtool_says_only_what_the_docs_list(gpumap: str, path: str) -> None:
     """`promtool check metrics` reads the pages as they are served, with process_* and every dialect, and is silent but
-    for what docs/dialects.md lists of a dialect's names."""
+    for what docs/reference/dialects.md lists of a dialect's names."""
     text, _ = fetch(f"{gpumap}{path}")
     listed = [lint for name, dialect in DIALECTS.items() for lint in documented_lints(name, dialect.families)]
     assert set(lints(text)) <= set(listed)

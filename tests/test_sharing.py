@@ -1,4 +1,4 @@
-"""docs/sharing.md's table tells the truth: of the code, and of a captured node for each row."""
+"""docs/explanation/sharing.md's table tells the truth: of the code, and of a captured node for each row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpumap.model.observations import ContainerName, DeviceId
 from gpumap.model.plugins import DRA, PLUGINS, Recognised, recognise, recognise_dra
 from tests.golden import CAPTURES
 
-PAGE = Path(__file__).parent.parent / "docs" / "sharing.md"
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "sharing.md"
 UUID = "b1028956-cfa2-0990-bf4a-5da9abb51763"
 UNDOCUMENTED = {"untold", "nvidia-tegra", "nvidia-wsl-replicas"}
 """What no plugin makes, what is no GPU of NVML's, and what two rows together tell."""

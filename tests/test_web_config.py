@@ -109,8 +109,8 @@ def test_where_certificates_and_keys_are() -> None:
 
 
 def test_the_sample_of_the_documentation() -> None:
-    """docs/web-config.md has one that is taken, with all keys that there are."""
-    page = Path(__file__).resolve().parent.parent / "docs/web-config.md"
+    """docs/how-to/secure-the-port.md has one that is taken, with all keys that there are."""
+    page = Path(__file__).resolve().parent.parent / "docs/how-to/secure-the-port.md"
     sample = next(read_blocks(page.read_text(), "yaml")).body
     config = parse(sample)
     assert config.tls is not None

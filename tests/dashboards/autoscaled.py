@@ -21,7 +21,7 @@ from tests.prometheus import Prometheus, each_second, eventually, prometheus
 from tests.scraped import Labels, Samples, labels, store
 
 AUTOSCALING = Path(__file__).resolve().parents[2] / "autoscaling"
-DOCS = AUTOSCALING.parent / "docs" / "autoscaling.md"
+DOCS = AUTOSCALING.parent / "docs" / "how-to" / "autoscale.md"
 RULES = AUTOSCALING / "gpumap-autoscaling.rules.yaml"
 ADAPTER = yaml.safe_load((AUTOSCALING / "prometheus-adapter.yaml").read_text())["rules"]
 SCALED_OBJECT = yaml.safe_load((AUTOSCALING / "keda-scaledobject.yaml").read_text())

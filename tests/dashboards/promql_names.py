@@ -22,7 +22,7 @@ _LISTED = re.compile(r"\b(?:by|on|group_left|without|ignoring)\s*\(([^)]*)\)")
 
 
 def _labels() -> dict[str, frozenset[str]]:
-    """By series: those of docs/metrics.md, which is made of the same tables."""
+    """By series: those of docs/reference/metrics.md, which is made of the same tables."""
     known = dict(NEIGHBOURS)
     for family in (*[row for rows in GROUPS.values() for row in rows], *PROCESSES, *self_families("", "")):
         names = [f"{family.name}_{end}" for end in ("sum", "count")] if family.kind == "summary" else [family.name]
@@ -39,7 +39,7 @@ def selectors(query: str) -> Iterator[tuple[str, str]]:
 
 
 def assert_known(query: str, records: Collection[str], made: Collection[str]) -> None:
-    """Every series and every label in it is of docs/metrics.md, of a record, of a neighbour, or made by the query."""
+    """Every series and every label in it is of docs/reference/metrics.md, of a record, of a neighbour, or made by the query."""
     named = list(selectors(query))
     assert named, query
     everything = OF_SCRAPES.union(made, *LABELS.values())

@@ -110,7 +110,7 @@ def test_an_alert_is_tested_either_way(alert: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_series_and_labels_exist(rule: dict[str, Any]) -> None:
-    """What the rule and its texts ask for is in docs/metrics.md, or made by another rule here."""
+    """What the rule and its texts ask for is in docs/reference/metrics.md, or made by another rule here."""
     for query in queries(rule):
         assert_known(query, RECORDS, MADE)
 
@@ -143,10 +143,12 @@ def test_a_gap_begins_nothing_anew(alert: str) -> None:
 
 
 def test_documents_name_alerts_that_exist() -> None:
-    """docs/alerts.md and the pages; and docs/alerts.md tells which are critical."""
-    for page in (ROOT / "docs" / "alerts.md", *RUNBOOKS.glob("*.md")):
+    """docs/reference/alerts.md and the pages; and docs/reference/alerts.md tells which are critical."""
+    for page in (ROOT / "docs" / "reference" / "alerts.md", *RUNBOOKS.glob("*.md")):
         assert set(re.findall(r"\bGpumap[A-Z]\w+", page.read_text(encoding="utf-8"))) <= ALERTS.keys(), page.name
-    row = re.search(r"^\| `critical` .*$", (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8"), re.MULTILINE)
+    row = re.search(
+        r"^\| `critical` .*$", (ROOT / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     critical = {name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"}
     assert row
     assert set(re.findall(r"Gpumap\w+", row[0])) == critical

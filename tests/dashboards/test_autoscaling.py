@@ -101,7 +101,7 @@ def near(expected: Any) -> Any:
 
 
 def relabelled() -> dict[str, Any]:
-    """The remedy of docs/autoscaling.md where honorLabels cannot be true."""
+    """The remedy of docs/how-to/autoscale.md where honorLabels cannot be true."""
     (found,) = (text for text in blocks("yaml") if "metric_relabel_configs" in text)
     rules: dict[str, Any] = yaml.safe_load(found)
     return rules
@@ -216,7 +216,7 @@ def values(scraped: Prometheus, query: str) -> list[float]:
 
 @pytest.mark.parametrize("query", blocks("promql"))
 def test_the_queries_of_the_docs_have_answers(scraped: Prometheus, query: str) -> None:
-    """Each PromQL block of docs/autoscaling.md is answered."""
+    """Each PromQL block of docs/how-to/autoscale.md is answered."""
     assert settled(lambda: bool(scraped.ask(query)), expected=True)
 
 

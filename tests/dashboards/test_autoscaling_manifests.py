@@ -163,7 +163,7 @@ def test_keda_would_take_the_scaled_object() -> None:
 
 
 def test_the_docs_name_what_is_served() -> None:
-    """Each metric that docs/autoscaling.md asks by `kubectl get --raw`, and each in its table, is the adapter's."""
+    """Each metric that docs/how-to/autoscale.md asks by `kubectl get --raw`, and each in its table, is the adapter's."""
     text = DOCS.read_text()
     raw = re.findall(r"\$(CUSTOM|EXTERNAL)/namespaces/\w+(?:/pods/\*)?/(\w+)", text)
     assert {kind for kind, _ in raw} == {"CUSTOM", "EXTERNAL"}
@@ -173,7 +173,7 @@ def test_the_docs_name_what_is_served() -> None:
 
 
 def test_the_docs_make_a_prometheus_rule() -> None:
-    """The command of docs/autoscaling.md hands kubectl the same groups as a PrometheusRule."""
+    """The command of docs/how-to/autoscale.md hands kubectl the same groups as a PrometheusRule."""
     (command,) = (block for block in blocks("bash") if "PrometheusRule" in block)
     script = f"kubectl() {{ [ \"$*\" = 'apply -f -' ] && cat; }}\n{command}"
     done = subprocess.run(

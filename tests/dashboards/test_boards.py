@@ -1,5 +1,5 @@
 """Dashboards of the field against gpumap with every dialect on: each panel's queries answer, or are listed as those
-that cannot, with the reason; docs/migrate/README.md has the sums.
+that cannot, with the reason; docs/how-to/replace/README.md has the sums.
 
 A file of tests/boards/ is a dashboard: its panels with their queries as they were published. Grafana's variables are
 filled in as "All" does: any value, but the label must be there. `="$x"` is asked as `=~"$x"`: for every choice at once.
@@ -18,7 +18,7 @@ import pytest
 from tests.fleet import Fleet, running_fleet
 
 BOARDS = Path(__file__).parents[1] / "boards"
-INDEX = Path(__file__).resolve().parents[2] / "docs" / "migrate" / "README.md"
+INDEX = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "replace" / "README.md"
 NAMES = {
     "12239": "[12239](https://grafana.com/grafana/dashboards/12239), NVIDIA DCGM Exporter Dashboard",
     "14574": "[14574](https://grafana.com/grafana/dashboards/14574), Nvidia GPU Metrics",
@@ -77,7 +77,7 @@ def test_a_panel_answers_or_is_said_not_to(fleet: Fleet, panel: Panel, query: st
 
 
 def summary() -> str:
-    """The table of docs/migrate/README.md."""
+    """The table of docs/how-to/replace/README.md."""
     lines = ["| board | panels | answered | partly, or not, and why |", "|---|---|---|---|"]
     for board in sorted(BOARDS.glob("*.json")):
         panels = read(board)
@@ -89,7 +89,7 @@ def summary() -> str:
 
 
 def test_the_index_tells_which_panels_answer() -> None:
-    """docs/migrate/README.md has, for each board, how many panels there are and which cannot answer."""
+    """docs/how-to/replace/README.md has, for each board, how many panels there are and which cannot answer."""
     told = INDEX.read_text(encoding="utf-8")
     assert summary() in told, f"write there:\n{summary()}"
 

@@ -19,7 +19,7 @@ from tests.promtool import accepted
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "rules" / "fleet.yaml"
-DOCS = ROOT / "docs" / "prometheus.md"
+DOCS = ROOT / "docs" / "how-to" / "scrape.md"
 RECORDS = [rule["record"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 EVERY_RECORD = '{__name__=~"cluster.*:gpumap_.*"}'
 SAME = {
@@ -206,7 +206,7 @@ def test_without_a_cluster_label_there_is_none_and_in_a_ruler_over_several_it_st
 
 
 def test_the_docs_name_every_record() -> None:
-    """The table of docs/prometheus.md has the rules' records, those by cluster but for the sums, and no others."""
+    """The table of docs/how-to/scrape.md has the rules' records, those by cluster but for the sums, and no others."""
     named = [
         f"{name}:{operation}"
         for name, first, second in re.findall(
@@ -226,8 +226,8 @@ def test_the_docs_name_every_record() -> None:
 
 
 def test_the_docs_queries_are_answered(fleet: Prometheus) -> None:
-    """Each promql fence of docs/prometheus.md gives an answer on the demo and the captures."""
+    """Each promql fence of docs/how-to/scrape.md gives an answer on the demo and the captures."""
     fences = list(read_blocks(DOCS.read_text(), "promql"))
     assert fences
     for fence in fences:
-        assert fleet.ask(fence.body) != [], f"docs/prometheus.md:{fence.line}"
+        assert fleet.ask(fence.body) != [], f"docs/how-to/scrape.md:{fence.line}"

@@ -1,7 +1,7 @@
 """A roll-out, seen by a real Prometheus: one agent ends, its successor serves the same node at another address.
 
 Targets have the labels of the chart's monitors, and are told by files, which Prometheus follows as it follows
-Kubernetes: some seconds late. docs/prometheus.md says what follows from it.
+Kubernetes: some seconds late. docs/how-to/scrape.md says what follows from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The queries of docs/migrate/, fence by fence.
+"""The queries of docs/how-to/replace/, fence by fence.
 
-docs/migrate/README.md tells what the words after `promql` mean.
+docs/how-to/replace/README.md tells what the words after `promql` mean.
 """
 
 import re
@@ -13,7 +13,7 @@ import yaml
 from tests.fences import read_blocks
 from tests.fleet import WORLDS, Relabeling
 
-GUIDES = Path(__file__).resolve().parents[2] / "docs" / "migrate"
+GUIDES = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "replace"
 SAME = ("same-as-old", "same-values-as-old")
 WORDS = {"old", *SAME, "gone", "empty", "sometimes", *WORLDS[1:]}
 

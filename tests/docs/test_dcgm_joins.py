@@ -1,6 +1,6 @@
 """A real Prometheus joins gpumap's owners with the series of a dcgm-exporter: each join gives the rows expected.
 
-The queries are those of docs/migrate/dcgm-exporter.md. The exporter is as before and after its 4.9, with virtual GPUs,
+The queries are those of docs/how-to/replace/dcgm-exporter.md. The exporter is as before and after its 4.9, with virtual GPUs,
 with and without `honorLabels`; each of these worlds is an hour in one Prometheus.
 """
 
@@ -43,7 +43,7 @@ from tests.fleet import BESIDE_DCGM
 from tests.prometheus import Prometheus, prometheus
 from tests.scraped import Samples, kept, labels, store
 
-GUIDE = Path(__file__).parents[2] / "docs" / "migrate" / "dcgm-exporter.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "replace" / "dcgm-exporter.md"
 FREE = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e55"
 LONE = Uuid("GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e56")
 """Of which one container has a part, and nobody else one."""

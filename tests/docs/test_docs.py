@@ -27,21 +27,21 @@ def rows(name: str) -> set[str]:
 
 
 def test_every_native_family_is_in_the_reference() -> None:
-    """docs/metrics.md lists all native families, and nothing that does not exist."""
+    """docs/reference/metrics.md lists all native families, and nothing that does not exist."""
     families = (*native(GROUPS, process_metrics=True), *self_families("1", "2"))
-    assert rows("metrics.md") == {one.name for one in families}
+    assert rows("reference/metrics.md") == {one.name for one in families}
 
 
 def test_every_flag_is_in_the_reference() -> None:
-    """docs/flags.md lists all flags, each with its variable."""
-    assert rows("flags.md") == {flag.name for flag in FLAGS}
-    page = (DOCS / "flags.md").read_text(encoding="utf-8")
+    """docs/reference/flags.md lists all flags, each with its variable."""
+    assert rows("reference/flags.md") == {flag.name for flag in FLAGS}
+    page = (DOCS / "reference" / "flags.md").read_text(encoding="utf-8")
     for flag in FLAGS:
         assert f"`{flag.variable}`" in page
 
 
 def test_every_dialect_is_in_the_reference() -> None:
-    """docs/dialects.md has a chapter for each dialect, in the table's order, and rows of no other."""
-    page = (DOCS / "dialects.md").read_text(encoding="utf-8")
-    assert rows("dialects.md") == {"native", *DIALECTS}
+    """docs/reference/dialects.md has a chapter for each dialect, in the table's order, and rows of no other."""
+    page = (DOCS / "reference" / "dialects.md").read_text(encoding="utf-8")
+    assert rows("reference/dialects.md") == {"native", *DIALECTS}
     assert re.findall(r"^## (\S+)$", page, re.MULTILINE) == ["native", *DIALECTS]

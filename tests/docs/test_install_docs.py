@@ -18,7 +18,7 @@ from tests.shells.shell import Command, known_flags, read_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-INSTALL = sorted((DOCS / "install").glob("*.md"))
+INSTALL = sorted((DOCS / "how-to" / "install").glob("*.md"))
 OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
@@ -67,8 +67,8 @@ def look_up(path: str) -> object:
 
 
 def test_the_pages_are_there() -> None:
-    """Each page of docs/install is in its README's table, with a values file of its own."""
-    index = (DOCS / "install" / "README.md").read_text(encoding="utf-8")
+    """Each page of docs/how-to/install is in its README's table, with a values file of its own."""
+    index = (DOCS / "how-to" / "install" / "README.md").read_text(encoding="utf-8")
     for page in INSTALL:
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
         assert any(fence.place.startswith(f"{page.name}:") for fence in FENCES), page.name
@@ -96,9 +96,9 @@ def test_a_manifest_fits_its_schema(fence: Fence) -> None:
 
 
 def test_admission_policies_allow_what_the_chart_mounts() -> None:
-    """The policies in docs/security.md name the node's folders that the chart mounts by default, and no other."""
+    """The policies in docs/explanation/security.md name the node's folders that the chart mounts by default, and no other."""
     mounted = {*host_paths(render())}
-    page = (DOCS / "security.md").read_text(encoding="utf-8")
+    page = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
     bodies = {yaml.safe_load(block.body)["kind"]: block.body for block in read_blocks(page, "yaml")}
     constraint = yaml.safe_load(bodies["K8sPSPHostFilesystem"])
     allowed = constraint["spec"]["parameters"]["allowedHostPaths"]
@@ -108,8 +108,8 @@ def test_admission_policies_allow_what_the_chart_mounts() -> None:
 
 
 def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
-    """docs/security.md names the folder that each optional value adds, and for none of them leaves its row out."""
-    page = (DOCS / "security.md").read_text(encoding="utf-8")
+    """docs/explanation/security.md names the folder that each optional value adds, and for none of them leaves its row out."""
+    page = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([A-Za-z.]+)` \| `(?:readable|writable)` \| (.+) \|$", page, re.MULTILINE))
     given = {
         "privileges.dra": "true",
@@ -215,8 +215,10 @@ def test_values_named_in_the_text_are_there(document: Path) -> None:
 
 @pytest.mark.parametrize("document", OPERATORS, ids=lambda document: document.stem)
 def test_metrics_named_in_the_text_are_there(document: Path) -> None:
-    """What begins with gpumap_ is a metric of docs/metrics.md, or the beginning of some, with three dots."""
-    known = set(re.findall(r"^\| `(gpumap_\w+)`", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE))
+    """What begins with gpumap_ is a metric of docs/reference/metrics.md, or the beginning of some, with three dots."""
+    known = set(
+        re.findall(r"^\| `(gpumap_\w+)`", (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     for name, dots in re.findall(r"\b(gpumap_\w+)(…?)", document.read_text(encoding="utf-8")):
         assert name in known or (dots and any(one.startswith(name) for one in known)), name
 
@@ -232,8 +234,8 @@ def test_queries_parse(document: Path, tmp_path: Path) -> None:
 
 
 def test_the_first_number_takes_the_commands_that_are_counted() -> None:
-    """docs/install/README.md counts its own way: three commands to the first number."""
-    page = (DOCS / "install" / "README.md").read_text(encoding="utf-8")
+    """docs/how-to/install/README.md counts its own way: three commands to the first number."""
+    page = (DOCS / "how-to" / "install" / "README.md").read_text(encoding="utf-8")
     way = page.partition("## The common way")[2].partition("## ")[0]
     (block,) = list(read_blocks(way, "console"))
     assert page.count("Three commands") == 1

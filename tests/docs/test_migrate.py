@@ -1,6 +1,6 @@
-"""Every query of docs/migrate/ is asked of a real Prometheus, and answers what its fence says.
+"""Every query of docs/how-to/replace/ is asked of a real Prometheus, and answers what its fence says.
 
-docs/migrate/README.md tells what the words after `promql` mean.
+docs/how-to/replace/README.md tells what the words after `promql` mean.
 """
 
 import json

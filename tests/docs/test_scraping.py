@@ -1,4 +1,4 @@
-"""docs/prometheus.md: each configuration is Prometheus's, and does what is said of it."""
+"""docs/how-to/scrape.md: each configuration is Prometheus's, and does what is said of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.prometheus import Prometheus, each_second, eventually, prometheus, se
 from tests.promtool import accepted
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs" / "prometheus.md"
+DOCS = ROOT / "docs" / "how-to" / "scrape.md"
 RULES = ROOT / "rules"
 Kept = tuple[set[str], set[str], int, int]
 """All names, those kept; the number of all series, and of those kept."""

@@ -1,4 +1,4 @@
-"""docs/sizing.md says how many series there are: counted on nodes that the demo plays, and on every capture."""
+"""docs/reference/sizing.md says how many series there are: counted on nodes that the demo plays, and on every capture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.nodes import TestNode
 from tests.test_budget import MOST
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = (ROOT / "docs" / "sizing.md").read_text()
+DOCS = (ROOT / "docs" / "reference" / "sizing.md").read_text()
 EVERYTHING = ("--collect", "all", "--dialect", "all", "--process-metrics")
 KINDS = {"whole": "whole card", "shared": "time-sliced card", "mig": "MIG device"}
 DEFAULT = (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "3.11"))

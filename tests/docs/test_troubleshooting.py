@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has a place for all that `doctor` and gpumap's own metrics say."""
+"""docs/how-to/troubleshoot.md has a place for all that `doctor` and gpumap's own metrics say."""
 
 import re
 from itertools import chain
@@ -11,7 +11,7 @@ from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text(encoding="utf-8")
 DOCTOR = ROOT / "src" / "gpumap" / "cli" / "doctor"
 SOURCES = "".join((DOCTOR / name).read_text(encoding="utf-8") for name in ("checks.py", "gpu_checks.py"))
 STATES = ("ok", "degraded", "missing", "failed", "warning", "not needed", "unknown")

@@ -1,4 +1,4 @@
-"""The table of `serve`'s flags. The parser, the environment variables and docs/flags.md are made from it.
+"""The table of `serve`'s flags. The parser, the environment variables and docs/reference/flags.md are made from it.
 
 Every command line reads it, so the names of groups and dialects are repeated here: their tables take long to import.
 tests/test_start.py compares both.
@@ -136,7 +136,7 @@ def add_flags(
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> None:
-    default = flag.default if len(flag.default) <= LONGEST_DEFAULT_SHOWN else "docs/flags.md has it"
+    default = flag.default if len(flag.default) <= LONGEST_DEFAULT_SHOWN else "docs/reference/flags.md has it"
     text = f"{flag.help} ({f'default: {default}; ' if default else ''}${flag.variable})".replace("%", "%%")
     text = argparse.SUPPRESS if hidden else text
     if not flag.metavar:

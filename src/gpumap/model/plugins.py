@@ -1,6 +1,6 @@
 """The device plugins for NVIDIA GPUs: which plugin made an id, what one slot is, and what names the real GPU.
 
-A plugin is one row of `PLUGINS`. docs/sharing.md has the same for people, and a test compares the two.
+A plugin is one row of `PLUGINS`. docs/explanation/sharing.md has the same for people, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MIB_UNIT_FACTOR = 1.25
 
 
 class Unit(enum.Enum):
-    """What one slot is. It decides how a grant is computed (docs/sharing.md)."""
+    """What one slot is. It decides how a grant is computed (docs/explanation/sharing.md)."""
 
     DEVICE = "a whole GPU or MIG device"
     REPLICA = "one of the device's replicas"

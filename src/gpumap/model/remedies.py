@@ -1,6 +1,6 @@
 """What to do about what is missing, broken or wasted: one sentence for each reason of a source, GPU, slot or finding.
 
-The page, `doctor`, /api/v1/map and docs/operations.md all say these words. Pure; a reason that is not here has none.
+The page, `doctor`, /api/v1/map and docs/reference/endpoints.md all say these words. Pure; a reason that is not here has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ OF_GPUS = ("process_utilization", "gpm", "xid_events")
 
 _BY_MOUNT = (
     "Where that is so, the runtime may refuse `NVIDIA_VISIBLE_DEVICES` from unprivileged containers (Bottlerocket, "
-    "hardened clusters): ask for the GPUs by a mount, as docs/install says."
+    "hardened clusters): ask for the GPUs by a mount, as docs/how-to/install says."
 )
 _LET_GO = "let gpumap go of the driver (`pkill -USR1 -x gpumap` on the node, or `--nvml-release`)"
 

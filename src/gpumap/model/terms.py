@@ -31,7 +31,7 @@ class Source(enum.StrEnum):
 
 
 class Owner(enum.StrEnum):
-    """The owner of a process, or of a part of a leaf's memory (label `owner`, docs/attribution.md)."""
+    """The owner of a process, or of a part of a leaf's memory (label `owner`, docs/explanation/attribution.md)."""
 
     ASSIGNED = "assigned"
     UNASSIGNED = "unassigned"

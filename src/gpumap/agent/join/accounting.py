@@ -2,7 +2,7 @@
 
 Real time counts, from one good reading of a GPU to the next. Time that gpumap cannot charge is a gap. Energy that it
 cannot charge is unattributed; with it, the energy of the containers adds up to the energy of the GPU, to the millijoule
-(docs/accounting.md).
+(docs/explanation/accounting.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Key = tuple[ContainerName, Uuid]
 """A container and a device."""
 
 KEPT_SECONDS = 300.0
-"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (docs/accounting.md)."""
+"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (docs/explanation/accounting.md)."""
 UNSEEN_SECONDS = 3600.0
 """How long gpumap keeps its counters while an outage of the kubelet or of NVML hides whether it is gone."""
 GPUS_AWAY_MAX = 64

@@ -1,4 +1,4 @@
-"""What a container was granted of a device: a share of the GPU, and bytes of its memory (docs/sharing.md).
+"""What a container was granted of a device: a share of the GPU, and bytes of its memory (docs/explanation/sharing.md).
 
 gpumap computes it from ids, plugins' answers and the kubelet's offer. It is absent if these do not determine it.
 """

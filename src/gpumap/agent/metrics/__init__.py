@@ -1,4 +1,4 @@
-"""The native families, group by group: how each sample is read from a snapshot (docs/metrics.md).
+"""The native families, group by group: how each sample is read from a snapshot (docs/reference/metrics.md).
 
 A metric is one row of its group's table. An unknown value gives no sample, never a 0. A container never gets the value
 of a device.
