@@ -1,6 +1,6 @@
 """S1: what a fleet costs the Prometheus that scrapes it, and what its recording rules cost. S2: the agent's own memory.
 
-The nodes are the demo's page of eight shared cards, made each its own, that one process serves (docs/reference/sizing.md).
+The nodes are the demo's page of eight shared cards, made each its own, that one process serves (reference/sizing.md).
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ ROW = Row(
     (
         Curves(
             title="Errors of sources",
-            about="What went wrong in asking a source, per second, by reason. docs/reference/remedies.md says what to do about"
-            " each.",
+            about="Failed reads of a source per second, by reason. docs/reference/remedies.md has the remedy for each.",
             queries=(
                 Query(
                     "sum by (source, reason) ("
@@ -50,8 +49,7 @@ ROW = Row(
         ),
         Table(
             title="Slots on no device",
-            about="What the kubelet gave away that stands for no device that NVML knows, and why. docs/reference/remedies.md has"
-            " more.",
+            about="Assigned slots that match no device of NVML, by reason. docs/reference/remedies.md has the remedies.",
             keys=(
                 Key("cluster", "Cluster"),
                 NODE_KEY,
@@ -78,8 +76,7 @@ ROW = Row(
         ),
         Table(
             title="What gpumap can do on each node",
-            about="1 is yes. 0: a privilege or the driver is missing; docs/reference/remedies.md says which. `gpumap doctor`"
-            " tells more.",
+            about="1: available. 0: a privilege or the driver is missing. docs/reference/remedies.md and `gpumap doctor` name it.",
             keys=(Key("cluster", "Cluster"), NODE_KEY, Key("capability", "Capability")),
             columns=(
                 Column(

@@ -1,4 +1,4 @@
-"""Draw gpumap's Grafana boards for docs/how-to/boards.md: the panels in their places, with what a real Prometheus answers.
+"""Draw gpumap's Grafana boards for docs/how-to/boards.md, with the answers of a real Prometheus.
 
 It is no Grafana: curves, numbers and tables are drawn here, and photographed in Chromium. `make pictures` runs it.
 """

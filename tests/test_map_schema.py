@@ -260,7 +260,7 @@ def test_known_reasons_have_a_remedy() -> None:
 def test_the_schema_is_that_of_the_declarations() -> None:
     """The committed schema is what `make docs` makes of gpumap.model.map; docs/ and the package have the same file."""
     assert map_schema() == SCHEMA
-    assert (ROOT / "docs" / "map.schema.json").read_text(encoding="utf-8") == SCHEMA
+    assert (ROOT / "docs" / "reference" / "map.schema.json").read_text(encoding="utf-8") == SCHEMA
 
 
 def test_an_agent_of_a_later_version_may_add_fields_and_owners() -> None:

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 def _rows() -> Iterator[Row]:
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        capture = re.search(r"\(\.\./tests/captures/(.+)\)", cells[-1])
+        capture = re.search(r"\(\.\./\.\./tests/captures/(.+)\)", cells[-1])
         if capture:
             names = [cell.split("`")[1].replace("…", UUID) for cell in cells[1:3]]
             yield Row(cells[0], names[0], names[1], cells[3], cells[4], cells[5] == "✔", cells[6] == "✔", capture[1])

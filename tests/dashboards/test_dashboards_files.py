@@ -108,6 +108,6 @@ def test_the_docs_have_every_board() -> None:
     page = (docs / "how-to" / "boards.md").read_text(encoding="utf-8")
     for uid, board in BOARDS.items():
         assert f"`{uid}`" in page
-        assert f"](boards/{uid}.png)" in page
+        assert f"](../pictures/boards/{uid}.png)" in page
         assert (docs / "pictures" / "boards" / f"{uid}.png").stat().st_size < 400_000
         assert all(f"`{one['name']}`" in page for one in board["templating"]["list"])

@@ -22,7 +22,8 @@ INSTALL = sorted((DOCS / "how-to" / "install").glob("*.md"))
 OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
-    *(DOCS / f"{name}.md" for name in ("operations", "release-driver", "security", "troubleshooting", "upgrade")),
+    *(DOCS / f"how-to/{name}.md" for name in ("release-driver", "troubleshoot", "upgrade")),
+    *(DOCS / name for name in ("reference/endpoints.md", "explanation/security.md")),
 ]
 """The documents that operators type from."""
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))

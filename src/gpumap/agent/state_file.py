@@ -139,7 +139,7 @@ class StateFile:
         lock: FileLock | None = None,
     ) -> None:
         self._path = path
-        self._deadline_seconds = deadline_seconds
+        self.deadline_seconds = deadline_seconds
         self._replace_file = replace_file
         self._read_file = read_file
         self._remove_file = remove_file
@@ -228,7 +228,7 @@ class StateFile:
     async def _take_over(self, memory: Memory) -> bool:
         """Return whether the other gpumap has ended. Its counters are not taken up: this page starts at 0."""
         try:
-            self._in_use = not await self._executor.run(self._lock.take, self._deadline_seconds)
+            self._in_use = not await self._executor.run(self._lock.take, self.deadline_seconds)
         except TimeoutError:
             return False
         if not self._in_use:
@@ -253,7 +253,7 @@ class StateFile:
         self._writing = asyncio.create_task(self._executor.run(lambda: self._put(memory)))
         await self._wait_for_write()
         if not self._writing.done():
-            self._log_trouble(f"no end within {self._deadline_seconds:g} s")
+            self._log_trouble(f"no end within {self.deadline_seconds:g} s")
             return False
         outcome = self._writing.result()
         if outcome.trouble:
@@ -281,7 +281,7 @@ class StateFile:
 
     async def _wait_for_write(self) -> None:
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=self._deadline_seconds)
+            await asyncio.wait({self._writing}, timeout=self.deadline_seconds)
 
     def _log_trouble(self, trouble: str) -> None:
         """Log when trouble starts and when it ends."""
