@@ -49,7 +49,7 @@ ROW = Row(
         ),
         Table(
             title="Slots on no device",
-            about="Assigned slots that match no device of NVML, by reason. docs/reference/remedies.md has the remedies.",
+            about="Assigned slots that match no device of NVML, by reason. Remedies: docs/reference/remedies.md.",
             keys=(
                 Key("cluster", "Cluster"),
                 NODE_KEY,
@@ -76,7 +76,7 @@ ROW = Row(
         ),
         Table(
             title="What gpumap can do on each node",
-            about="1: available. 0: a privilege or the driver is missing. docs/reference/remedies.md and `gpumap doctor` name it.",
+            about="1: available. 0: a privilege or the driver is missing. `gpumap doctor` names it.",
             keys=(Key("cluster", "Cluster"), NODE_KEY, Key("capability", "Capability")),
             columns=(
                 Column(

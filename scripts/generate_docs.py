@@ -1,7 +1,7 @@
-"""Write the tables of docs/reference/metrics.md, flags.md, dialects.md, remedies.md and of the chart's README: `make docs`.
+"""Write the tables of docs/reference/{metrics,flags,dialects,remedies}.md and of the chart's README: `make docs`.
 
-Only what stands between the two comments of a page is generated, from the code's own tables; the prose around it is
-written by hand. The schema of /api/v1/map is copied.
+The tables come from the code. They are between two comments of each page; the prose around them is written by hand.
+The schema of /api/v1/map is copied.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Metric names that users' dashboards already query. Each dialect is a table over the same snapshot (docs/reference/dialects.md).
+"""Metric names that existing dashboards query. Each dialect is a table over the snapshot (docs/reference/dialects.md).
 
 A dialect is one file with its `FAMILIES` and one row in `DIALECTS`. `common` has what several dialects need.
 """
