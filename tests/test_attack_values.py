@@ -496,7 +496,7 @@ async def test_an_id_by_minor_number_stays_on_its_gpu(sweep: Sweep) -> None:
 
 def test_rules_go_on_over_a_restart_with_a_state_file(tmp_path: Path) -> None:
     """gpumap is away for a minute and comes back under another address, with its state file: its counters go on, and
-    the gap is in them from the first scrape on. docs/how-to/autoscale.md: only without the file may the value be too low."""
+    the gap is in them from the first scrape on. autoscale.md: only without the file may the value be too low."""
 
     def series(instance: str, first: int, sm_seconds: list[float], gap: int) -> dict[str, str]:
         target = f'job="gpumap",instance="{instance}",node="n"'

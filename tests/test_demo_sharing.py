@@ -1,4 +1,4 @@
-"""`gpumap demo --scenario sharing`: the pipeline makes of the tour what docs/explanation/sharing.md says of each plugin."""
+"""`gpumap demo --scenario sharing`: the pipeline makes of the tour what sharing.md says of each plugin."""
 
 from __future__ import annotations
 

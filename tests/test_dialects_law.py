@@ -187,7 +187,7 @@ def test_a_dialect_is_silent_where_nothing_is_known(dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_promtool_says_what_the_docs_list(dialect: str) -> None:
-    """docs/reference/dialects.md quotes each lint that a dialect causes, with the names that cause it: these and no others."""
+    """dialects.md quotes each lint that a dialect causes, with the names that cause it: these and no others."""
     nodes = tell_all(with_everything()), full(SAMPLES[dialect]())
     found = {line for one in nodes for line in lints(_text(dialect, one))}
     assert sorted(found) == documented_lints(dialect, EVERY[dialect])

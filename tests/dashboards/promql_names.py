@@ -39,7 +39,7 @@ def selectors(query: str) -> Iterator[tuple[str, str]]:
 
 
 def assert_known(query: str, records: Collection[str], made: Collection[str]) -> None:
-    """Every series and every label in it is of docs/reference/metrics.md, of a record, of a neighbour, or made by the query."""
+    """Every series and every label in it is of metrics.md, of a record, of a neighbour, or made by the query."""
     named = list(selectors(query))
     assert named, query
     everything = OF_SCRAPES.union(made, *LABELS.values())

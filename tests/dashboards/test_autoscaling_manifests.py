@@ -163,7 +163,7 @@ def test_keda_would_take_the_scaled_object() -> None:
 
 
 def test_the_docs_name_what_is_served() -> None:
-    """Each metric that docs/how-to/autoscale.md asks by `kubectl get --raw`, and each in its table, is the adapter's."""
+    """Each metric that autoscale.md asks by `kubectl get --raw`, and each in its table, is the adapter's."""
     text = DOCS.read_text()
     raw = re.findall(r"\$(CUSTOM|EXTERNAL)/namespaces/\w+(?:/pods/\*)?/(\w+)", text)
     assert {kind for kind, _ in raw} == {"CUSTOM", "EXTERNAL"}

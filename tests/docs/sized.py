@@ -1,6 +1,6 @@
 """How many series a page has, and of what: by group of --collect, by dialect, and by what each is a series of.
 
-docs/reference/sizing.md states it; `tests/docs/test_sizing.py` and the bench count it on the nodes below, which `gpumap demo`
+sizing.md states it; `tests/docs/test_sizing.py` and the bench count it on the nodes below, which `gpumap demo`
 plays.
 """
 

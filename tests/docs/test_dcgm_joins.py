@@ -1,6 +1,6 @@
 """A real Prometheus joins gpumap's owners with the series of a dcgm-exporter: each join gives the rows expected.
 
-The queries are those of docs/how-to/replace/dcgm-exporter.md. The exporter is as before and after its 4.9, with virtual GPUs,
+The queries are those of replace/dcgm-exporter.md. The exporter is as before and after its 4.9, with virtual GPUs,
 with and without `honorLabels`; each of these worlds is an hour in one Prometheus.
 """
 

@@ -97,7 +97,7 @@ def test_a_manifest_fits_its_schema(fence: Fence) -> None:
 
 
 def test_admission_policies_allow_what_the_chart_mounts() -> None:
-    """The policies in docs/explanation/security.md name the node's folders that the chart mounts by default, and no other."""
+    """The policies in security.md name the node's folders that the chart mounts by default, and no other."""
     mounted = {*host_paths(render())}
     page = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
     bodies = {yaml.safe_load(block.body)["kind"]: block.body for block in read_blocks(page, "yaml")}
@@ -109,7 +109,7 @@ def test_admission_policies_allow_what_the_chart_mounts() -> None:
 
 
 def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
-    """docs/explanation/security.md names the folder that each optional value adds, and for none of them leaves its row out."""
+    """security.md names the folder that each optional value adds, and for none of them leaves its row out."""
     page = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([A-Za-z.]+)` \| `(?:readable|writable)` \| (.+) \|$", page, re.MULTILINE))
     given = {

@@ -1,4 +1,4 @@
-"""docs/reference/sizing.md says how many series there are: counted on nodes that the demo plays, and on every capture."""
+"""sizing.md says how many series there are: counted on nodes that the demo plays, and on every capture."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What to do about what is missing, broken or wasted: one sentence for each reason of a source, GPU, slot or finding.
 
-The page, `doctor`, /api/v1/map and docs/reference/endpoints.md all say these words. Pure; a reason that is not here has none.
+The page, `doctor`, /api/v1/map and endpoints.md all say these words. Pure; a reason that is not here has none.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Key = tuple[ContainerName, Uuid]
 """A container and a device."""
 
 KEPT_SECONDS = 300.0
-"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (docs/explanation/accounting.md)."""
+"""How long gpumap keeps the peak, accounts and XIDs of a container after it was last present (accounting.md)."""
 UNSEEN_SECONDS = 3600.0
 """How long gpumap keeps its counters while an outage of the kubelet or of NVML hides whether it is gone."""
 GPUS_AWAY_MAX = 64

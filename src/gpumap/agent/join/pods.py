@@ -164,7 +164,7 @@ class PodTable:
         return self.links.get(container_id) or next(cut, None)
 
     def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
-        """Return whether the kubelet still has the pod of a running process (owner `gone`, docs/explanation/attribution.md).
+        """Return whether the kubelet still has the pod of a running process (owner `gone`, attribution.md).
 
         `last_name` is the last known name, for pods without directories. No trace that is only missing makes a pod
         gone: a disk cleaner may remove log directories of live pods.

@@ -148,7 +148,7 @@ class ProcfsSource:
             os.close(folder)
 
     def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
-        """Establish by what can be seen whether PIDs of other containers are visible (docs/explanation/attribution.md)."""
+        """Establish by what can be seen whether PIDs of other containers are visible (attribution.md)."""
         try:
             named = os.readlink(self._root / "self")
         except FileNotFoundError:

@@ -1,6 +1,6 @@
 """The counters of gpumap that a bill reads, and the PromQL that adds up how far each went in a window. Pure.
 
-The server adds up, step by step (--resolution), and answers with one number for each counter. docs/how-to/charge-teams.md has the rule
+The server adds up, step by step (--resolution), and answers with one number for each counter. charge-teams.md has the rule
 and its error:
 
 - A counter **went on** by its newest value in the step, less its value before the step.
