@@ -31,7 +31,7 @@ OWN_NAMES = "gpumap_.*|process_.*|pod_and_gpu_map_info"
 """Its own names, and those of the dialects `pod-gpu-map` and `dcgm-join`."""
 HAPPENS = ("gpumap_gpu_xid_errors_by_code_total", 'gpumap_gpu_fault_info{node="broken-node"}')
 SCRAPES = 6
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 Relabeling = Mapping[str, object]
 """One of Prometheus's metric_relabel_configs."""

@@ -50,6 +50,20 @@ class Prometheus:
         ((_, value),) = self.ask(query)
         return value
 
+    def last_whole(self, seconds_ago: float) -> float:
+        """Return a moment, at least so long ago, at which the last scrape of every target had succeeded.
+
+        On a busy machine a scrape may end at its timeout. Its target then has no series until the next one.
+        """
+        moments: list[float] = []
+
+        def whole() -> bool:
+            moments[:] = [time.time() - seconds_ago]
+            return not self.ask("up == 0", time=str(moments[0]))
+
+        eventually(whole)
+        return moments[0]
+
     def by(self, label: str, query: str) -> dict[str, float]:
         return {labels[label]: value for labels, value in self.ask(query)}
 

@@ -8,7 +8,6 @@ filled in as "All" does: any value, but the label must be there. `="$x"` is aske
 import json
 import math
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -69,7 +68,7 @@ def run_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.mark.parametrize(("panel", "query"), CASES)
 def test_a_panel_answers_or_is_said_not_to(fleet: Fleet, panel: Panel, query: str) -> None:
     """Asked over a range, as a panel does: it has points, or none where the board's file says that it cannot."""
-    end = time.time() - SETTLE_SECONDS
+    end = fleet["dialects"].last_whole(SETTLE_SECONDS)
     asked = {"query": fill_in(query), "start": str(end - WINDOW_SECONDS), "end": str(end), "step": "1"}
     series = fleet["dialects"].api("query_range", **asked)["result"]
     points = [value for one in series for _, value in one["values"] if not math.isnan(float(value))]

@@ -6,7 +6,6 @@ docs/how-to/replace/README.md tells what the words after `promql` mean.
 import json
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -48,7 +47,7 @@ def ask(prometheus: Prometheus, query: str, moment: float) -> Rows:
 @pytest.mark.parametrize("fence", FENCES, ids=lambda fence: fence.place)
 def test_a_query_answers_what_its_fence_says(fleet: Fleet, fence: Fence) -> None:
     """It parses, gives no error, and has an answer; or none, where the fence says so."""
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet[fence.world].last_whole(SETTLE_SECONDS)
     answer = ask(fleet[fence.world], fence.query, moment)
     if fence.words & {"gone", "empty"}:
         assert not answer
@@ -76,7 +75,8 @@ BY_POD = re.compile(r"\bby \([^)]*\bpod\b")
 def test_a_new_query_needs_no_dialect(fleet: Fleet, fence: Fence) -> None:
     """With no dialect on it has an answer all the same: it is what remains once users have moved."""
     assert not DIALECT.search(fence.query)
-    answer = ask(fleet["with-dcgm-honored"], fence.query, time.time() - SETTLE_SECONDS)
+    server = fleet["with-dcgm-honored"]
+    answer = ask(server, fence.query, server.last_whole(SETTLE_SECONDS))
     assert answer
     if BY_POD.search(fence.query):
         assert not any(name == "pod" and pod.startswith("gpumap-") for labels in answer for name, pod in labels)
@@ -87,7 +87,7 @@ def test_a_join_with_dcgm_exporter_has_a_row_for_each_owner(fleet: Fleet, world:
     """No owner of an exclusive GPU, a shared one or a MIG device is lost in the join or doubled, by either version."""
     owners = "count by (node, UUID, GPU_I_ID, namespace, pod, container) (gpumap_dcgm_owner_info)"
     fields = "max by (UUID, GPU_I_ID) (DCGM_FI_PROF_SM_UTIL_RATIO or DCGM_FI_PROF_SM_ACTIVE)"
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet[world].last_whole(SETTLE_SECONDS)
     expected = ask(fleet[world], owners, moment)
     joined = ask(fleet[world], f"{owners} * on(UUID, GPU_I_ID) group_left() {fields}", moment)
     assert len(expected) > 30
@@ -112,7 +112,7 @@ TOTALS = {
 def test_totals_of_gpu_manager_are_sums(fleet: Fleet, old: str) -> None:
     """But for a container of which one card does not answer: it has no total in the old name."""
     assert any(fence.query.strip() == old for fence in FENCES)
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     totals = ask(fleet["dialects"], old, moment)
     sums = ask(fleet["dialects"], native("gpu-manager.md", TOTALS[old]), moment)
     known = {labels: value for labels, value in sums.items() if ("namespace", "halves") not in labels}
@@ -129,7 +129,7 @@ QUOTIENTS = [fence for fence in NATIVE if MEASURED.search(fence.query)]
 def test_unknown_use_is_not_taken_for_idleness(fleet: Fleet, fence: Fence) -> None:
     """On the node with a lost card whoever has a known use uses one half of the grant; without the `and` less."""
     query = fence.query.replace('{namespace="recsys"}', "")
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
 
     def broken(query: str) -> set[float]:
         answer = ask(fleet["dialects"], query, moment)
@@ -155,7 +155,7 @@ HOLDERS = {
 @pytest.mark.parametrize("which", HOLDERS)
 def test_a_partitioned_gpu_held_whole_has_its_holder(fleet: Fleet, which: str) -> None:
     """Its uuid is in no row of gpumap_device_info; the join names who has it, and every other holder once."""
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     answer = ask(fleet["dialects"], native(*HOLDERS[which]), moment)
     named = [
         (told["node"], told["namespace"], told["pod"], told["container"], told["uuid"]) for told in map(dict, answer)
@@ -177,7 +177,7 @@ def test_a_partitioned_gpu_held_whole_has_its_holder(fleet: Fleet, which: str) -
 )
 def test_nothing_is_lost_by_model(fleet: Fleet, guide: str, part: str, whole: str) -> None:
     """All that is held has a model, a partitioned GPU that is held whole too."""
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     answer = ask(fleet["dialects"], native(guide, part), moment)
     assert frozenset() not in answer
     assert sum(answer.values()) == pytest.approx(ask(fleet["dialects"], whole, moment)[frozenset()])
@@ -185,7 +185,7 @@ def test_nothing_is_lost_by_model(fleet: Fleet, guide: str, part: str, whole: st
 
 def test_mig_devices_of_a_gpu_held_whole_are_not_free(fleet: Fleet) -> None:
     """The container that holds the GPU counts on each of them; a node on which all is held has nothing free."""
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     answer = ask(fleet["dialects"], native("pod-gpu-metrics-exporter.md", "gpumap_device_holders == 0"), moment)
     assert frozenset({("node", "broken-node")}) not in answer
     assert answer
@@ -193,7 +193,7 @@ def test_mig_devices_of_a_gpu_held_whole_are_not_free(fleet: Fleet) -> None:
 
 def test_shared_devices_are_those_of_the_nodes_that_arms_calls_shared(fleet: Fleet) -> None:
     """Also where one container has a part of a card and is alone on it."""
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     old = ask(fleet["dialects"], "count by (node) (DCGM_CUSTOM_ALLOCATE_MODE == 2)", moment)
     new = ask(fleet["dialects"], native("arms.md", "0 < gpumap_container_allocated_gpus < 1"), moment)
     assert frozenset({("node", "broken-node")}) in old
@@ -202,7 +202,7 @@ def test_shared_devices_are_those_of_the_nodes_that_arms_calls_shared(fleet: Fle
 
 def test_memory_errors_of_long_ago_raise_no_alert(fleet: Fleet) -> None:
     """A counter of the card's whole life stands at three; nothing was added."""
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     of_life = 'sum(gpumap_gpu_ecc_errors_total{type="uncorrected",node="broken-node"})'
     assert ask(fleet["dialects"], of_life, moment)[frozenset()] == 3
     answer = ask(fleet["dialects"], native("nvidia_gpu_exporter.md", "gpumap_gpu_ecc_errors_total"), moment)
@@ -215,7 +215,7 @@ def test_alerts_name_who_holds_a_partitioned_gpu_whole(fleet: Fleet) -> None:
         yaml.safe_load(rules)["groups"][0] for rules in blocks(GUIDES / "nvidia_gpu_exporter.md", "yaml", "rules")
     ]
     record, *alerts = (rule for group in groups for rule in group["rules"])
-    moment = time.time() - SETTLE_SECONDS
+    moment = fleet["dialects"].last_whole(SETTLE_SECONDS)
     named = set()
     for alert in alerts:
         expr = re.sub(r"> [\d.]+", ">= 0", alert["expr"].replace(record["record"], f"({record['expr']})"))
