@@ -92,7 +92,8 @@ async def test_the_field_that_does_not_fit() -> None:
 @pytest.mark.parametrize("name", ["gpu-\u202e1", "gpu-\x1b[2J", "gpu-é\u2066"])
 async def test_yaml_with_control_characters(name: str) -> None:
     """`-o yaml` escapes them as YAML does, and means the same."""
-    async with serving(answering(node_called(name))) as url:
+    small = msgspec.to_builtins(node_map(busy_node(3, 2))) | {"node": {"name": name, "internal_ip": None}}
+    async with serving(answering(json.dumps(small))) as url:
         done = await run_command_in_loop("map", "-o", "yaml", "--url", url)
     assert all(line.isprintable() for line in done.stdout.splitlines())
     assert yaml.safe_load(done.stdout)["node"]["name"] == name

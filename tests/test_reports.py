@@ -59,6 +59,7 @@ class Look:
     def __init__(self, snapshot: Snapshot) -> None:
         self._scrape = (snapshot, target("a:1", node="node-1"))
         self._seen: dict[frozenset[str], NodeMaps] = {}
+        self._whole: dict[tuple[int, str, str], object] = {}
 
     def of(self, parts: frozenset[str]) -> NodeMaps:
         if parts not in self._seen:
@@ -67,7 +68,10 @@ class Look:
 
     def differs(self, report: Report, form: str, shape: Shape, parts: frozenset[str]) -> bool:
         """Whether these parts show something else than all of them."""
-        return shown(report, form, shape, self.of(parts)) != shown(report, form, shape, self.of(families.ALL))
+        key = (id(report), form, shape.order)
+        if key not in self._whole:
+            self._whole[key] = shown(report, form, shape, self.of(families.ALL))
+        return shown(report, form, shape, self.of(parts)) != self._whole[key]
 
 
 def wasteful() -> Iterator[Snapshot]:

@@ -21,7 +21,7 @@ from tests.pages import Page, serving_pages
 from tests.prometheus import chart_job, eventually, prometheus, settled
 from tests.test_fleet import PAGE, named
 
-RULES = Path(__file__).parents[1] / "rules" / "fleet.yaml"
+RULES = Path(__file__).parents[2] / "rules" / "fleet.yaml"
 SNAPSHOT = re.compile(r"^gpumap_snapshot_timestamp_seconds (\S+)$", re.MULTILINE)
 TIME = re.compile(r"^(gpumap_\w*timestamp_seconds(?:{.*})?) (\S+)$", re.MULTILINE)
 IDLE_SECONDS = 300
