@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-PARALLEL ?= 3
+PARALLEL ?= 4
 TESTS ?= tests/test_*.py
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile -m "not e2e"
@@ -20,7 +20,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='…' goes to demo, test, test-all, e2e, bench, lock, krew"
-	@echo "and image. Tests run in three processes, also on two cores, because many wait; PARALLEL=8 makes it eight."
+	@echo "and image. Tests run in four processes, also on two cores, because many wait; PARALLEL=8 makes it eight."
 
 setup: .venv/.dev ## Makes .venv with gpumap and all that its developers need
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -46,6 +47,11 @@ NODES: dict[str, Callable[[], Snapshot]] = {
 }
 
 
+@cache
+def maps_of(node: str) -> NodeMaps:
+    return maps(NODES[node]())
+
+
 def processes(found: NodeMaps, shape: Shape) -> str:
     return top_table(found, Shape(processes=True, wide=shape.wide, screen=shape.screen))
 
@@ -63,7 +69,7 @@ def live(found: NodeMaps, shape: Shape) -> str:
     ("table", "narrowest"), [(map_table, 80), (top_table, 60), (processes, 72), (waste_table, 60), (doctor, 60)]
 )
 def test_no_line_is_wider_than_the_terminal(node: str, table: Table, narrowest: int) -> None:
-    found = maps(NODES[node]())
+    found = maps_of(node)
     for columns in (narrowest, 80, 200):
         shown = table(found, Shape(screen=Screen(columns=columns)))
         assert max(map(cells, shown.splitlines())) <= columns, shown
@@ -93,7 +99,7 @@ def test_a_container_is_named_if_its_pod_has_two() -> None:
 @pytest.mark.parametrize("node", ["long names", "16 GPUs, MIG", "mixed-node"])
 def test_wide_shortens_nothing(node: str, table: Table) -> None:
     """A name that -o wide prints can be copied. The line may be wider than the terminal."""
-    found = maps(NODES[node]())
+    found = maps_of(node)
     shown, whole = (
         table(found, Shape(wide=True, screen=screen)).partition("\n\n")[0] for screen in (Screen(columns=80), Screen())
     )
