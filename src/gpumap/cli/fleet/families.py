@@ -235,9 +235,13 @@ def targets_question(match: str) -> str:
 
 
 def spacings_question(match: str) -> str:
-    """Return PromQL for the mean time between collections that scrapes saw in five minutes; NaN for a single one."""
-    samples = f"{SNAPSHOT}{braced(match)}[{_SEEN_FOR}]"
-    return f"(max_over_time({samples}) - min_over_time({samples})) / (count_over_time({samples}) - 1)"
+    """Return PromQL for the time between the last two collections that scrapes saw; no answer for a single one."""
+    return f"idelta({SNAPSHOT}{braced(match)}[{_SEEN_FOR}])"
+
+
+def unreachable_question(match: str) -> str:
+    """Return PromQL for targets that do not answer, whatever they are."""
+    return f"up{braced(match)} == 0"
 
 
 def down_question(match: str) -> str:

@@ -151,7 +151,7 @@ async def agents_of(server: Prometheus, match: str, moment: int) -> Agents:
         [
             server.instant(families.targets_question(match), moment),
             server.instant(families.spacings_question(match), moment),
-            server.instant(families.down_question(match), moment),
+            _down_targets(server, match, moment),
         ]
     )
     if not rows:
@@ -167,6 +167,13 @@ async def agents_of(server: Prometheus, match: str, moment: int) -> Agents:
     labels = [target.labels for target in targets.values()]
     selection = selection._replace(by_target=differ_in_own_labels(labels), targets=labels_by_key(targets, names))
     return Agents(selection, targets, names, [row.labels for row in down])
+
+
+async def _down_targets(server: Prometheus, match: str, moment: int) -> list[Row]:
+    """Return gpumaps that do not answer. An hour of samples is read only if some target does not."""
+    if not await server.instant(families.unreachable_question(match), moment):
+        return []
+    return await server.instant(families.down_question(match), moment)
 
 
 async def _answers(server: Prometheus, agents: Agents, parts: Collection[str], moment: int) -> Answers:

@@ -60,7 +60,7 @@ _TROUBLES = (
     *(_Trouble(f"{one} is down", "gpumap_source_up", f'source="{one}"') for one in ("kubelet", "nvml", "procfs")),
     _Trouble("pod_identity is down", "gpumap_source_up", 'source="pod_identity"'),
     _Trouble("processes of other containers are not visible", "gpumap_capability", 'capability="pid_visibility"'),
-    _Trouble("its gpumap does not report its sources", "gpumap_source_up", is_gap=True),
+    _Trouble("its gpumap does not report its sources", "gpumap_source_up", 'source="kubelet"', is_gap=True),
     _Trouble("its gpumap serves no series of GPUs", "gpumap_driver_info", is_gap=True, unless="gpus"),
 )
 _LACKS = (
