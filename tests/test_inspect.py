@@ -470,12 +470,12 @@ def test_one_node_of_many() -> None:
 
 
 def test_the_sample_of_the_documentation() -> None:
-    """What docs/how-to/inspect.md shows is what is printed, but for blanks at the ends of lines."""
+    """What docs/how-to/whole-cluster.md shows is what is printed, but for blanks at the ends of lines."""
     held = (Slots("app-6g-v1-0", 0, 4, "default", used=6 * GIB), Slots("train-0", 1, 6, used=5 * GIB))
     one = shared_out("192.168.3.4", "192.168.3.4", [TITAN_V] * 2, *held)
     other = shared_out("192.168.68.4", "192.168.68.4", [GTX_1080_TI] * 2, Slots("web", 0, 4))
     shown = [table(one, other), table(one, details=True, used=True)]
-    text = (GOLDEN.parents[1] / "docs" / "how-to" / "inspect.md").read_text()
+    text = (GOLDEN.parents[1] / "docs" / "how-to" / "whole-cluster.md").read_text()
     for sample in shown:
         assert "\n".join(line.rstrip() for line in sample.splitlines()) in text, sample
 

@@ -221,7 +221,7 @@ def test_the_docs_name_every_record() -> None:
     sums = [record for record in RECORDS if record.startswith("cluster:") and record.partition(":")[2] in finer]
     assert sorted(named) == sorted(set(RECORDS) - set(sums))
     by_cluster = sum(record.startswith("cluster:") for record in RECORDS)
-    assert f"{by_cluster} series that say" in DOCS.read_text()
+    assert f"{by_cluster} series describe" in DOCS.read_text()
     assert {f"cluster:{name}" for name in finer} == set(sums)
 
 

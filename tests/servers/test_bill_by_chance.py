@@ -126,7 +126,7 @@ class Series(NamedTuple):
 
 
 def by_the_rule(samples: Samples, name: str, pod: str, start: int, end: int) -> Decimal:
-    """What docs/how-to/charge-teams.md says, in steps of a minute, where each gpumap has been scraped for long."""
+    """What docs/explanation/accounting.md says, in steps of a minute, where each gpumap has been scraped for long."""
     found = [
         Series([time for time, _ in told], [value for _, value in told])
         for (series, of), told in samples.series.items()

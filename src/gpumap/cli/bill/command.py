@@ -35,7 +35,7 @@ _WAYS = ("namespace", "pod", "label")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
 _MORE = """\
-Asks Prometheus, Thanos, Mimir or VictoriaMetrics for gpumap's group `accounting`. docs/how-to/charge-teams.md has
+Asks Prometheus, Thanos, Mimir or VictoriaMetrics for gpumap's group `accounting`. docs/explanation/accounting.md has
 the rule, and its error at restarts and in times without a scrape.
 
 TIME is a date (midnight, UTC), a time with its zone (2026-11-01T08:00:00Z, …T09:00:00+01:00),

@@ -1,7 +1,7 @@
 """The counters of gpumap that a bill reads, and the PromQL that adds up how far each went in a window. Pure.
 
-The server adds up, step by step (--resolution), and answers with one number for each counter. charge-teams.md has the
-rule and its error:
+The server adds up, step by step (--resolution), and answers with one number for each counter.
+docs/explanation/accounting.md has the rule and its error:
 
 - A counter **went on** by its newest value in the step, less its value before the step.
 - A counter that is below all of its values before **restarted** at 0: its newest value counts.

@@ -1,0 +1,212 @@
+"""The pages that answer one question: their commands run on the demo, and their queries and configurations work."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.command import run_command
+from tests.dashboards.test_fleet_rules import capture_pages, with_rules
+from tests.demo_process import GPUMAP as PROGRAM
+from tests.demo_process import demo, environment
+from tests.deploy.chart import CHART, container_of, helm
+from tests.fences import Block, read_blocks
+from tests.pages import serving_pages
+from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
+from tests.promtool import accepted, assert_parses
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs" / "how-to"
+PAGES = [DOCS / f"{name}.md" for name in ("who-uses-a-gpu", "find-waste", "whole-cluster", "charge-teams")]
+COLLECTORS = DOCS / "datadog-opentelemetry.md"
+AGENT = "http://127.0.0.1:9401"
+ALERTS = "gpumap:"
+"""Records of the alerts start with this. They need an hour of samples."""
+
+
+class Shown(NamedTuple):
+    """A command of a page, and the line that the page prints below it."""
+
+    place: str
+    words: tuple[str, ...]
+    below: str
+
+
+def shown(page: Path) -> Iterator[Shown]:
+    for block in read_blocks(page.read_text(encoding="utf-8"), "console"):
+        lines = [*block.body.splitlines(), "$ "]
+        for line, below in itertools.pairwise(lines):
+            if line.startswith("$ "):
+                words = tuple(shlex.split(line.removeprefix("$ "), comments=True))
+                yield Shown(f"{page.name}:{block.line}", words, below)
+
+
+COMMANDS = [one for page in PAGES for one in shown(page)]
+GPUMAP = [one for one in COMMANDS if one.words[0] == "gpumap"]
+KUBECTL = [one for one in COMMANDS if one.words[:2] == ("kubectl", "gpumap")]
+ON_THE_DEMO = [one for one in GPUMAP if AGENT in one.words]
+
+
+@cache
+def help_of(command: str) -> str:
+    return run_command(command, "--help-all").stdout
+
+
+def test_commands_are_found() -> None:
+    """There is something to check on each page."""
+    assert {one.place.partition(":")[0] for one in GPUMAP} == {page.name for page in PAGES}
+    assert len(ON_THE_DEMO) > 5
+    assert len(KUBECTL) > 3
+
+
+@pytest.mark.parametrize("command", GPUMAP, ids=lambda command: " ".join(command.words))
+def test_a_command_has_its_flags(command: Shown) -> None:
+    """`--help-all` lists each flag of a command."""
+    for flag in (word.partition("=")[0] for word in command.words if word.startswith("--")):
+        assert re.search(rf"{flag}\b", help_of(command.words[1])), command.place
+
+
+@pytest.mark.parametrize("command", KUBECTL, ids=lambda command: " ".join(command.words))
+def test_a_command_of_the_plugin_has_its_flags(command: Shown) -> None:
+    """`kubectl gpumap COMMAND --help` lists each flag."""
+    words = (PROGRAM.parent / "kubectl-gpumap", command.words[2], "--help")
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=True)
+    for flag in (word for word in command.words if re.match("-+[a-zA-Z]", word)):
+        assert re.search(rf"{flag}\b", done.stdout), command.place
+
+
+@pytest.fixture(name="agent", scope="module")
+def run_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The demo's node."""
+    with demo(tmp_path_factory.mktemp("agent"), "--interval", "1s") as url:
+        yield url
+
+
+@pytest.mark.parametrize("command", ON_THE_DEMO, ids=lambda command: " ".join(command.words))
+def test_a_command_answers_on_the_demo(agent: str, command: Shown) -> None:
+    """Each command with an agent's address succeeds. A table that the page shows has the columns of today.
+
+    It is tried again, because the demo's kubelet restarts and its findings come and go.
+    """
+    words = [agent if word == AGENT else word for word in command.words[1:]]
+
+    def answered() -> bool:
+        done = run_command(*words)
+        no_table = not re.match("[A-Z]{2}", command.below)
+        return done.returncode == 0 and (no_table or command.below.split() == done.stdout.split("\n")[0].split())
+
+    eventually(answered, about=lambda: (command.place, run_command(*words)))
+
+
+def test_scripts_read_fields_of_the_map() -> None:
+    """The schema of `/api/v1/map` has each field that the jq command reads."""
+    schema = (ROOT / "docs" / "reference" / "map.schema.json").read_text(encoding="utf-8")
+    (command,) = (one for one in COMMANDS if one.words[0] == "curl")
+    fields = re.findall(r"\.([a-z_]+)", command.words[command.words.index("jq") + 2])
+    assert len(fields) > 5
+    assert [name for name in fields if f'"{name}"' not in schema] == []
+
+
+def test_the_pages_filter_knows_the_address() -> None:
+    """The address in who-uses-a-gpu.md has a filter of the live page."""
+    script = "".join(file.read_text() for file in (ROOT / "src/gpumap/agent/web/page").glob("*.js"))
+    assert "/#q=gpu:" in PAGES[0].read_text(encoding="utf-8")
+    assert re.search(r"\bgpu:", script)
+
+
+@pytest.fixture(name="server", scope="module")
+def run_server(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes the demo and a node for each capture, with the fleet's and OpenCost's rules."""
+    folder = tmp_path_factory.mktemp("server")
+    (opencost := folder / "opencost.yaml").write_text(fence("rules").body)
+    with serving_pages(capture_pages().__getitem__) as address:
+        nodes = {path[1:]: f"http://{address}{path}" for path in capture_pages()} | {"demo-node": agent}
+        config = each_second(chart_job(nodes), rule_files=[with_rules(folder), str(opencost)])
+        config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+        with prometheus(folder, config=config) as found:
+            yield found
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for block in read_blocks(page.read_text(encoding="utf-8"), "promql"):
+            yield f"{page.name}:{block.line}", block.body
+
+
+@pytest.mark.parametrize(("place", "query"), [one for one in queries() if ALERTS not in one[1]])
+def test_a_query_is_answered(server: Prometheus, place: str, query: str) -> None:
+    """Each query of the pages has a result on the captures or the demo."""
+    eventually(lambda: server.ask(query) != [], about=lambda: place)
+
+
+def test_queries_parse(tmp_path: Path) -> None:
+    """Those of the alerts' records too."""
+    assert_parses([query for _, query in queries()], tmp_path)
+
+
+# --- other collectors -------------------------------------------------------------------------------------------------
+
+
+def fence(word: str) -> Block:
+    (found,) = (block for block in read_blocks(COLLECTORS.read_text(encoding="utf-8"), "yaml") if block.words == {word})
+    return found
+
+
+def test_datadogs_check_is_in_the_pods_annotations(tmp_path: Path) -> None:
+    """Helm renders it for the chart's container and port, as JSON. Each name in it is a family of gpumap."""
+    (values := tmp_path / "values.yaml").write_text(fence("values").body)
+    done = helm("template", "gpumap", CHART, "--values", values)
+    assert done.returncode == 0, done.stderr
+    manifests: dict[str, dict[str, Any]] = {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one}
+    container = container_of(manifests)
+    annotations = manifests["DaemonSet"]["spec"]["template"]["metadata"]["annotations"]
+    check = json.loads(annotations[f"ad.datadoghq.com/{container['name']}.checks"])["openmetrics"]
+    (instance,) = check["instances"]
+    assert instance["openmetrics_endpoint"] == f"http://%%host%%:{container['ports'][0]['containerPort']}/metrics"
+    reference = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    gauges = set(re.findall(r"^\| `(gpumap_\w+)` \| gauge", reference, re.MULTILINE))
+    counters = set(re.findall(r"^\| `(gpumap_\w+)_total` \| counter", reference, re.MULTILINE))
+    assert set(instance["metrics"]) <= gauges | counters
+    assert set(instance["metrics"]) & counters, "the page explains how counters are named"
+
+
+def test_the_collector_scrapes_as_prometheus_does(tmp_path: Path) -> None:
+    """Its scrape configuration is valid, with the relabelings of scrape.md. Its pipeline names what it declares."""
+    collector = yaml.safe_load(fence("collector").body)
+    scraping = collector["receivers"]["prometheus"]["config"]
+    (job,) = scraping["scrape_configs"]
+    (discovery,) = job.pop("kubernetes_sd_configs")  # Debian's Prometheus is built without it
+    assert discovery["role"] == "pod"
+    text = (DOCS / "scrape.md").read_text(encoding="utf-8")
+    (known,) = (block.body for block in read_blocks(text, "yaml") if "kubernetes_sd_configs" in block.body)
+    (expected,) = yaml.safe_load(known)["scrape_configs"]
+    assert job["relabel_configs"] == expected["relabel_configs"]
+    (file := tmp_path / "prometheus.json").write_text(json.dumps(scraping))
+    accepted("check", "config", file)
+    (pipeline,) = collector["service"]["pipelines"].values()
+    for kind, names in pipeline.items():
+        assert set(names) == set(collector[kind])
+
+
+def test_opencosts_rules_record_each_share_once(server: Prometheus, tmp_path: Path) -> None:
+    """promtool accepts the rules. What they record is what containers hold, under the labels that OpenCost reads."""
+    (file := tmp_path / "rules.yaml").write_text(fence("rules").body)
+    accepted("check", "rules", "--lint=none", file)
+    held = 'sum(gpumap_container_allocated_gpus{node!="demo-node"})'
+    eventually(lambda: server.ask(held) != [] and server.ask('container_gpu_allocation{node="demo-node"}') != [])
+    recorded = 'sum(container_gpu_allocation{node!="demo-node"})'
+    eventually(lambda: server.value(recorded) == pytest.approx(server.value(held)))
+    for labels, _ in server.ask("container_gpu_allocation"):
+        assert set(labels) == {"__name__", "namespace", "pod", "container", "node", "instance"}
+        assert labels["node"] == labels["instance"]
+    eventually(lambda: server.ask('DCGM_FI_PROF_GR_ENGINE_ACTIVE{node="demo-node"}') != [])
