@@ -78,7 +78,7 @@ def dialects() -> str:
             for family in found
         ]
     table = _table(("dialect", "family", "labels", "where"), rows)
-    default = f"On by default: {_codes(DEFAULT_DIALECTS)}."
+    default = f"On by default: {_codes(DEFAULT_DIALECTS)}. `native` is always on, unless `--no-native` turns it off."
     return f"{table}\n\n{default}"
 
 
