@@ -132,6 +132,7 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("updateStrategy.rollingUpdate.maxSurge=1",), "updateStrategy.rollingUpdate.maxSurge is 1"),
         (("updateStrategy.rollingUpdate.maxSurge=10%",), "updateStrategy.rollingUpdate.maxSurge is 10%"),
         (("dialects={none,native}",), "dialects: none"),
+        (("extraArgs={--no-native}",), "extraArgs: --no-native: set native: false"),
         (("native=false", "dialects={none}"), "native is false, and dialects names no other"),
         (("native=false", "dialects={native}"), "native is false, and dialects names native"),
         (("native=false", "dialects={native,dcgm}"), "native is false, and dialects names native"),

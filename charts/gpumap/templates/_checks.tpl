@@ -34,6 +34,9 @@ values; each stops at the first mistake, in one line.
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}
   {{- end }}
+  {{- if has "--no-native" .extraArgs }}
+    {{- fail "extraArgs: --no-native: set native: false instead, so that the chart knows of it." }}
+  {{- end }}
   {{- if not .native }}
     {{- if has "native" .dialects }}
       {{- fail "native is false, and dialects names native. Leave one out." }}
