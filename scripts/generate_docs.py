@@ -66,19 +66,21 @@ def flags() -> str:
 
 
 def dialects() -> str:
-    """What each dialect that is built serves, and where."""
-    rows: list[tuple[str, ...]] = [("`native`", "`gpumap_*`", "see [metrics.md](metrics.md)", "`/metrics`")]
+    """The families of each dialect; those with the same labels on the same pages share a row."""
+    rows = [("`native`", "`gpumap_*`", "see [metrics.md](metrics.md)", "`/metrics`")]
     for name, dialect in DIALECTS.items():
-        rows += [_dialect(name, family, "/metrics") for family in dialect.families]
-        # The node's name is made a valid one: the placeholder is put back.
-        pages = dialect.pages("NODE").items()
-        rows += [
-            _dialect(name, family, path, family.name.replace("NODE", "<node>"))
-            for path, found in pages
-            for family in found
-        ]
-    table = _table(("dialect", "family", "labels", "where"), rows)
-    default = f"On by default: {_codes(DEFAULT_DIALECTS)}."
+        pages_by_family: dict[Family | Numbered, list[str]] = {}
+        for path, families in {"/metrics": dialect.families, **dialect.pages("NODE")}.items():
+            for family in families:
+                pages_by_family.setdefault(family, []).append(path)
+        names: dict[tuple[str, str], list[str]] = {}
+        for family, paths in pages_by_family.items():
+            # The dialect makes the node's name a valid one: put the placeholder back.
+            shown = f"`{family.name.replace('NODE', '<node>')}`{' (counter)' * (family.kind == 'counter')}"
+            names.setdefault((_codes(family.labels), _codes(paths)), []).append(shown)
+        rows += [(f"`{name}`", "<br>".join(shown), labels, where) for (labels, where), shown in names.items()]
+    table = _table(("dialect", "families (gauges, if not marked)", "labels", "pages"), rows)
+    default = f"On by default: {_codes(DEFAULT_DIALECTS)}. `native` is always on, unless `--no-native` turns it off."
     return f"{table}\n\n{default}"
 
 
@@ -137,10 +139,6 @@ def _families(families: Iterable[Family]) -> str:
 
 def _unit(family: Family) -> str:
     return next((unit for ending, unit in UNITS.items() if family.name.endswith(ending)), "")
-
-
-def _dialect(name: str, family: Family | Numbered, path: str, shown: str = "") -> tuple[str, ...]:
-    return f"`{name}`", f"`{shown or family.name}` ({family.kind})", _codes(family.labels), f"`{path}`"
 
 
 def _flag(flag: Flag) -> str:

@@ -55,12 +55,13 @@ def lints(text: str) -> list[str]:
 
 
 def documented_lints(dialect: str, families: Iterable[Family | Numbered]) -> list[str]:
-    """What docs/reference/dialects.md says that promtool says of a dialect: the rows of the table in its section."""
+    """Return what promtool reports on a dialect by docs/reference/dialects.md: rows of a table in its section."""
     section = DOCS.read_text(encoding="utf-8").split(f"\n## {dialect}\n")[1].split("\n## ")[0]
+    table = section.partition("| `promtool check metrics` reports | of |")[2]
     names = [family.name for family in families]
     return sorted(
         f"{name} {lint}"
-        for lint, of in re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
+        for lint, of in re.findall(r"^\| `([^`]+)` \| (.+) \|$", table, re.MULTILINE)
         for name in (names if of == "every family" else re.findall(r"`(\w+)`", of))
     )
 

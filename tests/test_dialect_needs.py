@@ -42,7 +42,7 @@ pods:
 
 
 def settled(*dialects: str, collect: tuple[str, ...] = DEFAULT_GROUPS) -> Settings:
-    return replace(resolve(argparse.Namespace(), {}), groups=collect, dialects=("native", *dialects))
+    return replace(resolve(argparse.Namespace(), {}), groups=collect, dialects=dialects)
 
 
 def asked(settings: Settings) -> tuple[str, ...]:

@@ -137,9 +137,9 @@ def test_an_empty_map_is_an_empty_page() -> None:
 
 
 def test_the_dialects_are_those_of_the_contract() -> None:
-    """What is built are the contract's dialects; native and pod-gpu-map are on by default."""
+    """The code has the contract's dialects; pod-gpu-map is on by default, in addition to the native families."""
     assert {"native", *DIALECTS} == CONTRACT_DIALECTS
-    assert DEFAULT_DIALECTS == ("native", "pod-gpu-map")
+    assert DEFAULT_DIALECTS == ("pod-gpu-map",)
 
 
 def test_a_large_node_has_no_row_twice() -> None:

@@ -127,7 +127,7 @@ def test_one_cluster_of_several_and_a_namespace(server: str) -> None:
 def test_agents_that_serve_a_part(tmp_path: Path) -> None:
     """What a real server does not know of a node is no zero: it is said, and the exit code tells that it is missing."""
     serves = {
-        "foreign": ("--dialect", "dcgm"),
+        "foreign": ("--no-native", "--dialect", "dcgm"),
         "held": ("--collect", "allocation"),
         "used": ("--collect", "use", "--scenario", "sharing"),
     }

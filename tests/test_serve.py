@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpumap.agent.metrics import GROUPS, native
 from gpumap.model import cgroups
 from tests import standin
 from tests.agent import Page, gone, serve
@@ -459,13 +460,28 @@ async def test_the_host_sees_its_own_processes(directory: Path, library: Path) -
 async def test_the_driver_is_found_by_the_loader(plain: Node) -> None:
     """Without --nvml-library the loader's search finds it, and flags may come as environment variables."""
     share(plain)
-    async with serve(plain, GPUMAP_DIALECT="native", GPUMAP_COLLECT="use,device", GPUMAP_NODE_NAME="node-7") as agent:
+    async with serve(plain, GPUMAP_DIALECT="none", GPUMAP_COLLECT="use,device", GPUMAP_NODE_NAME="node-7") as agent:
         page = await agent.later(1)
         assert on_shared_card(page, USED) == THEIR_BYTES
         assert "pod_and_gpu_map_info" not in page.samples
         assert "gpumap_allocation_info" not in page.samples
         assert "node=node-7" in agent.log
         assert (await agent.get("/metrics/nodes")).status == 404
+
+
+async def test_a_dialect_is_served_with_the_native_families_or_without_them(plain: Node) -> None:
+    """--dialect adds its names to the native ones. --no-native leaves the dialects, the self-metrics and the map."""
+    share(plain)
+    async with serve(plain, "--dialect", "dcgm") as agent:
+        page = await agent.later(1)
+        assert {"DCGM_FI_DEV_FB_USED", "gpumap_allocation_info", "gpumap_build_info"} <= page.samples.keys()
+        assert "pod_and_gpu_map_info" not in page.samples
+    async with serve(plain, "--no-native", "--dialect", "dcgm") as agent:
+        page = await agent.later(1)
+        assert {"DCGM_FI_DEV_FB_USED", "gpumap_build_info", "gpumap_source_up"} <= page.samples.keys()
+        native_names = {family.name for family in native(GROUPS, process_metrics=True)}
+        assert page.samples.keys() & native_names == set()
+        assert (await agent.get("/api/v1/map")).status == 200
 
 
 async def test_a_socket_that_accepts_and_is_no_kubelet(plain: Node) -> None:

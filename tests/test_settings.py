@@ -84,7 +84,8 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--nvml-library": ("/a.so", "/b.so", "nvml_library", "/a.so", "/b.so"),
     "--resource": ("a.*", "b", "resource", "a.*", "b"),
     "--collect": ("use", "allocation,device", "groups", ("use",), ("allocation", "device")),
-    "--dialect": ("native", "none", "dialects", ("native",), ()),
+    "--dialect": ("dcgm", "none", "dialects", ("dcgm",), ()),
+    "--no-native": ("", "0", "native", False, True),
     "--process-metrics": ("", "0", "process_metrics", True, False),
     "--push": ("", "false", "push", True, False),
     "--nvml-release": ("", "false", "nvml_release", True, False),
@@ -132,7 +133,7 @@ def test_defaults() -> None:
     assert settings.pods_api_socket is None, "it is asked only where a user asks for it"
     assert settings.resource.fullmatch("nvidia.com/gpu.shared")
     assert settings.groups == DEFAULT_GROUPS
-    assert settings.dialects == ("native", "pod-gpu-map")
+    assert (settings.native, settings.dialects) == (True, ("pod-gpu-map",))
     assert not settings.process_metrics
 
 
@@ -218,14 +219,49 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_groups_and_dialects_replace_their_defaults() -> None:
-    """Repeated flags and commas in a variable choose; `all` is all that is built; the page's order is kept."""
+    """Repeated flags and commas in a variable choose; `all` selects everything; the page's order is kept."""
     assert settle("--collect", "device", "--collect", "use").groups == ("use", "device")
     assert settle(GPUMAP_COLLECT=" use , device ").groups == ("use", "device")
     assert settle("--collect", "all").groups == tuple(GROUPS)
-    assert settle("--dialect", "all").dialects == ("native", *DIALECTS)
-    assert settle("--dialect", "pod-gpu-map").dialects == ("pod-gpu-map",)
+    assert settle("--dialect", "all").dialects == tuple(DIALECTS)
+    assert settle("--dialect", "dcgm", "--dialect", "pod-gpu-map").dialects == ("pod-gpu-map", "dcgm")
     assert settle("--dialect", "none").dialects == ()
-    assert settle("--dialect", "native", GPUMAP_DIALECT="none").dialects == ("native",)
+    assert settle("--dialect", "dcgm", GPUMAP_DIALECT="none").dialects == ("dcgm",)
+
+
+@pytest.mark.parametrize("names", [("dcgm",), ("all",), ("none",), ("native",), ("native", "dcgm")])
+def test_a_dialect_adds_to_the_native_families(names: tuple[str, ...]) -> None:
+    """No value of --dialect turns the native families off. The word `native` is accepted and changes nothing."""
+    settings = settle(*(word for name in names for word in ("--dialect", name)))
+    assert settings.native
+    assert "native" not in settings.dialects
+    assert settings.dialects == settle(GPUMAP_DIALECT=",".join(names)).dialects
+    assert settle("--dialect", "native", "--dialect", "dcgm").dialects == ("dcgm",)
+
+
+def test_no_native_leaves_the_dialects() -> None:
+    """Without --dialect it leaves the default dialect; the flag takes precedence over its variable."""
+    assert (settle("--no-native").native, settle("--no-native").dialects) == (False, ("pod-gpu-map",))
+    assert not settle("--no-native", "--dialect", "all").native
+    assert not settle(GPUMAP_NO_NATIVE="true", GPUMAP_DIALECT="dcgm").native
+    assert not settle("--no-native", GPUMAP_NO_NATIVE="false").native
+    assert mistake(GPUMAP_NO_NATIVE="no") == "--no-native (from $GPUMAP_NO_NATIVE=no): is not true, false, 1 or 0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--dialect", "none"), "--dialect none leaves only the self-metrics"),
+        (("--dialect", "native"), "--dialect native contradicts it"),
+        (("--dialect", "dcgm", "--dialect", "native"), "--dialect native contradicts it"),
+        (("--process-metrics",), "--process-metrics is a native family"),
+    ],
+)
+def test_no_native_refuses_what_it_turns_off(arguments: tuple[str, ...], why: str) -> None:
+    """A page without families of GPUs, or a flag without effect, is a mistake that names both flags."""
+    assert mistake("--no-native", *arguments).startswith(f"--no-native: {why}")
+    by_variable = mistake(*arguments, GPUMAP_NO_NATIVE="1")
+    assert by_variable.startswith(f"--no-native (from $GPUMAP_NO_NATIVE=1): {why}")
 
 
 def test_choices_that_are_not_known_are_refused() -> None:

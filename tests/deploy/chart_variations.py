@@ -109,7 +109,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     ),
     "extras": (
         "extraArgs={--process-metrics}",
-        "dialects={native,dcgm}",
+        "dialects={dcgm}",
         "collect={allocation,use}",
         "extraEnv[0].name=GPUMAP_LOG_FORMAT",
         "extraEnv[0].value=json",
@@ -121,6 +121,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
         "extraVolumeMounts[0].mountPath=/etc/more",
         "resources.limits.memory=1Gi",
     ),
+    "dialects alone": ("native=false", "dialects={dcgm,dcgm-join}", "serviceMonitor.enabled=true"),
     "a Service of one's own": (
         "service.type=NodePort",
         "service.port=9500",

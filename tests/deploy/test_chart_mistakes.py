@@ -46,6 +46,7 @@ MISTAKES = {
     "interval": "10",
     "dialects[0]": "dcgm-exporter",
     "dialects": "dcgm",
+    "native": "no",
     "collect[0]": "gpu",
     "stateFile.hostPath": "/var/lib/gpumap/",
     "extraArgs": "--interval=10s",
@@ -131,6 +132,18 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("updateStrategy.rollingUpdate.maxSurge=1",), "updateStrategy.rollingUpdate.maxSurge is 1"),
         (("updateStrategy.rollingUpdate.maxSurge=10%",), "updateStrategy.rollingUpdate.maxSurge is 10%"),
         (("dialects={none,native}",), "dialects: none"),
+        (("extraArgs={--no-native}",), "extraArgs: --no-native: set native: false"),
+        (("native=false", "dialects={none}"), "native is false, and dialects names no other"),
+        (("native=false", "dialects={native}"), "native is false, and dialects names native"),
+        (("native=false", "dialects={native,dcgm}"), "native is false, and dialects names native"),
+        *(
+            (
+                ("native=false", "prometheusRule.enabled=true", *off),
+                "prometheusRule.enabled: every alert and rule reads",
+            )
+            for off in ((), ("prometheusRule.recording=false",), ("prometheusRule.alerts=false",))
+        ),
+        (("native=false", "dashboards.enabled=true"), "dashboards.enabled: the boards read"),
         *(
             ((f"stateFile.hostPath={folder}",), f"stateFile.hostPath {folder} ")
             for folder in (

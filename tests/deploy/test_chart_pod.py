@@ -176,12 +176,13 @@ def test_the_library_can_come_from_the_node(library: str, host_path: str, flag: 
 
 
 def test_flags_have_values_of_their_own() -> None:
-    """interval, dialects, collect and the state file are flags of `serve`, in front of extraArgs, which win."""
-    dialects = ("native", *DIALECTS)
+    """interval, dialects, native, collect and the state file are flags of `serve`, in front of extraArgs, which win."""
+    dialects = tuple(DIALECTS)
     container = container_of(
         render(
             "interval=10s",
             f"dialects={{{','.join(dialects)}}}",
+            "native=false",
             f"collect={{{','.join(GROUPS)}}}",
             "stateFile.hostPath=/data/gpumap",
             "extraArgs={--interval=20s}",
@@ -191,6 +192,7 @@ def test_flags_have_values_of_their_own() -> None:
         "serve",
         "--interval=10s",
         *(f"--dialect={name}" for name in dialects),
+        "--no-native",
         *(f"--collect={name}" for name in GROUPS),
         "--state-file=/var/lib/gpumap/state.json",
         "--interval=20s",

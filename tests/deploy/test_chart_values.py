@@ -60,6 +60,7 @@ REACHES: dict[str, Tried] = {
     "terminationGracePeriodSeconds": Tried("30"),
     "interval": Tried("10s"),
     "dialects[0]": Tried("dcgm"),
+    "native": Tried("false"),
     "collect[0]": Tried("use"),
     "stateFile.hostPath": Tried("/var/lib/gpumap"),
     "extraArgs[0]": Tried("--process-metrics"),

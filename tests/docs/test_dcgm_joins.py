@@ -220,9 +220,9 @@ def owned(values: Mapping[tuple[str, str], float]) -> Rows:
 def test_each_owner_has_its_devices_value(server: Prometheus, world: World) -> None:
     """One row an owner, exclusive, shared and MIG, whatever copies the exporter has; none for what nobody holds."""
     key = ("UUID", "GPU_I_ID", *spelled(world))
-    plain, honored, over_both, rescaled = queries("A device's value for each owner")
+    plain, over_both, rescaled, _ = queries("A device's value for each owner")
     expected = owned({entity: float(value) for entity, value in SM_ACTIVE.items()})
-    for query in (translated(plain, world), translated(honored, world), over_both):
+    for query in (translated(plain, world), over_both):
         assert ask(server, world, query, *key) == expected
     used = owned({(device.uuid, device.instance): device.used_mib * MIB for device in DEVICES})
     assert ask(server, world, rescaled, *key) == used, "the device's memory, and neither a slot's nor a sum"
@@ -231,7 +231,7 @@ def test_each_owner_has_its_devices_value(server: Prometheus, world: World) -> N
 @in_each_world
 def test_exclusive_devices_have_their_owners_name(server: Prometheus, world: World) -> None:
     """A shared device is left out, instead of being given to one of its holders, also while it has but one."""
-    (query,) = queries("Exclusive devices alone")
+    (query,) = queries("Exclusive devices only")
     assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == {
         (CARD, "", *TRAINER): 700,
         (PARTITIONED, "3", *TRAINER): 300,
@@ -241,52 +241,17 @@ def test_exclusive_devices_have_their_owners_name(server: Prometheus, world: Wor
 @in_each_world
 def test_a_sum_counts_each_card_once(server: Prometheus, world: World) -> None:
     """The shared card's power is shared out; what each namespace has adds up to the cards that are held."""
-    (query,) = queries("A sum that counts nothing twice")
+    (query,) = queries("Power by namespace")
     assert ask(server, world, translated(query, world), spelled(world)[0]) == {("ml",): 700 + 400 + 50}
 
 
 @in_each_world
 def test_a_cards_value_reaches_the_owners_of_its_instances(server: Prometheus, world: World) -> None:
     """An XID error of the card is told of all who are on it."""
-    (query,) = queries("A card's value for all who are on it")
+    *_, query = queries("A device's value for each owner")
     assert ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world)) == owned(
         {(device.uuid, device.instance): XID[device.uuid] for device in DEVICES}
     )
-
-
-@in_each_world
-def test_what_a_container_uses_meets_what_dcgm_sees(server: Prometheus, world: World) -> None:
-    """gpumap's bytes under the exporter's keys, against the device's."""
-    (query,) = queries("What each container uses, under dcgm-exporter's keys")
-    own = {row.name: row.use.memory_bytes for row in sample_node().containers if row.use and row.uuid == SHARED}
-    shares = ask(server, world, translated(query, world), "UUID", "GPU_I_ID", *spelled(world))
-    assert shares == pytest.approx(
-        {
-            (CARD, "", *TRAINER): 3 / 4,
-            (SHARED, "", *P1): (own[P1] or 0) / (4000 * MIB),
-            (SHARED, "", *P2): (own[P2] or 0) / (4000 * MIB),
-            (PARTITIONED, "3", *TRAINER): 1 / 2,
-            (LONE, "", *P3): 1,
-        }
-    )
-
-
-@in_each_world
-def test_the_exporters_own_pods_are_spelled_by_its_scrape(server: Prometheus, world: World) -> None:
-    """`exported_pod` without honorLabels, `pod` with them: one of the two queries has the pods."""
-    not_honored, honored = (translated(query, world) for query in queries("Pods by dcgm-exporter itself"))
-    scale = MIB if world.since_4_9 else 1
-    expected = {
-        ("ml", "job-0"): 6144 * scale,
-        ("ml", "p1"): 2048 * scale,
-        ("ml", "p2"): 2048 * scale,
-        ("ml", "p3"): 100 * scale,
-    }
-    if world.honored:
-        found = ask(server, world, honored, "namespace", "pod")
-        assert {key: value for key, value in found.items() if key[1] != "dcgm-exporter-x7"} == expected
-    else:
-        assert ask(server, world, not_honored, "exported_namespace", "exported_pod") == expected
 
 
 @in_each_world

@@ -30,7 +30,7 @@ ANSWERS: list[tuple[str, list[str]]] = [
     ("gpumap top --sort-by m", ["memory"]),
     ("gpumap waste -o json --sort-by id", ["idle"]),
     ("gpumap serve --collect ", sorted((*GROUPS, "all"))),
-    ("gpumap serve --dialect n", ["native", "none", "nvidia-smi"]),
+    ("gpumap serve --dialect n", ["none", "nvidia-smi"]),
     ("gpumap serve --log-level d", ["debug"]),
     ("gpumap waste --idle", ["--idle-after"]),
     ("gpumap inspect --det", ["--details"]),

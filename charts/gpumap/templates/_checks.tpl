@@ -34,6 +34,23 @@ values; each stops at the first mistake, in one line.
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}
   {{- end }}
+  {{- if has "--no-native" .extraArgs }}
+    {{- fail "extraArgs: --no-native: set native: false instead, so that the chart knows of it." }}
+  {{- end }}
+  {{- if not .native }}
+    {{- if has "native" .dialects }}
+      {{- fail "native is false, and dialects names native. Leave one out." }}
+    {{- end }}
+    {{- if has "none" .dialects }}
+      {{- fail "native is false, and dialects names no other metrics to serve. Name a dialect, such as dcgm." }}
+    {{- end }}
+    {{- if .prometheusRule.enabled }}
+      {{- fail "prometheusRule.enabled: every alert and rule reads the native metrics, so it needs native: true." }}
+    {{- end }}
+    {{- if .dashboards.enabled }}
+      {{- fail "dashboards.enabled: the boards read the native metrics, so they need native: true." }}
+    {{- end }}
+  {{- end }}
   {{- range .extraArgs }}
     {{- if regexMatch "^--listen(=|$)" . }}
       {{- fail (printf "extraArgs: %s: probes and Service look for the agent on port 9401 of its pod. The Service's own port is service.port." .) }}

@@ -22,7 +22,8 @@ DIALECTS = (
     *("pod-gpu-map", "pod-gpu-map-deprecated", "gpu-mem-monitor", "cadvisor", "gpu-manager", "nvidia-smi"),
     *("dcgm", "dcgm-join", "arms"),
 )
-DEFAULT_DIALECTS = ("native", "pod-gpu-map")
+DEFAULT_DIALECTS = ("pod-gpu-map",)
+"""In addition to the native families, which only --no-native turns off."""
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -109,10 +110,11 @@ FLAGS = (
         "--dialect",
         "NAME",
         ",".join(DEFAULT_DIALECTS),
-        f"names to serve: native, {', '.join(DIALECTS)}, all or none",
+        f"names to serve in addition to the native ones: {', '.join(DIALECTS)}, all or none",
         repeatable=True,
-        choices=("native", *DIALECTS, "all", "none"),
+        choices=(*DIALECTS, "all", "none"),
     ),
+    Flag("--no-native", "", "false", "serve only the dialects and the self-metrics"),
     Flag("--process-metrics", "", "false", "serve gpumap_process_gpu_memory_used_bytes, a series per process"),
     Flag("--state-file", "PATH", "", "where counters of accounting and XID errors survive a restart; else they do not"),
     Flag("--web-config", "FILE", "", "TLS, client certificates and passwords, as exporters take them; else plain HTTP"),

@@ -86,7 +86,7 @@ async def serve(
 
 def _pages(settings: Settings) -> Pages:
     chosen = chosen_dialects(settings.dialects)
-    native_families = native(settings.groups, settings.process_metrics) if "native" in settings.dialects else ()
+    native_families = native(settings.groups, settings.process_metrics) if settings.native else ()
     return Pages(
         (*native_families, *(family for dialect in chosen for family in dialect.families)),
         self_families(__version__, platform.python_version()),
@@ -166,7 +166,7 @@ def watched(settings: Settings) -> tuple[Place, ...]:
 
 
 def chosen_dialects(names: Iterable[str]) -> list[Dialect]:
-    return [DIALECTS[name] for name in names if name in DIALECTS]
+    return [DIALECTS[name] for name in names]
 
 
 def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, ...]:

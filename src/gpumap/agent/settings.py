@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+NATIVE = "native"
 SOCKET_PATH_BYTES_MAX = 107
 """unix(7): sun_path is 108 bytes, the last of them 0."""
 
@@ -62,7 +63,9 @@ class Settings:
     push: bool
     resource: re.Pattern[str]
     groups: tuple[str, ...]
+    native: bool
     dialects: tuple[str, ...]
+    """In addition to the native families."""
     process_metrics: bool
     log_format: str
     log_level: str
@@ -84,6 +87,7 @@ def resolve(
     stale_after_seconds = values.parse("--stale-after", parse_duration)
     if stale_after_seconds < interval_seconds:
         raise values.error("--stale-after", "is shorter than --interval")
+    no_native, dialects = _page(values)
     root = values.parse("--kubelet-root", _directory)
     checkpoint = values.word("--device-checkpoint")
     kubelet_socket = values.word("--kubelet-socket")
@@ -107,7 +111,8 @@ def resolve(
         push=values.parse("--push", _boolean),
         resource=values.parse("--resource", _pattern),
         groups=values.choose("--collect", GROUPS),
-        dialects=values.choose("--dialect", ("native", *DIALECTS), none=True),
+        native=not no_native,
+        dialects=dialects,
         process_metrics=values.parse("--process-metrics", _boolean),
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
@@ -139,8 +144,11 @@ class _Values:
     def __init__(self, given: Mapping[str, _Given]) -> None:
         self._given = given
 
+    def words(self, name: str) -> tuple[str, ...]:
+        return self._given[name].words
+
     def word(self, name: str) -> str:
-        words = self._given[name].words
+        words = self.words(name)
         return words[-1] if words else ""
 
     def origin(self, name: str) -> str:
@@ -167,6 +175,21 @@ class _Values:
                 known = ", ".join((*choices, "all", *(("none",) if none else ())))
                 raise self.error(name, f'"{word}" is not known; known are {known}')
         return tuple(one for one in choices if one in words or "all" in words)
+
+
+def _page(values: _Values) -> tuple[bool, tuple[str, ...]]:
+    """Return --no-native and the dialects. The word `native` is accepted as a dialect and changes nothing."""
+    no_native = values.parse("--no-native", _boolean)
+    chosen = values.choose("--dialect", (NATIVE, *DIALECTS), none=True)
+    named = NATIVE in values.words("--dialect")
+    dialects = tuple(name for name in chosen if name != NATIVE)
+    if no_native and named:
+        raise values.error("--no-native", "--dialect native contradicts it")
+    if no_native and not dialects:
+        raise values.error("--no-native", "--dialect none leaves only the self-metrics; name a dialect to serve")
+    if no_native and values.parse("--process-metrics", _boolean):
+        raise values.error("--no-native", "--process-metrics is a native family; leave one of the two flags out")
+    return no_native, dialects
 
 
 def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str]) -> _Given:

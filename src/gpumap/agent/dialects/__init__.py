@@ -45,4 +45,4 @@ DIALECTS: Mapping[str, Dialect] = {
     "dcgm-join": Dialect(dcgm_join.FAMILIES),
     "arms": Dialect(arms.FAMILIES),
 }
-"""By `--dialect` name. `native` are gpumap's own metrics (`gpumap.agent.metrics`)."""
+"""By `--dialect` name. gpumap's own metrics are in `gpumap.agent.metrics`."""

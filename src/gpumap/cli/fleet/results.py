@@ -32,7 +32,7 @@ _LACKS_PODS = (
 )
 """The reason if other series of the group allocation exist (gpumap_node_info)."""
 _USERS = "who uses its GPUs (--collect use; or its series are dropped)"
-_GPUS = "its GPUs themselves (--collect device, --dialect native; or its series are dropped)"
+_GPUS = "its GPUs themselves (--collect device, without --no-native; or its series are dropped)"
 
 
 class Answers(NamedTuple):
