@@ -1,4 +1,6 @@
-"""Write the tables of docs/reference/{metrics,flags,dialects,remedies}.md and of the chart's README: `make docs`.
+"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md and the chart's README.
+
+`make docs` runs it.
 
 The tables come from the code. They are between two comments of each page; the prose around them is written by hand.
 The schema of /api/v1/map is copied.
@@ -89,7 +91,7 @@ def troubles() -> str:
         for source, known in remedies.SOURCES.items()
         for reason, remedy in known.items()
     ]
-    parts = ["## Sources (`gpumap_source_up`, `gpumap_source_errors_total`)"]
+    parts = ["### Sources (`gpumap_source_up`, `gpumap_source_errors_total`)"]
     parts += [_table(("source", "reason", "what to do"), sources)]
     for title, label, known in (
         ("GPUs (`gpumap_gpu_fault_info`)", "reason", remedies.FAULTS),
@@ -100,7 +102,7 @@ def troubles() -> str:
         ("Capabilities that are 0 (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
         ("Why allocations are not pushed (the log's `push=0`, `gpumap doctor`)", "reason", remedies.PUSH),
     ):
-        parts += [f"## {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
+        parts += [f"### {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
     return "\n\n".join(parts)
 
 
@@ -114,7 +116,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/metrics.md": metrics,
     "reference/flags.md": flags,
     "reference/dialects.md": dialects,
-    "reference/remedies.md": troubles,
+    "how-to/troubleshoot.md": troubles,
 }
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
 """docs/reference/map.schema.json is a link to it."""
