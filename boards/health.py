@@ -141,7 +141,7 @@ ILL = Row(
         Table(
             title="Faults and what the driver asks for",
             about="Why GPUs do not answer, and the recovery that the driver asks for (other than none)."
-            " docs/reference/remedies.md has what to do.",
+            " docs/how-to/troubleshoot.md has what to do.",
             keys=(*GPU_KEYS, Key("reason", "Fault"), Key("action", "Asked for")),
             columns=(
                 Column(

@@ -11,7 +11,7 @@ ROW = Row(
     (
         Curves(
             title="Errors of sources",
-            about="Failed reads of a source per second, by reason. docs/reference/remedies.md has the remedy for each.",
+            about="Failed reads of a source per second, by reason. Remedies: docs/how-to/troubleshoot.md.",
             queries=(
                 Query(
                     "sum by (source, reason) ("
@@ -49,7 +49,7 @@ ROW = Row(
         ),
         Table(
             title="Slots on no device",
-            about="Assigned slots that match no device of NVML, by reason. Remedies: docs/reference/remedies.md.",
+            about="Assigned slots that match no device of NVML, by reason. Remedies: docs/how-to/troubleshoot.md.",
             keys=(
                 Key("cluster", "Cluster"),
                 NODE_KEY,

@@ -39,7 +39,7 @@ REPLACED = {
     r"says? (?:of|nothing)|said of": "report",
     r"(?:is|are|was|were)(?: not| still| no longer)? there(?= *[.,;:)]|$)": "exists, is present",
     r"alone(?= *[.,;:)]|$)": "only",
-    r"silent|silence|deaf": "does not answer, closed",
+    r"silent|silence(?! (?:it|a|their|by)\b)|deaf": "does not answer, closed",
     r"who is": "name the actor",
 }
 """What style replaces, and by what."""

@@ -1,4 +1,6 @@
-"""Write the tables of docs/reference/{metrics,flags,dialects,remedies}.md and of the chart's README: `make docs`.
+"""Write the tables of docs/reference/{metrics,flags,dialects}.md, docs/how-to/troubleshoot.md and the chart's README.
+
+`make docs` runs it.
 
 The tables come from the code. They are between two comments of each page; the prose around them is written by hand.
 The schema of /api/v1/map is copied.
@@ -21,13 +23,13 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", re.DOTALL)
 
 GROUP_TITLES = {
-    "allocation": "Allocation: the kubelet's word",
+    "allocation": "Allocation: reported by the kubelet",
     "use": "Use: measured",
-    "accounting": "Accounting: what containers are charged for",
+    "accounting": "Accounting: counters for chargeback",
     "device": "Devices and GPUs",
     "health": "Health of GPUs",
     "links": "PCIe and NVLink",
-    "gpm": "GPM: activity of a device's engines, on Hopper and later",
+    "gpm": "GPM: activity of the units of a device, on Hopper and later",
     "codec": "Video encoders and decoders",
 }
 UNITS = {
@@ -54,8 +56,8 @@ def metrics() -> str:
         default = "" if group in DEFAULT_GROUPS else ", off by default"
         parts += [f"## {GROUP_TITLES[group]} (`{group}`{default})", _families(families)]
     parts += ["## By process (`--process-metrics`, off by default: a series for each process)", _families(PROCESSES)]
-    parts += ["## On gpumap itself (always)", _families(self_families("", ""))]
-    parts += ["And `process_*`, as every Prometheus client has them: CPU, memory, file descriptors, start time."]
+    parts += ["## gpumap itself (always)", _families(self_families("", ""))]
+    parts += ["Also `process_*`, as in every Prometheus client: CPU, memory, file descriptors, start time."]
     return "\n\n".join(parts)
 
 
@@ -91,18 +93,18 @@ def troubles() -> str:
         for source, known in remedies.SOURCES.items()
         for reason, remedy in known.items()
     ]
-    parts = ["## Sources (`gpumap_source_up`, `gpumap_source_errors_total`)"]
+    parts = ["### Sources (`gpumap_source_up`, `gpumap_source_errors_total`)"]
     parts += [_table(("source", "reason", "what to do"), sources)]
     for title, label, known in (
         ("GPUs (`gpumap_gpu_fault_info`)", "reason", remedies.FAULTS),
-        ("What the driver asks for (`gpumap_gpu_recovery_action_info`)", "action", remedies.RECOVERY),
-        ("GPUs that answer, and are ill", "what", remedies.HEALTH),
+        ("Recovery actions (`gpumap_gpu_recovery_action_info`)", "action", remedies.RECOVERY),
+        ("GPUs that answer and have a fault", "what", remedies.HEALTH),
         ("Slots on no device (`gpumap_unmatched_slots`)", "reason", remedies.UNMATCHED),
         ("Findings (`gpumap waste`)", "finding", remedies.FINDINGS),
-        ("Capabilities that are 0 (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
-        ("Why allocations are not pushed (the log's `push=0`, `gpumap doctor`)", "reason", remedies.PUSH),
+        ("Missing capabilities (`gpumap_capability`)", "capability", remedies.CAPABILITIES),
+        ("Push is off (`push=0` in the log)", "reason", remedies.PUSH),
     ):
-        parts += [f"## {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
+        parts += [f"### {title}", _table((label, "what to do"), [(f"`{key}`", text) for key, text in known.items()])]
     return "\n\n".join(parts)
 
 
@@ -116,7 +118,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/metrics.md": metrics,
     "reference/flags.md": flags,
     "reference/dialects.md": dialects,
-    "reference/remedies.md": troubles,
+    "how-to/troubleshoot.md": troubles,
 }
 SCHEMA = DOCS.parent / "src" / "gpumap" / "model" / "map.schema.json"
 """docs/reference/map.schema.json is a link to it."""

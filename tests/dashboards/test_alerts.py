@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "charts" / "gpumap" / "rules" / "alerts.yaml"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 UNIT_TESTS = sorted((ROOT / "tests" / "rules").glob("alerts-*.test.yaml"))
-HEADINGS = ["What it means", "What it is not", "Look", "Do", "Silence or tune"]
+HEADINGS = ["What it means", "What to do", "When to close it"]
 
 GROUPS_OF_RULES: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS_OF_RULES for rule in group["rules"]]

@@ -22,7 +22,7 @@ INSTALL = sorted((DOCS / "how-to" / "install").glob("*.md"))
 OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
-    *(DOCS / f"how-to/{name}.md" for name in ("release-driver", "troubleshoot", "upgrade")),
+    *(DOCS / f"how-to/{name}.md" for name in ("pass-admission", "release-driver", "troubleshoot", "upgrade")),
     *(DOCS / name for name in ("reference/endpoints.md", "explanation/security.md")),
 ]
 """The documents that operators type from."""
@@ -97,9 +97,9 @@ def test_a_manifest_fits_its_schema(fence: Fence) -> None:
 
 
 def test_admission_policies_allow_what_the_chart_mounts() -> None:
-    """The policies in security.md name the node's folders that the chart mounts by default, and no other."""
+    """The policies in pass-admission.md name the node's folders that the chart mounts by default, and no other."""
     mounted = {*host_paths(render())}
-    page = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "pass-admission.md").read_text(encoding="utf-8")
     bodies = {yaml.safe_load(block.body)["kind"]: block.body for block in read_blocks(page, "yaml")}
     constraint = yaml.safe_load(bodies["K8sPSPHostFilesystem"])
     allowed = constraint["spec"]["parameters"]["allowedHostPaths"]
@@ -109,8 +109,8 @@ def test_admission_policies_allow_what_the_chart_mounts() -> None:
 
 
 def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
-    """security.md names the folder that each optional value adds, and for none of them leaves its row out."""
-    page = (DOCS / "explanation" / "security.md").read_text(encoding="utf-8")
+    """pass-admission.md names the folder that each optional value adds, and for none of them leaves its row out."""
+    page = (DOCS / "how-to" / "pass-admission.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([A-Za-z.]+)` \| `(?:readable|writable)` \| (.+) \|$", page, re.MULTILINE))
     given = {
         "privileges.dra": "true",

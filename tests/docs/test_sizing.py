@@ -27,7 +27,7 @@ from tests.test_budget import MOST
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = (ROOT / "docs" / "reference" / "sizing.md").read_text()
 EVERYTHING = ("--collect", "all", "--dialect", "all", "--process-metrics")
-KINDS = {"whole": "whole card", "shared": "time-sliced card", "mig": "MIG device"}
+KINDS = {"whole": "whole GPU", "shared": "time-sliced GPU", "mig": "MIG device"}
 DEFAULT = (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "3.11"))
 CODEC = {family.name for family in GROUPS["codec"]}
 

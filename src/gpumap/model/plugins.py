@@ -29,13 +29,13 @@ class Unit(enum.Enum):
     """What one slot is. It decides how a grant is computed (docs/explanation/sharing.md)."""
 
     DEVICE = "a whole GPU or MIG device"
-    REPLICA = "one of the device's replicas"
-    GPUSHARE = "GiB, or MiB, of a card"
-    SPLIT = "one of a card's shares, with limits of its own"
-    CORE = "a hundredth of a card"
+    REPLICA = "one replica of the device"
+    GPUSHARE = "1 GiB or 1 MiB of a GPU"
+    SPLIT = "a share of a GPU, with its own limits"
+    CORE = "1 % of a GPU"
     VCUDA_MEMORY = "256 MiB"
-    VOLCANO_MEMORY = "so many MiB"
-    UNKNOWN = "nobody says"
+    VOLCANO_MEMORY = "a configured number of MiB"
+    UNKNOWN = "unknown"
 
 
 class Trust(enum.Enum):

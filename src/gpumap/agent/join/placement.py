@@ -19,7 +19,7 @@ UNPARSED, UNTRUSTED, NOT_IN_NVML, NVML_DOWN, DEVICE_DOWN = (
     "nvml_down",
     "device_down",
 )
-"""Reasons for unmatched slots (docs/reference/remedies.md)."""
+"""Reasons for unmatched slots (docs/how-to/troubleshoot.md)."""
 
 
 class Located(NamedTuple):

@@ -47,5 +47,5 @@ def word(code: int) -> str:
 
 
 def fault(code: int) -> str:
-    """The fault reason (docs/reference/remedies.md) of a GPU whose essential call was answered with this code."""
+    """The fault reason (docs/how-to/troubleshoot.md) of a GPU whose essential call was answered with this code."""
     return _FAULTS.get(code, "unknown")
