@@ -22,7 +22,7 @@ INSTALL = sorted((DOCS / "how-to" / "install").glob("*.md"))
 OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
-    *(DOCS / f"how-to/{name}.md" for name in ("release-driver", "troubleshoot", "upgrade")),
+    *(DOCS / f"how-to/{name}.md" for name in ("secure-the-port", "troubleshoot", "upgrade")),
     *(DOCS / name for name in ("reference/endpoints.md", "explanation/security.md")),
 ]
 """The documents that operators type from."""
