@@ -22,6 +22,7 @@ INSTALL = sorted((DOCS / "how-to" / "install").glob("*.md"))
 OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
+    *sorted((DOCS / "tutorial").glob("*.md")),
     *(DOCS / f"how-to/{name}.md" for name in ("secure-the-port", "troubleshoot", "upgrade")),
     *(DOCS / name for name in ("reference/endpoints.md", "explanation/security.md")),
 ]
