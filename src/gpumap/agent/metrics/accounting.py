@@ -44,8 +44,8 @@ ACCOUNTING = (
     ),
     _charged(
         "gpumap_container_energy_joules_total",
-        "Estimated energy that the GPU used for the container. gpumap shares busy energy by SM time and idle energy by "
-        "allocation. Absent if SM time is unknown.",
+        "Energy that the GPU used for the container, an estimate. gpumap shares busy energy by SM time and idle energy "
+        "by allocation. Absent if SM time is unknown.",
         lambda account: account.energy_joules,
     ),
     Family(
