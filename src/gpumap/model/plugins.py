@@ -31,11 +31,11 @@ class Unit(enum.Enum):
     DEVICE = "a whole GPU or MIG device"
     REPLICA = "one of the device's replicas"
     GPUSHARE = "GiB, or MiB, of a card"
-    SPLIT = "one of a card's shares, with limits of its own"
+    SPLIT = "a share of a card, with its own limits"
     CORE = "a hundredth of a card"
     VCUDA_MEMORY = "256 MiB"
-    VOLCANO_MEMORY = "so many MiB"
-    UNKNOWN = "nobody says"
+    VOLCANO_MEMORY = "a number of MiB"
+    UNKNOWN = "unknown"
 
 
 class Trust(enum.Enum):
@@ -49,7 +49,7 @@ class Limit(enum.Enum):
     """What a slot limits of its holder."""
 
     COMPUTE = "a share of the card's compute"
-    MEMORY = "memory alone"
+    MEMORY = "memory only"
 
 
 class Plugin(NamedTuple):
