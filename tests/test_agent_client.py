@@ -66,7 +66,7 @@ def test_what_is_of_another_program_or_version(fields: dict[str, Any]) -> None:
     """Without the parts of a map, or with another version."""
     found = {**msgspec.to_builtins(FOUND), **fields}
     body = json.dumps({name: value for name, value in found.items() if value is not msgspec.UNSET}).encode()
-    with pytest.raises(FatalError, match=r"^it is no gpumap of this version$"):
+    with pytest.raises(FatalError, match=r"^it is not a gpumap of this version$"):
         map_in(body, "it")
 
 

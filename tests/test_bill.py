@@ -76,15 +76,15 @@ def test_times(text: str, means: str) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "says"),
     [
-        ("yesterday", "now", "--from yesterday: is no time such as 2026-11-01, "),
-        ("2026-11-31", "now", "--from 2026-11-31: there is no such date or time"),
-        ("2026-11-01T08:00:00", "now", "--from 2026-11-01T08:00:00: is a time of which zone?"),
+        ("yesterday", "now", "--from yesterday: must be a time such as 2026-11-01, "),
+        ("2026-11-31", "now", "--from 2026-11-31: this date or time does not exist"),
+        ("2026-11-01T08:00:00", "now", "--from 2026-11-01T08:00:00: has no time zone"),
         ("2026-11-01", "2026-10-01", "--from 2026-11-01: is later than --to 2026-10-01"),
         ("2026-11-01", "2026-11-01T00:00:30Z", "--from 2026-11-01: is the same moment as --to 2026-11-01T00:00:30Z"),
         ("2026-11-01", "2026-12-01", "--to 2026-12-01: is in the future"),
-        ("1793491200000", "now", "--from 1793491200000: is no time"),
-        ("", "now", "--from : is no time"),
-        ("30d", "-1d", "--to -1d: is no time"),
+        ("1793491200000", "now", "--from 1793491200000: must be a time"),
+        ("", "now", "--from : must be a time"),
+        ("30d", "-1d", "--to -1d: must be a time"),
     ],
 )
 def test_windows_that_are_none(start: str, end: str, says: str) -> None:
@@ -342,28 +342,28 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
         ((), "the following arguments are required: --from, --prometheus"),
         (
             ("--prometheus", "prom:9090", "--from", "1d"),
-            "--prometheus prom:9090: does not start with http:// or https://",
+            "--prometheus prom:9090: must start with http:// or https://",
         ),
         (("--prometheus", "http://u:secret@", "--from", "1d"), "--prometheus http://: is not a URL"),
         (
             ("--prometheus", "http://a:x/", "--from", "1d"),
             "--prometheus http://a:x/: the port must be a number",
         ),
-        ((*SERVER, "--by", "team"), '--by: "team" is not namespace, pod or label'),
-        ((*SERVER, "--by", "label"), "--by label: needs --label NAME"),
-        ((*SERVER, "--label", "team"), "--label: is of use with --by label"),
-        ((*SERVER, "--label-match", 'a="b"'), "--label-match: is of use with --by label"),
-        ((*SERVER, "--by", "label", "--label", "my team"), "--label my team: is not the name of a label"),
+        ((*SERVER, "--by", "team"), '--by: unknown value "team"; valid values: namespace, pod, label'),
+        ((*SERVER, "--by", "label"), "--by label requires --label NAME"),
+        ((*SERVER, "--label", "team"), "--label requires --by label"),
+        ((*SERVER, "--label-match", 'a="b"'), "--label-match requires --by label"),
+        ((*SERVER, "--by", "label", "--label", "my team"), "--label my team: must be the name of a label"),
         ((*SERVER, "--price-per-gpu-hour", "-1"), "--price-per-gpu-hour"),
-        ((*SERVER, "--price-per-gpu-hour", "2,50"), "--price-per-gpu-hour 2,50: is not a price such as 2 or 2.75"),
-        ((*SERVER, "--match", "cluster=a"), "--match cluster=a: is not of the form 'cluster=\"a\"'"),
+        ((*SERVER, "--price-per-gpu-hour", "2,50"), "--price-per-gpu-hour 2,50: must be a price such as 2 or 2.75"),
+        ((*SERVER, "--match", "cluster=a"), "--match cluster=a: must have the form 'cluster=\"a\"'"),
         ((*SERVER, "--match", 'a="b"}) or vector(1'), "--match"),
-        ((*SERVER, "--header", "secret"), '--header: is not of the form "Name: value"'),
-        ((*SERVER, "--header", "A: 1", "--header", "a: 2"), "--header: a is given twice"),
+        ((*SERVER, "--header", "secret"), '--header: must have the form "Name: value"'),
+        ((*SERVER, "--header", "A: 1", "--header", "a: 2"), "--header: a is set twice"),
         ((*SERVER, "--token-file", "/no/such"), "--token-file /no/such: No such file or directory"),
         ((*SERVER, "--resolution", "1h"), "--resolution 1h: must be whole seconds, from 1m to 10m"),
         ((*SERVER, "--timeout", "0s"), "--timeout 0s: must be longer than zero"),
-        ((*SERVER, "-o", "yaml"), '-o/--output: "yaml" is not table, csv or json'),
+        ((*SERVER, "-o", "yaml"), '-o/--output: unknown value "yaml"; valid values: table, csv, json'),
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], says: str) -> None:
@@ -390,26 +390,30 @@ EMPTY = {"series": [], "query": {"resultType": "vector", "result": []}, "query_r
 @pytest.mark.parametrize(
     ("text", "status", "says"),
     [
-        ("", 401, "answered 401 Unauthorized: who is asking? see --header"),
+        ("", 401, "answered 401 Unauthorized: set credentials, such as --header"),
         ("no org id\n", 401, "answered 401 Unauthorized: no org id"),
-        ("<html>denied", 403, "answered 403 Forbidden: it refuses"),
+        ("<html>denied", 403, "answered 403 Forbidden: access denied"),
         ("404 page not found", 404, "answered 404 Not Found: 404 page not found"),
         (refusal("bad_data", "parse error"), 400, "answered 400 Bad Request: parse error"),
         (refusal("execution", "query timed out"), 503, "answered 503 Service Unavailable: query timed out"),
         (
             "<!doctype html><title>Log in",
             200,
-            "answered what is no JSON (a page of HTML: a login?): is it the URL of a ",
+            "answered without JSON (an HTML page, perhaps a login). Check that it is the URL of a ",
         ),
-        ("up 1", 200, "answered what is no JSON: is it the URL of a Prometheus, "),
-        ("[1]", 200, "answered JSON that is not of Prometheus's API: is it"),
-        ('{"status": "success", "data": {}}', 200, "answered what is no list of series: is it"),
+        ("up 1", 200, "answered without JSON. Check that it is the URL of a Prometheus, "),
+        ("[1]", 200, "answered with JSON of another API. Check that it is"),
+        ('{"status": "success", "data": {}}', 200, "answered without a list of series. Check that it is"),
         (
             '{"status": "success", "data": [], "warnings": ["store x is away"]}',
             200,
-            "answered, but warns: store x is a",
+            "answered with a warning: store x is a",
         ),
-        ('{"status": "success", "data": [], "isPartial": true}', 200, "answered in part: some of its storage is away"),
+        (
+            '{"status": "success", "data": [], "isPartial": true}',
+            200,
+            "answered incompletely because some of its storage is not available",
+        ),
     ],
 )
 async def test_a_server_that_refuses_or_is_none(text: str, status: int, says: str) -> None:
@@ -422,7 +426,7 @@ async def test_a_login_page_is_no_answer() -> None:
     """Nobody follows a redirect with a question and its password."""
     async with serving(answering("", 302, Location="https://sso.example.com/login?next=x")) as url:
         says = await bill(url.replace("//", "//me:secret@"))
-        assert says == f"{url} redirects to https://sso.example.com/login?next=x: give the URL that answers itself"
+        assert says == f"{url} redirects to https://sso.example.com/login?next=x. Use the URL without redirects"
 
 
 async def test_a_server_that_is_away() -> None:
@@ -448,17 +452,20 @@ START = 1704067200
     [
         (
             api(),
-            'has nothing of gpumap\'s group accounting in this time that matches job=~".*gpumap.*": is gpumap '
-            "scraped by it, and does --match fit?",
+            'has no gpumap accounting series in this window that matches job=~".*gpumap.*". Check that Prometheus '
+            "scrapes gpumap and that --match selects its series",
         ),
-        (api(vector([START, "NaN"])), 'answered "NaN", which is no value of a counter'),
-        (api(vector([START, "+Inf"])), 'answered "+Inf", which is no value of a counter'),
-        (api(vector([START, "-1"])), "answered -1, which is no value of a counter"),
-        (api(vector([START, 1])), "answered a row that is none of a vector: is it"),
-        (api(vector("1")), "answered a row that is none of a vector: is it"),
-        (api([{"value": [START, "1"]}]), "answered a row that is none of a vector: is it"),
-        (api(vector([START, "0"]), matrix([[START + 61, "1"]])), "answered for other moments than it was asked for"),
-        (api(vector([START, "0"]), matrix([[None, "1"]])), "answered a row that is none of a matrix: is it"),
+        (api(vector([START, "NaN"])), 'answered "NaN", which is not a value of a counter'),
+        (api(vector([START, "+Inf"])), 'answered "+Inf", which is not a value of a counter'),
+        (api(vector([START, "-1"])), "answered -1, which is not a value of a counter"),
+        (api(vector([START, 1])), "answered with an invalid row of a vector. Check that it is"),
+        (api(vector("1")), "answered with an invalid row of a vector. Check that it is"),
+        (api([{"value": [START, "1"]}]), "answered with an invalid row of a vector. Check that it is"),
+        (api(vector([START, "0"]), matrix([[START + 61, "1"]])), "answered for other times than gpumap asked for"),
+        (
+            api(vector([START, "0"]), matrix([[None, "1"]])),
+            "answered with an invalid row of a matrix. Check that it is",
+        ),
     ],
 )
 async def test_answers_that_are_not_what_was_asked(served: Answer, says: str) -> None:
@@ -471,8 +478,8 @@ async def test_more_than_time_has_passed_is_no_bill() -> None:
     """A container holds a device for no longer than the window is, whatever made its counters say so."""
     async with serving(api(vector([START, str(3 * 86400)]))) as url:
         assert await bill(url) == (
-            "has it that container c of pod ml/p held GPU-1 for longer than this time: do two agents serve one "
-            "node, or do the clocks of those who scrape it differ?"
+            "reports that container c of pod ml/p held GPU-1 for longer than the window. Check that one node "
+            "has one agent, and that the clocks of all scrapers agree"
         )
 
 
@@ -496,7 +503,9 @@ async def test_who_waits_is_told_what_for() -> None:
             process.send_signal(signal.SIGTERM)
             await process.wait()
             os.close(reader)
-    assert said.decode().strip() == f"gpumap: asking {url}: a day of many GPUs takes seconds, a month minutes"
+    assert (
+        said.decode().strip() == f"gpumap: waiting for {url}; many GPUs take seconds for a day and minutes for a month"
+    )
 
 
 async def test_what_is_sent() -> None:
@@ -527,7 +536,7 @@ async def test_a_token(tmp_path: Path) -> None:
     for text in ("", "two words", "\x00"):
         file.write_text(text)
         says = await bill("http://127.0.0.1:9", "--token-file", str(file), code=2)
-        assert says == f"--token-file {file}: does not hold a token"
+        assert says == f"--token-file {file}: does not contain a token"
 
 
 async def test_a_bill_that_is_interrupted_is_a_failure() -> None:
@@ -550,4 +559,4 @@ async def test_a_bill_that_is_interrupted_is_a_failure() -> None:
             await reached.wait()
             process.send_signal(signal.SIGTERM)
             out, errors = await process.communicate()
-    assert (process.returncode, out, errors) == (1, b"", b"gpumap: stopped before the bill was whole\n")
+    assert (process.returncode, out, errors) == (1, b"", b"gpumap: stopped before the bill was complete\n")

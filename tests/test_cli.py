@@ -159,20 +159,20 @@ async def test_the_installed_commands(agent: Agent) -> None:
         (("mpa",), "did you mean map?"),
         (("--watch", "wast"), "did you mean waste?"),
         (("inspct",), "did you mean inspect?"),
-        (("map", "--watc"), "--watc is no flag of gpumap map; did you mean --watch?; see gpumap map --help"),
+        (("map", "--watc"), "unknown flag --watc; did you mean --watch?; see gpumap map --help"),
         (("map", "--out=json"), "did you mean --output?"),
         (("serve", "--intervall", "5s"), "did you mean --interval?"),
-        (("map", "--listen", ":1"), "--listen is no flag of gpumap map"),
+        (("map", "--listen", ":1"), "unknown flag --listen"),
         (("top", "--sort-by", "mem"), "did you mean memory?"),
-        (("map", "--sort-by", "pid"), '"pid" is not namespace, memory, '),
-        (("doctor", "-o", "yaml"), '-o/--output: "yaml" is not table or json'),
+        (("map", "--sort-by", "pid"), 'unknown value "pid"; valid values: namespace, memory, '),
+        (("doctor", "-o", "yaml"), '-o/--output: unknown value "yaml"; valid values: table, json'),
         (("completion", "bsh"), "did you mean bash?"),
         (("completion",), "SHELL"),
         (("map", "--interval", "0s"), "--interval 0s: must be longer than zero"),
         (("map", "--watch", "--interval", "-1s"), '--interval -1s: "-1s" is not a duration'),
         (("waste", "--grace", "-5m"), '--grace -5m: "-5m" is not a duration'),
         (("waste", "--unused-above", "200%"), "--unused-above 200%: must be a percentage such as 20%, at most 100%"),
-        (("waste", "--by", "namespace", "-o", "name"), "--by namespace: prints sums, and -o name prints pods"),
+        (("waste", "--by", "namespace", "-o", "name"), "--by namespace: prints sums, but -o name prints pods"),
         (("map", "-n", "-A"), "-n/--namespace: requires a value"),
         (("help", "wast"), 'unknown command "wast"; did you mean waste?'),
         (("map", "--url", "http://127.0.0.1:99999"), "the port must be a number from 1 to 65535"),
@@ -180,8 +180,8 @@ async def test_the_installed_commands(agent: Agent) -> None:
         (("map", "--prometheus", "http://prom:port"), "the port must be a number from 1 to 65535"),
         (("map", "--url", "http://"), "--url http://: has no host"),
         (("map", "--url", "http://a..b"), "is not a URL with the name or address of a host"),
-        (("map", "--url", "http://a", "--proc", "/proc"), "--proc: is about this node's sources"),
-        (("top", "--url", "http://a", "--node-name", "x"), "--node-name: is about this node's sources"),
+        (("map", "--url", "http://a", "--proc", "/proc"), "--proc: sets a source of this node"),
+        (("top", "--url", "http://a", "--node-name", "x"), "--node-name: sets a source of this node"),
         (("serve", "--interval", "0s"), "--interval 0s: must be longer than zero"),
         (("serve", "--interval", "5\ns"), '--interval 5 s: "5 s" is not a duration'),
         (("serve", "--unknown"), "--unknown"),
@@ -191,9 +191,9 @@ async def test_the_installed_commands(agent: Agent) -> None:
         (("serve", "--listen", f"{'x' * 70}.a:1"), "--listen "),
         (("demo", "--scenario", "/no/such/file"), "--scenario /no/such/file"),
         (("demo", "--capture", "/no/such/folder"), "--capture /no/such/folder"),
-        (("demo", "--capture", "x", "--scenario", "y"), "--capture: cannot be played together with --scenario"),
+        (("demo", "--capture", "x", "--scenario", "y"), "--capture: cannot be combined with --scenario"),
         (("record", "/tmp/x", "--for", "soon"), '--for soon: "soon" is not a duration'),
-        (("demo", "--collect", "all,none"), '--collect: "all,none" is not known'),
+        (("demo", "--collect", "all,none"), '--collect: unknown value "all,none"'),
         (("map", "-o", "xml"), "xml"),
         (("map", "--kubelet-root", "/etc/passwd"), "--kubelet-root /etc/passwd: is not a directory"),
     ],
@@ -438,9 +438,9 @@ async def test_map_of_something_else() -> None:
         "down": (503, "the first collection is not finished\n", "answered 503"),
         "page": (200, "<html>", "did not answer with JSON"),
         "bytes": (200, b"\xff\xfe\x00", "did not answer with JSON"),
-        "list": (200, "[]", "is no gpumap of this version"),
-        "other": (200, '{"version": 2}', "is no gpumap of this version"),
-        "part": (200, '{"version": 1}', "is no gpumap of this version"),
+        "list": (200, "[]", "is not a gpumap of this version"),
+        "other": (200, '{"version": 2}', "is not a gpumap of this version"),
+        "part": (200, '{"version": 1}', "is not a gpumap of this version"),
         "parts": (200, json.dumps(parts), "the response does not match the schema of /api/v1/map: "),
         "empty": (200, "", "did not answer with JSON"),
         "surrogate": (200, json.dumps(whole | {"node": {"name": "\ud800", "internal_ip": None}}), None),
@@ -461,8 +461,8 @@ async def test_map_of_something_else() -> None:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             said = one_line(await run_command_in_loop("map", "--url", f"{url}/nowhere/else"), 1)
             assert said == (
-                f"{url}/nowhere/else/api/v1/map answered 404 Not Found: is it the URL of a gpumap agent? --prometheus "
-                "asks a Prometheus"
+                f"{url}/nowhere/else/api/v1/map answered 404 Not Found. Check that it is the URL of a gpumap agent "
+                "(for a Prometheus use --prometheus)"
             )
             runs = (run_command_in_loop("map", "-o", "json", "--url", f"{url}/{name}/") for name in answers)
             for (_, _, says), done in zip(answers.values(), await asyncio.gather(*runs), strict=True):
@@ -494,13 +494,13 @@ def test_closed_standard_output() -> None:
     done = subprocess.run(
         ["bash", "-c", f'"{GPUMAP}" map >&-'], env=environment(), capture_output=True, text=True, check=False
     )
-    assert one_line(done, 1) == "standard output is closed: nothing can be shown"
+    assert one_line(done, 1) == "standard output is closed"
 
 
 def test_flags_that_mean_nothing_here() -> None:
     """A word that is near no flag gets no guess; --interval without --watch is refused; demo shows --node-name."""
     assert "did you mean" not in one_line(run_command("map", "--bogus"), 2)
-    assert one_line(run_command("map", "--interval", "5s"), 2) == "--interval is of use with --watch alone"
+    assert one_line(run_command("map", "--interval", "5s"), 2) == "--interval requires --watch"
     assert "--node-name" in run_command("demo", "--help").stdout
 
 
@@ -529,7 +529,12 @@ async def test_answers_without_end() -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    says = {"circle": "redirects too often", "file": "no http:// or https://", "bomb": "16 MiB", "blanks": "16 MiB"}
+    says = {
+        "circle": "redirects too often",
+        "file": "an address without http:// or https://",
+        "bomb": "16 MiB",
+        "blanks": "16 MiB",
+    }
     try:
         for name, words in says.items():
             assert words in one_line(await run_command_in_loop("map", "--url", f"http://{host}:{port}/{name}"), 1)

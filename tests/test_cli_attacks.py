@@ -120,7 +120,7 @@ async def sending(answer: bytes) -> AsyncIterator[str]:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "its answer is not valid HTTP: "),
         (b"HTTP/1.1 200 OK\r\nA: " + b"b" * 100_000 + b"\r\n\r\n", "its answer is not valid HTTP: "),
-        (b"\x15\x03\x01\x00\x02\x02\x16", "it does not speak HTTP; is it https://?"),
+        (b"\x15\x03\x01\x00\x02\x02\x16", "it does not support HTTP; try https://"),
     ],
 )
 async def test_answers_that_are_no_http(answer: bytes, says: str) -> None:
@@ -146,7 +146,7 @@ def test_a_dns_label_that_is_too_long(flags: tuple[str, str], says: str) -> None
 def test_a_query_in_the_url(more: str) -> None:
     """The request would not have it. The line does not repeat it: it may be a secret."""
     said = one_line(run_command("map", "--url", f"http://user:word@a:1/b{more}"), 2)
-    assert said == "--url http://a:1/b: must end with the path; gpumap takes no query (?…) and no fragment (#…)"
+    assert said == "--url http://a:1/b: must end with the path; a query (?…) or a fragment (#…) is not supported"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -195,4 +195,4 @@ async def test_blind_and_old() -> None:
 def test_a_bill_of_another_age() -> None:
     """No server has samples of that time, and a query for each of its days."""
     done = run_command("bill", "--prometheus", "http://127.0.0.1:9", "--from", "0001-01-01")
-    assert one_line(done, 2) == "--from 0001-01-01: is before 2010; no Prometheus has samples of that time"
+    assert one_line(done, 2) == "--from 0001-01-01: is before 2010, when Prometheus did not exist"

@@ -113,7 +113,9 @@ def test_an_agents_document_alone() -> None:
     assert {one.state for name, one in found.items() if name != "push"} == {"ok"}
     assert found["push"].state == "missing", "this one polls, and its own log says why"
     assert "--no-push" in (found["push"].why or "")
-    assert (found["push"].remedy or "").partition("device-plugins")[0].count("Unless `--no-push` is meant") == 1
+    assert (found["push"].remedy or "").partition("device-plugins")[0].count(
+        "gpumap sees new pods only at the next interval"
+    ) == 1
 
 
 @pytest.mark.parametrize("snapshot", [empty_node(), busy_node(3)])
@@ -141,7 +143,7 @@ def test_kubelet_away(reason: str, state: str) -> None:
     assert not works(tuple(found.values()))
     assert found["nvml"].state == "ok"
     assert found["unmatched_slots"].state == "unknown"
-    assert "kubelet does not work, and is required." in doctor_table(tuple(found.values()), Shape())
+    assert "kubelet does not work, but is required." in doctor_table(tuple(found.values()), Shape())
 
 
 def test_gpu_that_is_down() -> None:
@@ -168,7 +170,7 @@ def test_gpu_that_needs_something() -> None:
     found = by_name(examine(node_map(replace(snapshot, gpus=ill)), None))
     for number, action in enumerate(("drain_and_reset", "node_reboot")):
         check = found[f"gpu/{number}/recovery_action"]
-        assert (check.state, check.required, check.why) == ("degraded", False, f"the driver asks for it: {action}")
+        assert (check.state, check.required, check.why) == ("degraded", False, f"the driver requests it: {action}")
         assert check.remedy == remedies.RECOVERY[action].replace("<index>", str(number))
     assert found["gpu/1"].state == "failed"
     fine = replace(snapshot, gpus=(replace(up, recovery_action="none"), replace(down, recovery_action=None)))
@@ -207,7 +209,7 @@ def test_errors_that_could_not_be_corrected() -> None:
     found = examine(node_map(replace(busy_node(3), gpus=(ill,))), None)
     check = by_name(found)["gpu/0/ecc_uncorrected"]
     assert (check.state, check.remedy) == ("warning", remedies.HEALTH["ecc_uncorrected"])
-    assert check.why == "10 memory errors over its life could not be corrected: dram 9, sram 1"
+    assert check.why == "10 memory errors over its life were not correctable: dram 9, sram 1"
     assert works(found)
     fine = replace(card, reading=card.reading._replace(ecc_errors=(errors[0], errors[-1])))
     names = [one.check for one in examine(node_map(replace(busy_node(3), gpus=(fine,))), None)]
@@ -240,7 +242,7 @@ def test_what_a_driver_does_not_tell() -> None:
     assert found["xid_events"].remedy == remedies.CAPABILITIES["xid_events"]
     told = by_name(examine(node_map(snapshot), None))
     assert told["gpm"].seen == "activity of SMs, tensor cores and memory, on 8 devices"
-    assert told["xid_events"].seen == "listened for on 3 GPUs"
+    assert told["xid_events"].seen == "registered on 3 GPUs"
     none = by_name(examine(node_map(empty_node()), None))
     assert (none["gpm"].state, none["xid_events"].state) == ("unknown", "unknown")
 
@@ -496,7 +498,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     """Everything works, with what each source was seen to say; the same as a table. GPM is not on every GPU."""
     well = {**dict.fromkeys(LADDER, "ok"), "gpm": "not needed"}
     found = await diagnose(node, code=0, **well)
-    assert found["xid_events"]["seen"] == "listened for on 3 GPUs"
+    assert found["xid_events"]["seen"] == "registered on 3 GPUs"
     assert found["kubelet"]["seen"] == (
         "1 pod listed, offered: 2 nvidia.com/gpu, 4 nvidia.com/gpu.shared, 1 pod with GPUs, 6 slots offered on devices"
     )
@@ -509,7 +511,7 @@ async def test_doctor_of_a_node_that_is_well(node: Node) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split()[:2] == ["CHECK", "STATE"]
-    assert done.stdout.splitlines()[-1].startswith("All that gpumap requires works")
+    assert done.stdout.splitlines()[-1].startswith("Everything that gpumap requires works")
 
 
 async def test_doctor_where_nothing_is(directory: Path) -> None:
@@ -579,7 +581,7 @@ async def test_doctor_of_an_agent_whose_gpu_hangs(node: Node) -> None:
     assert remedies.FAULTS["hung"] in line
     last = done.stdout.splitlines()[-1]
     assert last.startswith("GPU 1 fails: hung")
-    assert "All that gpumap requires works; worth a look: nvml" in last
+    assert "Everything that gpumap requires works. Check also: nvml" in last
 
 
 async def test_doctor_while_the_whole_driver_hangs(node: Node) -> None:
@@ -607,7 +609,7 @@ async def test_doctor_of_an_agent_that_was_told_to_let_go(node: Node) -> None:
             os.kill(agent.pid, signal.SIGUSR1)  # each begins the time anew
             return (await agent.get("/readyz")).text
 
-        why = "the driver was let go of by SIGUSR1"
+        why = "SIGUSR1 released the driver"
         said = await until(asked, lambda text: "no collection for" in text, "it stays ready")
         assert why in said
         os.kill(agent.pid, signal.SIGUSR1)

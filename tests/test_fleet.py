@@ -221,7 +221,7 @@ def test_nodes_of_a_cluster_in_one_table() -> None:
     each = [sums(NodeMaps((one,))) for one in seen.maps]
     assert sums(seen) == {key: each[0][key] + each[1][key] for key in each[0]}
     waste = waste_table(seen, Shape())
-    assert waste.count("uses what it was not assigned: 1 process\n") == 2
+    assert waste.count("uses a device that it does not hold: 1 process\n") == 2
     assert "PID" not in waste
     assert [one["node"]["name"] for one in msgspec.to_builtins(map_values(seen, Shape()))["nodes"]] == [
         "gpu-1",
@@ -241,7 +241,7 @@ def test_one_namespace() -> None:
     assert map_names(both, Shape())[:2] == [("ml", "gpu-1-train"), ("dev", "gpu-1-shell")]
     assert sums(seen)["squatter_bytes"] == 0
     nothing = of_namespace(both, "no")
-    assert map_table(nothing, Shape(namespace="no")).startswith("Nothing in namespace no holds or uses a GPU.")
+    assert map_table(nothing, Shape(namespace="no")).startswith("Namespace no has no holder or user of a GPU.")
 
 
 def test_two_servers_that_scrape_the_same() -> None:
@@ -298,7 +298,7 @@ def test_many_broken_nodes_do_not_fill_the_screen() -> None:
     table = map_table(NodeMaps(broken, tuple(f"node {number}: is away" for number in range(300)), fleet=True), Shape())
     assert "\n3 nodes, gpu-0, gpu-1, gpu-2: Processes of other containers are not visible" in table
     assert table.count(": is away") == 20
-    assert table.endswith("and 280 more of the kind\n")
+    assert table.endswith("and 280 more like this\n")
 
 
 @pytest.mark.parametrize("text", ["NaN", "+Inf", "-1", "0.5", "x", "1e300"])

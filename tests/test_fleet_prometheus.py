@@ -96,7 +96,7 @@ def test_the_map_of_a_cluster(server: str, agents: dict[str, str]) -> None:
     eventually(agrees)
 
 
-MISSING = "node gpu-3: its gpumap cannot be scraped (up is 0)"
+MISSING = "node gpu-3: Prometheus cannot scrape its gpumap (up is 0)"
 
 
 @pytest.mark.parametrize("command", ["map", "top", "waste"])
@@ -146,12 +146,12 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         found = json.loads(done.stdout)
         said = " ".join(found["missing"])
         assert done.returncode == 1
-        assert "3 nodes, foreign, held, used: its gpumap serves nothing of its GPUs themselves" in said
-        assert "node held: its gpumap serves nothing of who uses its GPUs" in said
-        assert "is not told: who holds and who uses it is not shown" in said
+        assert "3 nodes, foreign, held, used: its gpumap does not report its GPUs themselves" in said
+        assert "node held: its gpumap does not report the users of its GPUs" in said
+        assert "is not known, so its holders and users are not shown" in said
         waste = run_command("waste", "--all", "--prometheus", server.url)
         assert waste.returncode == 1
-        assert "No waste was found" not in waste.stdout
+        assert "No waste found" not in waste.stdout
 
 
 def test_no_gpumap_there(server: str) -> None:
@@ -163,14 +163,18 @@ def test_no_gpumap_there(server: str) -> None:
 @pytest.mark.parametrize(
     ("text", "status", "says"),
     [
-        ("", 401, "answered 401 Unauthorized: who is asking? see --header"),
-        ("", 403, "answered 403 Forbidden: it refuses"),
+        ("", 401, "answered 401 Unauthorized: set credentials, such as --header"),
+        ("", 403, "answered 403 Forbidden: access denied"),
         (refusal("execution", "query timed out"), 503, "answered 503 Service Unavailable: query timed out"),
-        ("<html>", 200, "answered what is no JSON (a page of HTML: a login?): is it the URL of a "),
-        ('{"status": "succ', 200, "answered what is no JSON: is it the URL of a "),
-        ('{"status": "success", "data": {"resultType": "vector", "result": []}}', 200, "does not say what time it is"),
-        ('{"status": "success", "data": [], "isPartial": true}', 200, "answered in part: some of its storage is away"),
-        ('{"status": "success", "data": [], "warnings": ["x"]}', 200, "answered, but warns: x"),
+        ("<html>", 200, "answered without JSON (an HTML page, perhaps a login). Check that it is the URL of a "),
+        ('{"status": "succ', 200, "answered without JSON. Check that it is the URL of a "),
+        ('{"status": "success", "data": {"resultType": "vector", "result": []}}', 200, "did not return its time"),
+        (
+            '{"status": "success", "data": [], "isPartial": true}',
+            200,
+            "answered incompletely because some of its storage is not available",
+        ),
+        ('{"status": "success", "data": [], "warnings": ["x"]}', 200, "answered with a warning: x"),
     ],
 )
 async def test_a_server_that_refuses_or_is_none(text: str, status: int, says: str) -> None:
@@ -232,15 +236,15 @@ async def test_labels_that_are_no_numbers(index: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--prometheus", "http://a:1", "--url", "http://b:1"), "--prometheus: cannot be asked together with --url"),
+        (("--prometheus", "http://a:1", "--url", "http://b:1"), "--prometheus: cannot be combined with --url"),
         (
             ("--prometheus", "http://a:1", "--proc", "/proc"),
-            "--proc: is about this node's sources, and --prometheus asks a server about all nodes",
+            "--proc: sets a source of this node, but --prometheus asks a Prometheus",
         ),
-        (("--match", 'a="b"'), "--match: is of use with --prometheus"),
-        (("--timeout", "1s", "--url", "http://b:1"), "--timeout: is of use with --prometheus"),
+        (("--match", 'a="b"'), "--match requires --prometheus"),
+        (("--timeout", "1s", "--url", "http://b:1"), "--timeout requires --prometheus"),
         (("--token-file", "x"), "--token-file: is of use with --url or --prometheus"),
-        (("--prometheus", "a:1"), "--prometheus a:1: does not start with http:// or https://"),
+        (("--prometheus", "a:1"), "--prometheus a:1: must start with http:// or https://"),
     ],
 )
 def test_flags_that_do_not_fit(flags: tuple[str, ...], says: str) -> None:
@@ -251,4 +255,4 @@ def test_flags_that_do_not_fit(flags: tuple[str, ...], says: str) -> None:
 def test_processes_are_the_agents_alone() -> None:
     """Series tell no PIDs: who asks a server for them is told."""
     done = run_command("top", "--processes", "--prometheus", "http://127.0.0.1:9")
-    assert one_line(done, 2) == "--processes: is known to the node's agent alone (--url)"
+    assert one_line(done, 2) == "--processes: only an agent has processes (--url), not --prometheus"

@@ -172,7 +172,7 @@ async def test_a_file_that_is_mounted_by_itself_says_nothing_of_its_directory() 
     with watching(Place(Path("/"), MOVED_TO, every, allocations=True, beside="proc")) as watcher:
         assert not watcher.is_on
         assert watcher.trouble is not None
-        assert watcher.trouble.detail == "/: is no directory of the node"
+        assert watcher.trouble.detail == "/: is not a directory of the node"
 
 
 def queue_length() -> int:

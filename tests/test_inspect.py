@@ -196,7 +196,7 @@ def test_nothing_to_show() -> None:
             "NAME  IPADDRESS  GPU Memory(GiB)\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n"
         )
         assert table(*documents, details=True) == "\n\nAllocated/Total GPU Memory In Cluster:  0/0 (0%)  \n"
-        assert notes(NodeMaps(documents), used=False) == ["no GPU was seen"]
+        assert notes(NodeMaps(documents), used=False) == ["no GPU found"]
 
 
 # --- the printer ------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_two_gpus_of_one_index_are_both_there() -> None:
     assert row_of("node", found) == ["unknown", "80/80", "80/80", "160/160"]
     first, second = (row_of(name, found, details=True)[1:] for name in ("east", "west"))
     assert sorted([first, second]) == [["0", "80"], ["80", "0"]]
-    assert [one for one in notes(NodeMaps((found,)), used=False) if "has index 0, as another one has" in one]
+    assert [one for one in notes(NodeMaps((found,)), used=False) if "has index 0, like another GPU" in one]
     (node,) = values(inspect_values(grants(NodeMaps((found,))), ()))["nodes"]
     assert {(gpu["index"], gpu["uuid"]) for gpu in node["gpus"]} == {(0, gpu_uuid(0)), (0, gpu_uuid(1))}
 
@@ -430,7 +430,7 @@ def test_unknown_use_is_a_dash() -> None:
     found = on_cards(pod, processes=[process], visible=False)
     assert row_of("train", found, details=True, used=True) == ["ml", "-/80"]
     assert row_of("node", found, used=True) == ["unknown", "5/80/80", "5/80/80"]
-    assert [one for one in notes(NodeMaps((found,)), used=True) if one.startswith("what pods use is not known")]
+    assert [one for one in notes(NodeMaps((found,)), used=True) if one.startswith("the use of pods is not known")]
     assert notes(NodeMaps((found,)), used=False) == []
 
 
@@ -465,7 +465,7 @@ def test_one_node_of_many() -> None:
     maps = NodeMaps(tuple(uneven()))
     assert [node.name for node in grants(only(maps, "node-9")).nodes] == ["node-9"]
     assert only(maps, None) is maps
-    with pytest.raises(FatalError, match='no node "nod-9" was seen; did you mean node-9'):
+    with pytest.raises(FatalError, match='unknown node "nod-9"; did you mean node-9'):
         only(maps, "nod-9")
 
 
@@ -517,17 +517,17 @@ def test_a_node_that_is_not_there(agent: str) -> None:
     for form in ("table", "json"):
         done = inspect("made-nod", "--url", agent, "-o", form)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == 'gpumap: no node "made-nod" was seen; did you mean made-node?\n'
+        assert done.stderr == 'gpumap: unknown node "made-nod"; did you mean made-node?\n'
 
 
 def test_mistakes_in_flags(agent: str) -> None:
     """One line each, and 2."""
     for arguments, says in (
-        (("--sort-by", "name"), "--sort-by is no flag of gpumap inspect; see gpumap inspect --help"),
-        (("-o", "csv"), '"csv" is not table, json or yaml'),
-        (("a", "b"), '"b" is one word too many'),
-        (("",), "NODE: is empty"),
-        (("--interval", "1s"), "--interval is of use with --watch alone"),
+        (("--sort-by", "name"), "unknown flag --sort-by; see gpumap inspect --help"),
+        (("-o", "csv"), 'unknown value "csv"; valid values: table, json, yaml'),
+        (("a", "b"), 'unexpected argument "b"'),
+        (("",), "NODE: must not be empty"),
+        (("--interval", "1s"), "--interval requires --watch"),
     ):
         done = inspect("--url", agent, *arguments)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
@@ -585,16 +585,16 @@ def test_a_node_that_prometheus_does_not_know(cluster: Mapping[str, str]) -> Non
     ("arguments", "code", "says"),
     [
         (("--prometheus", "http://127.0.0.1:9"), 1, "did not answer"),
-        (("--prometheus", "prom:9090"), 2, "does not start with http:// or https://"),
-        (("--prometheus", "http://prom", "--url", "http://agent"), 2, "cannot be asked together with --url"),
-        (("--prometheus", "http://prom", "--proc", "/proc"), 2, "--proc: is about this node's sources"),
+        (("--prometheus", "prom:9090"), 2, "must start with http:// or https://"),
+        (("--prometheus", "http://prom", "--url", "http://agent"), 2, "cannot be combined with --url"),
+        (("--prometheus", "http://prom", "--proc", "/proc"), 2, "--proc: sets a source of this node"),
         (
             (
                 "--match",
                 'a="b"',
             ),
             2,
-            "--match: is of use with --prometheus",
+            "--match requires --prometheus",
         ),
     ],
 )

@@ -269,7 +269,7 @@ async def test_a_crash_costs_nobody_else(start: Start, log: Path) -> None:
     assert faults(told) == [None, None, "worker_crashed", None]
     assert told.complaints == (
         Complaint("worker_crashed", "the worker was killed by SIGSEGV"),
-        Complaint("worker_crashed", "gpu 2 crashed the worker, and is left out for a while"),
+        Complaint("worker_crashed", "gpu 2 crashed the worker; gpumap skips it for a while"),
     )
     assert faults(await read(source)) == [None, None, "worker_crashed", None]
     assert faults(await read(source)) == [None, None, None, None]

@@ -52,32 +52,32 @@ async def test_who_asks(files: Path, flags: tuple[str, ...], sent: str) -> None:
     ("flags", "says"),
     [
         (("--token-file", "no"), "--token-file {files}/no: No such file or directory"),
-        (("--token-file", "lines"), "--token-file {files}/lines: does not hold a token"),
-        (("--user", "me"), "--user: needs --password-file FILE"),
-        (("--user", "me:secret"), "--user: is not a name (a password belongs in --password-file)"),
-        (("--password-file", "password"), "--password-file: is of use with --user"),
+        (("--token-file", "lines"), "--token-file {files}/lines: does not contain a token"),
+        (("--user", "me"), "--user requires --password-file FILE"),
+        (("--user", "me:secret"), "--user: must be a name without a colon (the password belongs in --password-file)"),
+        (("--password-file", "password"), "--password-file requires --user"),
         (
             ("--user", "me", "--password-file", "lines"),
-            "--password-file {files}/lines: does not hold a password in one",
+            "--password-file {files}/lines: does not contain a password in one",
         ),
         (
             ("--user", "me", "--password-file", "empty"),
-            "--password-file {files}/empty: does not hold a password in one",
+            "--password-file {files}/empty: does not contain a password in one",
         ),
-        (("--token-file", "token", "--user", "me"), "--user: cannot be sent together with --token-file"),
+        (("--token-file", "token", "--user", "me"), "--user: cannot be combined with --token-file"),
         (
             ("--header", "Authorization: x", "--token-file", "token"),
-            "--token-file: cannot be sent together with --header 'Authorization: …'",
+            "--token-file: cannot be combined with --header 'Authorization: …'",
         ),
-        (("--ca-file", "token"), "--ca-file {files}/token: does not hold certificates in PEM form"),
+        (("--ca-file", "token"), "--ca-file {files}/token: does not contain certificates in PEM format"),
         (("--cert-file", "no"), "--cert-file {files}/no: No such file or directory"),
-        (("--cert-file", "token"), "--cert-file {files}/token: do not hold a certificate and its key in PEM form"),
+        (("--cert-file", "token"), "--cert-file {files}/token: do not contain a certificate and its key in PEM format"),
         (("--cert-file", "token", "--key-file", "no"), "--key-file {files}/no: No such file or directory"),
-        (("--key-file", "token"), "--key-file: is of use with --cert-file"),
+        (("--key-file", "token"), "--key-file requires --cert-file"),
         (("--ca-file", "no"), "--ca-file {files}/no: No such file or directory"),
-        (("--header", "secret"), '--header: is not of the form "Name: value"'),
+        (("--header", "secret"), '--header: must have the form "Name: value"'),
         (("--timeout", "soon"), "--timeout soon: "),
-        (("--match", "x"), "--match x: is not of the form"),
+        (("--match", "x"), "--match x: must have the form"),
     ],
 )
 @pytest.mark.parametrize("command", COMMANDS)
@@ -96,8 +96,8 @@ def test_two_ways_to_say_who_asks(files: Path) -> None:
     """A user in the URL is one of them, and its password is not repeated."""
     where = ("--prometheus", "http://me:secret@127.0.0.1:9")
     said = one_line(run_command("map", *where, "--token-file", str(files / "token")), 2)
-    assert said == "a user in --prometheus's URL: cannot be sent together with --token-file"
-    assert one_line(run_command("map", *where, "--ca-file", "x"), 2) == "--ca-file: is of use with an https:// URL"
+    assert said == "a user in --prometheus's URL: cannot be combined with --token-file"
+    assert one_line(run_command("map", *where, "--ca-file", "x"), 2) == "--ca-file requires an https:// URL"
 
 
 @contextlib.asynccontextmanager

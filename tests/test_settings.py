@@ -189,8 +189,8 @@ def test_zero_is_refused(text: str) -> None:
 
 def test_data_must_live_as_long_as_the_interval() -> None:
     """--stale-after below --interval would leave gaps; the same is enough."""
-    refused("--stale-after", "1s", "is shorter than --interval")
-    assert "is shorter than --interval" in mistake("--interval", "2m")
+    refused("--stale-after", "1s", "must be at least --interval")
+    assert "must be at least --interval" in mistake("--interval", "2m")
     assert settle("--interval", "2m", "--stale-after", "2m").stale_after_seconds == 120.0
 
 
@@ -215,7 +215,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     """The message shows what an address looks like."""
-    assert "is not an address such as :9401" in mistake(f"--listen={text}")
+    assert "must be an address such as :9401" in mistake(f"--listen={text}")
 
 
 def test_groups_and_dialects_replace_their_defaults() -> None:
@@ -266,9 +266,9 @@ def test_no_native_refuses_what_it_turns_off(arguments: tuple[str, ...], why: st
 
 def test_choices_that_are_not_known_are_refused() -> None:
     """The message has the word, and what is known; `none` stands alone, and --collect has none."""
-    refused("--dialect", "prometheus", '"prometheus" is not known; known are native, pod-gpu-map')
-    refused("--collect", "everything", '"everything" is not known; known are allocation, use, accounting')
-    assert '"a,b" is not known' in mistake("--dialect", "a,b")
+    refused("--dialect", "prometheus", '"prometheus"; valid values: native, pod-gpu-map')
+    refused("--collect", "everything", '"everything"; valid values: allocation, use, accounting')
+    assert 'unknown value "a,b"' in mistake("--dialect", "a,b")
     assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: "zzz" is not known')
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
     assert "none cannot be combined" in mistake(GPUMAP_DIALECT="native,none")
@@ -282,7 +282,7 @@ def test_no_push_is_the_opposite_of_push() -> None:
     assert settle("--no-push", "--push").push
     assert not settle("--push", "--no-push", GPUMAP_PUSH="true").push
     assert settle("--push", GPUMAP_PUSH="0").push
-    assert mistake(GPUMAP_PUSH="sometimes") == "--push (from $GPUMAP_PUSH=sometimes): is not true, false, 1 or 0"
+    assert mistake(GPUMAP_PUSH="sometimes") == "--push (from $GPUMAP_PUSH=sometimes): must be true, false, 1 or 0"
     assert "--no-push" in mistake("--no-push=1")
 
 
@@ -297,14 +297,14 @@ def test_booleans() -> None:
     for text, value in (("true", True), ("1", True), ("False", False), ("0", False), ("TRUE", True)):
         assert settle(GPUMAP_PROCESS_METRICS=text).process_metrics is value
     assert mistake(GPUMAP_PROCESS_METRICS="yes") == (
-        "--process-metrics (from $GPUMAP_PROCESS_METRICS=yes): is not true, false, 1 or 0"
+        "--process-metrics (from $GPUMAP_PROCESS_METRICS=yes): must be true, false, 1 or 0"
     )
 
 
 def test_log_choices() -> None:
     """Formats and levels are words of a list, which the message tells."""
-    refused("--log-format", "xml", "is not text or json")
-    refused("--log-level", "loud", "is not debug, info, warning or error")
+    refused("--log-format", "xml", "must be text or json")
+    refused("--log-level", "loud", "must be debug, info, warning or error")
 
 
 @pytest.mark.parametrize(
@@ -338,8 +338,8 @@ def test_a_root_with_a_wrong_socket_is_refused(paths: Path) -> None:
 
 def test_a_socket_with_too_long_a_path_is_refused(paths: Path) -> None:
     """No process can connect to a path of more than 107 bytes."""
-    refused("--kubelet-socket", f"/{'x' * 107}", "is longer than the path of a socket may be (107 bytes)")
-    refused("--kubelet-root", f"/{'x' * 107}", "is longer than the path of a socket may be (107 bytes)")
+    refused("--kubelet-socket", f"/{'x' * 107}", "is longer than the maximum of a socket path (107 bytes)")
+    refused("--kubelet-root", f"/{'x' * 107}", "is longer than the maximum of a socket path (107 bytes)")
     assert settle("--kubelet-socket", f"/{'x' * 106}")
 
 

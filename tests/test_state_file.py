@@ -345,7 +345,7 @@ async def test_a_file_of_its_owner_alone_replaced_at_once(tmp_path: Path) -> Non
 
 
 async def test_nothing_to_lose_is_not_written(tmp_path: Path) -> None:
-    """A node on which no GPU was seen has no file."""
+    """A node on which no GPU found has no file."""
     state, node = StateFile(tmp_path / "state.json"), TestNode()
     node.collect()
     await state.save(node.memory)

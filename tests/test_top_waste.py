@@ -191,7 +191,7 @@ def test_waste_is_told_worst_first() -> None:
         "Sum of the findings: 1 GPUs held idle, 120.0GiB granted but not used, 1.0GiB used by squatters, "
         "9.0GiB used by leftovers."
     )
-    assert "its pod is gone, and left PID 12 miner" in text
+    assert "its pod no longer exists, but left PID 12 miner" in text
 
 
 def test_a_leftover_is_no_squatter_and_a_newcomer_is_neither() -> None:
@@ -211,7 +211,7 @@ def test_idle_takes_time_where_memory_is_held() -> None:
     node.processes = [Process(10, CARD, lazy, memory=80 * GIB)]
     found = node_map(node.collect(seconds=60))
     assert wasted(found) == {}
-    assert "Not idle for 5m yet, but not computing just now: ml/lazy." in waste_table(found, Shape())
+    assert "Not idle for 5m yet, but no SM use now: ml/lazy." in waste_table(found, Shape())
     assert wasted(found, thresholds=Thresholds(30.0)) == {"idle": ("lazy",)}
     for _ in range(5):
         node.collect(seconds=50)
@@ -271,7 +271,7 @@ def test_a_pod_that_just_started_is_not_judged() -> None:
     node.pods.append(new)
     found = node_map(node.collect(seconds=5))
     assert wasted(found) == {"idle": ("old",)}
-    assert "First seen less than 2m ago, so not judged yet: ml/new." in waste_table(found, Shape())
+    assert "First seen less than 2m ago, so not checked yet: ml/new." in waste_table(found, Shape())
     assert wasted(found, thresholds=Thresholds(grace_seconds=0.001))["idle"] == ("old",)
     node.processes = [Process(10, OTHER, new, memory=GIB, sm=0.5)]
     found = node_map(node.collect(seconds=30))
@@ -396,8 +396,8 @@ def test_holders_of_unknown_use_are_named() -> None:
     node.collect()
     found = with_devices(node_map(node.collect()), lambda device: changed(device, users=()))
     text = waste_table(found, Shape())
-    assert text.startswith("No waste was found in what is known.")
-    assert "The use of some holders is not known, so gpumap does not judge them: ml/dark." in text
+    assert text.startswith("No waste found in the known data.")
+    assert "The use of some holders is not known, so gpumap cannot check them: ml/dark." in text
     assert "GPUs held idle" not in text
     assert "not used" not in text
     (row,) = waste_values(found, Shape())["by_namespace"]
@@ -549,7 +549,7 @@ def test_a_gpu_that_is_down_is_not_judged() -> None:
     node.gpus[1].fault = "hung"
     found = node_map(node.collect())
     assert "idle" not in wasted(found)
-    assert "GPU 1 is down (hung): gpumap judges nothing on it." in waste_table(found, Shape())
+    assert "GPU 1 is down (hung): gpumap cannot check anything on it." in waste_table(found, Shape())
     assert wasted(found)["squatter"] == ("squat",)
 
 
@@ -608,9 +608,9 @@ def test_a_verdict_is_the_same_for_one_namespace() -> None:
     found = with_devices(found, lambda device: changed(device, users=(), owners=()), dark)
     assert wasted(found) == wasted(found, namespace="ml") == {}
     for shape in (Shape(), Shape(namespace="ml")):
-        assert waste_table(found, shape).startswith("No waste was found in what is known.")
+        assert waste_table(found, shape).startswith("No waste found in the known data.")
         assert "The use of GPU 0/2/0 4g" in waste_table(found, shape)
-    assert waste_table(found, Shape(namespace="web")).startswith("Nothing in namespace web is known to hold or use")
+    assert waste_table(found, Shape(namespace="web")).startswith("Namespace web has no known holder or user")
 
 
 def test_where_nothing_is_told_nothing_is_judged() -> None:
@@ -618,22 +618,22 @@ def test_where_nothing_is_told_nothing_is_judged() -> None:
     node = TestNode([Gpu(0)], [], allocatable={"nvidia.com/gpu": [str(CARD)]})
     node.collect()
     found = node_map(node.collect())
-    assert waste_table(found, Shape()).startswith("No waste was found.\n")
+    assert waste_table(found, Shape()).startswith("No waste found.\n")
     lacking: tuple[Callable[[DeviceEntry], DeviceEntry], ...] = (
         lambda device: changed(device, holders_known=False),
         lambda device: changed(device, owners=()),
     )
     for without in lacking:
         less = changed(with_devices(found, without), collect=())
-        assert not waste_table(less, Shape()).startswith("No waste was found.\n")
+        assert not waste_table(less, Shape()).startswith("No waste found.\n")
         assert "of the only device" in waste_table(less, Shape())
         assert "of the only device" in map_table(less, Shape())
-        assert map_table(less, Shape(namespace="ml")).startswith("Nothing in namespace ml is known to hold or use")
+        assert map_table(less, Shape(namespace="ml")).startswith("Namespace ml has no known holder or user")
         sums = waste_values(less, Shape())["sums"]
         assert (sums["idle_gpus"], sums["unused_bytes"], sums["over_bytes"]) == (None, None, None)
     dark = with_devices(found, lambda device: changed(device, owners=(), holders_known=False))
     assert set(waste_values(dark, Shape())["sums"].values()) == {None}
-    assert waste_table(dark, Shape()).startswith("Nothing could be judged.")
+    assert waste_table(dark, Shape()).startswith("gpumap could not check anything.")
 
 
 def test_names_are_of_pods_that_are_there() -> None:
@@ -664,7 +664,7 @@ async def test_nodes_of_which_nothing_answers(capsys: pytest.CaptureFixture[str]
         assert await _show(sights(), view) == 1  # type: ignore[arg-type] # the test's own
         said = capsys.readouterr().err.splitlines()
         assert said[0] == "gpumap: node node-0: neither its kubelet nor NVML answers"
-        assert said[5] == "gpumap: and 2 more of the kind"
+        assert said[5] == "gpumap: and 2 more like this"
 
 
 def test_the_map_has_the_findings() -> None:
@@ -807,7 +807,7 @@ async def test_order_and_process_flags(agent: Agent) -> None:
     for flags, said in (
         (("--unused-above", "0.2"), "--unused-above 0.2: must be a percentage such as 20%, at most 100%"),
         (("--grace", "soon"), '--grace soon: "soon" is not a duration such as 500ms, 5s or 1m30s'),
-        (("--by", "node", "--sort-by", "pod"), "--sort-by sorts findings; --by prints none"),
+        (("--by", "node", "--sort-by", "pod"), "--sort-by sorts findings, but --by prints no findings"),
     ):
         done = await run_command_in_loop("waste", *flags, "--url", agent.url)
         assert (done.returncode, done.stderr) == (2, f"gpumap: {said}\n")

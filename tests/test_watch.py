@@ -294,7 +294,7 @@ async def test_watch_in_a_pipe(fake: FakeAgent) -> None:
         await blocks(process.stdout, 2)
         answer, fake.answer = fake.answer, None
         said = await process.stderr.readline()
-        assert said == f"gpumap: {fake.url}/api/v1/map answered 503 Service Unavailable; asking on\n".encode()
+        assert said == f"gpumap: {fake.url}/api/v1/map answered 503 Service Unavailable; trying again\n".encode()
         await asyncio.sleep(0.3)
         fake.answer = answer
         await blocks(process.stdout, 2)

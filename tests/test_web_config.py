@@ -39,7 +39,7 @@ def tls(text: str) -> str:
     return f"tls_server_config:\n  {PAIR}\n  {text}\n"
 
 
-KEY_AS_PATH = "tls_server_config.key_file: is no path, but what belongs to key"
+KEY_AS_PATH = "tls_server_config.key_file: is the content, not a path; use key"
 CLIENT = f"client_ca_file: ca.crt\n  client_auth_type: {REQUIRED}"
 
 
@@ -125,29 +125,29 @@ def test_the_sample_of_the_documentation() -> None:
         ("a: [", "line 1: is not YAML: "),
         ("\x01", "is not YAML: "),
         ("a: 1\n---\nb: 2\n", "line 2: is not YAML: "),
-        ("[" * 3000, "is not YAML: it is nested too deeply"),
+        ("[" * 3000, "is not YAML: it has too many nested levels"),
         ("x: 1", "the file: Object contains unknown field `x`"),
         (
             "tls_server_config:\n  cert_filse: a",
             "tls_server_config: Object contains unknown field `cert_filse`",
         ),
-        ("rate_limit: {}\nrate_limit: {}", "line 2: rate_limit: stands twice"),
+        ("rate_limit: {}\nrate_limit: {}", "line 2: rate_limit: is set twice"),
         ("? [a]\n: b", "line 1: is not YAML: found unhashable key"),
         ("tls_server_config: a", "tls_server_config: Expected `object | null`, got `str`"),
-        ("tls_server_config:\n  min_version: TLS13", "tls_server_config.cert_file: is missing, as is cert"),
+        ("tls_server_config:\n  min_version: TLS13", "tls_server_config.cert_file: is missing; TLS requires"),
         ("tls_server_config: {cert_file: '', key_file: a}", "tls_server_config.cert_file: is missing"),
-        ("tls_server_config: {cert_file: a}", "tls_server_config.key_file: is missing, as is key"),
+        ("tls_server_config: {cert_file: a}", "tls_server_config.key_file: is missing; TLS requires"),
         ("tls_server_config: {cert_file: [a]}", "tls_server_config.cert_file: Expected `str | null`, got `array`"),
-        ('tls_server_config: {cert_file: "a\\0b"}', "tls_server_config.cert_file: is no path"),
-        (tls("cert: x"), "tls_server_config.cert: cannot stand together with cert_file"),
+        ('tls_server_config: {cert_file: "a\\0b"}', "tls_server_config.cert_file: is not a path"),
+        (tls("cert: x"), "tls_server_config.cert: cannot be combined with cert_file"),
         (tls(f"client_auth_type: {REQUIRED}"), "tls_server_config.client_ca_file: is missing"),
         (tls(f"client_auth_type: {IF_GIVEN}"), "tls_server_config.client_ca_file: is missing"),
-        (tls("client_ca_file: x"), "tls_server_config.client_auth_type: is missing: with client_ca_file"),
+        (tls("client_ca_file: x"), "tls_server_config.client_auth_type: is missing: client_ca_file"),
         (tls("client_auth_type: RequireAnyClientCert"), "tls_server_config.client_auth_type: RequireAny"),
         (tls("client_auth_type: RequestClientCert"), "tls_server_config.client_auth_type: RequestClient"),
         (tls("client_auth_type: RequireClientCert"), "tls_server_config.client_auth_type: RequireClient"),
-        (tls("client_auth_type: x"), "tls_server_config.client_auth_type: is not NoClientCert, "),
-        (tls("client_allowed_sans: [a]"), "tls_server_config.client_allowed_sans: is of use with"),
+        (tls("client_auth_type: x"), "tls_server_config.client_auth_type: must be NoClientCert, "),
+        (tls("client_allowed_sans: [a]"), "tls_server_config.client_allowed_sans: requires"),
         (tls("client_allowed_sans: a"), "tls_server_config.client_allowed_sans: Expected `array | null`, got `str`"),
         (
             tls(f"{CLIENT}\n  client_allowed_sans: [~]"),
@@ -161,29 +161,29 @@ def test_the_sample_of_the_documentation() -> None:
             "tls_server_config:\n  key_file: |\n    -----BEGIN PRIVATE KEY-----\n    hunter2\n  cert_file: a",
             KEY_AS_PATH,
         ),
-        ('tls_server_config: {cert_file: "a\\nhunter2"}', "tls_server_config.cert_file: is no path"),
-        ('tls_server_config: {cert: "\\ud800"}', "line 1: has a character that is none"),
+        ('tls_server_config: {cert_file: "a\\nhunter2"}', "tls_server_config.cert_file: is not a path"),
+        ('tls_server_config: {cert: "\\ud800"}', "line 1: has an invalid character"),
         ('basic_auth_users: {a: "\\Uffffffff"}', "is not YAML: "),
         ("basic_auth_users: {a: *hunter2}", "line 1: is not YAML: found undefined alias (not shown)"),
         ("a: {b: {c", "line 1: is not YAML: expected ',' or '}', but got '<stream end>'"),
         (f"basic_auth_users: {{~: {HASH}}}", "key in basic_auth_users: Expected `str`, got `null`"),
-        (f"basic_auth_users: {{'': {HASH}}}", "basic_auth_users.: is no name for basic auth"),
-        (tls("min_version: TLS10"), "tls_server_config.min_version: TLS10 is not spoken"),
-        (tls("max_version: TLS11"), "tls_server_config.max_version: TLS11 is not spoken"),
-        (tls("min_version: '1.2'"), "tls_server_config.min_version: is not TLS12 or TLS13"),
+        (f"basic_auth_users: {{'': {HASH}}}", "basic_auth_users.: is not a user name"),
+        (tls("min_version: TLS10"), "tls_server_config.min_version: gpumap does not support TLS10"),
+        (tls("max_version: TLS11"), "tls_server_config.max_version: gpumap does not support TLS11"),
+        (tls("min_version: '1.2'"), "tls_server_config.min_version: must be TLS12 or TLS13"),
         (tls("min_version: TLS13\n  max_version: TLS12"), "tls_server_config.min_version: is above"),
-        (tls("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]"), "tls_server_config.cipher_suites: has one that"),
+        (tls("cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]"), "tls_server_config.cipher_suites: has an unknown"),
         (
             tls("max_version: TLS12\n  cipher_suites: [TLS_AES_128_GCM_SHA256]"),
-            "tls_server_config.cipher_suites: has none of TLS12",
+            "tls_server_config.cipher_suites: has no suite of TLS12",
         ),
-        (tls("prefer_server_cipher_suites: 3"), "tls_server_config.prefer_server_cipher_suites: is not true"),
-        (tls("curve_preferences: [CurveP256, X25519]"), "tls_server_config.curve_preferences: can be one"),
-        (tls("curve_preferences: [P256]"), "tls_server_config.curve_preferences: has one that is not"),
-        ("http_server_config: {http2: maybe}", "http_server_config.http2: is not true or false"),
+        (tls("prefer_server_cipher_suites: 3"), "tls_server_config.prefer_server_cipher_suites: must be true"),
+        (tls("curve_preferences: [CurveP256, X25519]"), "tls_server_config.curve_preferences: must be one"),
+        (tls("curve_preferences: [P256]"), "tls_server_config.curve_preferences: has an unknown"),
+        ("http_server_config: {http2: maybe}", "http_server_config.http2: must be true or false"),
         (
             "http_server_config: {headers: {X-Frame-Options: foo}}",
-            "http_server_config.headers.X-Frame-Options: is not deny or sameorigin",
+            "http_server_config.headers.X-Frame-Options: must be deny or sameorigin",
         ),
         (
             "http_server_config: {headers: {Content-Type: foo}}",
@@ -191,18 +191,18 @@ def test_the_sample_of_the_documentation() -> None:
         ),
         (
             'http_server_config: {headers: {Content-Security-Policy: "a\\r\\nb: c"}}',
-            "http_server_config.headers.Content-Security-Policy: is not in printable ASCII",
+            "http_server_config.headers.Content-Security-Policy: must be printable ASCII",
         ),
-        ("basic_auth_users:\n  bob: hunter2", "basic_auth_users.bob: is no bcrypt hash"),
-        ("basic_auth_users:\n  bob:", "basic_auth_users.bob: is no bcrypt hash"),
+        ("basic_auth_users:\n  bob: hunter2", "basic_auth_users.bob: must be a bcrypt hash"),
+        ("basic_auth_users:\n  bob:", "basic_auth_users.bob: must be a bcrypt hash"),
         (
             f"basic_auth_users: {{bob: {HASH.replace('$04$', '$31$')}}}",
             "basic_auth_users.bob: has a cost of 31",
         ),
-        (f'basic_auth_users: {{"a:b": {HASH}}}', "basic_auth_users.a:b: is no name for basic auth"),
-        ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval: is no duration"),
-        ("rate_limit: {interval: 1s, burst: -1}", "rate_limit.burst: is no whole number"),
-        ("rate_limit: {interval: 1s}", "rate_limit.burst: is 0"),
+        (f'basic_auth_users: {{"a:b": {HASH}}}', "basic_auth_users.a:b: is not a user name"),
+        ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval: must be a duration"),
+        ("rate_limit: {interval: 1s, burst: -1}", "rate_limit.burst: must be a whole number"),
+        ("rate_limit: {interval: 1s}", "rate_limit.burst: must not be 0"),
     ],
 )
 def test_mistakes(text: str, says: str) -> None:
@@ -293,15 +293,15 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ("cert_file: a.crt, key_file: no", f"{place}key_file no: No such file or directory"),
         ("cert_file: ., key_file: a.key", f"{place}cert_file .: is a directory"),
         ("cert_file: /dev/zero, key_file: a.key", f"{place}cert_file /dev/zero: is not a file"),
-        ("cert_file: junk, key_file: a.key", f"{place}cert_file junk: holds no certificate in PEM form"),
-        ("cert_file: a.crt, key_file: junk", f"{place}key_file junk: holds no private key in PEM form"),
+        ("cert_file: junk, key_file: a.key", f"{place}cert_file junk: does not contain a certificate in PEM format"),
+        ("cert_file: a.crt, key_file: junk", f"{place}key_file junk: does not contain a private key in PEM format"),
         ("cert_file: a.crt, key_file: b.key", f"{place}key_file b.key: is not the key of {place}cert_file a.crt"),
-        ("cert_file: a.crt, key_file: cut.key", f"{place}cert_file a.crt and {place}key_file cut.key: cannot be used"),
+        ("cert_file: a.crt, key_file: cut.key", f"{place}cert_file a.crt and {place}key_file cut.key: are not usable"),
         ("cert_file: a.crt, key_file: locked.key", f"{place}key_file locked.key: is encrypted"),
-        ("cert: junk, key_file: a.key", f"{place}cert: holds no certificate in PEM form"),
+        ("cert: junk, key_file: a.key", f"{place}cert: does not contain a certificate in PEM format"),
         (
             f"cert_file: a.crt, key_file: a.key, client_ca_file: junk, client_auth_type: {REQUIRED}",
-            f"{place}client_ca_file junk: holds no certificates in PEM form",
+            f"{place}client_ca_file junk: does not contain certificates in PEM format",
         ),
     ):
         assert refused(tmp_path, f"tls_server_config: {{{text}}}").startswith(says)
@@ -320,5 +320,5 @@ def test_a_mistake_ends_the_command(tmp_path: Path, command: str) -> None:
     assert missing == f"--web-config {path}: No such file or directory"
     path.write_text("basic_auth_users:\n  bob: hunter2\n")
     said = one_line(run_command(*flags, GPUMAP_WEB_CONFIG=str(path)), 2)
-    assert said.startswith(f"--web-config {path}: basic_auth_users.bob: is no bcrypt hash")
+    assert said.startswith(f"--web-config {path}: basic_auth_users.bob: must be a bcrypt hash")
     assert one_line(run_command(*flags, "--web-config", str(tmp_path)), 2).endswith("is a directory")

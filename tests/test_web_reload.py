@@ -144,7 +144,7 @@ async def test_tls_that_is_switched_on(own: Path, caplog: pytest.LogCaptureFixtu
         ("", "it is empty, as one that is cut off is"),
         ("tls_server_config:\n", "it is empty, as one that is cut off is"),
         ("x: 1", "the file: Object contains unknown field `x`"),
-        ('tls_server_config: {cert_file: "\\ud800", key_file: a}', "line 1: has a character that is none"),
+        ('tls_server_config: {cert_file: "\\ud800", key_file: a}', "line 1: has an invalid character"),
         ('basic_auth_users: {a: "\\Uffffffff"}', "is not YAML: "),
         (None, "No such file or directory"),
     ],

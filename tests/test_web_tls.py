@@ -284,8 +284,8 @@ async def test_the_service_scraped_and_looked_at(folder: Path) -> None:
             await run_command_in_loop("map", "--url", named, *shown, *known, "--server-name", "127.0.0.1")
         ).returncode == 0
         for flags, says in (
-            (shown, f"{url}/api/v1/map answered 401 Unauthorized: who is asking? see --user and --password-file"),
-            (shown[:2], f"{url}/api/v1/map answered 403 Forbidden: it refuses; does it ask for --cert-file?"),
+            (shown, f"{url}/api/v1/map answered 401 Unauthorized. Set --user and --password-file"),
+            (shown[:2], f"{url}/api/v1/map answered 403 Forbidden. It refuses the request and may require --cert-file"),
             ((), f"{url}/api/v1/map did not answer: its certificate is not trusted: "),
         ):
             assert one_line(await run_command_in_loop("map", "--url", url, *flags), 1).startswith(says)

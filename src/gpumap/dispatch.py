@@ -1,6 +1,6 @@
 """The commands of `gpumap`: reads the command line and runs the command.
 
-Each command is added by its own function. What it needs is imported when it runs.
+Each command has its own function that adds it. A command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEMO_ADDRESS = "127.0.0.1:9401"
-"""A simulated node is for the one who tries it, not for the network."""
+"""A simulated node is for local tries, not for the network."""
 
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
@@ -45,9 +45,9 @@ def prepared(arguments: Sequence[str]) -> Callable[[], int]:
 def command_parser() -> Parser:
     """Return the parser of all commands."""
     parser = top_parser(
-        description="Which container holds which GPU, and what it really uses.",
-        epilog="A minute without a GPU: `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
-        "\nMore about a command: gpumap COMMAND --help",
+        description="Show which container holds which GPU, and what it uses.",
+        epilog="Try it without a GPU: run `gpumap demo`, and in another terminal `gpumap top --url http://127.0.0.1:9401`."
+        "\nHelp for a command: gpumap COMMAND --help",
         version=f"gpumap {__version__}",
     )
     parser.set_defaults(run=lambda given: _nothing_asked(parser))
@@ -63,8 +63,8 @@ def _add_serve(commands: Commands) -> None:
         commands,
         "serve",
         _serve,
-        says="run the exporter on a GPU node",
-        examples=[("as the chart runs it", "gpumap serve --listen :9401 --interval 5s")],
+        summary="Run the exporter on a GPU node.",
+        examples=[("with the defaults of the chart", "gpumap serve --listen :9401 --interval 5s")],
     )
     add_flags(serve)
 
@@ -74,27 +74,27 @@ def _add_demo(commands: Commands) -> None:
         commands,
         "demo",
         _demo,
-        says="serve a simulated node: no GPU, no kubelet, no root",
+        summary="Run the exporter on a simulated node, without GPU, kubelet or root.",
         examples=[
-            ("the default play", "gpumap demo"),
+            ("the default scenario", "gpumap demo"),
             ("every way to share a GPU", "gpumap demo --scenario sharing"),
             ("your own node", "gpumap demo --scenario node.yaml --listen 127.0.0.1:9401"),
-            ("a node that was recorded", "gpumap demo --capture DIR"),
+            ("a recorded node", "gpumap demo --capture DIR"),
         ],
     )
-    played = demo.add_argument_group("what is played")
+    played = demo.add_argument_group("simulated node")
     played.add_argument(
         "--scenario",
         metavar="FILE",
-        help="your own node in YAML (docs/dev/scenario.md), or one that comes with gpumap: sharing",
+        help="YAML file of your own node (docs/dev/scenario.md), or the built-in scenario: sharing.",
     )
-    played.add_argument("--capture", metavar="DIR", help="a node that `gpumap record` has recorded")
-    add_flags(demo, hidden=("sources",))  # the simulated node's are taken
+    played.add_argument("--capture", metavar="DIR", help="Directory that `gpumap record` wrote.")
+    add_flags(demo, hidden=("sources",))  # accepted: the simulated node has its own sources
     for flag in demo._actions:
         if "--node-name" in flag.option_strings:
-            flag.help = "the node's name ($GPUMAP_NODE_NAME; else the scenario's)"
+            flag.help = "Name of the node. Default: the name in the scenario. ($GPUMAP_NODE_NAME)"
         if "--listen" in flag.option_strings:
-            flag.help = f"address to serve on; :9401 is every address (default: {DEMO_ADDRESS}; $GPUMAP_LISTEN)"
+            flag.help = f"Address to serve on. :9401 is every address. (default: {DEMO_ADDRESS}; $GPUMAP_LISTEN)"
 
 
 def _add_record(commands: Commands) -> None:
@@ -102,18 +102,18 @@ def _add_record(commands: Commands) -> None:
         commands,
         "record",
         _record,
-        says="write what the sources say into a folder: a bug report that is a test",
+        summary="Record the answers of all sources in a directory, for a bug report.",
         usage="DIR [flags]",
         examples=[
             ("this node, once", "gpumap record /tmp/node"),
-            ("for a minute, with other names and UUIDs", "gpumap record /tmp/node --for 1m --anonymize"),
+            ("for a minute, with pseudonyms for names and UUIDs", "gpumap record /tmp/node --for 1m --anonymize"),
         ],
     )
-    record.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
-    what = record.add_argument_group("what is recorded")
-    what.add_argument("--for", dest="lasting", metavar="DURATION", help="go on for so long (default: one look)")
-    what.add_argument("--interval", metavar="DURATION", help="from one collection to the next (default: 5s)")
-    what.add_argument("--anonymize", action="store_true", help="replace names and UUIDs, consistently")
+    record.add_argument("folder", metavar="DIR", help="Directory to write to. It must be empty or not exist.")
+    what = record.add_argument_group("recording")
+    what.add_argument("--for", dest="lasting", metavar="DURATION", help="Time to record. (default: one collection)")
+    what.add_argument("--interval", metavar="DURATION", help="Time between two collections. (default: 5s)")
+    what.add_argument("--anonymize", action="store_true", help="Replace names and UUIDs consistently by pseudonyms.")
     add_flags(record, ("sources", "log"))
 
 
@@ -122,10 +122,10 @@ def _add_completion(commands: Commands) -> None:
         commands,
         "completion",
         _completion,
-        says="print a shell's completion script: bash, zsh or fish",
+        summary="Print the completion script for bash, zsh or fish.",
         usage="bash|zsh|fish",
         examples=[
-            ("bash, now and for ever", "source <(gpumap completion bash)    # in ~/.bashrc"),
+            ("bash", "source <(gpumap completion bash)    # in ~/.bashrc"),
             ("zsh", "source <(gpumap completion zsh)     # in ~/.zshrc, after compinit"),
             ("fish", "gpumap completion fish > ~/.config/fish/completions/gpumap.fish"),
         ],
@@ -145,7 +145,7 @@ def _run_loop(work: Coroutine[None, None, T]) -> T:
 
 
 def _nothing_asked(parser: Parser) -> int:
-    """Help, and exit code 2: a container that lost its arguments must not look as if it had done its work."""
+    """Print the help and return 2: a container without arguments must not look successful."""
     parser.print_help(sys.stderr)
     return 2
 
@@ -185,7 +185,7 @@ def _demo_of_capture(given: argparse.Namespace) -> int:
     from gpumap.lab.capture.run import load_capture, serve_capture
 
     if given.scenario:
-        raise UsageError("--capture: cannot be played together with --scenario")
+        raise UsageError("--capture: cannot be combined with --scenario")
     settings = resolve(given, os.environ)
     set_up_log(settings.log_format, settings.log_level)
     _run_loop(serve_capture(settings, load_capture(Path(given.capture))))
@@ -208,12 +208,12 @@ def _record(given: argparse.Namespace) -> int:
 
 
 def _outlasting(interval: str | None) -> str | None:
-    """What --stale-after is where there is no such flag: its default, and the interval where that is longer."""
+    """Return --stale-after for `record`, which has no such flag: the interval if it is longer than the default."""
     default = next(flag.default for flag in FLAGS if flag.name == "--stale-after")
     try:
         return interval if interval and parse_duration(interval) > parse_duration(default) else None
     except ValueError:
-        return None  # told as a mistake in --interval
+        return None  # reported later as a mistake in --interval
 
 
 def _completion(given: argparse.Namespace) -> int:

@@ -90,7 +90,7 @@ async def test_a_finding_leads_to_its_row(site: Site, browser: Browser) -> None:
 
 
 async def test_a_leftover_is_not_its_namesake(site: Site, browser: Browser) -> None:
-    """The finding of a pod that is gone leads to the row of what it left, not to the pod of that name."""
+    """The finding of a deleted pod leads to the row of what it left, not to the pod of that name."""
     old = holder("db-0", 0)
     node = TestNode([Gpu(0)], [old], [Process(41, gpu_uuid(0), old, memory=3 * GIB, comm="left")])
     node.collect()
@@ -130,11 +130,9 @@ async def test_nothing_is_wrong(site: Site, browser: Browser) -> None:
     pod = Pod("team", "busy", {"main": {"nvidia.com/gpu": [str(gpu_uuid(0))]}})
     site.collect(TestNode([Gpu(0)], [pod], [Process(1, gpu_uuid(0), pod, memory=79 * GIB, sm=0.9)]))
     async with tab(browser, site.url) as one:
-        assert await one.texts("#attention .nobody") == ["Nothing is wrong, and nothing is wasted."]
+        assert await one.texts("#attention .nobody") == ["No fault and no waste."]
         site.collect(cards(1, 2))
-        await expect(one.page.locator("#attention .nobody")).to_have_text(
-            "Nothing is wrong or wasted in what is known."
-        )
+        await expect(one.page.locator("#attention .nobody")).to_have_text("The known data shows no fault and no waste.")
 
 
 async def test_curves_begin_with_what_there_is(site: Site, browser: Browser) -> None:

@@ -121,7 +121,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         assert idle.endswith("1 0.1 – 0 0 0 % 10 s")
         (squatter,) = await one.texts(row(one, "other/squatter"))
         assert squatter == (
-            "other/squatter main not assigned squatter · uses what it was not assigned: PID 12 python3 "
+            "other/squatter main not assigned squatter · uses a device that it does not hold: PID 12 python3 "
             "0 0 0 5.0 GiB 5.0 GiB 25 % now"
         )
         assert await one.texts(row(one, "other/leftover")) == [
@@ -146,7 +146,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
             "unaccounted 100 MiB",
         ]
         assert await one.texts(".legend li") == [
-            "holder (a colour each)",
+            "holder (one colour each)",
             "not assigned",
             "pod is gone",
             "host",
@@ -546,7 +546,7 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
         assert failure.startswith("A row of the GPU's memory could not be replaced:")
         assert pending.startswith("Rows of the GPU's memory wait to be replaced")
         assert "nvidia-smi --gpu-reset -i 0" in pending
-        assert errors.startswith("3 memory errors over its life could not be corrected: dram 2, sram 1.")
+        assert errors.startswith("3 memory errors over its life were not correctable: dram 2, sram 1.")
         assert "field diagnostic" in errors
         assert await one.width_over() <= 0
 

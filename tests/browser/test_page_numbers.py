@@ -150,7 +150,7 @@ async def test_a_partitioned_gpu_held_whole(site: Site, browser: Browser) -> Non
         titles = await one.page.locator(".part").nth(1).locator("tbody .unknown").evaluate_all(
             "all => all.map(one => one.title)"
         )  # fmt: skip
-        assert titles[:2] == ["It holds the whole GPU: see there"] * 2
+        assert titles[:2] == ["It holds the whole GPU: see the row of the GPU"] * 2
         ids = await one.page.locator("[id]").evaluate_all("all => all.map(one => one.id)")
         assert len(ids) == len(set(ids))
 
@@ -201,7 +201,9 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
     site.collect(node)
     async with tab(browser, site.url) as one:
         notice = one.page.locator("#attention .fault")
-        await expect(notice).to_contain_text("Down (hung): it does not answer NVML's calls, and has not told its uuid.")
+        await expect(notice).to_contain_text(
+            "Down (hung): it does not answer NVML's calls, and has not reported its uuid."
+        )
         await expect(notice.locator(".remedy")).to_contain_text("Xid")
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Faults"]) == ("2", "1 GPUs, sources")
@@ -232,7 +234,7 @@ async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) ->
     site.collect(TestNode([Gpu(0)], pods))
     async with tab(browser, site.url) as one:
         await expect(one.page.locator(".bar")).to_have_attribute(
-            "aria-label", "Memory: 100 MiB of 80.0 GiB used, all granted, to several at once"
+            "aria-label", "Memory: 100 MiB of 80.0 GiB used, all granted, to several containers"
         )
 
 

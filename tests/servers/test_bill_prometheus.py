@@ -495,7 +495,7 @@ def test_a_pod_of_two_teams_at_once(known: Known) -> None:
     """Pods of one name in two clusters cannot be told apart by kube_pod_labels: --match chooses a cluster."""
     says = failure(known, *BY_TEAM, "--match", 'namespace=~"inside|moved"', "--label-match", "")
     assert says.startswith(
-        "tells two values of label example.com/teamName for pod inside/inside-0 at the same time (blue, white): "
+        "has two values of label example.com/teamName for pod inside/inside-0 at the same time (blue, white): "
     )
     assert "--match 'cluster=" in says
 
@@ -520,10 +520,10 @@ def test_time_that_the_server_does_not_hold(known: Known) -> None:
     start = FIRST - 50 * HOUR
     before, after = ask(known.url, start=start, end=LAST + 3 * HOUR + 11 * MINUTE)["warnings"]
     assert before == (
-        "Nothing of gpumap's was seen from 2024-03-02T15:00:00Z to 2024-03-04T17:00:00Z: what began and ended in it is "
-        "not charged."
+        "The server has no gpumap samples from 2024-03-02T15:00:00Z to 2024-03-04T17:00:00Z. "
+        "Use within this gap is not charged."
     )
-    assert after.startswith("Nothing of gpumap's was seen from 2024-03-05T05:00:00Z to 2024-03-05T08:11:00Z: ")
+    assert after.startswith("The server has no gpumap samples from 2024-03-05T05:00:00Z to 2024-03-05T08:11:00Z. ")
     assert ask(known.url)["warnings"] == []
     where = ("--prometheus", known.url, "--from", str(start), "--to", str(END), "--match", 'cluster="a"')
     assert before in run_command("bill", *where).stdout
@@ -563,14 +563,14 @@ def test_the_table(known: Known) -> None:
     assert below[0].startswith("From 2024-03-04T20:00:00Z to 2024-03-05T04:00:00Z, by http://127.0.0.1:")
     assert below[0].endswith(', of series with job=~".*gpumap.*",cluster="a". Energy is an estimate.')
     assert below[1:] == [
-        "Of the GPU-hours held, 8.00 are on devices whose use is not known (MIG has no SM time): GPU-HOURS USED and "
-        "IDLE are without them.",
-        "3.50 GPU-hours were used by containers that held no share of a GPU, or one that is not known: they are in "
-        "GPU-HOURS USED, not in HELD and IDLE.",
-        "0.49 kWh were charged to nobody.",
-        "0.50 hours of GPUs could not be measured, and were charged to nobody.",
-        "16.01 GPU-hours had been counted before this server saw their counters first; when, nobody knows: they are "
-        "not charged.",
+        "8.00 of the held GPU-hours are on devices without SM time, such as MIG devices. GPU-HOURS USED and IDLE do "
+        "not contain them.",
+        "Containers that held no share, or an unknown share, of a GPU used 3.50 GPU-hours. They are in GPU-HOURS "
+        "USED, not in HELD and IDLE.",
+        "0.49 kWh are charged to no container.",
+        "gpumap could not measure 0.50 GPU-hours. No container is charged.",
+        "16.01 GPU-hours are older than the server's first sample of their counter. Their time is not known, so they "
+        "are not charged.",
     ]
 
 

@@ -25,7 +25,7 @@ RULES = Path(__file__).parents[2] / "rules" / "fleet.yaml"
 SNAPSHOT = re.compile(r"^gpumap_snapshot_timestamp_seconds (\S+)$", re.MULTILINE)
 TIME = re.compile(r"^(gpumap_\w*timestamp_seconds(?:{.*})?) (\S+)$", re.MULTILINE)
 IDLE_SECONDS = 300
-DOWN = "node gone: its gpumap cannot be scraped (up is 0)"
+DOWN = "node gone: Prometheus cannot scrape its gpumap (up is 0)"
 Values = dict[str, dict[str, float]]
 """By node or namespace, then by quantity."""
 Document = dict[str, Any]
@@ -275,7 +275,7 @@ def test_rows_for_who_asks(server: str, command: str) -> None:
     """Of a namespace, of a node, of all, and the names of pods."""
     for flags in (("-n", "ml"), ("--node", "owners"), ("--all",)):
         (head, *_) = lines_of(command, "--prometheus", server, *flags, code=0 if "--node" in flags else 1)
-        assert {"POD", "UUID"} & {*head.split()} or head.startswith("No waste was found")
+        assert {"POD", "UUID"} & {*head.split()} or head.startswith("No waste found")
     names = run_command(command, "--prometheus", server, "-o", "name").stdout.splitlines()
     assert names
     assert all(line.startswith("pod/") for line in names)
@@ -293,12 +293,12 @@ def test_inspect_of_a_cluster(server: str) -> None:
     ("words", "says"),
     [
         (("top", "--by", "pod"), '--by: "pod" is not namespace or node'),
-        (("top", "--by", "node", "--all"), "--by node: adds up rows, and -n, --node, --all and -o name show them"),
+        (("top", "--by", "node", "--all"), "--by node: shows sums, but -n, --node, --all and -o name show rows"),
         (
             ("map", "--sort-by", "peak"),
-            "--sort-by peak: sorts rows, of -n, --node or --all; sums by node are sorted by ",
+            "--sort-by peak: sorts only rows (-n, --node or --all); valid values for sums by node: ",
         ),
-        (("waste", "--node", ""), "--node: is empty"),
+        (("waste", "--node", ""), "--node: must not be empty"),
     ],
 )
 def test_flags_that_do_not_fit(words: Sequence[str], says: str) -> None:
@@ -310,7 +310,7 @@ def test_flags_that_do_not_fit(words: Sequence[str], says: str) -> None:
 def test_flags_of_a_cluster_alone(flags: Sequence[str]) -> None:
     """An agent has no other node to show."""
     said = one_line(run_command("top", "--url", "http://127.0.0.1:9", *flags), 2)
-    assert said == f"{flags[0]}: is of use with --prometheus"
+    assert said == f"{flags[0]} requires --prometheus"
 
 
 def test_records_are_those_of_the_rules() -> None:

@@ -159,7 +159,7 @@ def test_each_python_runs_it(installed: Path, minor: int) -> None:
         pytest.skip(f"no Python 3.{minor} here")
     words = [found.stdout.strip(), "-I", "-S", str(installed / "kubectl-gpumap"), "top", "-A"]
     done = subprocess.run(words, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False)
-    says = "gpumap: kubectl is not on PATH: it asks the API server, and knows how to log in\n"
+    says = "gpumap: kubectl is not on PATH. gpumap uses it to log in to the API server\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", says)
 
 

@@ -231,8 +231,8 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster, demos: dict
         PlayedPod("gpu-5", "gpumap-begins", (503, "the first collection is not finished\n")),
         PlayedPod("gpu-6", "gpumap-other", b'{"hello": "world"}'),
         PlayedPod("gpu-7", "gpumap-slow", hangs=True),
-        PlayedPod("gpu-8", "gpumap-closed", (401, "this page takes a user and a password\n")),
-        PlayedPod("gpu-9", "gpumap-certified", (403, "this page takes a client certificate\n")),
+        PlayedPod("gpu-8", "gpumap-closed", (401, "this page requires a user and a password\n")),
+        PlayedPod("gpu-9", "gpumap-certified", (403, "this page requires a client certificate\n")),
         PlayedPod("odd", "gpumap-odd", map_of({**found, "devices": [1]}, "odd")),
     ]
     cluster.api.forbidden.add(("jane", "get pods/proxy", "gpu-2"))
@@ -243,14 +243,14 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster, demos: dict
     for sentence in (
         f'node gpu-2: User "jane" cannot get resource "pods/proxy" in API group "" in the namespace "gpumap"; ask for '
         f"the rule {RULE}",
-        "node gpu-3: the API server does not reach its agent: dial tcp 10.0.0.7:9401: connect: connection refused",
+        "node gpu-3: the API server cannot reach its agent: dial tcp 10.0.0.7:9401: connect: connection refused",
         "node gpu-4: its agent is not running (CrashLoopBackOff)",
         "node gpu-5: its agent answered 503: the first collection is not finished",
-        "node gpu-6: its agent is no gpumap of this version",
+        "node gpu-6: its agent is not a gpumap of this version",
         "node gpu-7: its agent did not answer within 3 s",
-        "node gpu-8: its agent asks for a password, which the API server does not pass on: look through `kubectl",
-        "node gpu-9: its agent asks for a client certificate, which the API server does not pass on: look through",
-        "node odd: what its agent answered is no map of gpumap's",
+        "node gpu-8: its agent requires a password, which the API server does not forward: look through `kubectl",
+        "node gpu-9: its agent requires a client certificate, which the API server does not forward: look through",
+        "node odd: its agent's response does not match the schema of /api/v1/map",
     ):
         assert sentence in said
     told = await cluster.run("top", "-A", "--request-timeout", "3s", "-o", "json")
@@ -303,7 +303,7 @@ async def test_two_agents_on_a_node(cluster: Cluster) -> None:
 async def test_the_api_server_cannot_be_asked(cluster: Cluster) -> None:
     """One line with kubectl's own reason: unknown user, closed port, foreign certificate, no context, no kubectl."""
     server = f"https://127.0.0.1:{cluster.api.port}"
-    assert await cluster.fails("top", "--token=wrong") == "the API server does not know who asks: Unauthorized"
+    assert await cluster.fails("top", "--token=wrong") == "the API server does not accept the user: Unauthorized"
     assert "connection refused" in await cluster.fails("top", "-s", "https://127.0.0.1:1", "-A")
     none = str(cluster.home / "none")
     assert "x509" in await cluster.fails("top", "-s", server, "--token", JANE, KUBECONFIG=none)

@@ -38,7 +38,7 @@ def _log_hidden(log: logging.Logger, before: Snapshot | None, after: Snapshot) -
     known = {device.uuid for device in before.hidden} if before else set()
     for device in after.hidden:
         if device.uuid not in known:
-            log.error("mig device hidden: this container has no nodes of it uuid=%s", device.uuid)
+            log.error("mig device hidden: this container does not have its device nodes uuid=%s", device.uuid)
 
 
 def _optional(snapshot: Snapshot) -> str:
@@ -67,7 +67,7 @@ def _log_gpu(log: logging.Logger, before: Gpu | None, after: Gpu) -> None:
     if action not in (None, "none", known):
         log.warning("gpu needs recovery uuid=%s index=%d action=%s", uuid, index, action)
     elif action == "none" and known not in (None, "none"):
-        log.info("gpu needs no recovery any more uuid=%s index=%d", uuid, index)
+        log.info("gpu needs no recovery uuid=%s index=%d", uuid, index)
     for word in ("row_remap_pending", "row_remap_failure"):
         if getattr(after.reading, word, None) and not (before and getattr(before.reading, word, None)):
             log.warning("gpu memory %s uuid=%s index=%d", word.replace("_", " "), uuid, index)

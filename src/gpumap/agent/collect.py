@@ -176,7 +176,7 @@ class Collector:
                 expires = (await self.collect(trigger)).expires
             except Exception as error:  # the page becomes stale and reports it; the next collection may succeed
                 log.error("collection failed error=%s detail=%r", type(error).__name__, str(error))
-                log.debug("where it failed", exc_info=True)
+                log.debug("traceback", exc_info=True)
             due = started + self._interval_seconds
             # Data of an earlier collection is dropped when it becomes too old, not an interval later.
             ended = time.monotonic()
@@ -263,7 +263,7 @@ class Collector:
             if gone:
                 log.info("driver released until=%s", until)
             else:
-                log.warning("driver not released: the worker hangs in it, and does not die until=%s", until)
+                log.warning("driver not released: the worker hangs in the driver and does not exit until=%s", until)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._release.wait(), self._interval_seconds)
         self._is_released = False
@@ -286,7 +286,7 @@ class Collector:
         if state == self._logged_push:
             return
         self._logged_push = state
-        what = "allocations start a collection" if is_on else "allocations wait for the interval"
+        what = "allocations start a collection" if is_on else "allocations start no collection"
         if trouble is None:
             log.info("%s push=%d", what, is_on)
         else:
@@ -316,7 +316,7 @@ class Collector:
             complaint = Complaint("deadline_exceeded", detail)
             return Failed(self._now(), time.monotonic() - started, (complaint,))
         except Exception as error:
-            log.debug("a source failed in a way that it should not", exc_info=True)
+            log.debug("a source failed unexpectedly", exc_info=True)
             complaint = Complaint("internal_error", f"{type(error).__name__}: {error}")
             return Failed(self._now(), time.monotonic() - started, (complaint,))
         return Observed(answer.value, self._now(), time.monotonic() - started, answer.complaints)

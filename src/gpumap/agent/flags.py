@@ -1,7 +1,7 @@
-"""The table of `serve`'s flags. The parser, the environment variables and docs/reference/flags.md are made from it.
+"""The table of `serve`'s flags: the source of the parser, the environment variables and docs/reference/flags.md.
 
-Every command line reads it, so the names of groups and dialects are repeated here: their tables take long to import.
-tests/test_start.py compares both.
+Every command line imports this module. It repeats the names of groups and dialects because their tables take long to
+import. tests/test_start.py compares both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 
 LONGEST_DEFAULT_SHOWN = 60
 """Longer defaults are not useful in --help."""
-ABOUT = {"serving": "what is served", "sources": "where this node's sources are", "log": "log"}
+ABOUT = {"serving": "exporter", "sources": "sources on this node", "log": "log"}
 """Parts of --help, with their titles."""
 GROUPS = ("allocation", "use", "accounting", "device", "health", "links", "gpm", "codec")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
@@ -29,8 +29,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Flag(NamedTuple):
-    """`metavar` is empty for a switch, which has an `opposite` where it is on by default. `default` is as a user would
-    write it. `choices` are for help and completion."""
+    """A flag of `serve`. `metavar` is empty for a switch; a switch that is on by default has an `opposite`.
+
+    `default` has the form that a user writes. Help and completion use `choices`.
+    """
 
     name: str
     metavar: str
@@ -38,7 +40,7 @@ class Flag(NamedTuple):
     help: str
     repeatable: bool = False
     about: str = "serving"
-    """Its part of `ABOUT`. Commands that only read a node have the flags of `sources` and `log`."""
+    """Its part of `ABOUT`. Commands that only read a node have only the parts `sources` and `log`."""
     choices: tuple[str, ...] = ()
 
     @property
@@ -52,57 +54,68 @@ class Flag(NamedTuple):
 
 
 FLAGS = (
-    Flag("--listen", "ADDR", ":9401", "address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0"),
-    Flag("--interval", "DURATION", "5s", "time from one collection to the next, such as 500ms or 1m"),
-    Flag("--push", "", "true", "collect as soon as the kubelet allocates; --no-push: at the interval alone"),
-    Flag("--nvml-release", "", "false", "let go of the driver between collections; SIGUSR1 does it once"),
-    Flag("--stale-after", "DURATION", "60s", "data older than this is not served"),
-    Flag("--node-name", "NAME", "", "this node's name; else $NODE_NAME, else the host name", about="sources"),
-    Flag("--node-ip", "IP", "", "this node's internal IP; else $NODE_IP", about="sources"),
-    Flag("--kubelet-root", "DIR", "/var/lib/kubelet", "the kubelet's root directory", about="sources"),
+    Flag("--listen", "ADDR", ":9401", "Address to serve on, such as :9401, [::1]:9401 or 127.0.0.1:0."),
+    Flag("--interval", "DURATION", "5s", "Time between two collections, such as 500ms or 1m."),
+    Flag(
+        "--push",
+        "",
+        "true",
+        "Start a collection when the kubelet allocates a device. With --no-push, collect only at the interval.",
+    ),
+    Flag("--nvml-release", "", "false", "Release the driver between collections. SIGUSR1 releases it once."),
+    Flag("--stale-after", "DURATION", "60s", "Maximum age of the data that gpumap serves."),
+    Flag("--node-name", "NAME", "", "Name of this node. Default: $NODE_NAME, or else the host name.", about="sources"),
+    Flag("--node-ip", "IP", "", "Internal IP of this node. Default: $NODE_IP.", about="sources"),
+    Flag("--kubelet-root", "DIR", "/var/lib/kubelet", "Root directory of the kubelet.", about="sources"),
     Flag(
         "--kubelet-socket",
         "PATH",
         "",
-        "PodResources socket; else <kubelet-root>/pod-resources/kubelet.sock",
+        "PodResources socket. Default: <kubelet-root>/pod-resources/kubelet.sock.",
         about="sources",
     ),
     Flag(
         "--device-checkpoint",
         "PATH",
         "",
-        "device checkpoint; else device-plugins/kubelet_internal_checkpoint in the kubelet root or /var/lib/kubelet, "
-        "the newer of both",
+        "Device checkpoint. Default: the newer device-plugins/kubelet_internal_checkpoint of the kubelet root and "
+        "/var/lib/kubelet.",
         about="sources",
     ),
     Flag(
         "--pods-api-socket",
         "PATH",
         "",
-        "the kubelet's Pods API (from 1.37), for UIDs, container ids and device health; else it is not asked",
+        "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids and device health. Default: not used.",
         about="sources",
     ),
     Flag(
         "--pod-log-root",
         "DIR",
         "/var/log",
-        "where the directories pods and containers of the logs are",
+        "Directory that contains the log directories pods and containers.",
         about="sources",
     ),
-    Flag("--proc", "DIR", "/proc", "the process tree", about="sources"),
+    Flag("--proc", "DIR", "/proc", "Process tree.", about="sources"),
     Flag(
         "--nvml-library",
         "PATH",
         "",
-        "the driver's library; else libnvidia-ml.so.1 by the loader's search",
+        "NVML library of the driver. Default: libnvidia-ml.so.1, found by the dynamic loader.",
         about="sources",
     ),
-    Flag("--resource", "REGEX", DEFAULT_RESOURCE_PATTERN, "resources that are GPUs, matched whole", about="sources"),
+    Flag(
+        "--resource",
+        "REGEX",
+        DEFAULT_RESOURCE_PATTERN,
+        "Regular expression that matches the whole name of each GPU resource.",
+        about="sources",
+    ),
     Flag(
         "--collect",
         "GROUP",
         ",".join(DEFAULT_GROUPS),
-        f"group of metrics to measure and serve: {', '.join(GROUPS)}, or all",
+        f"Group of metrics to measure and serve: {', '.join(GROUPS)}, or all.",
         repeatable=True,
         choices=(*GROUPS, "all"),
     ),
@@ -110,16 +123,33 @@ FLAGS = (
         "--dialect",
         "NAME",
         ",".join(DEFAULT_DIALECTS),
-        f"names to serve in addition to the native ones: {', '.join(DIALECTS)}, all or none",
+        f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all or none.",
         repeatable=True,
         choices=(*DIALECTS, "all", "none"),
     ),
-    Flag("--no-native", "", "false", "serve only the dialects and the self-metrics"),
-    Flag("--process-metrics", "", "false", "serve gpumap_process_gpu_memory_used_bytes, a series per process"),
-    Flag("--state-file", "PATH", "", "where counters of accounting and XID errors survive a restart; else they do not"),
-    Flag("--web-config", "FILE", "", "TLS, client certificates and passwords, as exporters take them; else plain HTTP"),
-    Flag("--log-format", "text|json", "text", "format of the log", about="log", choices=LOG_FORMATS),
-    Flag("--log-level", "LEVEL", "info", "debug, info, warning or error", about="log", choices=LOG_LEVELS),
+    Flag("--no-native", "", "false", "Serve only the dialects and the self-metrics."),
+    Flag("--process-metrics", "", "false", "Serve gpumap_process_gpu_memory_used_bytes, one series for each process."),
+    Flag(
+        "--state-file",
+        "PATH",
+        "",
+        "File that keeps the accounting and XID counters across restarts. Without it, counters restart at 0.",
+    ),
+    Flag(
+        "--web-config",
+        "FILE",
+        "",
+        "Prometheus web-config.yml with TLS, client certificates and basic auth. Default: plain HTTP.",
+    ),
+    Flag("--log-format", "text|json", "text", "Format of the log.", about="log", choices=LOG_FORMATS),
+    Flag(
+        "--log-level",
+        "LEVEL",
+        "info",
+        "Level of the log: debug, info, warning, error.",
+        about="log",
+        choices=LOG_LEVELS,
+    ),
 )
 
 
@@ -128,7 +158,7 @@ def add_flags(
 ) -> None:
     """Add `serve`'s flags, each to its part of --help.
 
-    What is `hidden` is taken, and not shown.
+    The command line accepts the `hidden` parts, but --help does not show them.
     """
     for part in about:
         group = parser.add_argument_group(ABOUT[part])
@@ -138,7 +168,7 @@ def add_flags(
 
 
 def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> None:
-    default = flag.default if len(flag.default) <= LONGEST_DEFAULT_SHOWN else "docs/reference/flags.md has it"
+    default = flag.default if len(flag.default) <= LONGEST_DEFAULT_SHOWN else "see docs/reference/flags.md"
     text = f"{flag.help} ({f'default: {default}; ' if default else ''}${flag.variable})".replace("%", "%%")
     text = argparse.SUPPRESS if hidden else text
     if not flag.metavar:
@@ -149,7 +179,7 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, *, hidden: bool) -> No
                 dest=flag.name.removeprefix("--").replace("-", "_"),
                 action="store_const",
                 const="false",
-                help=argparse.SUPPRESS if hidden else f"not {flag.name}",
+                help=argparse.SUPPRESS if hidden else f"Turn off {flag.name}.",
             )
     elif flag.repeatable:
         group.add_argument(flag.name, metavar=flag.metavar, action="append", help=text)

@@ -112,7 +112,7 @@ async def _kubelet(settings: Settings) -> Answer:
 def _listed(answer: KubeletAnswer, settings: Settings) -> str:
     pods = f"{counted(len(answer.pods), 'pod')} listed"
     if answer.allocatable is None:
-        return f"{pods}, nothing said of what is offered"
+        return f"{pods}, offered slots unknown"
     counts = {row.resource: len(row.ids) for row in answer.allocatable if settings.resource.fullmatch(row.resource)}
     offered = ", ".join(f"{count} {resource}" for resource, count in sorted(counts.items()))
     return f"{pods}, offered: {offered or 'no GPU'}"

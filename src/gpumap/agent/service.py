@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
-RELEASED = "the driver was let go of by SIGUSR1; the next collection is an interval after the signal"
+RELEASED = "SIGUSR1 released the driver; the next collection is one interval after the signal"
 
 log = logging.getLogger("gpumap")
 
@@ -219,8 +219,8 @@ class _NeedsRestart:
 def _hidden_line(hidden: tuple[HiddenDevice, ...]) -> str:
     others = f" and {len(hidden) - 1} more" if len(hidden) > 1 else ""
     return (
-        f"{hidden[0].uuid}{others} came after gpumap's start, and the container runtime has not given gpumap its "
-        "device nodes: restarting to get them"
+        f"{hidden[0].uuid}{others} appeared after gpumap's start, and this container does not have its device nodes: "
+        "restarting to get them"
     )
 
 
@@ -287,7 +287,7 @@ def bind(listen: Listen) -> socket.socket:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # asyncio's and socket's own words
         raise UsageError(f"{listen.given}: {reason}") from error
     except UnicodeError as error:
-        raise UsageError(f"{listen.given}: is not a host's name") from error
+        raise UsageError(f"{listen.given}: is not a host name") from error
 
 
 def _address(host: str, port: int) -> str:

@@ -86,7 +86,7 @@ def resolve(
     interval_seconds = values.parse("--interval", parse_duration)
     stale_after_seconds = values.parse("--stale-after", parse_duration)
     if stale_after_seconds < interval_seconds:
-        raise values.error("--stale-after", "is shorter than --interval")
+        raise values.error("--stale-after", f"must be at least --interval ({values.word('--interval')})")
     no_native, dialects = _page(values)
     root = values.parse("--kubelet-root", _directory)
     checkpoint = values.word("--device-checkpoint")
@@ -173,7 +173,7 @@ class _Values:
         for word in words:
             if word not in (*choices, "all"):
                 known = ", ".join((*choices, "all", *(("none",) if none else ())))
-                raise self.error(name, f'"{word}" is not known; known are {known}')
+                raise self.error(name, f'unknown value "{word}"; valid values: {known}')
         return tuple(one for one in choices if one in words or "all" in words)
 
 
@@ -213,7 +213,7 @@ def parse_listen(text: str) -> Listen:
     """Read `:9401`, `127.0.0.1:0`, `[::1]:9401`. Raises ValueError."""
     match = re.fullmatch(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]*)):(?P<port>\d{1,5})", text, re.ASCII)
     if match is None or int(match["port"]) > 65535:
-        raise ValueError("is not an address such as :9401, 127.0.0.1:9401 or [::1]:9401")
+        raise ValueError("must be an address such as :9401, 127.0.0.1:9401 or [::1]:9401")
     return Listen(match["six"] or match["four"] or "", int(match["port"]))
 
 
@@ -235,7 +235,7 @@ def _file_to_write(text: str) -> Path:
     path = _file(text)
     mode = _mode(str(path.parent))
     if mode is None or not stat.S_ISDIR(mode):
-        raise ValueError(f"is in no folder: {path.parent} {'is none' if mode is not None else 'is not there'}")
+        raise ValueError(f"parent directory {path.parent} {'is not a directory' if mode else 'does not exist'}")
     return path
 
 
@@ -244,7 +244,7 @@ def _socket(text: str) -> Path:
     if mode is not None and not stat.S_ISSOCK(mode):
         raise ValueError("is a directory, not a socket" if stat.S_ISDIR(mode) else "is not a socket")
     if len(os.fsencode(text)) > SOCKET_PATH_BYTES_MAX:
-        raise ValueError(f"is longer than the path of a socket may be ({SOCKET_PATH_BYTES_MAX} bytes)")
+        raise ValueError(f"is longer than the maximum of a socket path ({SOCKET_PATH_BYTES_MAX} bytes)")
     return Path(text)
 
 
@@ -273,14 +273,14 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _boolean(text: str) -> bool:
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.lower() not in known:
-        raise ValueError("is not true, false, 1 or 0")
+        raise ValueError("must be true, false, 1 or 0")
     return known[text.lower()]
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
     def choose(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"is not {' or '.join((', '.join(choices[:-1]), choices[-1]))}")
+            raise ValueError(f"must be {' or '.join((', '.join(choices[:-1]), choices[-1]))}")
         return text
 
     return choose

@@ -54,7 +54,7 @@ def _check(name: str, value: object) -> None:
         for item in value:
             _check(name, item)
     elif isinstance(value, float) and not 0 <= value <= _NUMBER_MAX:
-        raise ValueError(f"{name} is not a number that it can be")
+        raise ValueError(f"{name} is not a valid number")
     elif isinstance(value, int) and not 0 <= value <= _COUNT_MAX:
         raise ValueError(f"{name} is not a count")
 
@@ -307,7 +307,7 @@ def _document(text: bytes) -> Document:
             raise ValueError(f"it is of version {version}, not {VERSION}")
         return msgspec.convert(raw, Document)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("it has too many nested levels") from error
     except msgspec.ValidationError as error:
         raise ValueError(_explain(str(error))) from error
 
@@ -316,7 +316,7 @@ def _refuse(word: str) -> NoReturn:
     raise ValueError(f"has {word}")
 
 
-_KINDS: Mapping[object, str] = {Count: "count", Number: "number that it can be", str | None: "text"}
+_KINDS: Mapping[object, str] = {Count: "count", Number: "valid number", str | None: "text"}
 
 
 def _explain(error: str) -> str:
@@ -331,10 +331,10 @@ def _explain(error: str) -> str:
 def _seconds_away(document: Document, now: Moment, boot_id: str | None) -> float:
     """Return the age of the state. Within one boot it is exact, even if the wall clock was changed."""
     if boot_id is None or document.boot_id != boot_id:
-        raise OutdatedError("it is not known to be of this boot")
+        raise OutdatedError("it may be from an earlier boot")
     away = elapsed(now) - document.boot_seconds
     if not 0.0 <= away <= USABLE_SECONDS:
-        raise OutdatedError(f"it was not saved in the last {USABLE_SECONDS:g} s")
+        raise OutdatedError(f"it was saved more than {USABLE_SECONDS:g} s ago")
     return away
 
 

@@ -162,10 +162,10 @@ class StateFile:
             state = await self._executor.run(lambda: self._read(now), self._load_seconds)
         except _InUseError:
             self._in_use = True
-            log.warning("the page has no counters while another gpumap uses the state file path=%s", self._path)
+            log.warning("no counters on the page: another gpumap uses the state file path=%s", self._path)
             return Memory()
         except FileNotFoundError:
-            log.info("counters start at 0: there is no state file yet path=%s", self._path)
+            log.info("counters start at 0: the state file does not exist yet path=%s", self._path)
             return Memory()
         except OutdatedError as error:
             log.info("counters start at 0: the state file is outdated path=%s detail=%r", self._path, str(error))
@@ -179,7 +179,7 @@ class StateFile:
         bad = f" rows_left_out={state.left_out}" if state.left_out else ""
         log.log(
             logging.WARNING if bad else logging.INFO,
-            "counters go on path=%s away_seconds=%.1f%s",
+            "counters continue path=%s away_seconds=%.1f%s",
             self._path,
             state.away_seconds,
             bad,
@@ -205,10 +205,10 @@ class StateFile:
             outcome = "set_aside=none"  # gone meanwhile: there is nothing to overwrite
         except OSError as error:
             self._writes = False
-            outcome = f"and nothing is written, as it cannot be set aside: {_why(error)!r}"
+            outcome = f"and gpumap writes nothing because it cannot rename the file: {_why(error)!r}"
         finally:
             executor.close()
-        log.warning("counters start at 0: the state file is not used path=%s detail=%r %s", self._path, why, outcome)
+        log.warning("counters start at 0: the state file is not usable path=%s detail=%r %s", self._path, why, outcome)
 
     async def save(self, memory: Memory) -> bool:
         """Write the memory. Returns when it is written, has failed or takes too long.
@@ -233,7 +233,7 @@ class StateFile:
             return False
         if not self._in_use:
             self._usable_until = usable_until(memory)  # of the other's file, until it is overwritten
-            log.info("counters start at 0: the other gpumap has ended path=%s", self._path)
+            log.info("counters start at 0: the other gpumap ended path=%s", self._path)
         return not self._in_use
 
     async def close(self) -> None:
@@ -253,7 +253,7 @@ class StateFile:
         self._writing = asyncio.create_task(self._executor.run(lambda: self._put(memory)))
         await self._wait_for_write()
         if not self._writing.done():
-            self._log_trouble(f"no end within {self.deadline_seconds:g} s")
+            self._log_trouble(f"not finished within {self.deadline_seconds:g} s")
             return False
         outcome = self._writing.result()
         if outcome.trouble:
@@ -286,13 +286,13 @@ class StateFile:
     def _log_trouble(self, trouble: str) -> None:
         """Log when trouble starts and when it ends."""
         if trouble and not self._failing:
-            log.warning("state file cannot be written path=%s detail=%r", self._path, trouble)
+            log.warning("cannot write the state file path=%s detail=%r", self._path, trouble)
         elif self._failing and not trouble:
-            log.info("state file is written again path=%s", self._path)
+            log.info("state file written again path=%s", self._path)
         self._failing = bool(trouble)
 
 
 def _why(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
-        return "no end in time"
+        return "not finished in time"
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

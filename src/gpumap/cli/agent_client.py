@@ -60,7 +60,7 @@ async def from_agent(address: URL, interval_seconds: float, who: Credentials) ->
 def map_address(url: str) -> URL:
     """Return the URL of an agent's map. Raises UsageError."""
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--url {without_password(url)}: does not start with http:// or https://")
+        raise UsageError(f"--url {without_password(url)}: must start with http:// or https://")
     try:
         given = URL(url)
     except ValueError:
@@ -69,7 +69,7 @@ def map_address(url: str) -> URL:
         raise UsageError(f"--url {without_password(url)}: {no_url(url)}")
     if given.query_string or given.fragment:
         shown = without_password(url).partition("?")[0].partition("#")[0]
-        raise UsageError(f"--url {shown}: must end with the path; gpumap takes no query (?…) and no fragment (#…)")
+        raise UsageError(f"--url {shown}: must end with the path; a query (?…) or a fragment (#…) is not supported")
     path = given.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as it stands in other tools
     return given.with_path(f"{path}/api/v1/map")
 
@@ -101,7 +101,7 @@ async def _answer(address: URL, who: Credentials) -> Answer:
         except ValueError:
             asked = URL()
         if asked.scheme not in ("http", "https") or not is_host(asked.host):
-            raise FatalError(f"{address} redirects to what is no http:// or https:// address")
+            raise FatalError(f"{address} redirects to an address without http:// or https://")
     raise FatalError(f"{address} redirects too often")
 
 
@@ -117,13 +117,13 @@ def _trusting_the_system() -> ssl.SSLContext:
 
 def _hint(status: int) -> str:
     hints = {
-        401: ": who is asking? see --user and --password-file",
-        403: ": it refuses; does it ask for --cert-file?",
-        404: ": is it the URL of a gpumap agent? --prometheus asks a Prometheus",
+        401: ". Set --user and --password-file",
+        403: ". It refuses the request and may require --cert-file",
+        404: ". Check that it is the URL of a gpumap agent (for a Prometheus use --prometheus)",
     }
     if status in hints:
         return hints[status]
-    return ": give the URL that answers itself" if 300 <= status < 400 else ""
+    return ". Use the URL without redirects" if 300 <= status < 400 else ""
 
 
 def map_in(body: bytes, who: str) -> NodeMap:
@@ -136,7 +136,7 @@ def map_in(body: bytes, who: str) -> NodeMap:
         return decode(body)
     except msgspec.ValidationError as error:
         if not _has_outline(body, who):
-            raise FatalError(f"{who} is no gpumap of this version") from error
+            raise FatalError(f"{who} is not a gpumap of this version") from error
         raise NoMapError(f"{who}: the response does not match the schema of /api/v1/map: {error}") from error
     except (ValueError, RecursionError) as error:
         raise FatalError(f"{who} did not answer with JSON") from error

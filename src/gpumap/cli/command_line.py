@@ -1,6 +1,6 @@
-"""The command line's grammar: parsers whose mistakes are one line, with the word that was probably meant.
+"""The command line's grammar: parsers that report a mistake in one line and suggest the nearest valid word.
 
-Knows argparse, and nothing of what the commands do.
+This module knows argparse, but not what the commands do.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """One that raises UsageError for a mistake, instead of ending the process.
+    """A parser that raises UsageError for a mistake, instead of ending the process.
 
-    `seldom`: titles of groups of flags that --help leaves to --help-all.
+    `seldom`: titles of groups of flags that only --help-all shows.
     """
 
     seldom: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class _HelpAll(argparse.Action):
     """--help-all prints the help with every flag."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="show every flag, and exit")
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="Show all flags and exit.")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(end=argparse.ArgumentParser.format_help(parser))
@@ -52,20 +52,20 @@ class _HelpAll(argparse.Action):
 
 
 def leave_to_help_all(parser: Parser, *titles: str) -> None:
-    """Make --help shorter: these groups of flags are seldom used."""
+    """Make --help shorter: only --help-all shows these groups of flags."""
     parser.seldom = titles
     parser.add_argument("--help-all", action=_HelpAll)
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):
-    """Help in the terminal's width, with room for the flags; lines that are too long are hard to read."""
+    """Wrap the help to the width of the terminal, at most LINE_COLUMNS_MAX, with room for the flags."""
 
     def __init__(self, prog: str) -> None:
         columns = min(shutil.get_terminal_size().columns, LINE_COLUMNS_MAX)
         super().__init__(prog, max_help_position=30, width=columns - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap paragraphs that are too wide. Indented lines are examples: a command is copied as it stands."""
+        """Wrap paragraphs that are too wide. Indented lines are examples: users copy commands, so they stay whole."""
         lines: list[str] = []
         for is_text, part in itertools.groupby(text.splitlines(), lambda line: line != "" and line[0] != " "):
             paragraph = list(part)
@@ -76,11 +76,11 @@ class _Format(argparse.RawDescriptionHelpFormatter):
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
         if isinstance(action, argparse._SubParsersAction):
-            self._action_max_length += self._indent_increment  # argparse forgets that commands stand further in
+            self._action_max_length += self._indent_increment  # argparse ignores the indent of commands
 
 
 def top_parser(description: str, epilog: str, version: str, program: str = "gpumap") -> Parser:
-    """The parser of `gpumap` itself, or of another program that has commands."""
+    """Return the parser of `gpumap` itself, or of another program that has commands."""
     parser = Parser(
         prog=program,
         usage=f"{program} COMMAND [flags]",
@@ -98,18 +98,18 @@ def add_command(
     name: str,
     run: Run,
     *,
-    says: str,
+    summary: str,
     more: str = "",
     examples: Sequence[tuple[str, str]] = (),
     usage: str = "[flags]",
 ) -> Parser:
-    """Add a command: `says` is its line in the list, `more` follows in its own help, then (what, command) examples."""
+    """Add a command. `summary` is its line in the list; `more` and the (what, command) examples are in its own help."""
     shown = "\n\n".join(f"  # {what}\n  {command}" for what, command in examples)
     parser = commands.add_parser(
         name,
-        help=says,
+        help=summary,
         usage=f"{commands._prog_prefix} {name} {usage}".rstrip(),
-        description=f"{says[0].upper()}{says[1:]}." + (more and f"\n\n{more}"),
+        description=summary + (more and f"\n\n{more}"),
         epilog=f"examples:\n{shown}" if shown else None,
         allow_abbrev=False,
         formatter_class=_Format,
@@ -119,12 +119,14 @@ def add_command(
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """Read a word that must be one of these, with a message that says which was probably meant."""
+    """Return a reader of a word that must be one of these. Its error suggests the nearest one."""
 
     def choose(text: str) -> str:
         if text not in choices:
-            known = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise argparse.ArgumentTypeError(f'"{text}" is not {known}{did_you_mean(text, choices)}')
+            known = ", ".join(choices)
+            raise argparse.ArgumentTypeError(
+                f'unknown value "{text}"; valid values: {known}{did_you_mean(text, choices)}'
+            )
         return text
 
     return choose
@@ -147,7 +149,7 @@ def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_negative_values(arguments: Sequence[str], flags: Iterable[argparse.Action]) -> list[str]:
-    """Join a flag and a value such as -5m. argparse takes the value for a flag, and the message would not name it."""
+    """Join a flag and a value such as -5m. Otherwise argparse takes the value for a flag, and its error is unclear."""
     valued = {option for one in flags if one.nargs is None for option in one.option_strings}
     words: list[str] = []
     for word in arguments:
@@ -159,8 +161,8 @@ def _with_negative_values(arguments: Sequence[str], flags: Iterable[argparse.Act
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or nothing where nothing is near."""
-    import difflib  # a mistake alone has a use for it
+    """Return `; did you mean …?`, or nothing if no known word is similar."""
+    import difflib  # only a mistake needs it
 
     known = list(known)
     bare = {one.lstrip("-"): one for one in known if one.startswith("--") == word.startswith("--")}
@@ -172,12 +174,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def flags_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The flags of a command that its help shows."""
+    """Return the flags of a command that its help shows."""
     return [one for one in parser._actions if one.option_strings and one.help != argparse.SUPPRESS]
 
 
 def positionals_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """The words that a command takes without a flag."""
+    """Return the positional arguments of a command."""
     return [one for one in parser._actions if not one.option_strings]
 
 
@@ -186,7 +188,7 @@ def _subcommands(parser: argparse.ArgumentParser) -> Iterable[argparse._SubParse
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, tuple[str, Parser]]:
-    """The commands that the help shows, each with its line and its parser."""
+    """Return the commands that the help shows, each with its summary and its parser."""
     return {
         said.dest: (said.help or "", one.choices[said.dest])
         for one in _subcommands(parser)
@@ -207,7 +209,7 @@ def _no_command(
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     see = f"see {parser.prog} --help"
     if not word.startswith("-"):
-        return f'"{word}" is one word too many; {see}'
+        return f'unexpected argument "{word}"; {see}'
     name = word.partition("=")[0]
     known = [option for one in flags_of(parser) for option in one.option_strings]
-    return f"{name} is no flag of {parser.prog}{did_you_mean(name, known)}; {see}"
+    return f"unknown flag {name}{did_you_mean(name, known)}; {see}"

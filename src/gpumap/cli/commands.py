@@ -1,6 +1,6 @@
 """The commands that read and change nothing: `map`, `top` and `waste` here, the others in their own files.
 
-Every command line reads the flags, so what asks and shows is imported when it runs.
+Every command line imports the flags, so a command imports its other parts when it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
 from gpumap.cli.output_flags import add_output, add_processes, add_thresholds, shape_of
 from gpumap.cli.server_flags import HOW_TO_ASK, add_row_flags, add_server_flags
-from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SAYS, SUMS_BY, TOP_ORDERS, TOP_SAYS, WASTE_ORDERS, WASTE_SAYS
+from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SUMMARY, SUMS_BY, TOP_ORDERS, TOP_SUMMARY, WASTE_ORDERS, WASTE_SUMMARY
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
 from gpumap.model.errors import UsageError
@@ -37,13 +37,13 @@ def _add_map(commands: Commands) -> None:
         commands,
         "map",
         _show,
-        says=MAP_SAYS,
+        summary=MAP_SUMMARY,
         examples=[
             ("this node, once", "gpumap map"),
-            ("a running agent, again and again", "gpumap map --watch --url http://127.0.0.1:9401"),
-            ("the largest users of each GPU first", "gpumap map --sort-by memory"),
+            ("a running agent, updated every 2 seconds", "gpumap map --watch --url http://127.0.0.1:9401"),
+            ("the largest users of memory first", "gpumap map --sort-by memory"),
             ("the whole cluster", f"gpumap map {_SERVER}"),
-            ("for scripts: who uses what was not given to them", _JQ),
+            ("for scripts: pods that use a device that they do not hold", _JQ),
         ],
     )
     _add_table_flags(show, MAP_ORDERS)
@@ -55,16 +55,16 @@ def _add_top(commands: Commands) -> None:
         commands,
         "top",
         _show,
-        says=TOP_SAYS,
-        more="A row for each container and device, and for what no container accounts for: the host's processes,\n"
-        "those left over from pods that are gone, and memory that no process answers for.\n"
-        "On a terminal it goes on until q is pressed; keys sort, filter and group the rows (? lists them).\n"
-        "There, memory that no process answers for is only in the line of its device.",
+        summary=TOP_SUMMARY,
+        more="There is one row for each container and device. Other rows show processes of the host, processes of\n"
+        "deleted pods, and memory that no process explains.\n"
+        "On a terminal, the table updates until you press q. Keys sort, filter and group the rows (press ?).\n"
+        "There, only the line of the device shows memory that no process explains.",
         examples=[
             ("this node", "gpumap top"),
-            ("the table, by SM time", "gpumap top --sort-by sm --once"),
-            ("a namespace, of the whole cluster", f"gpumap top -n ml {_SERVER}"),
-            ("a row for each process, as nvidia-smi has it", "gpumap top --processes"),
+            ("the table once, by SM time", "gpumap top --sort-by sm --once"),
+            ("one namespace in the whole cluster", f"gpumap top -n ml {_SERVER}"),
+            ("one row for each process, as in nvidia-smi", "gpumap top --processes"),
         ],
     )
     add_processes(_add_table_flags(top, TOP_ORDERS, SUMS_BY))
@@ -76,21 +76,21 @@ def _add_waste(commands: Commands) -> None:
         commands,
         "waste",
         _show,
-        says=WASTE_SAYS,
+        summary=WASTE_SUMMARY,
         more="Findings, worst first:\n"
-        "  squatter   uses a device that it was not assigned\n"
-        "  leftover   a process of a pod that is gone\n"
-        "  over       uses more memory than it was granted\n"
-        "  idle       holds a device and has no process on it, or has not computed for --idle-after\n"
-        "  unused     left more of its grant unused at its peak than --unused-above, and more than 1 GiB\n"
-        "  unmatched  holds slots that are on no device\n"
-        "gpumap reports only what it can prove. Below the table it lists what it could not check, and why.",
+        "  squatter   uses a device that it does not hold\n"
+        "  leftover   a process of a pod that no longer exists\n"
+        "  over       uses more memory than granted\n"
+        "  idle       holds a device, but has no process on it, or used no SM time for --idle-after\n"
+        "  unused     even its peak left more of its grant unused than --unused-above, and more than 1 GiB\n"
+        "  unmatched  holds slots that match no device\n"
+        "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",
         examples=[
             (
-                "holders with processes are idle only after an hour",
+                "report holders with processes as idle only after an hour",
                 "gpumap waste --idle-after 1h --url http://127.0.0.1:9401",
             ),
-            ("the whole cluster, a line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
+            ("the whole cluster, one line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
         ],
     )
     add_thresholds(_add_table_flags(waste, WASTE_ORDERS, SUMS_BY))
@@ -98,11 +98,11 @@ def _add_waste(commands: Commands) -> None:
 
 
 def _add_table_flags(parser: Parser, orders: Sequence[str], by: Sequence[str] = ()) -> argparse._ArgumentGroup:
-    """Add the flags of all tables. Return the group for the flags that only one has."""
+    """Add the flags of all tables. Return the group for the flags of a single table."""
     output = add_output(parser, orders)
-    what = parser.add_argument_group("what is shown")
-    what.add_argument("-n", "--namespace", metavar="NAME", help="rows of this namespace alone (default: of all)")
-    what.add_argument("-A", "--all-namespaces", action="store_true", help="rows of all namespaces, also with -n")
+    what = parser.add_argument_group("selection")
+    what.add_argument("-n", "--namespace", metavar="NAME", help="Show only rows of this namespace. (default: all)")
+    what.add_argument("-A", "--all-namespaces", action="store_true", help="Show rows of all namespaces, also with -n.")
     where = add_url(parser)
     add_server_flags(parser, where)
     add_row_flags(where, by)
@@ -115,7 +115,7 @@ def _show(given: argparse.Namespace) -> int:
 
     namespace = "" if given.all_namespaces else given.namespace or ""
     if given.node == "":
-        raise UsageError("--node: is empty")
+        raise UsageError("--node: must not be empty")
     if given.command == "top" and given.by and given.prometheus is None:
-        raise UsageError("--by: is of use with --prometheus")
+        raise UsageError("--by requires --prometheus")
     return run(given, REPORTS[given.command], shape_of(given, namespace), given.node or "")

@@ -1,8 +1,9 @@
-"""Shell completion: a script for bash, zsh or fish, made of the parser, so that it never offers what is not there."""
+"""Shell completion scripts for bash, zsh and fish. They come from the parser, so they offer only what exists."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,12 +19,12 @@ class _Word(NamedTuple):
     names: Sequence[str]
     takes: str
     choices: Sequence[str]
-    says: str
+    summary: str
 
 
 def script(parser: Parser, shell: str) -> str:
-    """The script of a shell."""
-    return _SCRIPTS[shell]({name: (says, list(_words(one))) for name, (says, one) in subcommands(parser).items()})
+    """Return the completion script for a shell."""
+    return _SCRIPTS[shell]({name: (summary, list(_words(one))) for name, (summary, one) in subcommands(parser).items()})
 
 
 _Commands = dict[str, tuple[str, list[_Word]]]
@@ -40,8 +41,8 @@ def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
             takes = "file"
         elif action.option_strings and action.nargs == 0:
             takes = ""
-        says = (action.help or "").replace("%%", "%").partition(" (default")[0].partition(";")[0]
-        yield _Word(action.option_strings, takes, choices, says)
+        summary = re.split(r"\. |; | \((?:default|\$)", (action.help or "").replace("%%", "%"))[0].rstrip(".")
+        yield _Word(action.option_strings, takes, choices, summary)
 
 
 # --- bash -------------------------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ complete -F _gpumap gpumap
 
 
 def _bash(commands: _Commands) -> str:
-    takers: dict[str, list[str]] = {}  # by what completes them: many flags take the same
+    takers: dict[str, list[str]] = {}  # by their completion: many flags share one
     flags = []
     for name, (_, words) in commands.items():
         for word in words:
@@ -120,7 +121,7 @@ if [[ $funcstack[1] == _gpumap ]]; then _gpumap "$@"; else compdef _gpumap gpuma
 
 
 def _zsh(commands: _Commands) -> str:
-    listed = "\n".join(f"    {_zsh_quoted(f'{name}:{says}')}" for name, (says, _) in commands.items())
+    listed = "\n".join(f"    {_zsh_quoted(f'{name}:{summary}')}" for name, (summary, _) in commands.items())
     cases = []
     for name, (_, words) in commands.items():
         arguments = " \\\n      ".join(one for word in words for one in _zsh_arguments(word))
@@ -134,8 +135,8 @@ def _zsh_arguments(word: _Word) -> Iterator[str]:
     if not word.names:
         yield _zsh_quoted(f"1{value}")
     for name in word.names:
-        says = word.says.translate(str.maketrans("[]", "()"))
-        yield _zsh_quoted(f"{name}{'=' if value and name.startswith('--') else ''}[{says}]{value}")
+        summary = word.summary.translate(str.maketrans("[]", "()"))
+        yield _zsh_quoted(f"{name}{'=' if value and name.startswith('--') else ''}[{summary}]{value}")
 
 
 def _zsh_quoted(text: str) -> str:
@@ -148,8 +149,8 @@ def _zsh_quoted(text: str) -> str:
 def _fish(commands: _Commands) -> str:
     lines = ["# fish completion of gpumap: gpumap completion fish > ~/.config/fish/completions/gpumap.fish"]
     lines += ["complete -c gpumap -f"]
-    for name, (says, _) in commands.items():
-        lines.append(f"complete -c gpumap -n __fish_use_subcommand -a {name} -d {_fish_quoted(says)}")
+    for name, (summary, _) in commands.items():
+        lines.append(f"complete -c gpumap -n __fish_use_subcommand -a {name} -d {_fish_quoted(summary)}")
     for name, (_, words) in commands.items():
         for word in words:
             kind = {"choice": "x", "value": "x", "file": "rF", "directory": "x"}.get(word.takes, "")
@@ -158,7 +159,7 @@ def _fish(commands: _Commands) -> str:
             parts += [f"-{'l' if one.startswith('--') else 's'} {one.lstrip('-')}" for one in word.names]
             parts += [f"-{kind}"] if kind and word.names else []
             parts += [f"-a {_fish_quoted(values)}"] if values else []
-            parts += [f"-d {_fish_quoted(word.says)}"] if word.says else []
+            parts += [f"-d {_fish_quoted(word.summary)}"] if word.summary else []
             lines.append(" ".join(parts))
     return "\n".join(lines) + "\n"
 

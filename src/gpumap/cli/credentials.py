@@ -42,15 +42,17 @@ class Credentials(NamedTuple):
 
 
 def add_credentials(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--header", metavar="TEXT", action="append", help="'Name: value' for each request; repeatable")
+    group.add_argument(
+        "--header", metavar="TEXT", action="append", help="'Name: value', sent with each request; repeatable."
+    )
     for name, metavar, says in (
-        ("--token-file", "FILE", "a bearer token to send"),
-        ("--user", "NAME", "basic auth: who asks"),
-        ("--password-file", "FILE", "basic auth: the password of --user"),
-        ("--ca-file", "FILE", "certificates (PEM) to trust for https, and no others"),
-        ("--cert-file", "FILE", "a client certificate (PEM) to show"),
-        ("--key-file", "FILE", "its key, where it is not in --cert-file"),
-        ("--server-name", "NAME", "the name in the server's certificate, where the URL has another"),
+        ("--token-file", "FILE", "File with a bearer token."),
+        ("--user", "NAME", "User for basic auth."),
+        ("--password-file", "FILE", "File with the password of --user."),
+        ("--ca-file", "FILE", "CA certificates (PEM) for https, instead of those of the system."),
+        ("--cert-file", "FILE", "Client certificate (PEM)."),
+        ("--key-file", "FILE", "Key of --cert-file, if that file does not contain it."),
+        ("--server-name", "NAME", "Name in the server's certificate, if it is not the host of the URL."),
     ):
         group.add_argument(name, metavar=metavar, help=f"{says} (${_variable(name)})")
 
@@ -82,9 +84,9 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, colon, value = text.partition(":")
         if not colon or not _HEADER_NAME.fullmatch(name) or not value.strip() or not value.strip().isprintable():
-            raise UsageError('--header: is not of the form "Name: value"')
+            raise UsageError('--header: must have the form "Name: value"')
         if name.lower() in map(str.lower, headers):
-            raise UsageError(f"--header: {name} is given twice")
+            raise UsageError(f"--header: {name} is set twice")
         headers[name] = value.strip()
     return headers
 
@@ -101,9 +103,9 @@ def _with_authorization(
     }
     used = [way for way, is_used in ways.items() if is_used]
     if len(used) > 1:
-        raise UsageError(f"{used[1]}: cannot be sent together with {used[0]}")
+        raise UsageError(f"{used[1]}: cannot be combined with {used[0]}")
     if given.password_file is not None and given.user is None:
-        raise UsageError("--password-file: is of use with --user")
+        raise UsageError("--password-file requires --user")
     if given.token_file is not None:
         return {**headers, "Authorization": f"Bearer {_token(given.token_file)}"}
     if given.user is not None:
@@ -116,22 +118,22 @@ def _with_authorization(
 def _token(path: str) -> str:
     token = _read("--token-file", path).strip()
     if not token.isascii() or not token.isprintable() or " " in token or not token:
-        raise UsageError(f"--token-file {path}: does not hold a token")
+        raise UsageError(f"--token-file {path}: does not contain a token")
     return token
 
 
 def _name(user: str) -> str:
     if not user or ":" in user or not user.isprintable():
-        raise UsageError("--user: is not a name (a password belongs in --password-file)")
+        raise UsageError("--user: must be a name without a colon (the password belongs in --password-file)")
     return user
 
 
 def _password(path: str | None) -> str:
     if path is None:
-        raise UsageError("--user: needs --password-file FILE")
+        raise UsageError("--user requires --password-file FILE")
     password = _read("--password-file", path).removesuffix("\n").removesuffix("\r")
     if not password or not password.isprintable():
-        raise UsageError(f"--password-file {path}: does not hold a password in one line")
+        raise UsageError(f"--password-file {path}: does not contain a password in one line")
     return password
 
 
@@ -145,7 +147,7 @@ def _read(flag: str, path: str) -> str:
         try:
             # The shell's <(command) is a FIFO. One that no command writes to would block for ever.
             if stat.S_ISFIFO(os.fstat(file).st_mode) and not select.select([file], [], [], _FIFO_SECONDS)[0]:
-                raise UsageError(f"{flag} {path}: is a FIFO, and nothing was written to it")
+                raise UsageError(f"{flag} {path}: is a FIFO, and no process wrote to it")
             return os.read(file, _SECRET_BYTES_MAX).decode()
         finally:
             os.close(file)
@@ -159,21 +161,21 @@ def _tls(given: argparse.Namespace, address: URL) -> ssl.SSLContext | None:
     if not used:
         return None
     if address.scheme != "https":
-        raise UsageError(f"--{used[0].replace('_', '-')}: is of use with an https:// URL")
+        raise UsageError(f"--{used[0].replace('_', '-')} requires an https:// URL")
     for name in ("ca_file", "cert_file", "key_file"):
         _refuse_fifo(f"--{name.replace('_', '-')}", getattr(given, name))
     context = _trusting(given.ca_file)
     if given.cert_file is not None:
         _show(context, given.cert_file, given.key_file)
     elif given.key_file is not None:
-        raise UsageError("--key-file: is of use with --cert-file")
+        raise UsageError("--key-file requires --cert-file")
     return context
 
 
 def _refuse_fifo(flag: str, path: str | None) -> None:
     """Raise UsageError for a FIFO: OpenSSL reads the file by its path, and would wait for ever."""
     if path is not None and stat.S_ISFIFO(_mode(path)):
-        raise UsageError(f"{flag} {path}: is a FIFO; give a file")
+        raise UsageError(f"{flag} {path}: is a FIFO; use a regular file")
 
 
 def _mode(path: str) -> int:
@@ -192,9 +194,9 @@ def _trusting(path: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=path)
     except ssl.SSLError as error:
-        raise UsageError(f"--ca-file {path}: does not hold certificates in PEM form") from error
+        raise UsageError(f"--ca-file {path}: does not contain certificates in PEM format") from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"--ca-file {path}: {getattr(error, 'strerror', None) or 'is no path'}") from error
+        raise UsageError(f"--ca-file {path}: {getattr(error, 'strerror', None) or 'is not a path'}") from error
 
 
 def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
@@ -202,7 +204,7 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
     import ssl
 
     def refuse() -> str:
-        raise UsageError(f"--key-file {key or certificate}: is encrypted, and its password is not asked for")
+        raise UsageError(f"--key-file {key or certificate}: is encrypted; use a key without a password")
 
     for flag, path in (("--cert-file", certificate), ("--key-file", key or certificate)):
         _read(flag, path)
@@ -212,6 +214,6 @@ def _show(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(f"--key-file {key or certificate}: is not the key of {certificate}") from error
         where = f"--cert-file {certificate}" + (f" and --key-file {key}" if key else "")
-        raise UsageError(f"{where}: do not hold a certificate and its key in PEM form") from error
+        raise UsageError(f"{where}: do not contain a certificate and its key in PEM format") from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"--cert-file {certificate}: {getattr(error, 'strerror', None) or 'is no path'}") from error
+        raise UsageError(f"--cert-file {certificate}: {getattr(error, 'strerror', None) or 'is not a path'}") from error

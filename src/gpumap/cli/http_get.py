@@ -140,7 +140,7 @@ def _unpacked(packed: bytes, who: str) -> bytes:
 
 def _refuse_large(length: int, who: str) -> None:
     if length > ANSWER_BYTES_MAX:
-        raise FatalError(f"{who} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is no map")
+        raise FatalError(f"{who} answered with more than {ANSWER_BYTES_MAX >> 20} MiB, which is too much for a map")
 
 
 def no_answer(error: OSError | HTTPException, *, https: bool = False) -> str:
@@ -148,19 +148,19 @@ def no_answer(error: OSError | HTTPException, *, https: bool = False) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error}"
     if isinstance(error, ConnectionResetError | BrokenPipeError | RemoteDisconnected) or _asks_for_certificate(error):
-        why = "does it ask for a client certificate, or not trust this one?" if https else "is it https://?"
+        why = "it may require a client certificate, or not trust this one" if https else "try https://"
         return f"it closed the connection; {why}"
     if isinstance(error, ssl.SSLError):
-        return "it does not speak TLS as this machine does; is it http://?"
+        return "it does not support TLS like this machine; try http://"
     if isinstance(error, OSError):
         # Of several addresses of a name, asyncio joins what went wrong.
         numbers = _ERRNO.findall(str(error)) if error.errno is None else [error.errno]
         number = int(numbers[0]) if numbers else 0
         return os.strerror(number).lower() if number > 0 else error.strerror or str(error)
     if isinstance(error, IncompleteRead):
-        return "its answer broke off"
+        return "its answer is incomplete"
     if isinstance(error, BadStatusLine):
-        return "it does not speak HTTP; is it https://?"
+        return "it does not support HTTP; try https://"
     return f"its answer is not valid HTTP: {cut_off(str(error), _REASON_CHARACTERS)}"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpumap.model.findings import Thresholds
 
 WATCH_INTERVAL, CLUSTER_INTERVAL = "2s", "15s"
-"""The second is for a cluster: a server does not scrape more often."""
+"""The second is for a cluster: a Prometheus rarely scrapes more often."""
 _OFTEN = f"{WATCH_INTERVAL}; {CLUSTER_INTERVAL} with --prometheus"
 _ZERO = re.compile(r"0+(ms|[smhdwy])?", re.ASCII)
 _FORMS = ("table", "wide", "json", "yaml", "name")
@@ -38,9 +38,10 @@ def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> ar
         metavar="COLUMN",
         type=one_of(*orders),
         choices=orders,
-        help=f"by {', '.join(orders)} (default: {orders[0]}); numbers largest first, names from A to Z, unknown last",
+        help=f"Sort by {', '.join(orders)}. Largest numbers first, names from A to Z, unknown last. "
+        f"(default: {orders[0]})",
     )
-    output.add_argument("--reverse", action="store_true", help="the other way round")
+    output.add_argument("--reverse", action="store_true", help="Reverse the order.")
     add_no_headers(output)
     _add_watch(output, often)
     return output
@@ -48,16 +49,16 @@ def add_output(parser: Parser, orders: Sequence[str], often: str = _OFTEN) -> ar
 
 def add_processes(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `top` has."""
-    output.add_argument("--processes", action="store_true", help="a row for each process")
-    output.add_argument("--once", action="store_true", help="print it once, also on a terminal")
+    output.add_argument("--processes", action="store_true", help="Show one row for each process.")
+    output.add_argument("--once", action="store_true", help="Print the table once, also on a terminal.")
 
 
 def add_thresholds(output: argparse._ArgumentGroup) -> None:
     """Add the flags that only `waste` has."""
     for flag, metavar, default, help_ in (
-        ("--idle-after", "DURATION", "5m", "not computing for so long is idle"),
-        ("--grace", "DURATION", "2m", "spare holders that gpumap saw start less long ago; 0: none"),
-        ("--unused-above", "PERCENT", "20%%", "of a grant may stay unused"),
+        ("--idle-after", "DURATION", "5m", "Time without SM use after which a holder is idle."),
+        ("--grace", "DURATION", "2m", "Skip holders that gpumap first saw less than this time ago. 0: skip none."),
+        ("--unused-above", "PERCENT", "20%%", "Part of a grant that may stay unused."),
     ):
         output.add_argument(
             flag, metavar=metavar, default=default.replace("%%", "%"), help=f"{help_} (default: {default})"
@@ -68,26 +69,28 @@ def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
     """Add the flags of the tables of `inspect`."""
     output = inspect.add_argument_group("output")
     add_form(output, ("table", "json", "yaml"))
-    output.add_argument("-d", "--details", action="store_true", help="a table for each node, with its pods")
-    output.add_argument("--used", action="store_true", help="what is really used beside what was granted")
+    output.add_argument("-d", "--details", action="store_true", help="Show one table for each node, with its pods.")
+    output.add_argument("--used", action="store_true", help="Show used memory next to granted memory.")
     _add_watch(output, often)
 
 
 def add_form(output: argparse._ArgumentGroup, forms: Sequence[str]) -> None:
     """Add the flag of the form. The first one is the default."""
-    help_ = f"form: {', '.join(forms)} (default: {forms[0]})"
+    help_ = f"Output format: {', '.join(forms)}. (default: {forms[0]})"
     output.add_argument(
         "-o", "--output", metavar="FORM", type=one_of(*forms), choices=forms, default=forms[0], help=help_
     )
 
 
 def add_no_headers(output: argparse._ArgumentGroup) -> None:
-    output.add_argument("--no-headers", action="store_true", help="leave out the line with the columns' titles")
+    output.add_argument("--no-headers", action="store_true", help="Omit the line with the column titles.")
 
 
 def _add_watch(output: argparse._ArgumentGroup, often: str) -> None:
-    output.add_argument("-w", "--watch", action="store_true", help="show it again and again, until q or Ctrl-C")
-    output.add_argument("--interval", metavar="DURATION", help=f"with --watch: from one to the next (default: {often})")
+    output.add_argument("-w", "--watch", action="store_true", help="Update the output until q or Ctrl-C.")
+    output.add_argument(
+        "--interval", metavar="DURATION", help=f"With --watch: time between two updates. (default: {often})"
+    )
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------
@@ -109,9 +112,9 @@ def shape_of(given: argparse.Namespace, namespace: str = "") -> Shape:
         return shape
     by = getattr(given, "by", None) or ""
     if by and given.sort_by and getattr(given, "prometheus", None) is None:
-        raise UsageError("--sort-by sorts findings; --by prints none")
+        raise UsageError("--sort-by sorts findings, but --by prints no findings")
     if given.by and given.output == "name":
-        raise UsageError(f"--by {given.by}: prints sums, and -o name prints pods")
+        raise UsageError(f"--by {given.by}: prints sums, but -o name prints pods")
     return replace(shape, thresholds=_thresholds(given), sums_by=by)
 
 
@@ -149,7 +152,7 @@ def view_of(
     live = not once and given.output in ("table", "wide") and is_interactive()
     interval_seconds = seconds_of("--interval", given.interval or often)
     if given.interval is not None and not (given.watch or live):
-        raise UsageError("--interval is of use with --watch alone")
+        raise UsageError("--interval requires --watch")
     return View(report, given.output, shape, head, given.watch or live, interval_seconds, live)
 
 

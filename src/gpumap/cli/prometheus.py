@@ -131,7 +131,7 @@ class Prometheus:
         try:
             return _SERIES.decode(data)
         except msgspec.ValidationError:
-            raise self._nonsense("what is no list of series") from None
+            raise self._nonsense("without a list of series") from None
 
     async def _ask(self, call: str, asked: Mapping[str, str]) -> msgspec.Raw:
         address = self._address.with_path(f"{self._address.path.rstrip('/')}/api/v1/{call}", keep_query=True)
@@ -161,44 +161,44 @@ class Prometheus:
         try:
             answer = _answer(body)
         except (ValueError, RecursionError):
-            page = " (a page of HTML: a login?)" if body.lstrip()[:1] == b"<" else ""
-            raise self._nonsense(f"what is no JSON{page}") from None
+            page = " (an HTML page, perhaps a login)" if body.lstrip()[:1] == b"<" else ""
+            raise self._nonsense(f"without JSON{page}") from None
         if answer is None or answer.status != "success":
-            raise self._nonsense("JSON that is not of Prometheus's API")
+            raise self._nonsense("with JSON of another API")
         if answer.is_partial:
-            raise FatalError(f"{self.url} answered in part: some of its storage is away, and nothing is shown of that")
+            raise FatalError(f"{self.url} answered incompletely because some of its storage is not available")
         if warnings := answer.warnings:
             reason = "; ".join(warnings) if isinstance(warnings, list) else warnings
-            raise FatalError(f"{self.url} answered, but warns: {cut_off(reason, _REASON_CHARACTERS)}")
+            raise FatalError(f"{self.url} answered with a warning: {cut_off(reason, _REASON_CHARACTERS)}")
         return answer.data
 
     def _rows(self, data: msgspec.Raw, kind: str, decoder: msgspec.json.Decoder[list[T]]) -> list[T]:
         try:
             result = msgspec.json.decode(data, type=_Result)
         except msgspec.ValidationError:
-            raise self._nonsense(f"what is no {kind}") from None
+            raise self._nonsense(f"without a {kind}") from None
         if result.result_type != kind or bytes(memoryview(result.result)[:1]) != b"[":
-            raise self._nonsense(f"what is no {kind}")
+            raise self._nonsense(f"without a {kind}")
         try:
             return decoder.decode(result.result)
         except msgspec.ValidationError:
-            raise self._nonsense(f"a row that is none of a {kind}") from None
+            raise self._nonsense(f"with an invalid row of a {kind}") from None
 
     def _nonsense(self, what: str) -> FatalError:
         return FatalError(
-            f"{self.url} answered {what}: is it the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics?"
+            f"{self.url} answered {what}. Check that it is the URL of a Prometheus, Thanos, Mimir or VictoriaMetrics"
         )
 
     def _refusal(self, got: aiohttp.ClientResponse, body: bytes) -> FatalError:
         if 300 <= got.status < 400:
             target = got.headers.get("Location", "nowhere")
             return FatalError(
-                f"{self.url} redirects to {cut_off(target, _REASON_CHARACTERS)}: give the URL that answers itself"
+                f"{self.url} redirects to {cut_off(target, _REASON_CHARACTERS)}. Use the URL without redirects"
             )
         hints = {
-            401: "who is asking? see --header",
-            403: "it refuses",
-            404: "is a path missing in the URL? --url asks a gpumap itself",
+            401: "set credentials, such as --header",
+            403: "access denied",
+            404: "check the path of the URL (for a gpumap agent use --url)",
         }
         said = self._without_secrets(_reason_in(body))
         says_more = said.strip() != f"{got.status}: {got.reason}"  # aiohttp, which serves a gpumap, says just that

@@ -1,6 +1,6 @@
 """The flags of commands that ask a Prometheus: its URL, timeout and series. `credentials.py` has the credentials.
 
-A mistake in them is one line, which never repeats a possible secret.
+An error about them is one line and never repeats a possible secret.
 """
 
 from __future__ import annotations
@@ -25,55 +25,57 @@ MATCHER = r"""[a-zA-Z_][a-zA-Z0-9_]*\s*(=~|!~|!=|=)\s*("([^"\\]|\\.)*"|'([^'\\]|
 _MATCH = re.compile(rf"\s*{MATCHER}(\s*,\s*{MATCHER})*\s*,?\s*", re.ASCII)
 _TIMEOUT = "1m"
 OWN_JOBS = 'job=~".*gpumap.*"'
-"""The jobs whose series are gpumap's if `--match` names none. Anybody can expose series of gpumap's names, but a target
-cannot choose its job."""
+"""The jobs of gpumap, if `--match` names no job. Any target can expose series with gpumap's names, but no target can
+choose its job."""
 KUBE_STATE_METRICS_JOBS = 'job=~".*kube-state-metrics.*"'
 """The same for kube_pod_labels and `--label-match`."""
 _DETAILS = ("match", "timeout", "node", "all")
 """Flags that require --prometheus."""
 
 
-HOW_TO_ASK = "how it is asked"
+HOW_TO_ASK = "connection"
 """The group of flags that most users do not need."""
 
 
 def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required: bool = False) -> None:
-    """Add them to a command. Without `required` the command has other sources too."""
-    only = "" if required else "the whole cluster instead: "
+    """Add the flags to a command. Without `required`, the command has other sources too."""
+    only = "" if required else "Show the whole cluster. "
     group.add_argument(
         "--prometheus",
         metavar="URL",
         required=required,
-        help=f"{only}URL of the server, up to /api/v1",
+        help=f"{only}URL of the Prometheus, without /api/v1.",
     )
     how = parser.add_argument_group(HOW_TO_ASK)
     how.add_argument(
         "--match",
         metavar="MATCH",
-        help="""only series with these labels, as in PromQL: 'cluster="a"'""",
+        help="""Use only series with these labels, in PromQL syntax: 'cluster="a"'.""",
     )
     add_credentials(how)
-    how.add_argument("--timeout", metavar="DURATION", help=f"for each request to --prometheus (default: {_TIMEOUT})")
+    how.add_argument(
+        "--timeout", metavar="DURATION", help=f"Timeout of each request to --prometheus. (default: {_TIMEOUT})"
+    )
 
 
 def add_by(group: argparse._ArgumentGroup, by: Sequence[str]) -> None:
     """Add the flag for sums instead of rows."""
-    help_ = f"sums by {by[0]}, or by {by[1]}"
+    help_ = f"Show sums by {by[0]} or by {by[1]}."
     group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
 
 
 def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str] = (), *, node: bool = True) -> None:
-    """Add the flags that choose between a summary of the cluster, by the first of `by` unless told, and rows."""
+    """Add the flags that choose between rows and a summary of the cluster. Its default is the first of `by`."""
     if by:
         add_by(group, by)
     if node:
-        group.add_argument("--node", metavar="NODE", help="of --prometheus: the rows of one node")
-    help_ = "of --prometheus: the rows of every node, no sums"
+        group.add_argument("--node", metavar="NODE", help="With --prometheus: show the rows of one node.")
+    help_ = "With --prometheus: show the rows of every node instead of sums."
     group.add_argument("--all", action="store_const", const=True, help=help_)
 
 
 def server_of(given: argparse.Namespace) -> Server:
-    """Read the flags and their files. --prometheus must be given. Raises UsageError."""
+    """Read the flags and their files. Requires --prometheus. Raises UsageError."""
     from gpumap.cli.prometheus import Server
 
     address = _address(given.prometheus)
@@ -88,22 +90,22 @@ def server_of(given: argparse.Namespace) -> Server:
 
 
 def refuse_details(given: argparse.Namespace) -> None:
-    """Raise UsageError for a flag about a server if no server is asked."""
+    """Raise UsageError for a flag that needs a server, if there is none."""
     for name in _DETAILS:
         if getattr(given, name, None) is not None:
-            raise UsageError(f"--{name.replace('_', '-')}: is of use with --prometheus")
+            raise UsageError(f"--{name.replace('_', '-')} requires --prometheus")
     for name in CREDENTIALS if given.url is None else ():
         if getattr(given, name) is not None:
             either = "--url or --prometheus" if hasattr(given, "prometheus") else "--url"
-            raise UsageError(f"--{name.replace('_', '-')}: is of use with {either}")
+            raise UsageError(f"--{name.replace('_', '-')} requires {either}")
 
 
 def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:
-    """Return matchers of labels without their braces; with `jobs` if none of them is of `job`. Raises UsageError."""
+    """Return label matchers without their braces. Add `jobs` if no matcher is for `job`. Raises UsageError."""
     bare = text.strip()
     bare = bare[1:-1] if bare.startswith("{") and bare.endswith("}") else bare
     if bare.strip() and not _MATCH.fullmatch(bare):
-        raise UsageError(f'{flag} {text}: is not of the form \'cluster="a"\' or \'cluster="a",region=~"eu-.*"\'')
+        raise UsageError(f'{flag} {text}: must have the form \'cluster="a"\' or \'cluster="a",region=~"eu-.*"\'')
     given = bare.strip().rstrip(",").strip()
     names_jobs = any(label_of(one[0]) == "job" for one in re.finditer(MATCHER, given))
     return given if names_jobs else ",".join(one for one in (jobs, given) if one)
@@ -115,7 +117,7 @@ def label_of(matcher: str) -> str:
 
 
 def seconds_of(flag: str, text: str) -> float:
-    """A duration. Raises UsageError."""
+    """Return a duration in seconds. Raises UsageError."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -123,14 +125,14 @@ def seconds_of(flag: str, text: str) -> float:
 
 
 def without_password(url: str) -> str:
-    """Return a URL for messages: without all before the last @, which is the user and the password."""
+    """Return a URL for messages. Remove everything before the last @: the user and the password."""
     return re.sub(r"\A(\w+://)?.*@", r"\1", url, flags=re.DOTALL)
 
 
 def no_url(url: str) -> str:
     """Return why a URL with http:// or https:// cannot be used."""
     if "@" in url:
-        return "is not a URL (in a password, / is written %2F, and @ %40)"
+        return "is not a URL (in a password, write %2F for / and %40 for @)"
     host, _, port = re.split(r"[/?#]", url.partition("://")[2])[0].rpartition("]")[2].partition(":")
     if port and not (port.isdecimal() and 0 < int(port[:6]) < 1 << 16):
         return "the port must be a number from 1 to 65535"
@@ -148,7 +150,7 @@ def _address(url: str) -> URL:
 
     shown = without_password(url)
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"--prometheus {shown}: does not start with http:// or https://")
+        raise UsageError(f"--prometheus {shown}: must start with http:// or https://")
     try:
         given = URL(url)
         known = is_host(given.host) and given.port is not None

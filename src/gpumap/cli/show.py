@@ -96,7 +96,7 @@ def screen_of_stdout() -> Screen:
 def take_any_text() -> None:
     """Replace characters that the terminal cannot write: names come from outside. Raises FatalError without stdout."""
     if sys.stdout is None:
-        raise FatalError("standard output is closed: nothing can be shown")
+        raise FatalError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -150,7 +150,7 @@ class Painter:
             self._failed = failure
             self.repaint(screen)
         elif failure != self._failed:
-            print(f"gpumap: {failure}; asking on", file=sys.stderr, flush=True)
+            print(f"gpumap: {failure}; trying again", file=sys.stderr, flush=True)
             self._failed = failure
 
     def repaint(self, screen: Screen) -> None:
@@ -177,7 +177,7 @@ class Painter:
 
 def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: int, *, answered: bool) -> list[str]:
     """Return the lines between the head of a frame and what was last `answered`. `failed`: why there is no new one."""
-    failure = f"{failed}; asking on." + (" Below: what was last answered." if answered else "") if failed else ""
+    failure = f"{failed}; asking on." + (" Below: the last answer." if answered else "") if failed else ""
     shown = (one for one in (*notices, failure) if one)
     return [screen.paint(line, "red") for one in shown for line in wrapped(one, columns)]
 
@@ -185,7 +185,7 @@ def lines_above(notices: Iterable[str], failed: str, screen: Screen, columns: in
 def collected_long_ago(answer: NodeMaps, now: float) -> str:
     """Return a sentence on the age of the oldest map, by this machine's clock; empty if none is old."""
     old = [seconds for one in answer.maps if (seconds := now - one.timestamp) > _fresh_seconds(one)]
-    return f"what is shown was collected {age(max(old))} ago" if old else ""
+    return f"this data was collected {age(max(old))} ago" if old else ""
 
 
 def _fresh_seconds(node_map: NodeMap) -> float:

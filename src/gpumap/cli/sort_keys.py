@@ -16,7 +16,7 @@ WASTE_ORDERS = (
 SUMS_BY = ("namespace", "node")
 """What --by adds up by; the first is the default of a cluster's summary."""
 
-MAP_SAYS = "show who holds and who uses each GPU"
-TOP_SAYS = "show who uses GPU memory and SM time now, largest first"
-WASTE_SAYS = "show what is held or granted and not used, and used without a grant"
-INSPECT_SAYS = "show how much of each GPU's memory is granted, as `kubectl inspect gpushare` does"
+MAP_SUMMARY = "Show which containers hold and use each GPU."
+TOP_SUMMARY = "Show which containers use GPU memory and SM time now, largest first."
+WASTE_SUMMARY = "Show GPUs and GPU memory that are held but not used, or used but not held."
+INSPECT_SUMMARY = "Show the granted memory of each GPU, in the format of `kubectl inspect gpushare`."

@@ -26,7 +26,7 @@ SM_SECONDS = 5.0
 """SM time is measured over at least so long, also if the interval is shorter."""
 FLAG_CHOICES = {flag.name: flag.choices for flag in FLAGS if flag.choices}
 """Valid words of the agent's flags, by flag."""
-_ELSEWHERE = {"--url": "an agent, which has its own", "--prometheus": "a server about all nodes"}
+_ELSEWHERE = {"--url": "an agent with its own sources", "--prometheus": "a Prometheus"}
 _FLAG_GROUPS = ("sources", "log")
 """Groups of the agent's flags that these commands have."""
 NODE_FLAGS = tuple(ABOUT[one] for one in _FLAG_GROUPS)
@@ -47,7 +47,7 @@ def prepare_elsewhere(given: argparse.Namespace, asked: str) -> None:
     """Set up the log. Raises UsageError for flags about this node's sources: the flag `asked` asks somewhere else."""
     for flag in FLAGS:
         if flag.about == "sources" and getattr(given, flag.name.removeprefix("--").replace("-", "_")) is not None:
-            raise UsageError(f"{flag.name}: is about this node's sources, and {asked} asks {_ELSEWHERE[asked]}")
+            raise UsageError(f"{flag.name}: sets a source of this node, but {asked} asks {_ELSEWHERE[asked]}")
     _prepare(given, ("log",))
 
 

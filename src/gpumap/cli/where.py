@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 def add_url(parser: Parser) -> argparse._ArgumentGroup:
     """Add the flag of the agent to ask. Return the group for other flags of this kind."""
-    where = parser.add_argument_group("where from")
-    where.add_argument("--url", metavar="URL", help="a running gpumap, such as http://127.0.0.1:9401; else this node")
+    where = parser.add_argument_group("source")
+    where.add_argument(
+        "--url", metavar="URL", help="A running gpumap, such as http://127.0.0.1:9401. Default: this node."
+    )
     return where
 
 
@@ -48,14 +50,14 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
     if given.prometheus is None:
         refuse_details(given)
     elif given.url is not None:
-        raise UsageError("--prometheus: cannot be asked together with --url")
+        raise UsageError("--prometheus: cannot be combined with --url")
     if given.prometheus is not None:
         from gpumap.cli.fleet.source import from_prometheus
 
         prepare_elsewhere(given, "--prometheus")
         server, match = server_of(given), matchers_of("--match", given.match or "")
         if view.shape.processes:
-            raise UsageError("--processes: is known to the node's agent alone (--url)")
+            raise UsageError("--processes: only an agent has processes (--url), not --prometheus")
         if _shows_sums(given, view.shape, node):
             from gpumap.cli.fleet.source import answers_of
             from gpumap.cli.fleet.summary import sums_of
@@ -76,7 +78,7 @@ def _shows_sums(given: argparse.Namespace, shape: Shape, node: str) -> bool:
     rows = bool(node or shape.namespace or given.all or given.output == "name" or getattr(given, "details", False))
     by = getattr(given, "by", None)
     if by is not None and rows and given.prometheus is not None:
-        raise UsageError(f"--by {by}: adds up rows, and -n, --node, --all and -o name show them")
+        raise UsageError(f"--by {by}: shows sums, but -n, --node, --all and -o name show rows")
     return given.prometheus is not None and not rows and not shape.processes
 
 
@@ -94,7 +96,9 @@ def _question(given: argparse.Namespace, view: View) -> Question:
     orders, order = orders_of(command, by), view.shape.order
     if order and order not in orders and order != "severity":
         known = ", ".join(one for one in orders)
-        raise UsageError(f"--sort-by {order}: sorts rows, of -n, --node or --all; sums by {by} are sorted by {known}")
+        raise UsageError(
+            f"--sort-by {order}: sorts only rows (-n, --node or --all); valid values for sums by {by}: {known}"
+        )
     return Question(
         by=by,
         of_rows=SUMMARIES[command].names,

@@ -118,7 +118,9 @@ def _squatters(on: NodeDevice) -> Iterator[Finding]:
             name = container_of(user)
             pids = tuple(one.pid for one in processes if container_of(one) == name and one.owner == "unassigned")
             what = _named(on.device, pids) if pids or processes else _counted(user.processes)
-            yield _ungranted("squatter", on, name, user.memory_bytes, pids, f"uses what it was not assigned: {what}")
+            yield _ungranted(
+                "squatter", on, name, user.memory_bytes, pids, f"uses a device that it does not hold: {what}"
+            )
 
 
 def _leftovers(on: NodeDevice) -> Iterator[Finding]:
@@ -126,7 +128,9 @@ def _leftovers(on: NodeDevice) -> Iterator[Finding]:
         if other.owner == "gone":
             pids = tuple(one.pid for one in other.processes)
             what = _named(on.device, pids) if pids else _counted(other.process_count)
-            yield _ungranted("leftover", on, other.name, other.memory_bytes, pids, f"its pod is gone, and left {what}")
+            yield _ungranted(
+                "leftover", on, other.name, other.memory_bytes, pids, f"its pod no longer exists, but left {what}"
+            )
 
 
 def _ungranted(
@@ -194,7 +198,7 @@ def _of_holder(
         waste_bytes=max(granted - used, 0) if granted is not None and used is not None else None,
     )
     if granted is not None and used is not None and used > granted:
-        return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than it was granted")
+        return finding._replace(kind="over", waste_bytes=used - granted, why="uses more memory than granted")
     if use.pod_at_work or _is_young(use.seen_seconds, thresholds):
         return None
     why = "" if busy_for_nobody else _idle_because(use, idle_seconds, thresholds)
@@ -286,7 +290,7 @@ def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
 
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
     for entry in node_map.unmatched:
-        why = f"{entry.slots} of {entry.resource} on no device: {entry.reason}"
+        why = f"{entry.slots} of {entry.resource} match no device: {entry.reason}"
         number, name = len(node_map.devices), container_of(entry)
         yield Finding("unmatched", node_map.node.name, number, None, name, why, remedy=entry.remedy)
 
@@ -414,11 +418,11 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
     yield from _silent_sources(node_map)
     for gpu in node_map.gpus:
         if not gpu.up:
-            yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap judges nothing on it."
+            yield f"GPU {gpu.index} is down ({gpu.fault}): gpumap cannot check anything on it."
     for sentence in unknown_of_devices(node_map):
         yield f"{sentence[0].upper()}{sentence[1:]}."
     if unmeasured := unmeasured_pods(node_map, namespace):
-        yield f"The use of some holders is not known, so gpumap does not judge them: {listed(unmeasured)}."
+        yield f"The use of some holders is not known, so gpumap cannot check them: {listed(unmeasured)}."
     yield from _without_grant(node_map, namespace)
     claims = {
         "/".join(container_of(holder)[:2])
@@ -428,8 +432,8 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
     }
     if claims:
         yield (
-            "A claim with admin access takes a GPU from nobody, and wastes nothing. Only the DRA driver's notes tell "
-            f"(`privileges.dra`) whether these have it: {listed(sorted(claims))}."
+            "A claim with admin access wastes nothing. Only the DRA driver's checkpoint (`privileges.dra`) shows "
+            f"whether these claims have it: {listed(sorted(claims))}."
         )
     timeless = [device for device in node_map.devices if _has_no_sm_time(device, namespace)]
     if timeless:
@@ -444,11 +448,11 @@ def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Itera
     users = [user for user in users if user.owner == "assigned"]
     young = [user for user in users if _is_young(user.seen_seconds, thresholds)]
     if young:
-        yield f"First seen less than {age(thresholds.grace_seconds)} ago, so not judged yet: {_pods_of(young)}."
+        yield f"First seen less than {age(thresholds.grace_seconds)} ago, so not checked yet: {_pods_of(young)}."
     resting = [user for user in users if _may_become_idle(user, node_map.timestamp, thresholds)]
     if resting:
         since = age(thresholds.idle_after_seconds)
-        yield f"Not idle for {since} yet, but not computing just now: {_pods_of(resting)}."
+        yield f"Not idle for {since} yet, but no SM use now: {_pods_of(resting)}."
 
 
 def _pods_of(users: Iterable[UserEntry]) -> str:

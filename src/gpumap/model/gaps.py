@@ -15,7 +15,7 @@ _NAMES_MAX = 8
 def invisible(node_map: NodeMap) -> str:
     """Return why the use of containers is unknown."""
     remedy = node_map.remedies.get("pid_visibility")
-    return remedy or "Processes of other containers are not visible: hostPID: true is needed."
+    return remedy or "Processes of other containers are not visible: set hostPID: true."
 
 
 def use_known(device: DeviceEntry) -> bool:

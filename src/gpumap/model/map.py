@@ -27,10 +27,10 @@ OwnerWord = Annotated[
     str,
     Meta(
         extra_json_schema={"enum": [owner.value for owner in Owner]},
-        description="Owner of a process or of memory. assigned: a container that holds the device; unassigned: a "
-        "container of a live pod that does not hold it; gone: a pod that no longer exists; host: no pod; mps_server: "
-        "the MPS server; sibling: processes of another compute instance of the same GPU instance; unknown: no source "
-        "can name it; unaccounted: memory that no process explains (negative where processes share memory).",
+        description="Owner of a process or of memory. assigned: a container that holds the device. unassigned: a "
+        "container of a live pod that does not hold it. gone: a pod that no longer exists. host: no pod. mps_server: "
+        "the MPS server. sibling: processes of another compute instance of the same GPU instance. unknown: no source "
+        "can name it. unaccounted: memory that no process explains (negative if processes share memory).",
     ),
 ]
 """A word of `snapshot.Owner`. A later agent may report another one."""
@@ -550,7 +550,7 @@ def decode(text: bytes) -> NodeMap:
 
 
 def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def encode(node_map: NodeMap) -> bytes:

@@ -49,7 +49,7 @@ class Limit(enum.Enum):
     """What a slot limits of its holder."""
 
     COMPUTE = "a share of the card's compute"
-    MEMORY = "memory alone"
+    MEMORY = "memory only"
 
 
 class Plugin(NamedTuple):

@@ -33,7 +33,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "gpumap_dcgm_owner_info",
         "gauge",
-        "A container that holds the GPU or GPU instance, by the labels of dcgm-exporter.",
+        "A container that holds the GPU or GPU instance, with the labels of dcgm-exporter.",
         _LABELS,
         _owners,
         optional_labels=frozenset({"GPU_I_ID", "GPU_I_PROFILE"}),

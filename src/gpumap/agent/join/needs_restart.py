@@ -153,10 +153,10 @@ def _named(
 # --- the lost driver --------------------------------------------------------------------------------------------------
 
 _WHY = {
-    "driver_version_mismatch": "the driver was changed, and the library that this container was given does not fit it "
-    "any more: restarting to get the new one",
-    "unknown": "NVML, which had answered, fails for an unknown reason: this container may have lost its device nodes, "
-    "as after `systemctl daemon-reload`: restarting to get them back",
+    "driver_version_mismatch": "the driver has changed, and the library in this container does not match it: "
+    "restarting to get the new library",
+    "unknown": "NVML answered before and now fails for an unknown reason. This container may have lost its "
+    "device nodes, as after `systemctl daemon-reload`: restarting to get them back",
 }
 _INCONCLUSIVE = frozenset({"deadline_exceeded"})
 """A late read between two failures does not end the fault."""

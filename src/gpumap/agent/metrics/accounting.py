@@ -1,4 +1,4 @@
-"""The group `accounting`: what each container is charged for, and what of a GPU no container is charged for."""
+"""The group `accounting`: what gpumap charges to each container, and what it charges to no container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpumap.model.snapshot import ContainerAccount, Snapshot
 
 
 def _charged(name: str, help: str, value: Callable[[ContainerAccount], float | None]) -> Family:
-    """Return a counter of a container on a device. It exists for some minutes after the container is gone."""
+    """Return a counter of a container on a device. It exists for some minutes after the container ends."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for account in snapshot.accounts:
@@ -29,37 +29,37 @@ def _unattributed(snapshot: Snapshot) -> Iterator[Series]:
 ACCOUNTING = (
     _charged(
         "gpumap_container_allocated_gpu_seconds_total",
-        "Time that the container held GPUs, times its share of them.",
+        "Time that the container held the device, times its share of a GPU.",
         lambda account: account.allocated_gpu_seconds,
     ),
     _charged(
         "gpumap_container_sm_seconds_total",
-        "Time that the container's kernels kept the device's SMs busy; its rate() is the mean SM utilization.",
+        "Time that the container's kernels kept the device's SMs busy. Its rate() is the mean SM utilization.",
         lambda account: account.sm_seconds,
     ),
     _charged(
         "gpumap_container_gpu_memory_byte_seconds_total",
-        "GPU memory that the container used, times the time that it used it.",
+        "GPU memory that the container used, integrated over time.",
         lambda account: account.memory_byte_seconds,
     ),
     _charged(
         "gpumap_container_energy_joules_total",
-        "An estimate of the energy that the GPU used for the container. The busy part of it is shared by SM time, the "
-        "idle part by allocation. Absent if SM time is unknown.",
+        "Energy that the GPU used for the container, an estimate. gpumap shares busy energy by SM time and idle energy "
+        "by allocation. Absent if SM time is unknown.",
         lambda account: account.energy_joules,
     ),
     Family(
         "gpumap_gpu_energy_unattributed_joules_total",
         "counter",
-        "Energy of the GPU that no container was charged for; with what containers were charged it adds up to the "
-        "GPU's.",
+        "Energy of the GPU that gpumap charged to no container. This counter and the energy of all containers on the "
+        "GPU add up to the energy of the GPU.",
         ("uuid",),
         _unattributed,
     ),
     Family(
         "gpumap_accounting_gap_seconds_total",
         "counter",
-        "Time of the GPU that nobody was charged for because nothing could be measured.",
+        "Time of the GPU that gpumap did not charge because it could not measure.",
         ("uuid",),
         lambda snapshot: [Series((account.uuid,), account.gap_seconds) for account in snapshot.gpu_accounts],
     ),

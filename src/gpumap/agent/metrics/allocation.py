@@ -1,4 +1,4 @@
-"""The group `allocation`: which container holds which device, by the kubelet's List."""
+"""The group `allocation`: which container holds which device, as the kubelet's List reports it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,11 @@ def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
 
 
 ALLOCATION = (
-    _held("gpumap_allocation_info", "The kubelet gave this container a slot of this device.", lambda row: 1),
+    _held(
+        "gpumap_allocation_info",
+        "The kubelet assigned at least one slot of the device to the container.",
+        lambda row: 1,
+    ),
     Family(
         "gpumap_allocation_slots",
         "gauge",
@@ -65,26 +69,28 @@ ALLOCATION = (
     Family(
         "gpumap_device_slots_allocatable",
         "gauge",
-        "Slots that the kubelet offers on this device. 0: the resource is offered without it.",
+        "Slots that the kubelet offers on the device. 0: the kubelet offers the resource without this device.",
         ("uuid", "resource"),
         _allocatable,
     ),
-    Family("gpumap_device_holders", "gauge", "Containers that hold a slot of this device.", ("uuid",), _holders),
+    Family(
+        "gpumap_device_holders", "gauge", "Containers that hold at least one slot of the device.", ("uuid",), _holders
+    ),
     Family(
         "gpumap_unmatched_slots",
         "gauge",
-        "Slots of a GPU resource that stand for no device that NVML knows, and why.",
+        "Slots of a GPU resource that match no device of NVML, by reason.",
         ("namespace", "pod", "container", "resource", "reason"),
         _unmatched,
     ),
     _held(
         "gpumap_container_allocated_gpus",
-        "Share of a physical GPU that the container was given: 1 is a whole one.",
+        "Share of a physical GPU that the container holds. 1 is a whole GPU.",
         lambda row: row.allocated_gpus,
     ),
     _held(
         "gpumap_container_allocated_gpu_memory_bytes",
-        "GPU memory that the container was given. Absent where sharing grants none.",
+        "GPU memory granted to the container. Absent if its kind of sharing grants no memory.",
         lambda row: row.allocated_memory_bytes,
     ),
     Family("gpumap_pod_info", "gauge", "A pod that holds or uses a GPU.", ("namespace", "pod", "pod_uid"), _pod_info),

@@ -79,7 +79,7 @@ def _last_success(snapshot: Snapshot) -> Iterator[Series]:
 
 
 def _without_device(snapshot: Snapshot) -> Iterator[Series]:
-    """GPUs without a gpumap_device_info. With them, a count of the node's GPUs is complete."""
+    """Yield the GPUs without gpumap_device_info. With them, a count of the node's GPUs is complete."""
     with_device = {leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu is not None}
     for gpu in snapshot.gpus:
         if gpu.uuid not in with_device:
@@ -98,7 +98,7 @@ DEVICE = (
     Family(
         "gpumap_device_info",
         "gauge",
-        "A device that can be given away, a GPU or a MIG device, and the GPU that it is on.",
+        "Identity of a device that a container can be assigned: a GPU without partitions, or a MIG device.",
         (
             "uuid",
             "gpu_uuid",
@@ -112,86 +112,90 @@ DEVICE = (
         ),
         _device_info,
     ),
-    _on_leaf_memory("gpumap_device_memory_total_bytes", "Memory of the device.", lambda memory: memory.total_bytes),
+    _on_leaf_memory(
+        "gpumap_device_memory_total_bytes", "Total memory of the device.", lambda memory: memory.total_bytes
+    ),
     _on_leaf_memory(
         "gpumap_device_memory_used_bytes",
-        "Memory in use on the device; without what the driver reserves, where it tells that.",
+        "Used memory of the device. Excludes memory reserved by the driver, if the driver reports it.",
         lambda memory: memory.used_bytes,
     ),
     _on_leaf_memory(
         "gpumap_device_memory_reserved_bytes",
-        "Memory that the driver keeps for itself.",
+        "Memory of the device that the driver reserves for itself.",
         lambda memory: memory.reserved_bytes,
     ),
-    _on_leaf_memory("gpumap_device_memory_free_bytes", "Memory free on the device.", lambda memory: memory.free_bytes),
+    _on_leaf_memory("gpumap_device_memory_free_bytes", "Free memory of the device.", lambda memory: memory.free_bytes),
     Family(
         "gpumap_gpu_up",
         "gauge",
-        "Whether the GPU answered in the last collection.",
+        "1 if the GPU answered in the last collection, else 0.",
         ("uuid",),
         lambda snapshot: [Series((gpu.uuid,), int(gpu.fault is None)) for gpu in snapshot.gpus],
     ),
     Family(
         "gpumap_gpu_fault_info",
         "gauge",
-        "Why the GPU did not answer.",
+        "Reason why the GPU did not answer in the last collection.",
         ("uuid", "reason"),
         lambda snapshot: [Series((gpu.uuid, gpu.fault), 1) for gpu in snapshot.gpus if gpu.fault is not None],
     ),
     Family(
         "gpumap_gpu_without_device_info",
         "gauge",
-        "A GPU without a device: partitioned, with no MIG device; or one that has not told its uuid, and why.",
+        "A GPU without gpumap_device_info: it has no MIG devices, or has not reported its uuid. `reason` is its fault.",
         ("uuid", "index", "minor", "pci_bus_id", "model", "reason"),
         _without_device,
     ),
     Family(
         "gpumap_gpu_last_success_timestamp_seconds",
         "gauge",
-        "When the GPU last answered.",
+        "Unix time of the GPU's last answer.",
         ("uuid",),
         _last_success,
     ),
     measured(
         "gpumap_gpu_utilization_ratio",
-        "Time that any kernel ran on the GPU, 0-1, over the driver's last sample period.",
+        "Share of time in which any kernel ran on the GPU (0-1), in the driver's last sample period.",
         lambda reading: reading.utilization_ratio,
     ),
     measured(
         "gpumap_gpu_memory_controller_busy_ratio",
-        "Time that the GPU's memory was read or written, 0-1, over the driver's last sample period.",
+        "Share of time in which the GPU's memory was read or written (0-1), in the driver's last sample period.",
         lambda reading: reading.memory_controller_ratio,
     ),
     measured(
         "gpumap_gpu_memory_total_bytes",
-        "Memory of a partitioned GPU as a whole.",
+        "Total memory of a partitioned GPU, over all its MIG devices.",
         _partitioned_memory(lambda memory: memory.total_bytes),
     ),
     measured(
         "gpumap_gpu_memory_used_bytes",
-        "Memory in use on a partitioned GPU as a whole.",
+        "Used memory of a partitioned GPU, over all its MIG devices.",
         _partitioned_memory(lambda memory: memory.used_bytes),
     ),
     measured_by(
         "sensor",
         "gpumap_gpu_temperature_celsius",
-        "Temperature, by sensor.",
+        "Temperature of the GPU, by sensor.",
         lambda reading: reading.temperatures_celsius,
     ),
-    measured("gpumap_gpu_power_watts", "Power drawn by the GPU.", lambda reading: reading.power_watts),
+    measured("gpumap_gpu_power_watts", "Power draw of the GPU.", lambda reading: reading.power_watts),
     measured(
-        "gpumap_gpu_power_limit_watts", "Power limit that is enforced.", lambda reading: reading.power_limit_watts
+        "gpumap_gpu_power_limit_watts",
+        "Power limit that the driver enforces.",
+        lambda reading: reading.power_limit_watts,
     ),
     measured(
         "gpumap_gpu_energy_joules_total",
-        "Energy that the GPU used since its driver was loaded, as the driver counts.",
+        "Energy that the GPU used since its driver was loaded, as counted by the driver.",
         lambda reading: reading.energy_joules,
         "counter",
     ),
     Family(
         "gpumap_driver_info",
         "gauge",
-        "The NVIDIA driver and its libraries.",
+        "Versions of the NVIDIA driver, CUDA and NVML.",
         ("driver_version", "cuda_version", "nvml_version"),
         _driver_info,
     ),
@@ -200,12 +204,12 @@ DEVICE = (
 CODEC = (
     measured(
         "gpumap_gpu_encoder_utilization_ratio",
-        "Time that the video encoders were busy, 0-1.",
+        "Share of time in which the GPU's video encoders were busy (0-1).",
         lambda r: r.encoder_ratio,
     ),
     measured(
         "gpumap_gpu_decoder_utilization_ratio",
-        "Time that the video decoders were busy, 0-1.",
+        "Share of time in which the GPU's video decoders were busy (0-1).",
         lambda r: r.decoder_ratio,
     ),
 )
@@ -254,22 +258,22 @@ def _active(name: str, help: str, value: Callable[[Activity], float | None]) -> 
 GPM = (
     _active(
         "gpumap_device_sm_activity_ratio",
-        "Share of the device's SMs that were busy, 0-1, mean over the interval. Hopper and later.",
+        "Share of the device's SMs that were busy (0-1), mean over the interval. Hopper and later.",
         lambda activity: activity.sm_ratio,
     ),
     _active(
         "gpumap_device_sm_occupancy_ratio",
-        "Warps on the device's SMs against the most that they can hold, 0-1, mean over the interval.",
+        "Warps on the device's SMs as a ratio of their maximum (0-1), mean over the interval.",
         lambda activity: activity.sm_occupancy_ratio,
     ),
     _active(
         "gpumap_device_tensor_activity_ratio",
-        "Time that the device's tensor cores were busy, 0-1, mean over the interval.",
+        "Share of time in which the device's tensor cores were busy (0-1), mean over the interval.",
         lambda activity: activity.tensor_ratio,
     ),
     _active(
         "gpumap_device_dram_activity_ratio",
-        "Memory bandwidth of the device that was used, 0-1, mean over the interval.",
+        "Used share of the device's memory bandwidth (0-1), mean over the interval.",
         lambda activity: activity.dram_ratio,
     ),
 )

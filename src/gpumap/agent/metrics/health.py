@@ -38,29 +38,31 @@ def _clock_event_seconds(reading: GpuReading) -> Iterator[tuple[str, float]]:
 
 
 CLOCKS = (
-    measured_by("domain", "gpumap_gpu_clock_hertz", "Clock now, by domain.", lambda reading: reading.clocks_hertz),
+    measured_by(
+        "domain", "gpumap_gpu_clock_hertz", "Current clock frequency, by domain.", lambda reading: reading.clocks_hertz
+    ),
     measured_by(
         "reason",
         "gpumap_gpu_clock_event",
-        "Whether clocks are lowered now, by reason; idleness is one.",
+        "1 if the driver throttles the clocks now for this reason, else 0. Idleness is a reason.",
         lambda reading: ((reason, int(active)) for reason, active in reading.clock_events),
     ),
     measured_by(
         "reason",
         "gpumap_gpu_clock_event_seconds_total",
-        "Time that clocks were lowered, by reason, as the driver counts. No reason contains the time of another one.",
+        "Time of throttled clocks, by reason, as counted by the driver. No reason contains the time of another.",
         _clock_event_seconds,
         "counter",
     ),
     measured(
         "gpumap_gpu_performance_state",
-        "Performance state, from 0, the fastest, to 15.",
+        "Performance state, from 0 (fastest) to 15 (slowest).",
         lambda reading: reading.performance_state,
     ),
     measured_by(
         "fan",
         "gpumap_gpu_fan_speed_ratio",
-        "Speed of the fan against the one that it is meant to reach at most, which it may exceed.",
+        "Fan speed as a ratio of its maximum speed. Can exceed 1.",
         lambda reading: reading.fan_ratios,
     ),
 )
@@ -69,30 +71,30 @@ MEMORY_ERRORS = (
     Family(
         "gpumap_gpu_ecc_errors_total",
         "counter",
-        "Memory errors over the GPU's life, corrected or not, by where they were, as the driver counts.",
+        "ECC memory errors over the GPU's life, by type and location, as counted by the driver.",
         ("uuid", "type", "location"),
         _ecc_errors,
     ),
     measured_by(
         "type",
         "gpumap_gpu_remapped_rows",
-        "Rows of memory that were replaced by spare ones, by the kind of the errors in them.",
+        "Memory rows that the GPU replaced by spare rows, by type of their errors.",
         lambda reading: reading.remapped_rows,
     ),
     measured(
         "gpumap_gpu_row_remap_pending",
-        "Whether rows wait for the GPU's next reset to be replaced.",
+        "1 if the GPU replaces rows at its next reset, else 0.",
         lambda reading: whether(reading.row_remap_pending),
     ),
     measured(
         "gpumap_gpu_row_remap_failure",
-        "Whether a row could not be replaced: no spare one was left.",
+        "1 if the GPU could not replace a row because no spare row was left, else 0.",
         lambda reading: whether(reading.row_remap_failure),
     ),
     measured_by(
         "type",
         "gpumap_gpu_retired_pages",
-        "Pages of memory that are not used any more, by the errors that they had (before Ampere).",
+        "Memory pages that the GPU no longer uses, by type of their errors. GPUs before Ampere.",
         lambda reading: reading.retired_pages,
     ),
 )
@@ -101,14 +103,14 @@ XIDS = (
     Family(
         "gpumap_gpu_xid_errors_total",
         "counter",
-        "XID errors of the GPU that gpumap has heard.",
+        "XID errors of the GPU that gpumap received.",
         ("uuid",),
         lambda snapshot: [Series((xids.uuid,), sum(count for _, count in xids.counts)) for xids in snapshot.xids],
     ),
     Family(
         "gpumap_gpu_xid_errors_by_code_total",
         "counter",
-        "XID errors of the GPU that gpumap has heard, by code.",
+        "XID errors of the GPU that gpumap received, by code.",
         ("uuid", "xid"),
         _xids_by_code,
     ),
@@ -122,7 +124,7 @@ XIDS = (
     Family(
         "gpumap_xid_blind_seconds_total",
         "counter",
-        "Time in which nobody listened for the GPU's XID errors.",
+        "Time without a registered XID event listener for the GPU.",
         ("uuid",),
         lambda snapshot: [Series((xids.uuid,), xids.blind_seconds) for xids in snapshot.xids],
     ),
@@ -134,7 +136,7 @@ HEALTH = (
     Family(
         "gpumap_gpu_recovery_action_info",
         "gauge",
-        "What the driver asks for, to make the GPU whole again; `none` where nothing is wrong.",
+        "Recovery action that the driver requests for the GPU; none if the GPU is healthy.",
         ("uuid", "action"),
         lambda snapshot: [
             Series((gpu.uuid, gpu.recovery_action), 1) for gpu in snapshot.gpus if gpu.recovery_action is not None

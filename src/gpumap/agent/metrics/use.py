@@ -37,46 +37,47 @@ def _owner_processes(snapshot: Snapshot) -> Iterator[Series]:
 USE = (
     _used(
         "gpumap_container_gpu_memory_used_bytes",
-        "GPU memory of the container's processes on the device, as the driver tells it by process.",
+        "Used GPU memory of the container on the device, as reported by the driver for each process.",
         lambda use: use.memory_bytes,
     ),
     _used(
         "gpumap_container_gpu_memory_peak_bytes",
-        "The most GPU memory that the container used since it was first seen, at the collection interval.",
+        "Highest GPU memory use since gpumap first saw the container, sampled at the collection interval.",
         lambda use: use.memory_peak_bytes,
     ),
     _used("gpumap_container_gpu_processes", "Processes of the container on the device.", lambda use: use.processes),
     _used(
         "gpumap_container_sm_utilization_ratio",
-        "Time that the container's kernels kept the device's SMs busy, 0-1, mean over the interval.",
+        "Share of time in which the container's kernels kept the device's SMs busy (0-1), mean over the interval.",
         lambda use: use.sm_ratio,
     ),
     _used(
         "gpumap_container_memory_controller_busy_ratio",
-        "Time that the container kept the device's memory controller busy, 0-1, mean over the interval.",
+        "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
         lambda use: use.memory_controller_ratio,
     ),
     _used(
         "gpumap_container_unassigned_use",
-        "The container uses a device that it was not assigned.",
+        "1: the container uses a device that it does not hold.",
         lambda use: 1 if use.unassigned else None,
     ),
     _used(
         "gpumap_container_last_active_timestamp_seconds",
-        "When the container last computed, was first seen, or its SM time was unknown for long: the latest of these.",
+        "Unix time at which the container last used SMs. Until then, when gpumap first saw it, or the end of a long "
+        "time without known SM use.",
         lambda use: use.last_active,
     ),
     Family(
         "gpumap_device_memory_used_by_owner_bytes",
         "gauge",
-        "The device's used memory, split by whose it is; the sum is gpumap_device_memory_used_bytes.",
+        "Used memory of the device, by category of its owner. The sum is gpumap_device_memory_used_bytes.",
         ("uuid", "owner"),
         _owner_bytes,
     ),
     Family(
         "gpumap_device_processes",
         "gauge",
-        "Processes on the device, by whose they are.",
+        "Processes on the device, by category of their owner.",
         ("uuid", "owner"),
         _owner_processes,
     ),
@@ -85,12 +86,12 @@ USE = (
 CODEC = (
     _used(
         "gpumap_container_encoder_utilization_ratio",
-        "Time that the container kept the device's video encoders busy, 0-1, mean over the interval.",
+        "Share of time in which the container kept the video encoders busy (0-1), mean over the interval.",
         lambda use: use.encoder_ratio,
     ),
     _used(
         "gpumap_container_decoder_utilization_ratio",
-        "Time that the container kept the device's video decoders busy, 0-1, mean over the interval.",
+        "Share of time in which the container kept the video decoders busy (0-1), mean over the interval.",
         lambda use: use.decoder_ratio,
     ),
 )
@@ -107,7 +108,7 @@ PROCESSES = (
     Family(
         "gpumap_process_gpu_memory_used_bytes",
         "gauge",
-        "GPU memory of one process. Its pod is empty where it is in none, or none can be named.",
+        "Used GPU memory of one process. The pod is empty if the process is in no pod or its pod is unknown.",
         (*CONTAINER_LABELS, "pid", "type"),
         _process_memory,
     ),

@@ -72,7 +72,7 @@ class CheckpointSource:
                 continue
             except StaleMountError as error:
                 # The kubelet renames a new file into place: of a file mounted by itself the old one stays visible.
-                detail = f"{file.path}: was replaced; mount its directory instead"
+                detail = f"{file.path}: was replaced; mount its directory instead of the file"
                 raise SourceError("checkpoint_unreadable", detail) from error
             except OSError as error:
                 raise SourceError("checkpoint_unreadable", f"{file.path}: {error.strerror}") from error
@@ -140,7 +140,7 @@ def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, 
     read_answer = functools.cache(_answer)
     for number, row in enumerate(rows):
         if row is None:
-            _note(broken, "checkpoint_row", f"[{number}]: not whole")
+            _note(broken, "checkpoint_row", f"[{number}]: incomplete")
             continue
         answer = None
         try:

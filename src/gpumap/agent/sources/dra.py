@@ -29,7 +29,7 @@ from gpumap.model.plugins import DRA_DRIVER
 from gpumap.model.readings import Uuid
 from gpumap.model.units import parse_quantity
 
-_STALE_MOUNT = "was replaced, and this is the old one: mount its directory, not the file"
+_STALE_MOUNT = "was replaced, and this is the old file: mount its directory instead of the file"
 _ENTRIES = ("Entries", "ClaimInfoStateList", "entries")
 _OUTERMOST = frozenset({"version", "checksum", "Checksum", *_ENTRIES})
 _NEWEST_KNOWN = 3
@@ -75,7 +75,7 @@ def _read(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Complai
         reason, detail = "corrupt", str(error)
     else:
         if skipped:
-            complaints.append(Complaint(f"{name}_row", f"{file.path}: {skipped} entries are not whole"))
+            complaints.append(Complaint(f"{name}_row", f"{file.path}: {skipped} entries are incomplete"))
         return value
     complaints.append(Complaint(f"{name}_{reason}", f"{file.path}: {detail}"))
     return None
@@ -103,7 +103,7 @@ def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
         data = document["Data"]
         document = decode(decode(data, str) if _begins(data) == b'"' else data, dict[str, msgspec.Raw])
     elif _OUTERMOST.isdisjoint(document):
-        raise ValueError("no list of claims in it")
+        raise ValueError("does not contain a list of claims")
     entries = next((document[name] for name in _ENTRIES if name in document), msgspec.Raw(b"null"))
     rows = () if _begins(entries) == b"n" else decode(entries, list[msgspec.Raw])
     skipped = 0
@@ -227,7 +227,7 @@ def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgs
                 return number, decode(version["preparedclaims"], dict[str, msgspec.Raw])
             if number <= _NEWEST_KNOWN:
                 return number, {}
-    raise ValueError("no version of its claims that is known")
+    raise ValueError("unknown version of its claims")
 
 
 def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:

@@ -181,7 +181,7 @@ class PodLogsSource:
 def _names(folder: str) -> list[str]:
     names = os.listdir(folder)
     if len(names) > ENTRIES_MAX:
-        raise OSError(errno.EFBIG, f"{len(names)} entries, more than {ENTRIES_MAX} are not read", folder)
+        raise OSError(errno.EFBIG, f"{len(names)} entries; gpumap reads at most {ENTRIES_MAX}", folder)
     return names
 
 

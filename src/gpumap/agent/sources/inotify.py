@@ -45,8 +45,8 @@ _REASONS = {
     errno.ENOSYS: "inotify_not_supported",
 }
 _CAUSES = {
-    "inotify_instances": "no inotify instance (fs.inotify.max_user_instances, by user) or file descriptor is left",
-    "inotify_watches": "no inotify watch is left (fs.inotify.max_user_watches, by user)",
+    "inotify_instances": "no inotify instance (fs.inotify.max_user_instances for each user) or file descriptor is left",
+    "inotify_watches": "no inotify watch is left (fs.inotify.max_user_watches for each user)",
 }
 
 
@@ -237,7 +237,7 @@ def _add(inotify: int, place: Place) -> int:
     """Watch a place, or learn that it is watched: the same directory has the same number."""
     if place.beside and os.lstat(place.directory / place.beside).st_dev != os.lstat(place.directory).st_dev:
         # Mounted by itself: the directory around it is the container's own.
-        raise FileNotFoundError(errno.ENOENT, "is no directory of the node")
+        raise FileNotFoundError(errno.ENOENT, "is not a directory of the node")
     # Places of one directory, which can have two paths, share a watch: each adds what it wants.
     mask = place.mask | DELETE_SELF | MOVE_SELF | ONLYDIR | MASK_ADD
     return _result(_libc.inotify_add_watch(inotify, os.fsencode(place.directory), mask))

@@ -101,7 +101,7 @@ class KubeletSource:
         except DecodeError as error:
             raise SourceError("decode", f"{self._path}: {error}", tuple(complaints)) from error
         except TimeoutError as error:
-            raise SourceError("deadline_exceeded", "its answer was not decoded in time", tuple(complaints)) from error
+            raise SourceError("deadline_exceeded", "decoding its answer took too long", tuple(complaints)) from error
         if is_rare:
             await self._disconnect()
         self._absent = False
@@ -174,7 +174,7 @@ class KubeletSource:
         except DecodeError as error:
             complaints.append(Complaint("allocatable_decode", f"{self._path}: {error}"))
         except TimeoutError:
-            complaints.append(Complaint("allocatable_deadline_exceeded", "its answer was not decoded in time"))
+            complaints.append(Complaint("allocatable_deadline_exceeded", "decoding its answer took too long"))
         return None
 
     async def _decode(self, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:
@@ -215,7 +215,7 @@ class KubeletSource:
 
     def _why(self, reason: str, error: grpc.aio.AioRpcError) -> str:
         """A sentence for people, where gRPC's own says the same path three times."""
-        plain = {"socket_missing": "no socket at", "connection_refused": "nobody listens at"}
+        plain = {"socket_missing": "no socket at", "connection_refused": "no process listens at"}
         return f"{plain[reason]} {self._path}" if reason in plain else _detail(error)
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:

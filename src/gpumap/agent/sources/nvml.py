@@ -257,9 +257,9 @@ class NvmlSource:
         if gpu is not None:
             return gpu, _fault(gpu) if gpu.fault else None
         if index in read.skip or index in read.culprits:
-            return _crashed(index, f"gpu {index} crashed the worker, and is left out for a while")
+            return _crashed(index, f"gpu {index} crashed the worker; gpumap skips it for a while")
         if index not in self._unanswered and index not in read.late and (read.obituaries or _not_its_turn(index, read)):
-            return _crashed(index, f"gpu {index} may have crashed the worker, and its turn did not come")
+            return _crashed(index, f"gpu {index} may have crashed the worker; gpumap did not read it")
         since = read.late.get(index) or self._unanswered.setdefault(index, read.asked)
         stuck = now - since
         detail = f"gpu {index} has not answered for {stuck:.1f} s"

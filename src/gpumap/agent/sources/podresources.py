@@ -122,7 +122,7 @@ def _odd_names(pod: ListedPod) -> Iterator[str]:
         if len(name) > longest:
             yield f"a {kind} of {len(name)} characters: {show(name)}"
         elif not name.isprintable():
-            yield f"a {kind} with characters that cannot be shown: {show(name)}"
+            yield f"a {kind} with characters that are not printable: {show(name)}"
 
 
 def _names(pod: ListedPod) -> Iterator[tuple[str, str]]:

@@ -69,7 +69,7 @@ class PodsApiSource:
         """
         if self._task is not None and self._task.done():
             return SourceAnswer(
-                None, (Complaint("pods_api_internal_error", f"{self._path}: it is no longer followed"),)
+                None, (Complaint("pods_api_internal_error", f"{self._path}: gpumap stopped following the stream"),)
             )
         return self._answer
 

@@ -154,7 +154,7 @@ class ProcfsSource:
         except FileNotFoundError:
             named = None  # a tree of plain files
         if named is not None and named != str(os.getpid()):
-            return False, f"{self._root} is of another PID namespace: its self is {named}, we are {os.getpid()}"
+            return False, f"{self._root} is of another PID namespace: its self is {named}, gpumap is {os.getpid()}"
         if cgroups.is_bare_host(own) and (self._root / str(os.getpid())).exists():
             return True, "gpumap runs on the bare host"
         for pid in self._candidates():
@@ -166,7 +166,7 @@ class ProcfsSource:
                 self._witness = pid
                 return True, f"PID {pid} is outside gpumap's own pod"
         self._witness = None
-        return False, f"no process outside gpumap's own pod in {self._root}: the pod needs hostPID: true"
+        return False, f"no process outside gpumap's own pod in {self._root}: set hostPID: true for the pod"
 
     def _is_ending(self, pid: int) -> bool:
         """On cgroup v1 a zombie has left its cgroups: its bare `/` is no sign that it came from outside."""

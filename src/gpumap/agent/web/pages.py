@@ -32,7 +32,7 @@ _GZIP_LEVEL_OF_MAP = 4
 """A map repeats itself: at level 4 it is 13 % smaller, and takes no longer."""
 
 
-LATE = "collections are late, fail or do not end: see gpumap's log"
+LATE = "collections are late, fail or hang: see gpumap's log"
 """The reason if no other is known."""
 
 

@@ -125,7 +125,7 @@ class ConnectionLimiter:
         """Abort the client that is idle for longest. The log shows that at times."""
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET_SECONDS
-            log.warning("too many connections, closing the idlest %s", why)
+            log.warning("too many connections, closing the one that was idle longest %s", why)
         idlest = min(among, key=lambda one: one.last_heard)
         idlest.abort()
         self._clients.discard(idlest)
@@ -143,7 +143,7 @@ class ConnectionLimiter:
             self._quiet_about = {one: until for one, until in self._quiet_about.items() if now < until}
         if len(self._quiet_about) < _LOGGED_MAX:
             self._quiet_about[failure] = now + _QUIET_SECONDS
-            log.info("tls handshake failed client=%s reason=%s (told once a minute)", *failure)
+            log.info("tls handshake failed client=%s reason=%s (logged once a minute)", *failure)
 
     def close_others(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
         """Close every connection, except those that are being answered and those within a handshake."""

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 _REFUSAL = (
-    "gpumap serves a loopback address only as localhost, this machine's name or an IP address;"
-    " a proxy must send one of these as the Host header\n"
+    "on a loopback address, gpumap requires a Host header with localhost, this machine's name or an IP address;"
+    " a proxy must send one of them\n"
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -35,11 +35,11 @@ _WAYS = ("namespace", "pod", "label")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
 _MORE = """\
-Asks Prometheus, Thanos, Mimir or VictoriaMetrics for gpumap's group `accounting`. docs/explanation/accounting.md has
-the rule, and its error at restarts and in times without a scrape.
+The bill comes from gpumap's group `accounting` in Prometheus, Thanos, Mimir or VictoriaMetrics.
+docs/explanation/accounting.md explains the rule, and its error at restarts and during gaps between scrapes.
 
-TIME is a date (midnight, UTC), a time with its zone (2026-11-01T08:00:00Z, …T09:00:00+01:00),
-Unix seconds, a duration ago (30d), or now, which is a minute ago."""
+TIME is a date (midnight, UTC), a time with its zone (2026-11-01T08:00:00Z, …T09:00:00+01:00), Unix seconds,
+a duration ago (30d), or now (one minute ago)."""
 _PATIENCE_SECONDS = 3
 """After this time, a line on a terminal says why it takes longer."""
 
@@ -49,11 +49,11 @@ def add_bill(commands: Commands) -> None:
         commands,
         "bill",
         _bill,
-        says="charge namespaces, pods or teams for the GPU-hours that they held",
+        summary="Charge namespaces, pods or teams for the GPU-hours that they held.",
         more=_MORE,
         usage="--prometheus URL --from TIME [flags]",
         examples=[
-            ("a month by namespace", f"gpumap bill {_SERVER} --from 2026-10-01 --to 2026-11-01"),
+            ("one month by namespace", f"gpumap bill {_SERVER} --from 2026-10-01 --to 2026-11-01"),
             ("by pod, with a price", f"gpumap bill {_SERVER} --from 30d --by pod --price-per-gpu-hour 2.5"),
             (
                 "by team, for a spreadsheet",
@@ -61,37 +61,39 @@ def add_bill(commands: Commands) -> None:
             ),
             ("one of several clusters", f"gpumap bill {_SERVER} --from 7d --match 'cluster=\"a\"'"),
             (
-                "a tenant of Mimir's",
+                "a tenant of Mimir",
                 "gpumap bill --prometheus http://mimir/prometheus --header 'X-Scope-OrgID: ml' --from 7d",
             ),
         ],
     )
-    what = bill.add_argument_group("what is charged")
-    what.add_argument("--from", dest="start", metavar="TIME", required=True, help="where the bill begins")
-    what.add_argument("--to", dest="end", metavar="TIME", default="now", help="where it ends (default: now)")
+    what = bill.add_argument_group("bill")
+    what.add_argument("--from", dest="start", metavar="TIME", required=True, help="Start of the bill.")
+    what.add_argument("--to", dest="end", metavar="TIME", default="now", help="End of the bill. (default: now)")
     what.add_argument(
         "--by",
         metavar="WAY",
         type=one_of(*_WAYS),
         choices=_WAYS,
         default=_WAYS[0],
-        help=f"{', '.join(_WAYS)} (default: {_WAYS[0]}); label needs kube-state-metrics' kube_pod_labels",
+        help=f"Group by {', '.join(_WAYS)}; label requires kube-state-metrics' kube_pod_labels. (default: {_WAYS[0]})",
     )
-    what.add_argument("--label", metavar="NAME", help="with --by label: the pods' label, such as team")
-    what.add_argument("--price-per-gpu-hour", metavar="X", help="adds the cost of what was held, in X's currency")
+    what.add_argument("--label", metavar="NAME", help="With --by label: the label of the pods, such as team.")
+    what.add_argument(
+        "--price-per-gpu-hour", metavar="X", help="Add the cost of the held GPU-hours, in the currency of X."
+    )
     output = bill.add_argument_group("output")
     add_form(output, _FORMS)
     add_no_headers(output)
-    where = bill.add_argument_group("where from")
+    where = bill.add_argument_group("source")
     add_server_flags(bill, where, required=True)
     leave_to_help_all(bill, HOW_TO_ASK)
     where.add_argument(
         "--label-match",
         metavar="MATCH",
-        help="the same for kube_pod_labels, of jobs with kube-state-metrics in the name (default: as --match)",
+        help="Like --match, for kube_pod_labels of jobs whose name contains kube-state-metrics. (default: --match)",
     )
     where.add_argument(
-        "--resolution", metavar="DURATION", default="1m", help="the steps asked for, 1m to 10m (default: 1m)"
+        "--resolution", metavar="DURATION", default="1m", help="Step of the queries, 1m to 10m. (default: 1m)"
     )
 
 
@@ -119,7 +121,7 @@ def _bill(given: argparse.Namespace) -> int:
 
     asyncio.run(until_stopped(make()))
     if not made:
-        raise FatalError("stopped before the bill was whole")
+        raise FatalError("stopped before the bill was complete")
     print(end=_text(made[0], given), flush=True)
     if given.output == "csv":
         for warning in made[0].warnings:
@@ -134,16 +136,14 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
     from gpumap.cli.bill.window import rfc3339, window_of
 
     if (given.by == "label") != (given.label is not None):
-        raise UsageError(
-            "--by label: needs --label NAME" if given.label is None else "--label: is of use with --by label"
-        )
+        raise UsageError("--by label requires --label NAME" if given.label is None else "--label requires --by label")
     match = matchers_of("--match", given.match or "")
     label_match = _label_match(given)
     if given.label_match is not None and given.label is None:
-        raise UsageError("--label-match: is of use with --by label")
+        raise UsageError("--label-match requires --by label")
     price = given.price_per_gpu_hour
     if price is not None and not _PRICE.fullmatch(price):
-        raise UsageError(f"--price-per-gpu-hour {price}: is not a price such as 2 or 2.75")
+        raise UsageError(f"--price-per-gpu-hour {price}: must be a price such as 2 or 2.75")
     labelling = Labelling(read_label(given.label), label_match) if given.label is not None else None
     window = window_of(given.start, given.end, given.resolution, time.time())
     request = Request(
@@ -184,7 +184,11 @@ async def make_bill(server: Server, request: Request, window: Window) -> Bill:
 
 def _ask_for_patience(url: str) -> None:
     if sys.stderr.isatty():
-        print(f"gpumap: asking {url}: a day of many GPUs takes seconds, a month minutes", file=sys.stderr, flush=True)
+        print(
+            f"gpumap: waiting for {url}; many GPUs take seconds for a day and minutes for a month",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _text(bill: Bill, given: argparse.Namespace) -> str:

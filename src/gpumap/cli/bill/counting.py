@@ -176,8 +176,8 @@ def _warnings(match: str, gaps: tuple[tuple[str, str], ...] | None) -> Iterator[
     """The parts of the window that the server does not have."""
     if gaps is None:
         matching = f" that match {match}" if match else ""
-        yield f"There are no counters of GPUs{matching}: whether the server holds all of this time is not known."
+        yield f"There are no counters of GPUs{matching}, so gpumap cannot check the window for gaps."
     for start, end in (gaps or ())[:_GAPS_SHOWN]:
-        yield (f"Nothing of gpumap's was seen from {start} to {end}: what began and ended in it is not charged.")
+        yield (f"The server has no gpumap samples from {start} to {end}. Use within this gap is not charged.")
     if (more := len(gaps or ()) - _GAPS_SHOWN) > 0:
-        yield f"There are {more} more such times."
+        yield f"There are {more} more such gaps."

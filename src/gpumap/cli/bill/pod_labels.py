@@ -30,7 +30,7 @@ _CAMEL = re.compile(r"([a-z0-9])([A-Z])")
 def read_label(text: str) -> str:
     """Return the label's name. Raises UsageError if Kubernetes does not allow it."""
     if not _NAME.fullmatch(text):
-        raise UsageError(f"--label {text}: is not the name of a label, such as team or example.com/team")
+        raise UsageError(f"--label {text}: must be the name of a label, such as team or example.com/team")
     return text
 
 
@@ -101,9 +101,9 @@ async def _last_value(server: Prometheus, labelling: Labelling, pod: Pod, part: 
     for (_, value), (_, other) in itertools.permutations(order, 2):
         if _side_by_side(times[value], times[other]):
             raise FatalError(
-                f"{server.url} tells two values of label {labelling.label} for pod {'/'.join(pod)} at the same time "
-                f"({', '.join(one or 'none' for one in sorted((value, other)))}): are there several clusters? choose "
-                "one, such as --match 'cluster=\"a\"'"
+                f"{server.url} has two values of label {labelling.label} for pod {'/'.join(pod)} at the same time "
+                f"({', '.join(one or 'none' for one in sorted((value, other)))}). If it has several clusters, choose "
+                "one with --match, such as --match 'cluster=\"a\"'"
             )
     return next((value for _, value in reversed(order) if value), "")
 

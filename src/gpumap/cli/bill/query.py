@@ -56,8 +56,8 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
     if not any(grown) and not left_out:
         matching = f" that matches {match}" if match else ""
         raise FatalError(
-            f"{server.url} has nothing of gpumap's group accounting in this time{matching}: is gpumap scraped by it, "
-            "and does --match fit?"
+            f"{server.url} has no gpumap accounting series in this window{matching}. Check that Prometheus scrapes "
+            "gpumap and that --match selects its series"
         )
     _refuse_too_much(server, found[HELD], window)
     moments = await _moments(server, scope, window)
@@ -119,7 +119,7 @@ async def _moments(server: Prometheus, scope: Scope, window: Window) -> set[int]
     rows = _all(await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask))
     moments = {moment for row in rows for moment, _ in row.points}
     if any((moment - window.start) % step or not window.start < moment <= window.end for moment in moments):
-        raise FatalError(f"{server.url} answered for other moments than it was asked for")
+        raise FatalError(f"{server.url} answered for other times than gpumap asked for")
     return {int(moment) for moment in moments}
 
 
@@ -135,7 +135,7 @@ def _number(server: Prometheus, text: str) -> float:
     if not math.isfinite(number):
         raise FatalError(f'{server.url} answered "{text:.40}", which is no value of a counter')
     if number < 0:
-        raise FatalError(f"{server.url} answered {text:.40}, which is no value of a counter")
+        raise FatalError(f"{server.url} answered {text:.40}, which is not a value of a counter")
     return number
 
 
@@ -144,8 +144,8 @@ def _refuse_too_much(server: Prometheus, held: Mapping[Key, float], window: Wind
     for (namespace, pod, container, uuid), seconds in held.items():
         if seconds > window.end - window.start + BEFORE_SECONDS + window.step_seconds:
             raise FatalError(
-                f"{server.url} has it that container {container} of pod {namespace}/{pod} held {uuid} for longer than "
-                "this time: do two agents serve one node, or do the clocks of those who scrape it differ?"
+                f"{server.url} reports that container {container} of pod {namespace}/{pod} held {uuid} for longer than "
+                "the window. Check that one node has one agent, and that the clocks of all scrapers agree"
             )
 
 

@@ -55,14 +55,14 @@ def parse_time(text: str, now: float) -> float:
         try:
             moment = datetime.fromisoformat(text.upper())
         except ValueError as error:
-            raise ValueError("there is no such date or time") from error
+            raise ValueError("this date or time does not exist") from error
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if _WITHOUT_OFFSET.fullmatch(text):
-        raise ValueError("is a time of which zone? end it with Z for UTC, or with an offset such as +01:00")
+        raise ValueError("has no time zone: end it with Z for UTC, or with an offset such as +01:00")
     try:
         return now - SETTLED_SECONDS - parse_duration(text)
     except ValueError:
-        raise ValueError("is no time such as 2026-11-01, 2026-11-01T08:00:00Z, 30d (ago) or now") from None
+        raise ValueError("must be a time such as 2026-11-01, 2026-11-01T08:00:00Z, 30d (ago) or now") from None
 
 
 def rfc3339(moment: int) -> str:
@@ -87,7 +87,7 @@ def _floor(flag: str, text: str, step: int, now: float) -> int:
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from error
     if moment < _EARLIEST:
-        raise UsageError(f"{flag} {text}: is before 2010; no Prometheus has samples of that time")
+        raise UsageError(f"{flag} {text}: is before 2010, when Prometheus did not exist")
     if moment > now:
         raise UsageError(f"{flag} {text}: is in the future")
     return int(moment // step) * step

@@ -55,7 +55,7 @@ def examine(node_map: NodeMap, facts: Facts | None) -> tuple[Result, ...]:
 
 
 def works(results: Iterable[Result]) -> bool:
-    """Return whether everything works that is required."""
+    """Return whether everything that is required works."""
     return all(one.state in ("ok", "degraded") for one in results if one.required)
 
 
@@ -76,7 +76,7 @@ def _stale(why: str) -> Iterator[Result]:
         if check.required:
             yield result_of(check.name, Verdict("failed", why=why), required=True)
     for check in OPTIONAL_CHECKS:
-        yield result_of(check.name, Verdict("unknown", why="what was last seen is too old"))
+        yield result_of(check.name, Verdict("unknown", why="the last data is too old"))
 
 
 # --- what is required -------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _kubelet(node_map: NodeMap, facts: Facts | None) -> Verdict:
     offered = [slots.slots for device in node_map.devices for slots in device.allocatable]
     seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
     seen += [f"{counted(pods, 'pod')} with GPUs"]
-    seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "not told what is offered"]
+    seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "slots offered on devices: unknown"]
     return _answered(source, ", ".join(seen))
 
 
@@ -107,7 +107,7 @@ def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
     seen = "driver {}, CUDA {}".format(*(version or "unknown" for version in versions))
     seen += f", {counted(len(faults), 'GPU')}, {counted(leaves, 'device')} readable"
     if not faults:
-        return Verdict("degraded", seen, "the driver counts no GPU: the node has none, or none is let in")
+        return Verdict("degraded", seen, "the driver lists no GPU: the node has none, or the container has no access")
     if down:
         state = "failed" if len(down) == len(faults) else "degraded"
         why = f"{len(down)} of {len(faults)} GPUs down ({', '.join(sorted(set(down)))}): see below"
@@ -157,7 +157,7 @@ def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
         answer, why = Answer("allocations start a collection"), ""
     else:
         answer = Answer(reason="directory_missing")
-        why = "turned off by --no-push, or no directory can be watched: the agent's log says which"
+        why = "--no-push is set, or gpumap can watch no directory: see the agent's log"
     if not answer.reason:
         return Verdict("ok", answer.seen)
     return Verdict(_state_of(answer.reason), "", why, remedies.PUSH.get(answer.reason))
@@ -171,22 +171,21 @@ def _proc(node_map: NodeMap, _: Facts | None) -> Verdict:
 def _pid_visibility(node_map: NodeMap, _: Facts | None) -> Verdict:
     reason = node_map.pid_visibility_reason
     if node_map.capabilities.get("pid_visibility"):
-        return Verdict("ok", reason or "processes of other containers are seen")
+        return Verdict("ok", reason or "processes of other containers are visible")
     remedy = node_map.remedies.get("pid_visibility") or remedies.CAPABILITIES["pid_visibility"]
-    return Verdict("missing", "", reason or "processes of other containers are not seen", remedy)
+    return Verdict("missing", "", reason or "processes of other containers are not visible", remedy)
 
 
 def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
     whole = sum(not gpu.partitioned for gpu in _readable(node_map))
     if node_map.capabilities.get("process_utilization"):
-        are = "is" if whole == 1 else "are"
-        return Verdict("ok", f"SM time by process, on {counted(whole, 'GPU')} that {are} not partitioned")
+        return Verdict("ok", f"SM time of each process, on {counted(whole, 'GPU')} without partitions")
     if not _readable(node_map):
         return _no_gpu_answers()
     if not whole:
-        return Verdict("not needed", "", "every GPU is partitioned, and no driver tells SM time on MIG devices")
+        return Verdict("not needed", "", "every GPU is partitioned, and no driver reports SM time on MIG devices")
     remedy = node_map.remedies.get("process_utilization")
-    return Verdict("missing", "", "the driver keeps no SM time by process", remedy)
+    return Verdict("missing", "", "the driver does not report SM time of processes", remedy)
 
 
 def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
@@ -194,14 +193,16 @@ def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
     if node_map.capabilities.get("gpm"):
         measured = sum(device.activity is not None for device in node_map.devices)
         return Verdict("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")
-    why = "no GPU here tells the activity of its engines: that takes Hopper or later, and no --nvml-release"
+    why = "no GPU reports the activity of its engines: GPM requires Hopper or later, without --nvml-release"
     return _not_collected(node_map, "gpm") or Verdict("not needed", "", why, node_map.remedies.get("gpm"))
 
 
 def _xid_events(node_map: NodeMap, _: Facts | None) -> Verdict:
     if node_map.capabilities.get("xid_events"):
-        return Verdict("ok", f"listened for on {counted(sum(gpu.xids is not None for gpu in node_map.gpus), 'GPU')}")
-    why = "nobody listens: the driver does not let it (WSL, vGPU guests), or gpumap lets go of it (--nvml-release)"
+        return Verdict("ok", f"registered on {counted(sum(gpu.xids is not None for gpu in node_map.gpus), 'GPU')}")
+    why = (
+        "no listener: the driver does not support it (WSL, vGPU guests), or gpumap releases the driver (--nvml-release)"
+    )
     remedy = node_map.remedies.get("xid_events")
     return _not_collected(node_map, "health") or Verdict("missing", "", why, remedy)
 
@@ -222,8 +223,8 @@ def _unmatched_slots(node_map: NodeMap, _: Facts | None) -> Verdict | None:
     if node_map.unmatched:
         return None
     if not _source(node_map, Source.KUBELET).up:
-        return Verdict("unknown", "", "the kubelet does not answer: who holds what is not known")
-    return Verdict("ok", "every slot is on a device")
+        return Verdict("unknown", "", "the kubelet does not answer: the assignments are not known")
+    return Verdict("ok", "every slot matches a device")
 
 
 def _unmatched_by_reason(node_map: NodeMap) -> Iterator[Result]:
@@ -245,12 +246,12 @@ def _capabilities(_: NodeMap, facts: Facts | None) -> Verdict | None:
     held, count = facts.privileges, len(facts.privileges.capabilities)
     if held.bare_host:
         of_uid = f"uid {held.uid}, {counted(count, 'capability', 'capabilities')}"
-        return Verdict("ok", f"{of_uid}: of this shell, not of a container")
+        return Verdict("ok", f"{of_uid}, of this shell")
     if not count:
         return Verdict("ok", f"uid {held.uid}, no capability")
     privileged = " (privileged)" if "SYS_ADMIN" in held.capabilities else ""
     seen = f"uid {held.uid}{privileged}, {listed(held.capabilities, 4)}"
-    remedy = "`securityContext: {privileged: false, capabilities: {drop: [ALL]}}`, as the chart has it."
+    remedy = "Set `securityContext: {privileged: false, capabilities: {drop: [ALL]}}`, as the chart does."
     return Verdict("warning", seen, "gpumap needs none", remedy)
 
 
@@ -259,8 +260,8 @@ def _api_token(_: NodeMap, facts: Facts | None) -> Verdict | None:
         return None
     if not held.api_token:
         return Verdict("ok", "none is mounted")
-    remedy = "`automountServiceAccountToken: false`, as the chart has it."
-    return Verdict("warning", held.api_token, "gpumap asks no API server", remedy)
+    remedy = "Set `automountServiceAccountToken: false`, as the chart does."
+    return Verdict("warning", held.api_token, "gpumap does not use the API server", remedy)
 
 
 def _runtime_socket(_: NodeMap, facts: Facts | None) -> Verdict | None:
@@ -268,7 +269,7 @@ def _runtime_socket(_: NodeMap, facts: Facts | None) -> Verdict | None:
         return None
     if not held.runtime_sockets:
         return Verdict("ok", "none is mounted")
-    why = "whoever can write to it owns the node; gpumap never does"
+    why = "write access to it controls the node, and gpumap does not use it"
     return Verdict("warning", ", ".join(held.runtime_sockets), why, "Do not mount it.")
 
 

@@ -21,16 +21,16 @@ def add_doctor(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        says="check each source and each privilege: what works, what not, and the remedy",
-        more="Exits with 1 if the kubelet or NVML does not work; everything else is optional.",
+        summary="Check each source and each privilege, and print the remedy of each problem.",
+        more="The exit code is 1 if the kubelet or NVML does not work. Everything else is optional.",
         examples=[
             (
-                "in the agent's own pod, which has its mounts and rights",
+                "in the agent's pod, with its mounts and rights",
                 "kubectl exec -n NAMESPACE POD -- gpumap doctor",
             ),
-            ("what a running agent can tell", "gpumap doctor --url http://127.0.0.1:9401"),
+            ("what a running agent can report", "gpumap doctor --url http://127.0.0.1:9401"),
             (
-                "what only a real driver can settle, for a bug report",
+                "facts about the driver, for a bug report",
                 "kubectl exec -n NAMESPACE POD -- gpumap doctor --driver-facts",
             ),
         ],
@@ -41,8 +41,8 @@ def add_doctor(commands: Commands) -> None:
     output.add_argument(
         "--driver-facts",
         action="store_true",
-        help="ask the driver of this node what only a real driver can settle, and print it as JSON for a bug report "
-        "(read-only, at most 3 minutes; without PIDs, UUIDs and names)",
+        help="Print facts about this node's driver as JSON, for a bug report. It takes at most 3 minutes, changes "
+        "nothing, and prints no PIDs, UUIDs or names.",
     )
     add_url(doctor)
     add_credentials(doctor.add_argument_group(HOW_TO_ASK))

@@ -53,21 +53,21 @@ def _recovery_action(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
     recovery = gpu.recovery_action
     if recovery is None or recovery.action == "none":
         return None
-    return Verdict("degraded", _identity(gpu), f"the driver asks for it: {recovery.action}", recovery.remedy)
+    return Verdict("degraded", _identity(gpu), f"the driver requests it: {recovery.action}", recovery.remedy)
 
 
 def _row_remap_failure(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
     if not gpu.row_remap_failure:
         return None
     remedy = gpu.remedies.get("row_remap_failure")
-    return Verdict("failed", _identity(gpu), "a row of its memory could not be replaced", remedy)
+    return Verdict("failed", _identity(gpu), "the GPU could not replace a row of its memory", remedy)
 
 
 def _row_remap_pending(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
     if not gpu.row_remap_pending:
         return None
     remedy = gpu.remedies.get("row_remap_pending")
-    return Verdict("degraded", _identity(gpu), "rows of its memory wait to be replaced", remedy)
+    return Verdict("degraded", _identity(gpu), "the GPU replaces rows of its memory at its next reset", remedy)
 
 
 def _ecc_uncorrected(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
@@ -76,7 +76,7 @@ def _ecc_uncorrected(gpu: GpuEntry, _: NodeMap) -> Verdict | None:
         return None
     where = ", ".join(f"{one.location} {one.errors}" for one in lost)
     errors = counted(sum(one.errors for one in lost), "memory error")
-    why = f"{errors} over its life could not be corrected: {where}"
+    why = f"{errors} over its life were not correctable: {where}"
     return Verdict("warning", _identity(gpu), why, gpu.remedies.get("ecc_uncorrected"))
 
 
@@ -103,7 +103,7 @@ GPU_CHECKS = (
 def gpu_results(node_map: NodeMap) -> Iterator[Result]:
     """Return a line for each thing that is wrong with a GPU; none for a GPU that is well."""
     for nameless in node_map.nameless_gpus:
-        why = f"{nameless.fault}, and has not told its uuid since gpumap's start"
+        why = f"{nameless.fault}, and has not reported its uuid since gpumap's start"
         yield result_of(f"gpu/{nameless.index}", Verdict("failed", "", why, nameless.remedy))
     for gpu in node_map.gpus:
         for check in GPU_CHECKS:

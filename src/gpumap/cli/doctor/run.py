@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
 def _print_driver_facts(given: argparse.Namespace) -> int:
     """Returns 1 if the driver does not answer at all."""
     if given.url is not None:
-        raise UsageError("--driver-facts: asks the driver of this node, and --url asks an agent")
+        raise UsageError("--driver-facts: cannot be combined with --url; it asks the driver of this node")
     refuse_details(given)
     settings = prepare_here(given)
 

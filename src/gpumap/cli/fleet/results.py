@@ -24,15 +24,15 @@ from gpumap.cli.fleet.values import NO_VALUES, FamilyValues, rows_by_target, val
 from gpumap.model.map import DeviceEntry, NodeMap
 from gpumap.model.words import listed
 
-_NOT_SERVED = "its gpumap serves nothing of"
-_HOLDERS = "who holds its GPUs (--collect allocation; or its series are dropped)"
+_NOT_SERVED = "its gpumap does not report"
+_HOLDERS = "the holders of its GPUs (add --collect allocation, or stop dropping its series)"
 _LACKS_PODS = (
-    "who holds its GPUs is not known: the kubelet lists no pod of the API server yet (or gpumap_device_holders is "
-    "dropped)"
+    "the holders of its GPUs are not known: the kubelet lists no pod of the API server yet (or Prometheus drops "
+    "gpumap_device_holders)"
 )
 """The reason if other series of the group allocation exist (gpumap_node_info)."""
-_USERS = "who uses its GPUs (--collect use; or its series are dropped)"
-_GPUS = "its GPUs themselves (--collect device, without --no-native; or its series are dropped)"
+_USERS = "the users of its GPUs (add --collect use, or stop dropping its series)"
+_GPUS = "its GPUs (add --collect device without --no-native, or stop dropping its series)"
 
 
 class Answers(NamedTuple):
@@ -103,7 +103,7 @@ def gaps(result: NodeResult, parts: Collection[str], namespace: str) -> Iterator
     up = {source.source for source in node_map.sources if source.up}
     devices = node_map.devices
     if not node_map.sources:
-        yield "its gpumap does not tell how its sources are (gpumap_source_up is dropped)"
+        yield "its gpumap does not report its sources (Prometheus drops gpumap_source_up)"
         return
     if "nvml" in up and _lacks_gpus(result):
         yield f"{_NOT_SERVED} {_GPUS}"
@@ -111,7 +111,7 @@ def gaps(result: NodeResult, parts: Collection[str], namespace: str) -> Iterator
         if not any(device.holders_known for device in devices):
             yield _LACKS_PODS if result.node.has_info else f"{_NOT_SERVED} {_HOLDERS}"
         elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, result)]):
-            yield f"not all who hold {listed(fewer)} are told (gpumap_allocation_slots is dropped)"
+            yield f"some holders of {listed(fewer)} are missing (Prometheus drops gpumap_allocation_slots)"
     if families.USE in parts and "nvml" in up:
         yield from _gaps_of_use(node_map, namespace)
 
@@ -121,7 +121,7 @@ def gaps_of_nodes(results: Iterable[NodeResult]) -> Iterator[str]:
     clusters = {id(one.cluster): one.cluster for one in results}  # usually one, of all nodes
     lost = sorted({uuid for cluster in clusters.values() for uuid in devices_without_target(cluster)})
     if lost:
-        yield f"which node has {listed(lost)} is not told: who holds and who uses it is not shown"
+        yield f"the node of {listed(lost)} is not known, so its holders and users are not shown"
 
 
 def _lacks_gpus(result: NodeResult) -> bool:
@@ -144,7 +144,7 @@ def _gaps_of_use(node_map: NodeMap, namespace: str) -> Iterator[str]:
     if measurable and not any(one.owners for one in measurable):
         yield f"{_NOT_SERVED} {_USERS}"
     elif not namespace and any(_lacks_users(one) for one in measurable):
-        yield "not all who use its GPUs are told (gpumap_container_gpu_processes is dropped)"
+        yield "some users of its GPUs are missing (Prometheus drops gpumap_container_gpu_processes)"
 
 
 def _lacks_users(device: DeviceEntry) -> bool:

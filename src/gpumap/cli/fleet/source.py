@@ -119,9 +119,9 @@ async def maps_of(
     results = node_results(answers)
     current = [one for one in results if not _is_old(one.node_map, moment)]
     missing = (
-        *by_reason((name, "its gpumap cannot be scraped (up is 0)") for name in _down(agents, results, node)),
+        *by_reason((name, "Prometheus cannot scrape its gpumap (up is 0)") for name in _down(agents, results, node)),
         *by_reason(
-            (one.node.shown, f"its gpumap has collected nothing for {age(moment - one.node_map.timestamp)}")
+            (one.node.shown, f"its gpumap has not collected for {age(moment - one.node_map.timestamp)}")
             for one in results
             if _is_old(one.node_map, moment)
         ),
@@ -143,7 +143,7 @@ async def now(server: Prometheus) -> int:
     try:
         return int(float(rows[0].points[0][1]))
     except (IndexError, ValueError, OverflowError) as error:
-        raise FatalError(f"{server.url} does not say what time it is") from error
+        raise FatalError(f"{server.url} did not return its time") from error
 
 
 async def agents_of(server: Prometheus, match: str, moment: int) -> Agents:
@@ -155,7 +155,7 @@ async def agents_of(server: Prometheus, match: str, moment: int) -> Agents:
         ]
     )
     if not rows:
-        more = f"; {len(down)} that were there do not answer it" if down else ""
+        more = f"; {len(down)} gpumap targets do not answer it" if down else ""
         matching = f" matching {match}" if match else ""
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
@@ -236,11 +236,11 @@ def _doubts(duplicates: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for uuid, names in duplicates.items():
         by_nodes.setdefault(" and ".join(names), []).append(uuid)
     for names, uuids in by_nodes.items():
-        yield f"{names} have {listed(uuids)}, as one machine alone can: it is shown, and counted, at each of them"
+        yield f"{names} report the same GPU {listed(uuids)}; gpumap shows and counts it for each of them"
 
 
 def _odd(rows: Sequence[str]) -> Iterator[str]:
     for row in rows[:_ODD_SHOWN]:
-        yield f"not understood, and left out: {row}"
+        yield f"left out, because it is not valid: {row}"
     if len(rows) > _ODD_SHOWN:
         yield f"{len(rows) - _ODD_SHOWN} more such series"

@@ -64,8 +64,8 @@ _TROUBLES = (
     _Trouble("its gpumap serves no series of GPUs", "gpumap_driver_info", is_gap=True, unless="gpus"),
 )
 _LACKS = (
-    ("devices_free", families.HOLDERS, "its gpumap does not report who holds its GPUs"),
-    ("devices_measured", families.USE, "its gpumap does not report who uses its GPUs"),
+    ("devices_free", families.HOLDERS, "its gpumap does not report the holders of its GPUs"),
+    ("devices_measured", families.USE, "its gpumap does not report the users of its GPUs"),
 )
 """What a node lacks without a quantity although its sources answer; of importance if this part of a map is shown."""
 Values = dict[str, dict[str, float]]
@@ -271,8 +271,8 @@ def _answer(
         recorded_seconds=None if fleet.records is None else fleet.records.age_seconds,
     )
     missing = (
-        *by_reason((node, "its gpumap cannot be scraped (up is 0)") for node in down),
-        *by_reason((node, f"its gpumap has collected nothing for {age(ages[node])}") for node in sorted(old)),
+        *by_reason((node, "Prometheus cannot scrape its gpumap (up is 0)") for node in down),
+        *by_reason((node, f"its gpumap has not collected for {age(ages[node])}") for node in sorted(old)),
         *by_reason(gaps),
     )
     return NodeMaps((), missing, fleet=True, sums=sums)

@@ -54,7 +54,7 @@ def _with_keys(
     if not _needs_targets(family, selection):
         return rows, _keys(family, [labels for labels, _ in rows], selection), []
     placed = list(zip(rows, by_targets(family, [labels for labels, _ in rows], selection), strict=True))
-    odd = [_row(family, labels) + " is of a target that it does not tell" for (labels, _), key in placed if key is None]
+    odd = [_row(family, labels) + " is of an unknown target" for (labels, _), key in placed if key is None]
     return [row for row, key in placed if key is not None], [key for _, key in placed if key is not None], odd
 
 

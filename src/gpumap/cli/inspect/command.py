@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.output_flags import add_inspect_output
 from gpumap.cli.server_flags import HOW_TO_ASK, add_row_flags, add_server_flags
-from gpumap.cli.sort_keys import INSPECT_SAYS
+from gpumap.cli.sort_keys import INSPECT_SUMMARY
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
 from gpumap.model.errors import UsageError
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 _MORE = """\
-The tables of `kubectl inspect gpushare` and `kubectl inspect cgpu`, byte for byte, of GPUs that
-are shared out by gpushare; of others the memory that was granted, in GiB. What a table has no
-room for is told on standard error."""
+For GPUs that gpushare shares, the tables are those of `kubectl inspect gpushare` and
+`kubectl inspect cgpu`, byte for byte. For other GPUs they show the granted memory in GiB.
+gpumap prints what does not fit into a table to standard error."""
 
 
 def add_inspect(commands: Commands) -> None:
@@ -27,7 +27,7 @@ def add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         _inspect,
-        says=INSPECT_SAYS,
+        summary=INSPECT_SUMMARY,
         more=_MORE,
         usage="[NODE] [flags]",
         examples=[
@@ -36,7 +36,7 @@ def add_inspect(commands: Commands) -> None:
             ("who uses more than was granted", "gpumap inspect -d --used --url http://127.0.0.1:9401"),
         ],
     )
-    inspect.add_argument("only_node", metavar="NODE", nargs="?", help="one node alone")
+    inspect.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
     add_inspect_output(inspect)
     where = add_url(inspect)
     add_server_flags(inspect, where)
@@ -50,7 +50,7 @@ def _inspect(given: argparse.Namespace) -> int:
     from gpumap.cli.tables import Shape
 
     if given.only_node == "":
-        raise UsageError("NODE: is empty")
+        raise UsageError("NODE: must not be empty")
     # A server is asked for the node that was named alone, and calls it as it can be told from others.
     named = None if given.prometheus is not None else given.only_node
     report = inspect_report(details=given.details, used=given.used, node=named)

@@ -19,7 +19,7 @@ from gpumap.model.gaps import invisible, unknown_of_devices
 from gpumap.model.map import NodeMap
 from gpumap.model.words import by_reason
 
-NOT_KNOWN = "- is not known, and >= so much at least: a GPU that is shared in time grants no memory of its own"
+NOT_KNOWN = "- means unknown, and >= means at least. A time-sliced GPU grants no memory."
 
 
 def inspect_report(*, details: bool, used: bool, node: str | None = None) -> Report:
@@ -58,7 +58,7 @@ def only(maps: NodeMaps, node: str | None) -> NodeMaps:
         return maps
     found = tuple(one for one in maps.maps if one.node.name == node)
     if not found:
-        raise FatalError(f'no node "{node}" was seen{did_you_mean(node, [one.node.name for one in maps.maps])}')
+        raise FatalError(f'unknown node "{node}"{did_you_mean(node, [one.node.name for one in maps.maps])}')
     return maps._replace(maps=found)
 
 
@@ -77,7 +77,7 @@ def notes(maps: NodeMaps, found: Grants, *, used: bool) -> list[str]:
     of_nodes += [(node.name, sentence) for node in found.nodes for sentence in _moved(node)]
     sentences = list(few(by_reason(of_nodes), fleet=True)) if many else [sentence for _, sentence in of_nodes]
     if not found.nodes:
-        sentences.append("no GPU was seen")
+        sentences.append("no GPU found")
     return [*maps.missing, *sentences, *([] if _is_known(found, used=used) else [NOT_KNOWN])]
 
 
@@ -87,26 +87,26 @@ def _unknown_of_node(node_map: NodeMap, *, used: bool) -> Iterator[str]:
         return
     up = sources_up(node_map)
     if "nvml" not in up:
-        yield "NVML does not answer: whose a GPU is, is not known; what is held stands under PENDING"
+        yield "NVML does not answer: gpumap cannot find the GPU of a grant; PENDING contains all grants"
     if "kubelet" not in up:
-        yield "the kubelet does not answer: who holds what may be old, or is not known"
+        yield "the kubelet does not answer: the assignments may be old or unknown"
     yield from unknown_of_devices(node_map, use=used)
     for gpu in node_map.gpus:
         if not gpu.up:
             yield f"GPU {gpu.index} is down: {gpu.fault}"
     for nameless in node_map.nameless_gpus:
-        yield f"GPU {nameless.index} is down, and has not told what it is: {nameless.fault}"
+        yield f"GPU {nameless.index} is down, and has not reported its uuid: {nameless.fault}"
     for resource, reason in sorted({(one.resource, one.reason) for one in node_map.unmatched}):
         if resource != GPU_MEM:
-            yield f"slots of {resource} are on no GPU that is known ({reason}), and not in the table"
+            yield f"slots of {resource} match no known GPU ({reason}) and are not in the table"
     if used and "nvml" in up and not node_map.capabilities.get("pid_visibility"):
-        yield f"what pods use is not known. {invisible(node_map)}"
+        yield f"the use of pods is not known. {invisible(node_map)}"
 
 
 def _moved(node: NodeGrants) -> Iterator[str]:
     for place, index in node.moved.items():
         uuid = next(gpu.uuid for gpu in node.gpus if gpu.index == place)
-        yield f"GPU {uuid} has index {index}, as another one has: it stands at {place} (are two nodes called the same?)"
+        yield f"GPU {uuid} has index {index}, like another GPU, and is shown at {place}: do two nodes have one name?"
 
 
 def _is_known(found: Grants, *, used: bool) -> bool:

@@ -157,8 +157,8 @@ def one_for_each_node(agents: Iterable[Agent]) -> tuple[list[Agent], list[str]]:
         others = sorted(one.pod for one in of_node if one is not best and not one.why_not)
         if others:
             not_asked.append(
-                f"node {best.node} has {counted(len(others) + 1, 'agent')}: {best.pod} was asked, and "
-                f"{', '.join(others)} not"
+                f"node {best.node} has {counted(len(others) + 1, 'agent')}: gpumap asked {best.pod}, not "
+                f"{', '.join(others)}"
             )
     return chosen, not_asked
 

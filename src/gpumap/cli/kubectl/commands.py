@@ -24,14 +24,14 @@ from gpumap.cli.output_flags import (
 )
 from gpumap.cli.server_flags import add_by
 from gpumap.cli.sort_keys import (
-    INSPECT_SAYS,
+    INSPECT_SUMMARY,
     MAP_ORDERS,
-    MAP_SAYS,
+    MAP_SUMMARY,
     SUMS_BY,
     TOP_ORDERS,
-    TOP_SAYS,
+    TOP_SUMMARY,
     WASTE_ORDERS,
-    WASTE_SAYS,
+    WASTE_SUMMARY,
 )
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
@@ -47,10 +47,11 @@ PROGRAM = "kubectl gpumap"
 DEFAULT_COMMAND = "map"
 _HELP = ("-h", "--help", "--version")
 _EPILOG = f"""\
-Without a command: {DEFAULT_COMMAND}. More about one: {PROGRAM} COMMAND --help
+Default command: {DEFAULT_COMMAND}. Help for a command: {PROGRAM} COMMAND --help
 
-Needs the rights to list pods and to get pods/proxy. Rows are of one namespace, the context's unless -n or -A says
-otherwise; the devices are those of all nodes. Flags follow the command: kubectl takes none before a plugin's name."""
+It requires the rights to list pods and to get pods/proxy. It shows the containers of the context's namespace, or
+those that -n or -A selects, and the devices of all nodes. Write flags after the command: kubectl accepts no flags
+before the name of a plugin."""
 
 
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
@@ -65,7 +66,7 @@ def prepared(arguments: Sequence[str]) -> Callable[[], int]:
 def command_parser() -> Parser:
     """Return the parser of all commands."""
     parser = top_parser(
-        description="Which container of the cluster holds which GPU, and what it really uses.",
+        description="Show which container of the cluster holds which GPU, and what it uses.",
         epilog=_EPILOG,
         version=f"{PROGRAM} {__version__}",
         program=PROGRAM,
@@ -90,11 +91,11 @@ def _add_map(commands: Commands) -> None:
         commands,
         "map",
         _show,
-        says=MAP_SAYS,
+        summary=MAP_SUMMARY,
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster, every namespace", f"{PROGRAM} map -A"),
-            ("one node, again and again", f"{PROGRAM} map gpu-1 -A -w"),
+            ("one node, updated every 2 seconds", f"{PROGRAM} map gpu-1 -A -w"),
             ("the pods of a namespace that hold or use a GPU", f"{PROGRAM} map -n ml-team -o name"),
         ],
     )
@@ -107,7 +108,7 @@ def _add_top(commands: Commands) -> None:
         commands,
         "top",
         _show,
-        says=TOP_SAYS,
+        summary=TOP_SUMMARY,
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} top -A"),
@@ -124,11 +125,11 @@ def _add_waste(commands: Commands) -> None:
         commands,
         "waste",
         _show,
-        says=WASTE_SAYS,
+        summary=WASTE_SUMMARY,
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} waste -A"),
-            ("holders with processes are idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
+            ("report holders with processes as idle only after an hour", f"{PROGRAM} waste -n ml-team --idle-after 1h"),
         ],
     )
     output = add_output(waste, WASTE_ORDERS, WATCH_INTERVAL)
@@ -142,12 +143,12 @@ def _add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         _inspect,
-        says=INSPECT_SAYS,
-        more="Of all namespaces.",
+        summary=INSPECT_SUMMARY,
+        more="It always shows all namespaces.",
         usage="[NODE] [flags]",
         examples=[
             ("the whole cluster", f"{PROGRAM} inspect"),
-            ("one node, pod by pod, and what is really used", f"{PROGRAM} inspect gpu-1 -d --used"),
+            ("one node with its pods and their used memory", f"{PROGRAM} inspect gpu-1 -d --used"),
         ],
     )
     add_inspect_output(inspect, WATCH_INTERVAL)
@@ -156,16 +157,20 @@ def _add_inspect(commands: Commands) -> None:
 
 def _add_cluster(parser: Parser, *, of_namespaces: bool = True) -> None:
     """Add the flags that select nodes and agents, and the flags for kubectl."""
-    parser.add_argument("only_node", metavar="NODE", nargs="?", help="one node alone; else all")
-    what = parser.add_argument_group("what is looked at")
+    parser.add_argument("only_node", metavar="NODE", nargs="?", help="Show only this node.")
+    what = parser.add_argument_group("selection")
     if of_namespaces:
-        what.add_argument("-n", "--namespace", metavar="NAME", help="workloads of it (default: the context's)")
-        what.add_argument("-A", "--all-namespaces", action="store_true", help="workloads of all namespaces")
+        what.add_argument(
+            "-n", "--namespace", metavar="NAME", help="Show containers of this namespace. (default: the context's)"
+        )
+        what.add_argument("-A", "--all-namespaces", action="store_true", help="Show containers of all namespaces.")
     else:
-        what.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces, which it always shows")
-    what.add_argument("--node", metavar="NODE", help="one node alone; the same as NODE")
-    what.add_argument("--agent-namespace", metavar="NAME", help="where gpumap's agents run; else in any namespace")
-    what.add_argument("--agent-selector", metavar="LABELS", help="their labels (default: the chart's)")
+        what.add_argument(
+            "-A", "--all-namespaces", action="store_true", help="Has no effect: inspect always shows all namespaces."
+        )
+    what.add_argument("--node", metavar="NODE", help="Show only this node, as NODE does.")
+    what.add_argument("--agent-namespace", metavar="NAME", help="Namespace of gpumap's agents. (default: any)")
+    what.add_argument("--agent-selector", metavar="LABELS", help="Labels of gpumap's agents. (default: the chart's)")
     add_kubectl_flags(parser)
 
 
@@ -212,9 +217,9 @@ def _scope(given: argparse.Namespace) -> Scope:
     from gpumap.cli.kubectl.source import SELECTOR, Scope
 
     if "" in (given.only_node, given.node):
-        raise UsageError("NODE: is empty")
+        raise UsageError("NODE: must not be empty")
     if given.only_node and given.node and given.only_node != given.node:
-        raise UsageError(f"--node {given.node}: NODE is {given.only_node}; say it once")
+        raise UsageError(f"--node {given.node}: conflicts with NODE {given.only_node}; set only one")
     return Scope(
         kubectl_flags=passed_on(given),
         selector=given.agent_selector or SELECTOR,
@@ -246,28 +251,30 @@ class KubectlFlag(NamedTuple):
 
 
 KUBECTL_FLAGS = (
-    KubectlFlag("--context", "NAME", "the context of the kubeconfig; else its current one"),
-    KubectlFlag("--kubeconfig", "FILE", "the kubeconfig; else $KUBECONFIG or ~/.kube/config"),
-    KubectlFlag("--cluster", "NAME", "the kubeconfig's cluster"),
-    KubectlFlag("--user", "NAME", "the kubeconfig's user"),
-    KubectlFlag("--server", "URL", "the API server", short="-s"),
-    KubectlFlag("--token", "TOKEN", "a bearer token"),
-    KubectlFlag("--as", "NAME", "ask as another user"),
-    KubectlFlag("--as-group", "NAME", "ask as one of a group; repeatable", repeatable=True),
-    KubectlFlag("--as-uid", "UID", "ask as a UID"),
-    KubectlFlag("--certificate-authority", "FILE", "the certificate that is trusted"),
-    KubectlFlag("--client-certificate", "FILE", "the certificate to show"),
-    KubectlFlag("--client-key", "FILE", "its key"),
-    KubectlFlag("--tls-server-name", "NAME", "the name in the server's certificate"),
-    KubectlFlag("--insecure-skip-tls-verify", "", "trust any certificate"),
-    KubectlFlag("--cache-dir", "DIR", "kubectl's cache"),
-    KubectlFlag("--request-timeout", "DURATION", f"for each request, such as 30s; 0: for ever (default: {_TIMEOUT})"),
+    KubectlFlag("--context", "NAME", "Context of the kubeconfig. (default: its current context)"),
+    KubectlFlag("--kubeconfig", "FILE", "The kubeconfig. (default: $KUBECONFIG or ~/.kube/config)"),
+    KubectlFlag("--cluster", "NAME", "Cluster of the kubeconfig."),
+    KubectlFlag("--user", "NAME", "User of the kubeconfig."),
+    KubectlFlag("--server", "URL", "URL of the API server.", short="-s"),
+    KubectlFlag("--token", "TOKEN", "Bearer token."),
+    KubectlFlag("--as", "NAME", "User to impersonate."),
+    KubectlFlag("--as-group", "NAME", "Group to impersonate; repeatable.", repeatable=True),
+    KubectlFlag("--as-uid", "UID", "UID to impersonate."),
+    KubectlFlag("--certificate-authority", "FILE", "CA certificate of the API server."),
+    KubectlFlag("--client-certificate", "FILE", "Client certificate."),
+    KubectlFlag("--client-key", "FILE", "Key of the client certificate."),
+    KubectlFlag("--tls-server-name", "NAME", "Name in the API server's certificate."),
+    KubectlFlag("--insecure-skip-tls-verify", "", "Trust any certificate."),
+    KubectlFlag("--cache-dir", "DIR", "Directory of kubectl's cache."),
+    KubectlFlag(
+        "--request-timeout", "DURATION", f"Timeout of each request, such as 30s; 0: none. (default: {_TIMEOUT})"
+    ),
 )
 
 
 def add_kubectl_flags(parser: argparse.ArgumentParser) -> None:
     """Add kubectl's flags to a command."""
-    group = parser.add_argument_group("which cluster, and as whom: kubectl's own flags, passed on")
+    group = parser.add_argument_group("flags passed to kubectl")
     for flag in KUBECTL_FLAGS:
         names = [flag.short, flag.name] if flag.short else [flag.name]
         if not flag.metavar:

@@ -23,7 +23,7 @@ from gpumap.model.text import cut_off
 START_SECONDS = 15.0
 _END_SECONDS = 2.0
 _POLL_SECONDS = 0.01
-_NO_USER = "the kubeconfig has no user for this server, and kubectl cannot ask for one here"
+_NO_USER = "the kubeconfig has no user for this server, and kubectl cannot ask for a user here"
 """kubectl without a credential asks for a name and a password, and fails with EOF without an answer."""
 _MESSAGE_CHARACTERS = 400
 _READS = (
@@ -64,7 +64,7 @@ def kubectl_path() -> str:
     """Return the path of kubectl. Raises FatalError if it is not on PATH."""
     found = shutil.which("kubectl")
     if found is None:
-        raise FatalError("kubectl is not on PATH: it asks the API server, and knows how to log in")
+        raise FatalError("kubectl is not on PATH. gpumap uses it to log in to the API server")
     return found
 
 
@@ -128,7 +128,7 @@ async def _until_it_serves(proxy: Proxy) -> None:
             reason = proxy.last_message() or f"ended with {proxy.process.returncode}"
             raise FatalError(f"kubectl: {_NO_USER if reason == 'EOF' else reason}")
         if time.monotonic() > deadline:
-            message = f"kubectl proxy did not begin to serve within {START_SECONDS:g} s {proxy.last_message()}"
+            message = f"kubectl proxy did not start within {START_SECONDS:g} s {proxy.last_message()}"
             raise FatalError(message.rstrip())
         await asyncio.sleep(_POLL_SECONDS)
 

@@ -35,7 +35,7 @@ RULE = '{apiGroups: [""], resources: [pods/proxy], verbs: [get]}'
 _REASON_CHARACTERS = 400
 _AGENT_ASKS = {401: "a password", 403: "a client certificate"}
 """What an agent with a --web-config may require (agent/web/config/guard.py)."""
-_INSTEAD = "look through `kubectl port-forward` with `gpumap map --url` and its flags"
+_INSTEAD = "use `kubectl port-forward` and `gpumap map --url` with its flags"
 
 
 class Scope(NamedTuple):
@@ -136,7 +136,7 @@ async def _map_of(place: Place, agent: Agent, scope: Scope, slots: asyncio.Semap
     except TimeoutError:
         return f"its agent did not answer within {seconds:g} s"
     except NoMapError:
-        return "what its agent answered is no map of gpumap's"
+        return "its agent's response does not match the schema of /api/v1/map"
     except FatalError as error:
         return str(error)
     except (OSError, HTTPException) as error:
@@ -146,7 +146,7 @@ async def _map_of(place: Place, agent: Agent, scope: Scope, slots: asyncio.Semap
 def _no_agent(scope: Scope) -> str:
     where = f" in namespace {scope.agent_namespace}" if scope.agent_namespace else ""
     there = f" on node {scope.node}" if scope.node else ""
-    return f"no pod{there}{where} has the label {scope.selector}: gpumap does not run there (see --agent-selector)"
+    return f"no pod{there}{where} has the label {scope.selector}. Install gpumap, or set --agent-selector"
 
 
 # --- why something cannot be seen: the reason of the API server, kubectl or the agent ---------------------------------
@@ -156,15 +156,15 @@ def _no_map(status: int, body: bytes) -> str:
     """Return why a status came instead of a map: from the API server, whose answer is a Status, or from the agent."""
     message = _status_message(body)
     if message is None and status in _AGENT_ASKS:
-        return f"its agent asks for {_AGENT_ASKS[status]}, which the API server does not pass on: {_INSTEAD}"
+        return f"its agent requires {_AGENT_ASKS[status]}, which the API server does not forward: {_INSTEAD}"
     if message is None:
         return f"its agent answered {status}: {cut_off(body.decode(errors='replace'), _REASON_CHARACTERS)}"
     match status:
         case 403:
-            return f"{_without_pod(message)}; ask for the rule {RULE}"
+            return f"{_without_pod(message)}; a role needs the rule {RULE}"
         case 404:
-            return "its agent's pod has just gone"
-    return f"the API server does not reach its agent: {message.removeprefix('error trying to reach service: ')}"
+            return "its agent's pod was deleted"
+    return f"the API server cannot reach its agent: {message.removeprefix('error trying to reach service: ')}"
 
 
 def _no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
@@ -174,9 +174,9 @@ def _no_list(status: int, body: bytes, *, of_all_namespaces: bool) -> str:
         return f"the API server did not answer: {cut_off(body.decode(errors='replace'), _REASON_CHARACTERS) or status}"
     match status:
         case 401:
-            return f"the API server does not know who asks: {message}"
+            return f"the API server does not accept the user: {message}"
         case 403:
-            advice = "; --agent-namespace asks in one namespace alone" if of_all_namespaces else ""
+            advice = "; --agent-namespace needs rights in one namespace only" if of_all_namespaces else ""
             return _without_pod(message) + advice
     return f"the API server answered {status}: {message}"
 
@@ -198,4 +198,4 @@ def _status_message(body: bytes) -> str | None:
         status = msgspec.json.decode(body, type=_Status)
     except (ValueError, RecursionError):
         return None
-    return cut_off(status.message or status.reason or "no reason told", _REASON_CHARACTERS)
+    return cut_off(status.message or status.reason or "no reason given", _REASON_CHARACTERS)

@@ -135,22 +135,22 @@ def _foot(bill: Bill) -> Iterator[str]:
     total = bill.total
     if blind := total.held_use_unknown():
         yield (
-            f"Of the GPU-hours held, {_hours(blind)} are on devices whose use is not known (MIG has no SM time): "
-            "GPU-HOURS USED and IDLE are without them."
+            f"{_hours(blind)} of the held GPU-hours are on devices without SM time, such as MIG devices. "
+            "GPU-HOURS USED and IDLE do not contain them."
         )
     if total.used_without_share:
         yield (
-            f"{_hours(total.used_without_share)} GPU-hours were used by containers that held no share of a GPU, or one "
-            "that is not known: they are in GPU-HOURS USED, not in HELD and IDLE."
+            f"Containers that held no share, or an unknown share, of a GPU used {_hours(total.used_without_share)} "
+            "GPU-hours. They are in GPU-HOURS USED, not in HELD and IDLE."
         )
     if bill.unattributed_energy is not None:
-        yield f"{_number(_in(_KWH, bill.unattributed_energy))} kWh were charged to nobody."
+        yield f"{_number(_in(_KWH, bill.unattributed_energy))} kWh are charged to no container."
     if bill.not_measured_seconds:
-        yield f"{_hours(bill.not_measured_seconds)} hours of GPUs could not be measured, and were charged to nobody."
+        yield f"gpumap could not measure {_hours(bill.not_measured_seconds)} GPU-hours. No container is charged."
     if bill.uncharged_seconds:
         yield (
-            f"{_hours(bill.uncharged_seconds)} GPU-hours had been counted before this server saw their counters first; "
-            "when, nobody knows: they are not charged."
+            f"{_hours(bill.uncharged_seconds)} GPU-hours are older than the server's first sample of their counter. "
+            "Their time is not known, so they are not charged."
         )
     yield from bill.warnings
 

@@ -21,7 +21,7 @@ def doctor_table(results: Sequence[Result], shape: Shape) -> str:
     """
     if shape.screen.columns is not None:
         results = sorted(results, key=lambda one: _WORSE.index(one.state) if one.state in _WORSE else -1)
-    head = ("CHECK", "STATE", "WHAT IS SEEN")
+    head = ("CHECK", "STATE", "DETAILS")
     first = max(cells(contained(text)) for text in (head[0], *(one.check for one in results)))
     second = max(len(text) for text in (head[1], *(one.state for one in results)))
     lines = [f"{head[0]:{first}}   {head[1]:{second}}   {head[2]}"] if shape.headers else []
@@ -66,10 +66,10 @@ def _summary(results: Sequence[Result]) -> str:
     said = [f"GPU {contained(one.check.split('/')[1])} fails: {contained(one.why or 'unknown')}." for one in gpus]
     if broken:
         said.append(
-            f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, and {_is(broken)} required."
+            f"{' and '.join(broken)} {'does' if len(broken) == 1 else 'do'} not work, but {_is(broken)} required."
         )
     else:
-        said.append("All that gpumap requires works" + (f"; worth a look: {', '.join(worse)}." if worse else "."))
+        said.append("Everything that gpumap requires works." + (f" Check also: {', '.join(worse)}." if worse else ""))
     return " ".join(said)
 
 

@@ -159,9 +159,7 @@ _TABLE_MAX = 256 << 20
 def refuse_huge(characters: int) -> None:
     """Raise FatalError for a table that no reader could use: an answer may be made to fill the memory."""
     if characters > _TABLE_MAX:
-        raise FatalError(
-            f"the table would have more than {_TABLE_MAX >> 20} MiB; -o json prints the values without one"
-        )
+        raise FatalError(f"the table would have more than {_TABLE_MAX >> 20} MiB; use -o json")
 
 
 class _TextColumn(NamedTuple):

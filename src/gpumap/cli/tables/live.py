@@ -35,13 +35,13 @@ _KEYS = "q quit  ? keys  ↑↓ scroll  / filter  m memory  s SM  n name  g grou
 _HELP = """\
 q            quit
 ↑ ↓, k j     scroll by a line; PgUp PgDn by a page; Home End
-m s n d      order by memory, SM, namespace, device; once more: reversed
+m s n d      sort by memory, SM, namespace, device; again: reverse
 r            reverse the order
-g            a row for each namespace, device or node, or for each container
-p            a row for each process
-/            filter by the words that are shown; a UUID begins with GPU- or MIG-
+g            one row for each namespace, device or node, or for each container
+p            one row for each process
+/            filter by the text of the rows; a UUID begins with GPU- or MIG-
 Esc          clear the filter
-? h          these keys; any key closes them"""
+? h          show these keys; any key closes the list"""
 _BAR = 10
 
 
@@ -132,7 +132,7 @@ def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height:
 def _nothing(live: Live) -> str:
     if live.query:
         return "Nothing matches the filter."
-    return "No process is known here." if live.processes else "Nothing is known to be in use."
+    return "No process is known here." if live.processes else "No known use."
 
 
 def _foot(live: Live, rows: int) -> str:

@@ -128,7 +128,7 @@ def _of_top(whole: Values) -> Iterator[str]:
     yield f"SM time of {ratio(whole.get('sm_gpus'))} GPUs"
     yield f"{_size(whole.get('used_bytes'))} used by containers"
     yield f"{_size(whole.get('granted_bytes'))} granted"
-    yield f"{_size(whole.get('memory_used_bytes'))} in use in all"
+    yield f"{_size(whole.get('memory_used_bytes'))} used in total"
 
 
 def _of_waste(whole: Values) -> Iterator[str]:

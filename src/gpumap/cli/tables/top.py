@@ -175,7 +175,7 @@ def top_table(maps: NodeMaps, shape: Shape) -> str:
     elif shape.namespace or not any(one.devices for one in maps.maps):
         block = no_rows(maps, shape)
     else:
-        block = "Nothing is in use." if all_known(maps) else "Nothing is known to be in use."
+        block = "Nothing is in use." if all_known(maps) else "No known use."
     return joined([block, notes(troubles(maps), shape.screen, "red")])
 
 

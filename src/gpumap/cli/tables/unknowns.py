@@ -24,7 +24,7 @@ def few(sentences: Iterable[str], fleet: bool) -> Iterator[str]:
     all_of_them = list(sentences)
     yield from all_of_them[:_SENTENCES_MAX] if fleet else all_of_them
     if fleet and len(all_of_them) > _SENTENCES_MAX:
-        yield f"and {len(all_of_them) - _SENTENCES_MAX} more of the kind"
+        yield f"and {len(all_of_them) - _SENTENCES_MAX} more like this"
 
 
 def of_each(maps: NodeMaps, sentences: Callable[[NodeMap], Iterable[str]]) -> Iterator[str]:
@@ -47,7 +47,7 @@ def blind(maps: NodeMaps) -> Iterator[str]:
     for one in nodes[:_BLIND_MAX]:
         yield f"node {one.node.name}: {one.stale or 'neither its kubelet nor NVML answers'}"
     if len(nodes) > _BLIND_MAX:
-        yield f"and {len(nodes) - _BLIND_MAX} more of the kind"
+        yield f"and {len(nodes) - _BLIND_MAX} more like this"
 
 
 def troubles(maps: NodeMaps) -> Iterator[str]:
@@ -98,6 +98,6 @@ def _all_known(node_map: NodeMap) -> bool:
 def no_rows(maps: NodeMaps, shape: Shape) -> str:
     """Return the sentence in the place of a table without a device."""
     if shape.namespace:
-        verb = "holds or uses" if all_known(maps) else "is known to hold or use"
-        return f"Nothing in namespace {printable(shape.namespace)} {verb} a GPU."
+        known = "" if all_known(maps) else "known "
+        return f"Namespace {printable(shape.namespace)} has no {known}holder or user of a GPU."
     return "No current data." if any(one.stale for one in maps.maps) else "No devices."

@@ -129,9 +129,9 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
     elif not any(one.devices for one in of_namespace(maps, shape.namespace).maps):
         block = no_rows(maps, shape)
     elif _judged(maps):
-        block = "No waste was found." if _all_known(maps) else "No waste was found in what is known."
+        block = "No waste found." if _all_known(maps) else "No waste found in the known data."
     else:
-        block, doubts = notes(["Nothing could be judged.", *doubts], shape.screen), []
+        block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
     remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
     return joined(
         [
@@ -248,8 +248,8 @@ def _summary(found: Iterable[Finding], total: dict[str, float | None]) -> str:
         if (value := total[f"{kind}_bytes"]) is not None and (value or kind == "unused"):
             parts.append(f"{size(int(value))} {meaning}")
     if total["unmatched_slots"]:
-        parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} on no device")
-    return f"Sum of the findings: {', '.join(parts) or 'nothing is known'}."
+        parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} match no device")
+    return f"Sum of the findings: {', '.join(parts) or 'unknown'}."
 
 
 def _value(one: Finding, *, fleet: bool) -> WasteRow:

@@ -104,7 +104,7 @@ class Guard:
         rules = self.rules
         refusal = self._without_certificate(request) or await self._without_password(request)
         if refusal is None and rules is not self.rules:
-            text = "the rules have changed while the password was checked\n"
+            text = "the configuration changed during the check of the password\n"
             refusal = web.Response(status=503, text=text, headers=_LATER)
         return refusal or self._limited()  # last: a refused request must not use up the limit
 
@@ -121,7 +121,7 @@ class Guard:
         if self._tokens >= 1:
             self._tokens -= 1
             return None
-        return web.Response(status=429, text="more requests than rate_limit lets\n", headers=_LATER)
+        return web.Response(status=429, text="more requests than rate_limit allows\n", headers=_LATER)
 
     def _without_certificate(self, request: web.Request) -> web.Response | None:
         """Refuse a client that has shown no certificate though one is required, or one with another name."""
@@ -131,7 +131,7 @@ class Guard:
         if not certificate:
             if not rules.certificate_required:
                 return None
-            return web.Response(status=403, text="this page takes a client certificate\n", headers=_NO_STORE)
+            return web.Response(status=403, text="this page requires a client certificate\n", headers=_NO_STORE)
         if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since it was shown
             return web.Response(status=403, text="this client certificate has expired\n", headers=_NO_STORE)
         if rules.allowed_sans and not has_allowed_name(certificate, rules.allowed_sans):
@@ -147,8 +147,8 @@ class Guard:
         if are_right:
             return None
         if are_right is None:
-            return web.Response(status=429, text="too many passwords are being checked\n", headers=_LATER)
-        return web.Response(status=401, text="this page takes a user and a password\n", headers=_ASK)
+            return web.Response(status=429, text="too many password checks at the same time\n", headers=_LATER)
+        return web.Response(status=401, text="this page requires a user and a password\n", headers=_ASK)
 
 
 def _credentials(authorization: str) -> tuple[str, str] | None:

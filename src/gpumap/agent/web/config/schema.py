@@ -93,9 +93,9 @@ class TlsConfig(_Section, frozen=True):
         """Check what the keys mean together. Whoever sets one of them wants TLS: the toolkit would serve without."""
         _check_boolean("prefer_server_cipher_suites", self.prefer_server_cipher_suites)  # as in Go since 1.17 unused
         if _pem("cert", self.cert, self.cert_file) is None:
-            raise WebConfigError("cert_file: is missing, as is cert: with neither there is no TLS")
+            raise WebConfigError("cert_file: is missing; TLS requires cert_file or cert")
         if _pem("key", self.key, self.key_file) is None:
-            raise WebConfigError("key_file: is missing, as is key: with neither there is no TLS")
+            raise WebConfigError("key_file: is missing; TLS requires key_file or key")
         self._check_clients()
         _check_version("min_version", self.least)
         _check_version("max_version", self.most)
@@ -104,35 +104,35 @@ class TlsConfig(_Section, frozen=True):
         suites = self.cipher_suites or ()
         if any(name not in TLS12_SUITES and name not in TLS13_SUITES for name in suites):
             known = ", ".join((*TLS12_SUITES, *TLS13_SUITES))
-            raise WebConfigError(f"cipher_suites: has one that is not known; known are {known}")
+            raise WebConfigError(f"cipher_suites: has an unknown value; valid values: {known}")
         if suites and self.most == "TLS12" and not any(name in TLS12_SUITES for name in suites):
-            raise WebConfigError("cipher_suites: has none of TLS12, which max_version asks for")
+            raise WebConfigError("cipher_suites: has no suite of TLS12, but max_version is TLS12")
         curves = self.curve_preferences or ()
         if any(curve not in _CURVES for curve in curves):
-            raise WebConfigError(f"curve_preferences: has one that is not known; known are {', '.join(_CURVES)}")
+            raise WebConfigError(f"curve_preferences: has an unknown value; valid values: {', '.join(_CURVES)}")
         if len(curves) > 1:
             raise WebConfigError(
-                "curve_preferences: can be one curve here, or be left out: Python's OpenSSL takes no list with an order"
+                "curve_preferences: must be one curve, or absent: Python's OpenSSL accepts no ordered list"
             )
 
     def _check_clients(self) -> None:
         policy, authority = self.client_auth, _pem("client_ca", self.client_ca, self.client_ca_file)
         if policy in _UNVERIFIED:
             raise WebConfigError(
-                f"client_auth_type: {policy} takes certificates without verifying them, which gpumap does not: "
-                f"{REQUIRED}?"
+                f"client_auth_type: {policy} does not verify certificates, and gpumap does not support that; use "
+                f"{REQUIRED}"
             )
         if policy not in (NONE, IF_GIVEN, REQUIRED):
-            raise WebConfigError(f"client_auth_type: is not {NONE}, {IF_GIVEN} or {REQUIRED}")
+            raise WebConfigError(f"client_auth_type: must be {NONE}, {IF_GIVEN} or {REQUIRED}")
         if authority is None and policy != NONE:
-            raise WebConfigError(f"client_ca_file: is missing: {policy} needs an authority to ask")
+            raise WebConfigError(f"client_ca_file: is missing: {policy} requires it")
         if authority is not None and policy == NONE:
-            raise WebConfigError(f"client_auth_type: is missing: with client_ca_file it is to be {REQUIRED}")
+            raise WebConfigError(f"client_auth_type: is missing: client_ca_file requires {REQUIRED}")
         names = self.client_allowed_sans
         if names is not None and not all(names or ("",)):
-            raise WebConfigError("client_allowed_sans: has no name, or an empty one: leave it out to let in any client")
+            raise WebConfigError("client_allowed_sans: has no name or an empty name; remove it to accept any client")
         if names and policy == NONE:
-            raise WebConfigError(f"client_allowed_sans: is of use with client_auth_type {REQUIRED}")
+            raise WebConfigError(f"client_allowed_sans: requires client_auth_type {REQUIRED}")
 
     @property
     def certificate(self) -> Pem:
@@ -175,12 +175,12 @@ class _Headers(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.x_content_type_options not in (None, "", "nosniff"):
-            raise WebConfigError("X-Content-Type-Options: is not nosniff")
+            raise WebConfigError("X-Content-Type-Options: must be nosniff")
         if self.x_frame_options not in (None, "", "deny", "sameorigin"):
-            raise WebConfigError("X-Frame-Options: is not deny or sameorigin")
+            raise WebConfigError("X-Frame-Options: must be deny or sameorigin")
         for name, value in self.given():
             if not value.isascii() or not value.isprintable():
-                raise WebConfigError(f"{name}: is not in printable ASCII characters")
+                raise WebConfigError(f"{name}: must be printable ASCII")
 
     def given(self) -> tuple[tuple[str, str], ...]:
         """Names and values. An empty value sets no header."""
@@ -212,15 +212,15 @@ class _RateLimit(_Section, frozen=True):
         """`None` if the interval is 0: every request is taken."""
         interval, burst = self.interval or "0", self.burst or "0"
         if not re.fullmatch(r"\d{1,9}", burst, re.ASCII):
-            raise WebConfigError("burst: is no whole number from 0 on")
+            raise WebConfigError("burst: must be a whole number of at least 0")
         if re.fullmatch(r"0+(ns|us|ms|s|m|h)?", interval, re.ASCII):
             return None
         try:
             seconds = parse_duration(interval)
         except ValueError as error:
-            raise WebConfigError("interval: is no duration such as 100ms or 1s") from error
+            raise WebConfigError("interval: must be a duration such as 100ms or 1s") from error
         if int(burst) == 0:
-            raise WebConfigError("burst: is 0: every request would be refused")
+            raise WebConfigError("burst: must not be 0: gpumap would refuse every request")
         return RateLimit(seconds, int(burst))
 
 
@@ -296,28 +296,28 @@ def _mistake(error: msgspec.ValidationError) -> WebConfigError:
 def _pem(name: str, text: str | None, file: str | None) -> Pem | None:
     """What may be in the configuration, or in a file that it names: in one of both."""
     if text and file:
-        raise WebConfigError(f"{name}: cannot stand together with {name}_file")
+        raise WebConfigError(f"{name}: cannot be combined with {name}_file")
     if text:
         return Pem(f"tls_server_config.{name}", text=text)
     if not file:
         return None
     if file.lstrip().startswith("-----BEGIN"):
-        raise WebConfigError(f"{name}_file: is no path, but what belongs to {name}")
+        raise WebConfigError(f"{name}_file: is the content, not a path; use {name} for it")
     if not file.isprintable():
-        raise WebConfigError(f"{name}_file: is no path")
+        raise WebConfigError(f"{name}_file: is not a path")
     return Pem(f"tls_server_config.{name}_file", file=file)
 
 
 def _check_version(key: str, version: str) -> None:
     if version in ("TLS10", "TLS11"):
-        raise WebConfigError(f"{key}: {version} is not spoken: the oldest is TLS12")
+        raise WebConfigError(f"{key}: gpumap does not support {version}; the oldest version is TLS12")
     if version not in _VERSIONS:
-        raise WebConfigError(f"{key}: is not {' or '.join(_VERSIONS)}")
+        raise WebConfigError(f"{key}: must be {' or '.join(_VERSIONS)}")
 
 
 def _check_boolean(key: str, value: str | None) -> None:
     if value is not None and value.lower() not in _BOOLEANS:
-        raise WebConfigError(f"{key}: is not true or false")
+        raise WebConfigError(f"{key}: must be true or false")
 
 
 def _users(users: dict[str, object]) -> tuple[tuple[str, str], ...]:
@@ -326,11 +326,11 @@ def _users(users: dict[str, object]) -> tuple[tuple[str, str], ...]:
         place = f"basic_auth_users.{cut_off(printable(name), _SHOWN_CHARACTERS)}"
         match = _BCRYPT.fullmatch(hashed) if isinstance(hashed, str) else None
         if match is None:
-            raise WebConfigError(f"{place}: is no bcrypt hash (`htpasswd -nBC 10 NAME` makes one)")
+            raise WebConfigError(f"{place}: must be a bcrypt hash (`htpasswd -nBC 10 NAME` makes one)")
         if int(match[1]) not in _COSTS:
-            raise WebConfigError(f"{place}: has a cost of {int(match[1])}: from {_COSTS[0]} to {_COSTS[-1]} is taken")
+            raise WebConfigError(f"{place}: has a cost of {int(match[1])}; it must be from {_COSTS[0]} to {_COSTS[-1]}")
         if not name or ":" in name or not name.isprintable():
-            raise WebConfigError(f"{place}: is no name for basic auth: that is not empty and has no colon or control")
+            raise WebConfigError(f"{place}: is not a user name (not empty, without colons and control characters)")
         found.append((name, match[0]))
     return tuple(found)
 
@@ -345,7 +345,7 @@ class _Loader(yaml.SafeLoader):
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
         if any("\ud800" <= character <= "\udfff" for character in node.value):  # YAML's escapes can make halves of one
-            raise WebConfigError(f"line {node.start_mark.line + 1}: has a character that is none")
+            raise WebConfigError(f"line {node.start_mark.line + 1}: has an invalid character")
         return None if not node.style and node.value in _NULLS else str(node.value)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
@@ -354,7 +354,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in keys:
                     name = cut_off(printable(key.value), _SHOWN_CHARACTERS)
-                    raise WebConfigError(f"line {key.start_mark.line + 1}: {name}: stands twice")
+                    raise WebConfigError(f"line {key.start_mark.line + 1}: {name}: is set twice")
                 keys.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -372,9 +372,9 @@ def _load(text: str) -> object:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}: " if mark else ""
         # The problem quotes characters, kinds of tokens and names, which may be passwords: a * begins an alias.
-        problem = _QUOTED.sub("(not shown)", printable(error.problem or "it breaks off"))
+        problem = _QUOTED.sub("(not shown)", printable(error.problem or "it ends too early"))
         raise WebConfigError(f"{place}is not YAML: {problem}") from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         is_deep = isinstance(error, RecursionError)
-        why = "it is nested too deeply" if is_deep else printable(str(error).partition("\n")[0])
+        why = "it has too many nested levels" if is_deep else printable(str(error).partition("\n")[0])
         raise WebConfigError(f"is not YAML: {why}") from error

@@ -69,18 +69,18 @@ def _speak(context: ssl.SSLContext, tls: TlsConfig) -> None:
         for curve in tls.curve_preferences or ():
             context.set_ecdh_curve(_CURVES[curve])
     except (ssl.SSLError, ValueError) as error:
-        raise WebConfigError("tls_server_config: this machine's OpenSSL knows none of the suites or curves") from error
+        raise WebConfigError("tls_server_config: OpenSSL here supports none of the cipher suites or curves") from error
 
 
 def _load_certificate(context: ssl.SSLContext, tls: TlsConfig, pems: Mapping[str, bytes]) -> None:
     certificate, key = _bytes(tls.certificate, pems), _bytes(tls.private_key, pems)
     if not re.search(rb"-----BEGIN CERTIFICATE-----", certificate):
-        raise WebConfigError(f"{tls.certificate.place}: holds no certificate in PEM form")
+        raise WebConfigError(f"{tls.certificate.place}: does not contain a certificate in PEM format")
     if not re.search(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----", key):
-        raise WebConfigError(f"{tls.private_key.place}: holds no private key in PEM form")
+        raise WebConfigError(f"{tls.private_key.place}: does not contain a private key in PEM format")
 
     def refuse() -> str:
-        raise WebConfigError(f"{tls.private_key.place}: is encrypted, and nobody is here to give its password")
+        raise WebConfigError(f"{tls.private_key.place}: is encrypted; use a key without a password")
 
     try:
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
@@ -89,7 +89,7 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsConfig, pems: Mapping[str
         if error.reason == "KEY_VALUES_MISMATCH":
             raise WebConfigError(f"{tls.private_key.place}: is not the key of {tls.certificate.place}") from error
         both = f"{tls.certificate.place} and {tls.private_key.place}"
-        raise WebConfigError(f"{both}: cannot be used: {_reason(error)}") from error
+        raise WebConfigError(f"{both}: are not usable: {_reason(error)}") from error
 
 
 def _load_authorities(context: ssl.SSLContext, authorities: Pem, pems: Mapping[str, bytes]) -> None:
@@ -97,7 +97,7 @@ def _load_authorities(context: ssl.SSLContext, authorities: Pem, pems: Mapping[s
         with _as_file(_bytes(authorities, pems)) as file:
             context.load_verify_locations(cafile=file)
     except ssl.SSLError as error:
-        raise WebConfigError(f"{authorities.place}: holds no certificates in PEM form") from error
+        raise WebConfigError(f"{authorities.place}: does not contain certificates in PEM format") from error
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def _as_file(data: bytes) -> Iterator[str]:
     except ssl.SSLError:
         raise
     except OSError as error:
-        raise WebConfigError(f"cannot be handed to OpenSSL: {error.strerror or type(error).__name__}") from error
+        raise WebConfigError(f"cannot be passed to OpenSSL: {error.strerror or type(error).__name__}") from error
 
 
 def _bytes(pem: Pem, pems: Mapping[str, bytes]) -> bytes:
@@ -120,4 +120,4 @@ def _bytes(pem: Pem, pems: Mapping[str, bytes]) -> bytes:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or "OpenSSL does not read it").lower().replace("_", " ")
+    return (error.reason or "OpenSSL cannot read it").lower().replace("_", " ")

@@ -67,7 +67,7 @@ class Reader:
         try:
             config = self._config()
             if in_force is not None and in_force.asks and config.says_nothing:
-                raise WebConfigError("it is empty, as one that is cut off is; `basic_auth_users: {}` opens the pages")
+                raise WebConfigError("it is empty, perhaps cut off; without passwords, write `basic_auth_users: {}`")
             wanted = Loaded(config, self._pems(config))
         except WebConfigError as error:
             wrong = str(error)
@@ -184,17 +184,17 @@ class Watch:
             self._in_force = loaded
             self.guard.take(rules)
             close_others(self.guard.busy)
-            log.info("web config is taken anew: file=%s %s", self._path, self.words())
+            log.info("web config loaded again: file=%s %s", self._path, self.words())
             if given_up:
-                log.warning("web config no longer asks for: %s (file=%s)", ", ".join(given_up), self._path)
+                log.warning("web config no longer requires: %s (file=%s)", ", ".join(given_up), self._path)
             self._warn()
             break
         if wrong:
-            log.warning("web config is not taken, and what was in force stays: file=%s error=%s", self._path, wrong)
+            log.warning("web config not loaded, the previous one stays active: file=%s error=%s", self._path, wrong)
 
     def _warn(self) -> None:
         config = self._in_force.config
         if not config.asks:
-            log.warning("web config asks for nothing: the pages are plain HTTP for whoever reaches the port")
+            log.warning("web config requires nothing: everyone who reaches the port can read the pages in plain HTTP")
         elif config.users and config.tls is None:
-            log.warning("passwords are sent as they are: there is no tls_server_config")
+            log.warning("clients send passwords unencrypted: the web config has no tls_server_config")

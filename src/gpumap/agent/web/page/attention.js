@@ -1,4 +1,4 @@
-// What needs attention, worst first: what is broken, with what to do, then what is wasted, as `gpumap waste` ranks it.
+// The list of problems, worst first: faults with their remedies, then waste in the order of `gpumap waste`.
 
 import { h } from "./dom.js";
 import { wish } from "./health.js";
@@ -32,25 +32,25 @@ export function attention(map, devices, broken, state) {
 
 const allIsWell = (map) =>
   !map.findings
-    ? "What is wasted is not known."
+    ? "The waste is not known."
     : map.unjudged.length
-      ? "Nothing is wrong or wasted in what is known."
-      : "Nothing is wrong, and nothing is wasted.";
+      ? "The known data shows no fault and no waste."
+      : "No fault and no waste.";
 
 const unjudged = (sentences) =>
   h(
     "details",
     { class: "unjudged" },
-    h("summary", {}, "What could not be judged"),
+    h("summary", {}, "What gpumap could not check"),
     h("ul", {}, sentences.map((sentence) => h("li", {}, prose(sentence)))),
   );
 
 // --- what is broken --------------------------------------------------------------------------------------------------
 
-/** Lines of what is broken. `old` says why there is no current data, if there is none. */
+/** Return the lines of faults. `old` is the reason why there is no current data, if there is none. */
 export function faults(map, devices, old) {
   const gpuName = (gpu) => `GPU ${gpu.index}`;
-  const asks = (gpu) => fault(`ill ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, `answers, and asks for recovery: ${wish(gpu)}`, gpu.recovery_action.remedy);
+  const asks = (gpu) => fault(`ill ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, `answers and needs recovery: ${wish(gpu)}`, gpu.recovery_action.remedy);
   const remap = (gpu) => {
     const which = gpu.row_remap_failure ? "row_remap_failure" : "row_remap_pending";
     return fault(`rows ${gpu.uuid}`, gpuName(gpu), `#${gpu.uuid}`, "bad rows in its memory", gpu.remedies[which]);
@@ -64,7 +64,7 @@ export function faults(map, devices, old) {
         `gpu ${gpu.uuid ?? gpu.index}`,
         gpuName(gpu),
         gpu.uuid && `#${gpu.uuid}`,
-        `down (${gpu.fault}): it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not told its uuid"}`,
+        `down (${gpu.fault}): it ${FAULTS[gpu.fault] ?? "is not usable"}${gpu.uuid ? "" : ", and has not reported its uuid"}`,
         gpu.remedy,
       ),
     ),
@@ -86,9 +86,9 @@ const blind = (map) =>
     ? [
         fault(
           "pids",
-          "Processes of other containers cannot be seen",
+          "Processes of other containers are not visible",
           "#health",
-          "what each container uses is not known",
+          "the use of each container is not known",
           map.remedies?.pid_visibility ?? "Run gpumap with hostPID: true.",
         ),
       ]
@@ -96,7 +96,7 @@ const blind = (map) =>
 
 const empty = (map, devices) =>
   !devices.length && !map.nameless_gpus.length && map.sources.find((one) => one.source === "nvml")?.up
-    ? [fault("none", "No device", null, "NVML counts no GPU on this node", null)]
+    ? [fault("none", "No device", null, "NVML lists no GPU on this node", null)]
     : [];
 
 const fault = (key, subject, href, why, remedy) =>
@@ -120,11 +120,11 @@ const gpuOf = (device) => {
   return device.mig_profile ? `${gpu} ${device.gpu_instance_id}/${device.compute_instance_id}` : gpu;
 };
 
-/** A line, which leads to its row on the device. */
+/** Return a line that links to its row on the device. */
 function finding(one, gpu) {
   const row = addressOf({ ...one, owner: one.finding === "leftover" ? "gone" : "" });
   const href = one.uuid ? `#${one.uuid}&${new URLSearchParams({ row })}` : null;
-  const who = containerName(one) ?? "a pod that is gone";
+  const who = containerName(one) ?? "a deleted pod";
   return h(
     "li",
     { key: `${one.finding} ${one.uuid} ${row} ${one.why}` },
@@ -137,9 +137,9 @@ function finding(one, gpu) {
 }
 
 const WASTE = {
-  squatter: "Memory that it uses and was not granted",
-  leftover: "Memory that is still in use",
-  over: "Memory that it uses above its grant",
-  idle: "Memory that was granted and is not used",
-  unused: "Memory that was granted and is not used",
+  squatter: "Used memory without a grant",
+  leftover: "Memory still in use",
+  over: "Used memory above the grant",
+  idle: "Granted memory that is not used",
+  unused: "Granted memory that is not used",
 };

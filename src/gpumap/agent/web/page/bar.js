@@ -1,4 +1,4 @@
-// Memory as a bar: a segment for each that uses it, what is reserved, and below it what was granted.
+// Memory as a bar: one segment for each user and for reserved memory, and the granted memory below it.
 
 import { h } from "./dom.js";
 import { bytes, OWNERS, printable } from "./words.js";
@@ -15,7 +15,7 @@ export function bar({ memory, holders, rows: all }) {
   const sum = rows.reduce((before, row) => before + row.used, 0);
   const whole = Math.max(total, sum + (reserved ?? 0)) || 1;
   const granted = holders.reduce((before, row) => before + (row.allocated_memory_bytes ?? 0), 0);
-  const grants = granted > total ? "all granted, to several at once" : `${bytes(granted)} granted`;
+  const grants = granted > total ? "all granted, to several containers" : `${bytes(granted)} granted`;
   const width = (value) => `${((100 * value) / whole).toFixed(2)}%`;
   const segments = few.map((row, at) => {
     const label = `${row.pod ? `${row.namespace}/${row.pod}` : OWNERS[row.owner]} ${bytes(row.used)}`;
@@ -60,14 +60,14 @@ const order = (row) =>
 
 const MARKS = ["unassigned", "gone", "host", "mps_server", "sibling", "unknown", "unaccounted"];
 
-/** What the bars of these rows mean, as far as their colours do not stand beside a name. */
+/** Return the legend for the colours that are not next to a name. */
 export function legend(rows, { reserved, granted }) {
   const owners = MARKS.filter((owner) => rows.some((row) => row.owner === owner && row.used > 0));
   const mark = (key, of, words) => h("li", { key }, h("span", { class: `swatch ${of}`, "aria-hidden": "true" }), words);
   return h(
     "ul",
     { class: "legend", "aria-label": "Meaning of the memory bars" },
-    rows.some((row) => row.owner === "assigned" && row.used > 0) && mark("assigned", "tint-0", "holder (a colour each)"),
+    rows.some((row) => row.owner === "assigned" && row.used > 0) && mark("assigned", "tint-0", "holder (one colour each)"),
     owners.map((owner) => mark(owner, `is-${owner}`, OWNERS[owner])),
     reserved && mark("reserved", "reserved", "reserved by the driver"),
     granted && mark("granted", "granted", "granted"),

@@ -1,4 +1,4 @@
-// The last hour as small SVG curves. Where nothing was known there is a gap.
+// The last hour as small SVG curves. Unknown values are gaps.
 
 import { h } from "./dom.js";
 import { bytes, duration, percent } from "./words.js";
@@ -38,20 +38,20 @@ export class Curves {
     return this.draw(values, { name, most: row ? 0 : 1000, mark: null, say: (permille) => percent(permille / 1000) });
   }
 
-  /** A curve of what is known, from its first value on. */
+  /** Draw the known values, from the first one on. */
   draw(values, { name, most, mark, say }) {
     const recent = values.slice(-this.buckets);
     const known = recent.slice(Math.max(0, recent.findIndex((value) => value !== null)));
-    const toldValues = known.filter((value) => value !== null);
-    if (toldValues.length < FEWEST) return null;
-    const highest = Math.max(...toldValues);
+    const knownValues = known.filter((value) => value !== null);
+    if (knownValues.length < FEWEST) return null;
+    const highest = Math.max(...knownValues);
     const scale = Math.max(most, highest, mark !== null && mark < 2 * highest ? mark : 0) || 1;
     const width = known.length - 1;
     const y = (value) => (HEIGHT - 1.5 - (value / scale) * (HEIGHT - 3)).toFixed(1);
-    const unknown = (known.length - toldValues.length) * this.seconds;
+    const unknown = (known.length - knownValues.length) * this.seconds;
     const label =
       `${name}, last ${known.length > this.buckets - 3 ? "hour" : duration(known.length * this.seconds)}: ` +
-      `highest ${say(highest)}, lowest ${say(Math.min(...toldValues))}` +
+      `highest ${say(highest)}, lowest ${say(Math.min(...knownValues))}` +
       (unknown ? `, unknown for ${duration(unknown)}` : "");
     const runs = pieces(known);
     const line = runs.map((run) => `M${run.from} ${y(run.values[0])}` + rest(run, y)).join("");

@@ -1,4 +1,4 @@
-// The details of a GPU: its memory, its curves, who holds it and who uses it.
+// The details of a GPU: its memory, its curves, its holders and its users.
 
 import { h } from "./dom.js";
 import { addressOf, BY, sorted } from "./model.js";
@@ -13,16 +13,16 @@ const ROWS = 12; // of a device's table, before one asks for the rest
 
 export const COLUMNS = [
   { id: "name", title: "Container" },
-  { id: "slots", title: "Slots", number: true, hint: "How many slots the kubelet assigned" },
+  { id: "slots", title: "Slots", number: true, hint: "Number of slots that the kubelet assigned" },
   { id: "gpus", title: "GPUs", number: true, hint: "Share of a physical GPU" },
-  { id: "granted", title: "Granted", number: true, hint: "Memory that the assignment grants" },
-  { id: "used", title: "Used", number: true, hint: "Memory used now, and in the last hour" },
-  { id: "peak", title: "Peak", number: true, hint: "The most memory it used since it was first seen" },
-  { id: "sm", title: "SM", number: true, hint: "Time on the multiprocessors, now and in the last hour" },
-  { id: "last", title: "Active", number: true, hint: "When it last computed, or was first seen" },
+  { id: "granted", title: "Granted", number: true, hint: "Granted memory" },
+  { id: "used", title: "Used", number: true, hint: "Used memory, now and in the last hour" },
+  { id: "peak", title: "Peak", number: true, hint: "Highest used memory since gpumap first saw the container" },
+  { id: "sm", title: "SM", number: true, hint: "SM time, now and in the last hour" },
+  { id: "last", title: "Active", number: true, hint: "Last use of SMs, or the time when gpumap first saw the container" },
 ];
 
-/** What is known of a GPU: what it measures, what is wrong with it, and each of its devices with its containers. */
+/** Return the details of a GPU: its sensors, its problems, and each of its devices with its containers. */
 export function details(line, context) {
   const { gpu } = line;
   const [first] = line.devices;
@@ -31,7 +31,7 @@ export function details(line, context) {
     "div",
     { class: "details" },
     gpu && !gpu.up && h("p", { class: "why" }, downText(gpu, context)),
-    !gpu && h("p", { class: "why" }, "Only the kubelet names this device; NVML does not."),
+    !gpu && h("p", { class: "why" }, "The kubelet lists this device, but NVML does not."),
     ills(gpu, context.map),
     h(
       "div",
@@ -41,18 +41,18 @@ export function details(line, context) {
       uuidOf(line.uuid),
     ),
     first.bare
-      ? h("p", { class: "why" }, "No MIG instance was made on it: nothing of it can be assigned.")
+      ? h("p", { class: "why" }, "This GPU has no MIG device, so the kubelet cannot assign it.")
       : line.devices.map((device) => (parts ? part(device, context) : table(device, context))),
   );
 }
 
 const downText = (gpu, context) => [
-  `This GPU ${FAULTS[gpu.fault] ?? "is not usable"}. What is known is who was assigned to it.`,
+  `This GPU ${FAULTS[gpu.fault] ?? "is not usable"}. Only its assignments are known.`,
   gpu.last_success ? ` It last answered ${duration(context.map.timestamp - gpu.last_success)} before this data.` : "",
   gpu.remedy ? h("span", { class: "remedy" }, " ", prose(gpu.remedy)) : null,
 ];
 
-/** A MIG device, or the whole of a partitioned GPU where that was assigned. */
+/** Return a MIG device, or a partitioned GPU that was assigned as a whole. */
 function part(device, context) {
   const whole = device.whole.slice(0, NAMED).map((row, at) => [at ? ", " : "", containerName(row)]);
   const more = device.whole.length - NAMED;
@@ -85,7 +85,7 @@ function part(device, context) {
 const uuidOf = (uuid) =>
   h("button", { type: "button", class: "uuid", "data-copy": uuid, title: "Copy the uuid" }, printable(uuid));
 
-/** Memory and activity of a device; with the memory that no process accounts for. */
+/** Return memory and activity of a device, with the memory that no process explains. */
 function memoryFacts(device) {
   if (!device.memory) return [activity(device)];
   const { used_bytes: used, total_bytes: total, reserved_bytes: reserved } = device.memory;
@@ -108,14 +108,14 @@ function curvesOf(device, context) {
     "div",
     { class: "curves" },
     context.curves.memory(device.uuid, null, { most: device.memory.total_bytes }),
-    device.mig_profile ? null : context.curves.sm(device.uuid, null, "GPU utilisation"),
+    device.mig_profile ? null : context.curves.sm(device.uuid, null, "GPU utilization"),
   );
 }
 
 const HELD = {
-  yes: "Nobody holds it.",
-  no: "Who holds it is not known now.",
-  "not all": "No holder is known: there are slots on no known device.",
+  yes: "No container holds it.",
+  no: "Its holders are not known now.",
+  "not all": "No holder is known. Some slots match no known device.",
 };
 
 const holdersKnown = (device, { allocationKnown, map }) =>
@@ -123,7 +123,7 @@ const holdersKnown = (device, { allocationKnown, map }) =>
 
 const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
 
-/** What is said of a GPU without a known holder. */
+/** Return the text for a GPU without a known holder. */
 export function vacancy(line, context) {
   if (line.devices[0].bare) return "no MIG device";
   const free = line.devices.every((device) => holdersKnown(device, context) === "yes");
@@ -147,7 +147,7 @@ function table(device, context) {
   );
   if (!rows.length && device.whole.length) return null;
   if (!rows.length) {
-    const uses = !usesKnown(device, context) ? "What uses it is not known." : "Nobody is known to use it.";
+    const uses = !usesKnown(device, context) ? "Its use is not known." : "No known use.";
     return h("p", { class: "nobody" }, `${HELD[holdersKnown(device, context)]} ${uses}`);
   }
   const all = state.open.has(device.uuid) || device.narrowed || rows.length <= ROWS + 2;
@@ -240,7 +240,7 @@ const slotsTitle = (row) => printable(row.holder.slots.map((one) => `${one.slots
 const isCurrent = (row, device, { state }) =>
   state.device === device.uuid && state.row === addressOf(row) ? "true" : null;
 
-/** What was found of a row, with a link to all findings; of the row that a reader came for also what to do. */
+/** Return the finding of a row, with a link to all findings; for the selected row also the remedy. */
 function remark(row, current, now) {
   const { finding } = row;
   if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;

@@ -1,15 +1,15 @@
-// Descriptions of elements, and the document brought in line with them. Elements that stay are kept, so that focus,
-// selection and scrolling stay too. Text is only ever set as text.
+// Describes elements, and updates the document to match. It keeps existing elements, and with them focus, selection and
+// scroll position. It sets text only as text, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
-const told = new WeakMap(); // element → the description it was last brought in line with
+const descriptions = new WeakMap(); // element → its last description
 
 export function h(tag, attributes, ...children) {
   const present = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
   return { tag, attributes: attributes ?? {}, children: present };
 }
 
-/** Bring the children of `parent` in line with `wanted`: descriptions, and texts. */
+/** Update the children of `parent` to match `wanted`: descriptions and texts. */
 export function fill(parent, wanted) {
   const list = [wanted].flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false);
   const focused = parent.contains(document.activeElement) ? document.activeElement : null;
@@ -20,7 +20,7 @@ export function fill(parent, wanted) {
 function reconcile(parent, wanted) {
   const kept = new Map();
   for (const node of parent.childNodes) {
-    const key = told.get(node)?.attributes.key;
+    const key = descriptions.get(node)?.attributes.key;
     if (key !== undefined) kept.set(key, node);
   }
   const keys = new Set(wanted.map((one) => one.attributes?.key));
@@ -41,7 +41,7 @@ function reconcile(parent, wanted) {
   while (at) at = removed(at);
 }
 
-const keyOf = (node) => told.get(node)?.attributes.key;
+const keyOf = (node) => descriptions.get(node)?.attributes.key;
 
 function removed(node) {
   const next = node.nextSibling;
@@ -51,7 +51,7 @@ function removed(node) {
 
 function fits(node, one) {
   if (one.tag === undefined) return node.nodeType === Node.TEXT_NODE;
-  const before = told.get(node);
+  const before = descriptions.get(node);
   return before !== undefined && before.tag === one.tag && before.attributes.key === one.attributes.key;
 }
 
@@ -69,10 +69,10 @@ function update(node, one) {
     if (node.data !== text) node.data = text;
     return;
   }
-  const before = told.get(node)?.attributes ?? {};
+  const before = descriptions.get(node)?.attributes ?? {};
   for (const name of Object.keys(before)) if (!(name in one.attributes)) set(node, name, null);
   for (const [name, value] of Object.entries(one.attributes)) if (before[name] !== value) set(node, name, value);
-  told.set(node, one);
+  descriptions.set(node, one);
   reconcile(node, one.children);
 }
 

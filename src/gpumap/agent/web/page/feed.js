@@ -1,5 +1,5 @@
-// Asks the agent again and again, and knows how old its answer is. Rests while the page is hidden; waits longer and
-// longer while there is no answer.
+// Asks the agent repeatedly and knows the age of its answer. It pauses while the page is hidden, and waits longer after
+// each failure.
 
 const EVERY_MS = 2000; // at the most
 const LONGEST_WAIT_MS = 30000;
@@ -35,23 +35,23 @@ export class Feed {
     if (!document.hidden) this.ask();
   }
 
-  /** Milliseconds from one question to the next: twice in an interval, if that is not too often. */
+  /** Milliseconds between two requests: two in each interval, within limits. */
   pace() {
     return Math.min(LONGEST_WAIT_MS, Math.max(EVERY_MS, (this.interval ?? 0) * 500));
   }
 
-  /** Fetch the history while curves are to be seen; the first at once. */
+  /** Fetch the history while curves are visible; the first time immediately. */
   showCurves(shown) {
     this.wantsHistory = shown;
     if (shown && this.history === null && this.historyAt === -Infinity && !this.asking) this.wake();
   }
 
-  /** Seconds since what is shown was measured, by the agent's clock; null where there is nothing. */
+  /** Return the age of the data in seconds, by the agent's clock; null without data. */
   ageNow() {
     return this.age === null ? null : this.age + (performance.now() - this.confirmedAt) / 1000;
   }
 
-  /** Whether the agent answers, but with something old. */
+  /** Return whether the agent answers, but with old data. */
   isLate() {
     const age = this.ageNow();
     return this.state === "live" && age !== null && age > Math.max(LATE_SECONDS, 3 * (this.interval ?? 0) + 2);
@@ -99,11 +99,11 @@ export class Feed {
       const { body } = await this.fetch("api/v1/history", isHistory);
       if (body) this.history = body;
     } catch {
-      // the curves are a help: what there is stays, and the map says whether the agent answers
+      // curves are optional: keep the old ones; the map shows whether the agent answers
     }
   }
 
-  /** An answer and its body, null where it is the one before: only one that was accepted is known to the agent. */
+  /** Return an answer and its body; null if nothing changed since the last accepted answer. */
   async fetch(path, isWanted) {
     const headers = this.tags[path] ? { "If-None-Match": this.tags[path] } : {};
     const response = await fetch(path, { headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -114,9 +114,9 @@ export class Feed {
     }
     const type = response.headers.get("Content-Type") ?? "";
     if (!type.startsWith("application/json"))
-      throw new Error("something else answers in its place: is a login needed?");
+      throw new Error("another server answered, perhaps with a login page");
     const body = await response.json();
-    if (!isWanted(body)) throw new Error("the answer is not gpumap's");
+    if (!isWanted(body)) throw new Error("the answer is not from gpumap");
     this.tags[path] = response.headers.get("ETag");
     return { response, body };
   }

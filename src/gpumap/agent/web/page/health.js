@@ -1,5 +1,5 @@
-// What a GPU measures of itself, what is wrong with it and what that takes, and what containers were charged for. Of
-// what is well nothing is drawn.
+// The sensors of a GPU, its problems with their remedies, and the accounting of containers. It draws only problems, not
+// the absence of problems.
 
 import { h } from "./dom.js";
 import { BY, keyOf, sorted } from "./model.js";
@@ -12,7 +12,7 @@ const HIT = 3; // containers that are named with a code
 
 const megahertz = (hertz) => `${Math.round(hertz / 1e6)} MHz`;
 
-/** Facts of a GPU that answers: its temperature, power and clock, and why it is slow, if it is. */
+/** Return facts of a GPU that answers: temperature, power, clock and throttle reasons. */
 export function sensors(gpu) {
   if (!gpu) return [];
   const temperature = gpu.temperatures_celsius?.gpu ?? null;
@@ -44,7 +44,7 @@ export function sensors(gpu) {
   ];
 }
 
-/** Reasons that matter: idleness and what somebody has set slow nothing down that wants to be fast. */
+/** Return the throttle reasons that slow down work: not idleness, and not limits that an administrator set. */
 function slowdowns(gpu) {
   const events = Object.entries(gpu.clock_events ?? {});
   const active = events.filter(([reason, is]) => is && SLOWED[reason]).map(([reason]) => reason);
@@ -52,7 +52,7 @@ function slowdowns(gpu) {
   return (named.some((reason) => reason.startsWith("hw_")) ? named : active).map((reason) => SLOWED[reason]);
 }
 
-/** The fact of what GPM measured on a leaf, if it did. */
+/** Return the GPM values of a leaf, if there are any. */
 export function activity(device) {
   const measured = device.activity;
   if (!measured) return null;
@@ -66,12 +66,12 @@ export function activity(device) {
   return parts.length > 0 && ["active", h("span", { title: ACTIVITY }, shown)];
 }
 
-const SINCE = "As long as gpumap has listened";
+const SINCE = "Since gpumap listens for them";
 const ACTIVITY =
-  "Mean over the last interval: SMs that were busy; warps on them, of all that they hold; tensor cores that were busy; " +
-  "memory bandwidth that was used";
+  "Mean over the last interval: busy SMs; warps on them, as a share of their maximum; busy tensor cores; " +
+  "used memory bandwidth";
 
-/** What is wrong with a GPU, and what was found on it, in a word each: the worst first. */
+/** Return one word for each problem and each finding of a GPU, the worst first. */
 export function marks({ gpu, devices }) {
   const found = new Map();
   const rows = devices.flatMap((device) => device.rows.filter((row) => row.finding));
@@ -93,7 +93,7 @@ export function marks({ gpu, devices }) {
   );
 }
 
-/** What is wrong with a GPU, each with what to do; null where nothing is. */
+/** Return the problems of a GPU with their remedies; null without problems. */
 export function ills(gpu, map) {
   const found = gpu ? [recovery(gpu), ...rows(gpu), ecc(gpu), ...xids(gpu, map)].filter(Boolean) : [];
   return found.length ? h("ul", { class: "ills" }, found) : null;
@@ -102,7 +102,7 @@ export function ills(gpu, map) {
 const ill = (key, level, shown, remedy, title) =>
   h("li", { key, class: level, title }, shown, remedy ? h("span", { class: "remedy" }, " ", prose(remedy)) : null);
 
-/** What the driver asks for, to make a GPU whole again; null where it asks for nothing. */
+/** Return the recovery action that the driver requests; null if it requests none. */
 export const wish = (gpu) => {
   const action = gpu.recovery_action?.action ?? "none";
   return action === "none" ? null : printable(action);
@@ -120,10 +120,10 @@ function ecc(gpu) {
   const lost = (gpu.ecc_errors ?? []).filter((one) => one.type === "uncorrected" && one.errors);
   const all = lost.reduce((sum, one) => sum + one.errors, 0);
   const where = lost.map((one) => `${printable(one.location)} ${one.errors}`).join(", ");
-  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life could not be corrected: ${where}.`, gpu.remedies.ecc_uncorrected);
+  return all > 0 && ill("ecc", "warn", `${count(all, "memory error")} over its life were not correctable: ${where}.`, gpu.remedies.ecc_uncorrected);
 }
 
-/** A line a code: the containers that held or used the GPU, or a part of it, when it came. */
+/** Return one line for each code, with the containers that held or used the GPU or a part of it at that time. */
 function xids(gpu, map) {
   const counts = gpu.xids?.counts ?? [];
   const parts = new Set([gpu.uuid, ...map.devices.filter((one) => one.gpu_uuid === gpu.uuid).map((one) => one.uuid)]);
@@ -140,21 +140,21 @@ function xids(gpu, map) {
   return lines;
 }
 
-/** What a container on a device was charged for, in words: a title, or null. */
+/** Return the accounting of a container on a device as text for a title, or null. */
 export function charges(map) {
   const accounts = new Map((map.accounts ?? []).map((one) => [`${one.uuid} ${keyOf(one)}`, one]));
   return (device, row) => {
     const account = accounts.get(`${device.uuid} ${row.key}`);
     if (!account) return null;
     const parts = [
-      told(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
-      told(account.sm_seconds, (seconds) => `${hours(seconds)} SM-hours`),
-      told(account.memory_byte_seconds, (value) => `${value ? bytes(value / 3600) : "0 GiB"}-hours`),
-      told(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
+      withWords(account.allocated_gpu_seconds, (seconds) => `${hours(seconds)} GPU-hours held`),
+      withWords(account.sm_seconds, (seconds) => `${hours(seconds)} SM-hours`),
+      withWords(account.memory_byte_seconds, (value) => `${value ? bytes(value / 3600) : "0 GiB"}-hours`),
+      withWords(account.energy_joules, (joules) => `about ${(joules / 3.6e6).toPrecision(2)} kWh`),
     ].filter(Boolean);
-    return parts.length ? `Since it was first seen: ${parts.join(", ")}` : null;
+    return parts.length ? `Since gpumap first saw it: ${parts.join(", ")}` : null;
   };
 }
 
-const told = (value, form) => (value === null || value === undefined ? null : form(value));
+const withWords = (value, form) => (value === null || value === undefined ? null : form(value));
 const hours = (seconds) => (seconds / 3600).toFixed(seconds < 36000 ? 2 : 0);

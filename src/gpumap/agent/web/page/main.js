@@ -1,4 +1,4 @@
-// Puts the page together: what the address asks for, what the feed brought, what the reader does.
+// Assembles the page from the address, the data of the feed, and the actions of the reader.
 
 import { fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -78,7 +78,7 @@ function draw() {
         { class: "nobody" },
         feed.state === "starting"
           ? `Waiting for the agent${feed.why ? `: ${feed.why}` : ""} …`
-          : "There is nothing to show yet.",
+          : "No data yet.",
       ),
     );
     return;
@@ -107,15 +107,15 @@ function draw() {
   if (sought) seek();
 }
 
-/** Why there is no data in a document, because all there was is too old to be shown; null if there is some. */
+/** Return why a document has no current data; null if it has. */
 function tooOld(map) {
   const age = duration(feed.ageNow());
-  if (map.stale) return `what was collected ${age} ago is too old to be shown: ${map.stale}`;
+  if (map.stale) return `the last collection is ${age} old, too old to show: ${map.stale}`;
   const nvml = map.sources.find((source) => source.source === "nvml");
   if (map.gpus.length || map.nameless_gpus.length || map.devices.length || (nvml?.up && !feed.isLate())) return null;
   return feed.isLate()
-    ? `the agent answers, but its newest collection is ${age} old: too old to be shown`
-    : "no source reports any device now";
+    ? `the agent answers, but its last collection is ${age} old, too old to show`
+    : "no source reports a device now";
 }
 
 function drawDevices(devices, context) {
@@ -126,7 +126,7 @@ function drawDevices(devices, context) {
   const isHere = !state.device || [...context.map.gpus, ...devices].some((one) => one.uuid === state.device);
   const lost = isHere ? "" : `No device ${state.device} here`;
   say("found", state.query ? `${found.length} of ${count(devices.length, "device")}` : lost);
-  if (!found.length && state.query) return h("p", { class: "nobody" }, `Nothing matches the filter. It takes words, and ${TERMS}`);
+  if (!found.length && state.query) return h("p", { class: "nobody" }, `Nothing matches the filter. Filter by words, and by ${TERMS}`);
   return strip(gpusOf(found), context);
 }
 
@@ -162,7 +162,7 @@ function seek() {
   } else say("said", `No device ${state.device} here`);
 }
 
-/** What changes with time alone. */
+/** Update what changes only with time. */
 function tick() {
   const age = feed.ageNow();
   const late = feed.isLate();
@@ -176,12 +176,12 @@ function tick() {
     fill($("lost"), [
       h("strong", {}, SAID.lost),
       `: ${feed.why}. `,
-      age === null ? "" : `What you see is ${duration(age)} old. `,
+      age === null ? "" : `This data is ${duration(age)} old. `,
       `Next try in ${wait} s. `,
       h("button", { type: "button", "data-retry": "" }, "Try now"),
     ]);
   } else if (late) {
-    fill($("lost"), [h("strong", {}, SAID.late), `: the agent answers, but what it measured is ${duration(age)} old.`]);
+    fill($("lost"), [h("strong", {}, SAID.late), `: the agent answers, but its data is ${duration(age)} old.`]);
   }
   $("lost").hidden = shown !== "lost" && shown !== "late";
   if (shown !== lastState) {
@@ -231,7 +231,7 @@ async function copy(button) {
   setTimeout(() => button.classList.remove("copied"), 1200);
 }
 
-/** Open or close a GPU. The address leads to the one that was opened last. */
+/** Open or close a GPU. The address names the GPU that was opened last. */
 function toggle(uuid) {
   const opens = !document.getElementById(uuid).classList.contains("open");
   state.opened.set(uuid, opens);

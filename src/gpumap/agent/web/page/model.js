@@ -1,4 +1,4 @@
-// The document of /api/v1/map as rows: who holds and uses each device, and what else is on it. Filter and order.
+// Turns the document of /api/v1/map into rows: holders, users and other use of each device. Filters and sorts them.
 
 const TINTS = 6;
 const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a container of that name is a user
@@ -6,7 +6,7 @@ const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a contain
 const text = (value) => value ?? "";
 export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
 
-/** A row in an address: `ns/pod/container`, and that it is of a pod that is gone. */
+/** Return a row for an address: `ns/pod/container`, with a mark for deleted pods. */
 export const addressOf = (row) => `${[row.namespace, row.pod, row.container].map(text).join("/")}${row.owner === "gone" ? " gone" : ""}`;
 
 /**
@@ -34,11 +34,11 @@ export function devicesOf(map) {
   );
 }
 
-/** A leftover may have the name of a container that lives. */
+/** A leftover may have the name of a live container. */
 const findingsByRow = (map) =>
   new Map((map.findings ?? []).map((one) => [`${one.finding === "leftover" ? "gone " : ""}${one.uuid} ${keyOf(one)}`, one]));
 
-/** The devices of each GPU, in its order: a line of the strip. A device that NVML does not name is a line of its own. */
+/** Return the lines of the strip: the devices of each GPU in order. A device that NVML does not list has its own line. */
 export function gpusOf(devices) {
   const found = new Map();
   for (const device of devices) {
@@ -49,7 +49,7 @@ export function gpusOf(devices) {
   return [...found.values()];
 }
 
-/** Segments of the bar and marks in the table are of one colour. */
+/** Give segments of the bar and marks in the table the same colour. */
 function tint(rows) {
   let number = 0;
   for (const row of [...rows].sort((a, b) => b.used - a.used)) {
@@ -57,7 +57,7 @@ function tint(rows) {
   }
 }
 
-/** A GPU that nothing can be given of: partitioned without an instance. */
+/** A partitioned GPU without MIG devices: the kubelet cannot assign it. */
 function bare(gpu) {
   return {
     uuid: gpu.uuid,
@@ -118,7 +118,7 @@ function processesByRow(device) {
   return found;
 }
 
-/** What is used by processes of no container that has a row, and by none at all. */
+/** Return the use of processes without a container row, and memory that no process explains. */
 function restRows(device, findings) {
   const users = new Set(device.users.map(keyOf));
   const rows = [];
@@ -133,14 +133,14 @@ function restRows(device, findings) {
     }
     if (!groups.size && memory_bytes && (owner === "unaccounted" || owner === "sibling")) groups.set(owner, []);
     for (const [key, found] of groups) {
-      const told = found.map((one) => one.memory_bytes).filter((one) => one !== null);
+      const reported = found.map((one) => one.memory_bytes).filter((one) => one !== null);
       const sms = found.map((one) => one.sm_ratio);
       rows.push({
         kind: "rest",
         key: `${owner} ${key}`,
         owner,
         processes: found,
-        used: !found.length ? memory_bytes : told.length ? sum(told) : null,
+        used: !found.length ? memory_bytes : reported.length ? sum(reported) : null,
         namespace: text(found[0]?.namespace),
         pod: text(found[0]?.pod),
         container: text(found[0]?.container),
@@ -182,7 +182,7 @@ const FIELDS = {
 };
 export const TERMS = ["gpu", "uuid", "model", "ns", "pod", "container", "owner", "finding"].map((field) => `${field}:`).join(" ");
 
-/** A filter's terms; all must hold. "owner:gone" asks one field, a plain word any. */
+/** Return the terms of a filter. All must match. "owner:gone" tests one field, a plain word tests all. */
 export function parse(query) {
   return query
     .toLowerCase()
@@ -196,7 +196,7 @@ export function parse(query) {
     });
 }
 
-/** What a device is found by: all of it, or the field that a term names. */
+/** Return the text of a device that a term tests: everything, or one field. */
 const wordsOfDevice = (device) => {
   const uuid = `${device.uuid} ${device.gpu_uuid}`.toLowerCase();
   const model = `${text(device.model)} ${text(device.mig_profile)}`.toLowerCase();
@@ -226,7 +226,7 @@ const holds = (term, device, row) => {
   return found(device, term) || wordsOfRow(row).includes(term.value);
 };
 
-/** The devices of which something is found, with the rows that are. */
+/** Return the devices that match, with their matching rows. */
 export function filtered(devices, query) {
   const terms = parse(query);
   if (!terms.length) return devices;
@@ -247,7 +247,7 @@ export function filteredProcesses(processes, query) {
 
 const nameOf = (row) => (row.pod ? `${row.namespace}/${row.pod}/${row.container ?? ""}` : "￿");
 
-/** By a column, "-used" from the greatest; what is not known is last either way, equals are by name. */
+/** Sort by a column; "-used" sorts from the largest. Unknown values are last in both orders; equal ones sort by name. */
 export function sorted(rows, order, values) {
   const down = order.startsWith("-");
   const value = values[order.replace("-", "")];

@@ -1,4 +1,4 @@
-// Pieces that several views draw: a container's name, an owner's mark, a table's head that sorts, a device's name.
+// Parts of several views: container names, owner marks, table heads that sort, and device names.
 
 import { h } from "./dom.js";
 import { FINDING_MEANS, name, OWNER_MEANS, OWNERS, printable } from "./words.js";
@@ -18,7 +18,7 @@ export function containerName(row) {
 export const ownerMark = (owner) =>
   h("span", { class: `mark-owner is-${owner}`, title: OWNER_MEANS[owner] ?? owner }, OWNERS[owner] ?? printable(owner));
 
-/** A finding's mark; where `href` is given a link, to what it is about or to all findings. */
+/** Return the mark of a finding. With `href` it is a link to the device or to all findings. */
 export const findingMark = (kind, href, number) =>
   h(
     href ? "a" : "span",

@@ -1,4 +1,4 @@
-// The view of processes: every one that NVML lists, with its owner.
+// The view of processes: all processes of NVML, with their owners.
 
 import { h } from "./dom.js";
 import { PROCESSES_BY, sorted } from "./model.js";
@@ -7,7 +7,7 @@ import { bytes, known, name, percent, printable } from "./words.js";
 
 export const COLUMNS = [
   { id: "pid", title: "PID", number: true },
-  { id: "type", title: "Type", hint: "C computes, G draws, M is a client of MPS" },
+  { id: "type", title: "Type", hint: "C: compute, G: graphics, M: MPS client" },
   { id: "command", title: "Command" },
   { id: "device", title: "Device" },
   { id: "owner", title: "Owner" },
@@ -55,7 +55,7 @@ function row(one, context) {
     cell(
       "Command",
       false,
-      known(one.name, (text) => name(text, { class: "command" }), "The process left, or /proc does not show it"),
+      known(one.name, (text) => name(text, { class: "command" }), "The process ended, or /proc does not show it"),
     ),
     cell(
       "Device",

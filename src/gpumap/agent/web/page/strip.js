@@ -1,5 +1,5 @@
-// All GPUs, a line each: memory by owner, how busy, temperature, power, who holds it, what was found. A press on a line
-// opens the details.
+// One line for each GPU: memory by owner, utilization, temperature, power, holders and findings. A click on a line opens
+// the details.
 
 import { h } from "./dom.js";
 import { bar, legend } from "./bar.js";
@@ -11,7 +11,7 @@ import { bytes, FAULTS, known, name, percent, printable } from "./words.js";
 const NAMED = 3; // holders on a line
 const FEW = 2; // GPUs that are open from the start
 
-/** Whether a GPU's details are shown: because a reader opened it, filters, or because there are few GPUs. */
+/** Return whether to show the details of a GPU: if the reader opened it or filters, or if there are few GPUs. */
 function isOpen(line, { state, all }) {
   const opened = line.devices.some((device) => state.opened.get(device.uuid));
   return state.opened.get(line.uuid) ?? (opened || state.query !== "" || all.length <= FEW);
@@ -81,14 +81,14 @@ function numbers(line, context) {
     memory ? bar(all) : h("span", { class: "bar" }),
     h("span", { class: "number used" }, known(memory, used, why.used)),
     h("span", { class: "number busy" }, busy(gpu, why)),
-    h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_TOLD)),
-    h("span", { class: "number" }, known(gpu?.power_watts, (watts) => power(watts, gpu.power_limit_watts), NOT_TOLD)),
+    h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_REPORTED)),
+    h("span", { class: "number" }, known(gpu?.power_watts, (watts) => power(watts, gpu.power_limit_watts), NOT_REPORTED)),
   ];
 }
 
-const NOT_TOLD = "The GPU does not report it";
+const NOT_REPORTED = "The GPU does not report it";
 
-/** Of the GPU as a whole. */
+/** Return the memory of the whole GPU. */
 const memoryOf = (line) => line.gpu?.memory ?? (line.devices.length === 1 ? line.devices[0].memory : null);
 
 const used = ({ used_bytes: now, total_bytes: total }) => [
@@ -103,12 +103,12 @@ const power = (watts, limit) => [
 
 function busy(gpu, why) {
   const ratio = gpu?.utilization_ratio ?? null;
-  if (ratio === null) return known(null, null, gpu?.partitioned ? "A GPU in MIG mode reports no utilisation" : why.sm);
+  if (ratio === null) return known(null, null, gpu?.partitioned ? "A GPU in MIG mode reports no utilization" : why.sm);
   const meter = h("span", { class: "meter", "aria-hidden": "true" }, h("span", { width: `${100 * ratio}%` }));
   return [meter, h("span", { class: "ratio" }, percent(ratio))];
 }
 
-/** The first containers that hold a part of the GPU, and how many more. */
+/** Return the first containers that hold a part of the GPU, and the number of others. */
 function holders(line, context) {
   const found = new Map(line.devices.flatMap((device) => device.holders).map((row) => [keyOf(row), row]));
   if (!found.size) return h("span", { class: "of" }, vacancy(line, context));

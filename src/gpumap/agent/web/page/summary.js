@@ -4,12 +4,12 @@ import { h } from "./dom.js";
 import { totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
 
-/** Numbers of the node. Those of waste are the agent's, and lead to their rows. */
+/** Return the numbers of the node. The numbers of waste come from the agent, and link to their rows. */
 export function overview(map, devices, faults) {
   const all = totals(map, devices);
   const sums = map.finding_sums ?? {};
   const down = (source) => (map.sources.find((one) => one.source === source)?.up ? null : DOWN[source]);
-  const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "Nothing could be judged";
+  const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "gpumap could not check anything";
   const of = (...kinds) => (map.findings ?? []).filter((one) => kinds.includes(one.finding));
   const partitioned = devices.some((device) => device.mig_profile);
   const rest = all.unattributed > all.used / 50 ? `, ${bytes(all.unattributed)} unattributed` : "";
@@ -17,20 +17,20 @@ export function overview(map, devices, faults) {
   return h(
     "dl",
     { class: "tiles" },
-    tile("GPUs", "GPUs, and those on which a kernel runs", known(all.gpus, String, DOWN.nvml), [
+    tile("GPUs", "GPUs, and GPUs with a running kernel", known(all.gpus, String, DOWN.nvml), [
       (partitioned || all.gpus === null) && all.devices ? count(all.devices, "device") : null,
       all.busy === null ? null : `${all.busy} busy`,
     ]),
-    tile("Held", "Devices that a container holds; free: nobody holds or uses it", known(all.held, (held) => `${held} of ${all.devices}`, DOWN.kubelet), [
+    tile("Held", "Devices that a container holds. Free: no container holds or uses it", known(all.held, (held) => `${held} of ${all.devices}`, DOWN.kubelet), [
       all.free === null ? null : `${all.free} free`,
     ]),
-    tile("Memory used", "By everybody; unattributed: of no known owner", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [
+    tile("Memory used", "By all owners. Unattributed: without a known owner", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [
       all.total === null ? null : `of ${bytes(all.total)}${rest}`,
     ]),
-    tile("Granted, not used", "Of idle holders, and of those that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
-    tile("Held idle", "Containers that hold a device and do not compute", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
+    tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
+    tile("Held idle", "Containers that hold a device and use no SM time", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
     tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
-    tile("Left over", "Still used by pods that are gone", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
+    tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
     tile("Faults", "GPUs and sources that are down or need repair", String(faults), ["GPUs, sources"], "fault"),
   );
 }
@@ -43,7 +43,7 @@ const DOWN = {
 const gpus = (held) => (held ? `${Number(held.toPrecision(2))} GPUs` : null);
 const pods = (found) => (found.length ? count(new Set(found.map((one) => `${one.namespace}/${one.pod}`)).size, "pod") : null);
 
-/** The pod that leaves the most unused. */
+/** Return the pod with the most unused memory. */
 function mostOf(found) {
   const bytesOf = new Map();
   for (const one of found) bytesOf.set(one.pod, (bytesOf.get(one.pod) ?? 0) + (one.waste_bytes ?? 0));
@@ -51,7 +51,7 @@ function mostOf(found) {
   return first?.[1] ? ["most by ", name(first[0])] : null;
 }
 
-/** A number with notes. With a `kind` that was found it leads to the rows of that finding. */
+/** Return a number with notes. With a `kind` of finding it links to the rows of that finding. */
 function tile(term, means, value, notes, kind) {
   const shown = notes.filter(Boolean);
   const found = kind && typeof value === "string" && value !== "0" && !value.startsWith("0 ");

@@ -1,20 +1,20 @@
-// What the overview counts. Each number rests on what is known; null where that is nothing.
+// The sums of the overview. A sum is null if nothing of it is known.
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 const NOT_OWN = new Set(["unaccounted", "sibling", "unknown"]);
 
-/** What can be given away: no partitioned GPU, of which one gives the instances, or all of them at once. */
+/** Devices that a container can be assigned: MIG devices, and GPUs without partitions. */
 const leavesOf = (devices) => devices.filter((device) => !device.bare && !device.parent);
 
 const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
 
-/** Whether a process is known on it, whoever its owner is. */
+/** Return whether a process is known on the device, with any owner. */
 export const isUsed = (device) => device.rows.some((row) => row.processes.length > 0);
 
-/** Certainly to be had: read, not held, not in use, and no slots are left whose device is not known. */
+/** Certainly free: read, not held, not in use, and no slot matches an unknown device. */
 const isFree = (device) => device.memory && !isHeld(device) && !isUsed(device);
 
-/** GPUs that are down; those that never told their uuid stand nowhere else. */
+/** GPUs that are down, also those that never reported their uuid. */
 export const downGpus = (map) => [...map.gpus.filter((gpu) => !gpu.up), ...map.nameless_gpus];
 
 export function totals(map, devices) {
@@ -23,8 +23,8 @@ export function totals(map, devices) {
   const pools = poolsOf(leaves);
   const held = leaves.filter(isHeld).length;
   const known = new Set(map.devices.filter((one) => one.holders_known).map((one) => one.uuid));
-  const toldNow = up.has("kubelet") && (known.size > 0 || !map.devices.length);
-  const allocated = toldNow || devices.some((device) => device.holders.length);
+  const kubeletAnswers = up.has("kubelet") && (known.size > 0 || !map.devices.length);
+  const allocated = kubeletAnswers || devices.some((device) => device.holders.length);
   const ratios = map.gpus.map((gpu) => gpu.utilization_ratio).filter((ratio) => ratio !== null);
   return {
     gpus: up.has("nvml") ? map.gpus.length + map.nameless_gpus.length : null,
@@ -38,10 +38,10 @@ export function totals(map, devices) {
   };
 }
 
-/** Whether slots that are on no device may be of one that is here: what is passed through is not. */
+/** Return whether unmatched slots may belong to a device of this node. Passed-through devices do not. */
 export const unsettled = (map) => map.unmatched.some((row) => row.reason !== "not_in_nvml");
 
-/** Memory that is there once: compute instances of one GPU instance share theirs. */
+/** Count shared memory once: compute instances of one GPU instance share it. */
 function poolsOf(leaves) {
   const pools = new Map();
   for (const leaf of leaves.filter((one) => one.memory)) {
@@ -53,9 +53,9 @@ function poolsOf(leaves) {
   return [...pools.values()];
 }
 
-/** Bytes of no known owner. Where processes share memory more is told than used: that makes up for nothing elsewhere. */
+/** Bytes without a known owner. Negative remainders (shared memory) do not reduce those of other devices. */
 function unattributed({ memory, uses }) {
-  const told = (wanted) => sum(uses.filter(({ owner }) => wanted(owner)).map((use) => use.memory_bytes ?? 0));
-  const unknown = told((owner) => owner === "unknown");
-  return unknown + Math.max(0, memory.used_bytes - unknown - told((owner) => !NOT_OWN.has(owner)));
+  const bytesOf = (wanted) => sum(uses.filter(({ owner }) => wanted(owner)).map((use) => use.memory_bytes ?? 0));
+  const unknown = bytesOf((owner) => owner === "unknown");
+  return unknown + Math.max(0, memory.used_bytes - unknown - bytesOf((owner) => !NOT_OWN.has(owner)));
 }

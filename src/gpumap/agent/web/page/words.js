@@ -1,4 +1,4 @@
-// Numbers, times and names as people read them. What is not known is a dash that says why, never 0.
+// Numbers, times and names for people. An unknown value is a dash with the reason, never 0.
 
 import { h } from "./dom.js";
 
@@ -18,7 +18,7 @@ export const percent = (ratio) => `${(ratio * 100).toFixed(0)} %`;
 
 export const share = (gpus) => (Number.isInteger(gpus) ? String(gpus) : gpus.toPrecision(2).replace(/\.?0+$/, ""));
 
-/** A value, or a dash with the reason why there is none. */
+/** Return a value, or a dash with the reason. */
 export function known(value, form, reason) {
   if (value !== null && value !== undefined) return form(value);
   return h("span", { class: "unknown", role: "img", title: reason, "aria-label": `unknown: ${reason}` }, "–");
@@ -39,31 +39,31 @@ export const moment = (seconds) =>
     .replace("T", " ")
     .replace(/\.\d+Z/, " UTC");
 
-/** The time of day. */
+/** Return the time of day. */
 export const clock = (seconds) => `${moment(seconds).slice(11, 16)} UTC`;
 
 export const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
-/** A foreign text: what does not print, or turns the direction of what follows, is spelled out. */
+/** Escape a foreign text: characters that do not print, or that change the direction of text. */
 export const printable = (text) =>
   String(text).replace(
     /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cs}]/gu,
     (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`,
   );
 
-/** A sentence of gpumap's own, with its commands and values marked. */
+/** Return a sentence of gpumap with its commands and values marked. */
 export const prose = (text) =>
   printable(text)
     .split("`")
     .map((part, at) => (at % 2 ? h("code", {}, part) : part));
 
-/** A foreign text in an element that keeps its direction to itself. */
+/** Return a foreign text in an element that isolates its direction. */
 export const name = (text, attributes) => h("bdi", attributes, printable(text));
 
 export const OWNERS = {
   assigned: "assigned",
   unassigned: "not assigned",
-  gone: "pod is gone",
+  gone: "deleted pod",
   host: "host",
   mps_server: "MPS server",
   sibling: "sibling instance",
@@ -73,36 +73,36 @@ export const OWNERS = {
 
 export const OWNER_MEANS = {
   assigned: "The kubelet assigned this device to the container.",
-  unassigned: "A live pod's container uses this device, though the kubelet did not assign it.",
-  gone: "Left over from a pod that no longer exists.",
-  host: "Processes that are in no pod.",
-  mps_server: "The MPS server, which computes for its clients.",
+  unassigned: "A container of a live pod uses this device, but does not hold it.",
+  gone: "Processes of a pod that no longer exists.",
+  host: "Processes outside pods.",
+  mps_server: "The MPS server, which works for its clients.",
   sibling: "Processes of the other compute instances that share this memory.",
-  unknown: "No source could tell the pod or the container, or whether it holds the device.",
-  unaccounted: "Used, but by no process that NVML lists: the driver's own, or processes that do not tell theirs.",
+  unknown: "No source can name the pod or the container, or its assignment.",
+  unaccounted: "Memory that no process explains: used by the driver, or by processes whose memory is not reported.",
 };
 
 export const FINDING_MEANS = {
-  squatter: "It uses a device that the kubelet did not assign to it.",
-  leftover: "Its pod is gone, and its processes still use the device.",
-  over: "It uses more memory than it was granted.",
-  idle: "It holds the device, and has not computed for a while.",
-  unused: "It was granted more memory than it uses.",
-  unmatched: "It was assigned slots that are on no known device.",
+  squatter: "It uses a device that it does not hold.",
+  leftover: "Its pod no longer exists, but its processes still use the device.",
+  over: "It uses more memory than granted.",
+  idle: "It holds the device, but used no SM time for a while.",
+  unused: "It uses less memory than granted.",
+  unmatched: "It holds slots that match no known device.",
 };
 
 export const FAULTS = {
   lost: "fell off the bus, or was removed",
   reset_required: "must be reset before it can be used",
-  insufficient_power: "lacks power: look at its power cables",
+  insufficient_power: "lacks power: check its power cables",
   irq_issue: "has an interrupt problem",
-  no_permission: "may not be read by gpumap",
+  no_permission: "is not accessible to gpumap",
   hung: "does not answer NVML's calls",
-  worker_crashed: "crashes the driver library when it is asked",
-  unknown: "gives an error that NVML does not explain",
+  worker_crashed: "crashes the driver library when gpumap reads it",
+  unknown: "reports an error that NVML does not explain",
 };
 
-/** Why clocks are lower than work would have them. */
+/** The throttle reasons of clocks. */
 export const SLOWED = {
   sw_power_cap: "its power limit",
   hw_slowdown: "the hardware",
@@ -116,7 +116,7 @@ export const CAPABILITIES = {
   device_checkpoint: "the kubelet's device checkpoint",
   pod_logs: "names of pods' log directories",
   process_utilization: "SM time of each process",
-  push: "a collection as soon as the kubelet allocates",
+  push: "collections when the kubelet allocates a device",
   gpm: "GPM metrics (Hopper and later)",
   xid_events: "XID errors",
 };
