@@ -290,7 +290,7 @@ def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
 
 def _unmatched(node_map: NodeMap) -> Iterator[Finding]:
     for entry in node_map.unmatched:
-        why = f"{entry.slots} of {entry.resource} match no device: {entry.reason}"
+        why = f"{entry.slots} of {entry.resource} without a device: {entry.reason}"
         number, name = len(node_map.devices), container_of(entry)
         yield Finding("unmatched", node_map.node.name, number, None, name, why, remedy=entry.remedy)
 

@@ -248,7 +248,7 @@ def _summary(found: Iterable[Finding], total: dict[str, float | None]) -> str:
         if (value := total[f"{kind}_bytes"]) is not None and (value or kind == "unused"):
             parts.append(f"{size(int(value))} {meaning}")
     if total["unmatched_slots"]:
-        parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} match no device")
+        parts.append(f"{counted(int(total['unmatched_slots']), 'slot')} without a device")
     return f"Sum of the findings: {', '.join(parts) or 'unknown'}."
 
 
