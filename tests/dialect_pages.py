@@ -58,11 +58,15 @@ def documented_lints(dialect: str, families: Iterable[Family | Numbered]) -> lis
     """Return what promtool reports on a dialect by docs/reference/dialects.md: rows of a table in its section."""
     section = DOCS.read_text(encoding="utf-8").split(f"\n## {dialect}\n")[1].split("\n## ")[0]
     table = section.partition("| `promtool check metrics` reports | of |")[2]
-    names = [family.name for family in families]
+    families = list(families)
+    named = {
+        "every family": [family.name for family in families],
+        "every counter": [one.name for one in families if isinstance(one, Family) and one.kind == "counter"],
+    }
     return sorted(
         f"{name} {lint}"
         for lint, of in re.findall(r"^\| `([^`]+)` \| (.+) \|$", table, re.MULTILINE)
-        for name in (names if of == "every family" else re.findall(r"`(\w+)`", of))
+        for name in named.get(of, re.findall(r"`(\w+)`", of))
     )
 
 

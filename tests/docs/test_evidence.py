@@ -47,7 +47,6 @@ LOST: Mapping[str, Callable[[TestNode], object]] = {
     "Log directories": lambda node: setattr(node, "logs_readable", False),
     "Both files": lambda node: node.down.add("pod_identity"),
     "/proc": lambda node: node.down.add("procfs"),
-    "NVML": lambda node: node.down.add("nvml"),
 }
 """By the columns of the table. The source is missing since gpumap started."""
 
@@ -113,7 +112,7 @@ def rows(heading: str) -> list[list[str]]:
     """The cells of the table under a heading, without its head."""
     section = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_each_missing_source_has_the_effect_that_the_table_says() -> None:
@@ -123,9 +122,23 @@ def test_each_missing_source_has_the_effect_that_the_table_says() -> None:
     without = {name: lived(lose) for name, lose in LOST.items()}
     head, _, *table = rows("What each statement needs")
     assert head[2:] == list(LOST)
-    assert {line[0]: line[2:] for line in table} == {
-        name: [says(snapshot) for snapshot in without.values()] for name, says in STATEMENTS.items()
+    effects = {name: [says(snapshot) for snapshot in without.values()] for name, says in STATEMENTS.items()}
+    assert {line[0]: [cell or "stays" for cell in line[2:]] for line in table} == {
+        name: found for name, found in effects.items() if set(found) != {"stays"}
     }
+
+
+def test_without_nvml_only_what_the_kubelet_lists_remains() -> None:
+    """The page names these statements in a sentence, not in the table."""
+    snapshot = lived(lambda node: node.down.add("nvml"))
+    assert {name for name, says in STATEMENTS.items() if says(snapshot) != "absent"} == {
+        "`gpumap_device_holders` 0",
+        "`gpumap_device_holders` 1 and more",
+        "waste: unmatched",
+    }
+    assert "Without NVML, only `gpumap_device_holders` and `waste: unmatched` remain." in PAGE.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_each_alert_that_accuses_is_based_on_a_series_of_the_table() -> None:
