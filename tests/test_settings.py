@@ -245,7 +245,7 @@ def test_no_native_leaves_the_dialects() -> None:
     assert not settle("--no-native", "--dialect", "all").native
     assert not settle(GPUMAP_NO_NATIVE="true", GPUMAP_DIALECT="dcgm").native
     assert not settle("--no-native", GPUMAP_NO_NATIVE="false").native
-    assert mistake(GPUMAP_NO_NATIVE="no") == "--no-native (from $GPUMAP_NO_NATIVE=no): is not true, false, 1 or 0"
+    assert mistake(GPUMAP_NO_NATIVE="no") == "--no-native (from $GPUMAP_NO_NATIVE=no): must be true, false, 1 or 0"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_choices_that_are_not_known_are_refused() -> None:
     refused("--dialect", "prometheus", '"prometheus"; valid values: native, pod-gpu-map')
     refused("--collect", "everything", '"everything"; valid values: allocation, use, accounting')
     assert 'unknown value "a,b"' in mistake("--dialect", "a,b")
-    assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: "zzz" is not known')
+    assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: unknown value "zzz"')
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
     assert "none cannot be combined" in mistake(GPUMAP_DIALECT="native,none")
     assert '"none" is not known' in mistake("--collect", "none")
