@@ -15,7 +15,7 @@ SLOTS = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.DEVICE)
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.DEVICE)
 DEVICES = q.most("gpumap_device_info", q.BY_DEVICE, q.DEVICE)
 HOLDERS = q.known(q.most("gpumap_device_holders", q.BY_DEVICE, q.DEVICE), DEVICES, q.BY_DEVICE)
-"""Of devices alone: a partitioned GPU that is given away whole has slots of its own, and is no device."""
+"""Only devices: a partitioned GPU that is assigned as a whole has its own slots, but is not a device here."""
 ON_GPUS = q.most("gpumap_device_info", "cluster, node, gpu_uuid", q.DEVICE)
 CHOSEN = f'label_replace({ON_GPUS}, "uuid", "$1", "gpu_uuid", "(.+)")'
 """The GPUs that the chosen devices are on, by their own uuid."""
