@@ -15,7 +15,7 @@ COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-all check e2e tools golden protos docs manifests boards pictures bench lock krew wheel image clean
+.PHONY: help setup demo test test-all check prose e2e tools golden protos docs manifests boards pictures bench lock krew wheel image clean
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,11 +35,14 @@ test-all: check ## The same with all examples of each law, and tests/*/: capture
 	@$(BIN)/python -m scripts.install_tools || echo "The tests that need it are skipped; under CI they fail." >&2
 	$(PYTEST) --hypothesis-profile=full $(ARGS)
 
-check: .venv/.dev ## Format, lint, import layers, types
+check: .venv/.dev prose ## Format, lint, import layers, types, prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+prose: .venv/.dev ## Finds long sentences, and words that the style replaces, in messages, docstrings, comments and rules
+	$(BIN)/python -m scripts.check_prose
 
 e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbours (Prometheus, …)
 	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."

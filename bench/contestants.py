@@ -66,7 +66,7 @@ def gpumap(node: BenchNode, interval: str, *flags: str, sign: str = "gpumap_devi
 
 @contextlib.contextmanager
 def nvitop(node: BenchNode, interval_seconds: float) -> Iterator[Contestant]:
-    """nvitop-exporter on the same stand-in driver. It collects at least once each 1 s, unless told otherwise."""
+    """nvitop-exporter on the same stand-in driver. By default it collects at least once each 1 s."""
     port = _free_port()
     command = [str(NVITOP), "--port", str(port), "--interval", str(interval_seconds), "--hostname", "bench"]
     with _running("nvitop-exporter", command, port, node, f'index="{node.shape.gpus - 1}"') as contestant:
@@ -126,7 +126,7 @@ def _page(port: int) -> str:
 
 @contextlib.contextmanager
 def _running(name: str, command: Sequence[str], port: int, node: BenchNode, sign: str) -> Iterator[Contestant]:
-    """Start it, and wait for the first page on which `sign` stands. It is ended with the block."""
+    """Start it, and wait for the first page that contains `sign`. It ends with the block."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("GPUMAP_", "NODE_"))}
     with tempfile.TemporaryFile() as said:
         started = time.perf_counter()

@@ -87,12 +87,12 @@ def doubled(_: frozenset[str]) -> Iterator[Figure]:
 GROUPS_INTERVAL_SECONDS = 0.5
 GROUPS_SECONDS = 60.0
 _ANY = 'gpumap_source_up{source="nvml"} 1'
-"""Stands on a page of any groups."""
+"""A line of a page with any groups."""
 
 
 def groups(_: frozenset[str]) -> Iterator[Figure]:
-    """G1: what leaving a group of families out saves, side by side, in one window, against the mean of two that leave
-    out nothing; how far these are apart is the noise."""
+    """G1: the saving of a left-out group of families, in one window, against the mean of two runs that leave out
+    nothing. The difference of these two is the noise."""
     kinds = {"one of all groups": DEFAULT_GROUPS, "another of all groups": DEFAULT_GROUPS}
     kinds |= {f"without {left_out}": _without(left_out) for left_out in DEFAULT_GROUPS}
     kinds |= {f"with {more} too": (*DEFAULT_GROUPS, more) for more in GROUPS if more not in DEFAULT_GROUPS}

@@ -73,7 +73,7 @@ def _look(url: str, command: tuple[str, ...], series: int) -> Figure:
 
 
 _NOW, _LONG_AGO = "@now@", "@long ago@"
-"""The times in a page that is kept: a server that made each page anew would take a core from Prometheus."""
+"""The time stamps in a stored page. A server that rendered each page again would take a core from Prometheus."""
 
 
 @cache

@@ -1,9 +1,10 @@
-"""`python -m bench.load`: scrapes servers over raw sockets and tells how long each answer took; a process of its own.
+"""`python -m bench.load`: a separate process that scrapes servers over raw sockets and measures the time of each
+answer.
 
 Reads one JSON object on stdin, `{"targets": [{"port", "path", "headers", "requests"}], "rounds", "connections",
-"pace"}`, and visits the targets in turn, to and fro, so that noise hits all. Writes a list by target: seconds by
-request, or with several `connections` requests per second by round. With `pace` a request is due every so many seconds,
-and a late one is late from when it was due.
+"pace"}`. It visits the targets in turn, to and fro, so that noise affects all alike. It writes a list for each target:
+seconds by request, or with several `connections` requests per second by round. With `pace` a request is due at fixed
+times, and the time of a late one counts from then.
 """
 
 import json
@@ -101,7 +102,7 @@ def measure(order: Mapping[str, object], targets: Sequence[Target]) -> list[list
     found: list[list[float]] = [[] for _ in targets]
     for turn in range(rounds):
         order_of_turn = list(enumerate(targets))
-        for number, target in reversed(order_of_turn) if turn % 2 else order_of_turn:  # nobody is always the first
+        for number, target in reversed(order_of_turn) if turn % 2 else order_of_turn:  # no target is always the first
             if count > 1:
                 found[number].append(throughput(open_connections[number], target))
             else:

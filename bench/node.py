@@ -94,7 +94,7 @@ def _gpu_uuid(index: int) -> str:
 
 
 def _card(index: int) -> standin.Gpu:
-    """One that tells all that an H100 in a server tells: no fans, ECC in its SRAM and DRAM, rows that are remapped."""
+    """A reading with all values of an H100 in a server: no fans, ECC in its SRAM and DRAM, remapped rows."""
     lasted = dict.fromkeys((*range(74, 80), *range(269, 272)), 10**12)
     narrow = {142: 1, 143: 0, 144: 0, 145: 0, 230: 0}
     bytes_ = {197: 10**12, 198: 10**12, (138, ALL_LINKS): 10**9, (139, ALL_LINKS): 10**9}
@@ -192,7 +192,7 @@ class BenchNode:
         self._tell()
 
     def start(self, pod: _Pod) -> None:
-        """An assigned pod's log directories and processes are there."""
+        """Make the log directories and processes of an assigned pod."""
         self._start(pod)
         self._tell()
 
@@ -214,7 +214,7 @@ class BenchNode:
         (self._directory / "log" / "containers" / texts.link_name(pod.link)).unlink()
 
     def _tell(self) -> None:
-        """Tell the driver, the kubelet and its checkpoint what there is."""
+        """Write the files of the driver, the kubelet and its checkpoint."""
         for index, gpu in enumerate(self.driver.gpus):
             pids = [pid for pod in self._pods if pod.gpu == index for pid in pod.pids]
             gpu.processes = [standin.Process(pid, GIB + 4096 * number) for number, pid in enumerate(pids)]

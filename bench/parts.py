@@ -167,7 +167,7 @@ async def _answers() -> dict[str, list[bytes]]:
             for number, id_ in enumerate(ids)
         ]
     )
-    nobody = cast("grpc.aio.ServicerContext[bytes, bytes]", None)  # only a refusal would tell it
+    nobody = cast("grpc.aio.ServicerContext[bytes, bytes]", None)  # only a refusal would show it
     return {method: [await kubelet.answer(method, b"", nobody) for _ in range(8)] for method in (LIST, ALLOCATABLE)}
 
 

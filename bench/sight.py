@@ -1,4 +1,4 @@
-"""`python -m bench.sight PORT`: of each word on stdin, tells when it was first seen on /metrics (monotonic clock)."""
+"""`python -m bench.sight PORT`: for each word on stdin, print when /metrics first contained it (monotonic clock)."""
 
 import http.client
 import sys

@@ -69,9 +69,9 @@ def _cost(what: str, server: Prometheus) -> Iterator[Figure]:
 
 
 def _spent_on_rules(server: Prometheus, cores: float) -> float:
-    """CPU seconds of one evaluation: each expression is asked, and what Prometheus takes all the time is taken off.
+    """Return the CPU seconds of one evaluation: the time of all expressions, minus the constant load of Prometheus.
 
-    The time that Prometheus itself tells is the clock's, which on a busy machine is several times as long.
+    The time that Prometheus itself reports is wall time, which is several times as long on a busy machine.
     """
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     before, started = _own(server), time.monotonic()
@@ -83,7 +83,7 @@ def _spent_on_rules(server: Prometheus, cores: float) -> float:
 
 
 def _own(server: Prometheus) -> dict[str, float]:
-    """What Prometheus says of itself."""
+    """Return a self-metric of Prometheus."""
     page = fetch(f"{server.url}/metrics", timeout_seconds=30.0)[0]
     return {match[1]: float(match[2]) for match in re.finditer(r"^(\w+) (\S+)$", page, re.MULTILINE)}
 

@@ -30,10 +30,10 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def memory_bytes(pids: Iterable[int]) -> int:
-    """What these processes keep of the machine's memory where nothing else runs: PSS as it would be alone.
+    """Return the memory of these processes on a machine where nothing else runs: PSS as if they ran without others.
 
-    The kernel's PSS would count pages of the interpreter in parts with every other Python program of this machine, the
-    bench itself among them. Here what is anonymous is summed up, and of each file only the largest share is taken.
+    The kernel's PSS divides pages of the interpreter among all Python programs of this machine, including the bench.
+    This function adds up anonymous memory, and takes only the largest share of each file.
     """
     anonymous = 0
     of_files: dict[tuple[str, str], int] = {}

@@ -1,5 +1,6 @@
-"""gpumap's Grafana boards as data: what each panel asks, and why. `python -m boards` writes them as Grafana's JSON.
+"""gpumap's Grafana boards as data: the queries of each panel, and their reasons. `python -m boards` writes Grafana's
+JSON.
 
-A board's queries stand in a module of its own name; `queries` has the parts that they share, `grafana` alone knows what
-Grafana's JSON looks like.
+Each board has a module of its name with its queries. `queries` has their common parts. Only `grafana` knows the format
+of Grafana's JSON.
 """

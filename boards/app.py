@@ -1,4 +1,4 @@
-"""GPU App: what each pod was given, uses and wastes, on each card."""
+"""GPU App: what each pod holds, uses and wastes, on each card."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ NOW = Row(
     (
         Stat(
             title="Pods that hold a GPU",
-            about="Pods with a slot of a device. Absent: no node was scraped, or the kubelet does not answer.",
+            about="Pods that hold a slot of a device. Absent if no node was scraped, or if the kubelet does not "
+            "answer.",
             query=f"count(count by ({BY_POD}) ({q.holders('gpumap_allocation_info')}))",
         ),
         Stat(
             title="GPUs held",
-            about="Shares of GPUs that pods were given, added up: a whole card is 1, one of four replicas 0.25.",
+            about="Sum of the GPU shares that pods hold: 1 for a whole card, 0.25 for one of four replicas.",
             query=f"sum({HELD})",
             decimals=2,
         ),
         Stat(
             title="Granted memory",
-            about="GPU memory that pods were given. Where sharing grants none (time-slicing) nothing is counted;"
-            " what compute instances share counts once.",
+            about="GPU memory granted to pods. Time-slicing grants none and counts nothing. Shared memory of compute"
+            " instances counts once.",
             query=f"sum({GRANTS})",
             unit="bytes",
         ),
         Stat(
             title="Used memory",
-            about="GPU memory of the pods' own processes, also beyond or without a grant.",
+            about="GPU memory of the pods' processes, also above or without a grant.",
             query=f"sum({USED})",
             unit="bytes",
         ),
         Stat(
             title="Share of the grants in use",
-            about="Used over granted memory, of the containers of which both are known.",
+            about="Used memory divided by granted memory, for containers with both values.",
             query=f"sum({q.known(USED, GRANTED)}) / sum({q.known(GRANTS, USED)})",
             unit="percentunit",
             decimals=0,
         ),
         Stat(
-            title="Held, not computing",
-            about="Held shares less SM time, for each container and card, as far as SM time is known (on MIG it is"
-            " not).",
+            title="Held, not busy",
+            about="Held shares minus SM time, for each container and card. Only where SM time is known, not on MIG.",
             query=f"sum({q.idle(q.POD)})",
             decimals=2,
         ),
@@ -65,13 +65,13 @@ NOW = Row(
 )
 
 HOLDERS = Row(
-    "Who holds what",
+    "Holders",
     (
         Table(
             title="Containers and their devices",
-            about="Each container on each device that it holds or uses. An empty cell is not known: granted is empty"
-            " where sharing grants no memory, SM is empty on MIG. Idle is 0. Unused is what was granted and is"
-            " not used; of memory that compute instances share, each has its part.",
+            about="Each container on each device that it holds or uses. An empty cell is unknown: granted is empty if "
+            "the sharing grants no memory, SM is empty on MIG. Idle is 0. Unused is granted memory that is not used. "
+            "Compute instances share memory in equal parts.",
             keys=(
                 *CONTAINER_KEYS,
                 Key("device", "Device", TO_CARD),
@@ -103,16 +103,16 @@ MEMORY = Row(
     (
         Curves(
             title="Used by each pod",
-            about="GPU memory of the pod's own processes, over all of its cards. A pod that holds a card and runs"
-            " nothing is 0; a gap means that the driver did not tell.",
+            about="GPU memory of the pod's processes on all its cards. 0 if the pod holds a card and runs nothing on "
+            "it. A gap means that the driver did not report it.",
             queries=(Query(f"sum by ({BY_POD}) ({USED})", LEGEND),),
             unit="bytes",
             link=TO_POD,
         ),
         Curves(
             title="Used of granted, by pod",
-            about="1 is all that the pod was given; above it the pod takes what is not its own. Only pods that were"
-            " granted memory, and only the cards on which they were.",
+            about="1 is the whole grant. Above 1, the pod uses more memory than granted. Only pods with a memory "
+            "grant, on the cards of the grant.",
             queries=(
                 Query(
                     f"sum by ({BY_POD}) ({q.known(USED, GRANTED)}) / sum by ({BY_POD}) ({q.known(GRANTED, USED)})",
@@ -125,7 +125,7 @@ MEMORY = Row(
         ),
         Curves(
             title="Share of each card, by container",
-            about="The container's own memory over that of the device: the whole card, or its MIG device.",
+            about="Memory of the container divided by that of the device: the whole card, or its MIG device.",
             queries=(Query(q.name_devices(f"({SHARE_OF_CARD})"), ON_DEVICE),),
             unit="percentunit",
             most=1,
@@ -133,8 +133,8 @@ MEMORY = Row(
         ),
         Curves(
             title="Granted and not used, by pod",
-            about="What the pod was given and does not use, card by card; use beyond a grant elsewhere does not count"
-            " against it. Absent where nothing is granted.",
+            about="Granted memory that the pod does not use, for each card. Use above a grant on another card does not"
+            " reduce it. Absent if nothing is granted.",
             queries=(Query(f"sum by ({BY_POD}) ({q.unused(q.POD)})", LEGEND),),
             unit="bytes",
             link=TO_POD,
@@ -147,8 +147,8 @@ COMPUTE = Row(
     (
         Curves(
             title="SM time of each container, by card",
-            about="Time that the container's own kernels kept the SMs busy, 0-1. On a shared card each container has"
-            " its own, and they add up to the card's at most. Absent on MIG, where no driver tells it.",
+            about="Share of time in which the container's kernels kept the SMs busy (0-1). On a shared card, the sum "
+            "of all containers is at most 1. Absent on MIG, because the driver does not report it.",
             queries=(Query(q.name_devices(BUSY), ON_DEVICE),),
             unit="percentunit",
             most=1,
@@ -156,7 +156,7 @@ COMPUTE = Row(
         ),
         Curves(
             title="Energy of each pod",
-            about="An estimate: the GPU's energy shared out by SM time. Absent where SM time is not known.",
+            about="An estimate: the energy of the GPU, shared by SM time. Absent if SM time is unknown.",
             queries=(
                 Query(
                     f"sum by ({BY_POD}) ({q.rate('gpumap_container_energy_joules_total', q.BY_HOLDER, q.POD)})", LEGEND
@@ -174,11 +174,11 @@ WRONG_KEYS = (
     Key("uuid", "uuid"),
 )
 WRONG = Row(
-    "What is not as it should be",
+    "Problems",
     (
         Table(
-            title="Beyond the grant",
-            about="Containers that use more memory of a card than they were given there.",
+            title="Above the grant",
+            about="Containers that use more memory of a card than granted.",
             keys=WRONG_KEYS,
             columns=(
                 Column(
@@ -193,9 +193,9 @@ WRONG = Row(
             height=7,
         ),
         Table(
-            title="Used without being given",
-            about="Containers with processes on a device that they do not hold: privileged ones, or with all GPUs"
-            " visible.",
+            title="Used, but not held",
+            about="Containers with processes on a device that they do not hold. Usually they are privileged, or see all"
+            " GPUs.",
             keys=WRONG_KEYS,
             columns=(
                 Column(q.name_devices(f"({q.holders('gpumap_container_unassigned_use')} > 0)", "device")),
@@ -213,7 +213,7 @@ WRONG = Row(
 BOARD = Board(
     uid="gpumap-app",
     title="GPU App",
-    about="What each pod was given of GPUs, what it uses, and what it wastes.",
+    about="GPUs and GPU memory that each pod holds, uses and wastes.",
     variables=(
         *CLUSTERED,
         NODES,

@@ -1,4 +1,4 @@
-"""GPU Chargeback: who held how many GPU-hours, computed on them, and took how much energy, and what that costs."""
+"""GPU Chargeback: held GPU-hours, SM-hours, energy and cost of namespaces, teams and pods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEAMS = (
     f"label_replace(topk by ({IN_POD}) (1, max by ({IN_POD}, $label) (last_over_time({LABELS}[$__range]))),"
     ' "team", "$1", "$label", "(.+)")'
 )
-"""1 for each pod, with its team. Of two values in the time range one is taken."""
+"""1 for each pod, with its team. If the team changed in the time range, one value."""
 
 
 def by(labels: str, expr: str) -> str:
@@ -36,14 +36,14 @@ def by(labels: str, expr: str) -> str:
 
 
 def by_team(_: str, expr: str) -> str:
-    """Pods without the label, and all where kube-state-metrics is not there, are one line, so that the total stays."""
+    """Return sums by team. Pods without the label are one line; without kube-state-metrics, all pods are."""
     pods = f"sum by ({IN_POD}) ({expr})"
     named = f"{pods} * on ({IN_POD}) group_left (team) {TEAMS} or on ({IN_POD}) {pods}"
     return f'sum by (team) (label_replace({named}, "team", "(none)", "team", ""))'
 
 
 def not_computing(labels: str, total: bool = False) -> str:
-    """The part of what was held that was not computed on, where both are known, each holding by itself as in a bill."""
+    """Return the idle part of the held GPU-hours, where both are known, for each holding as in a bill."""
     idle, held = f"clamp_min({HELD} - {COMPUTED}, 0)", q.known(HELD, COMPUTED)
     if total:
         return f"sum({idle}) / sum({held})"
@@ -63,10 +63,8 @@ def bill(labels: str) -> tuple[Column, ...]:
     )
 
 
-ESTIMATE = (
-    " For boards: increase() reads between the samples. For money use `gpumap bill` (docs/how-to/charge-teams.md)."
-)
-EMPTY = " An empty cell is not known: MIG has no SM time, and so no share of energy."
+ESTIMATE = " For boards only: increase() extrapolates. For invoices use `gpumap bill` (docs/how-to/charge-teams.md)."
+EMPTY = " An empty cell is unknown: MIG has no SM time, and therefore no energy of containers."
 
 NOW = Row(
     "In the time range",
@@ -80,15 +78,15 @@ NOW = Row(
         ),
         Stat(
             title="SM-hours",
-            about="Time that the containers' kernels kept SMs busy. MIG tells none." + ESTIMATE,
+            about="Time that the containers' kernels kept SMs busy. Not on MIG." + ESTIMATE,
             query=f"sum({COMPUTED}) / 3600",
             unit="none",
             decimals=2,
         ),
         Stat(
             title="Idle part",
-            about="Of the GPU-hours held, those that were not computed on, where both are known. Each container on a"
-            " device counts by itself: who computes more than its share makes no other one less idle.",
+            about="Idle share of the held GPU-hours, where SM time is known. Each container on a device counts "
+            "separately: one that uses more than its share does not reduce the idle share of others.",
             query=not_computing("", total=True),
             unit="percentunit",
             decimals=0,
@@ -96,21 +94,21 @@ NOW = Row(
         ),
         Stat(
             title="Cost",
-            about="GPU-hours held times the price above. Money has no unit here: it is that of the price." + ESTIMATE,
+            about="GPU-hours held times the price above, in the currency of the price." + ESTIMATE,
             query=f"sum({HELD}) / 3600 * $price",
             unit="none",
             decimals=2,
         ),
         Stat(
             title="Energy of containers",
-            about="An estimate: the GPUs' energy shared out by SM time.",
+            about="An estimate: the energy of the GPUs, shared by SM time.",
             query=f"sum({ENERGY}) / {JOULES_IN_KWH}",
             unit="kwatth",
             decimals=3,
         ),
         Stat(
-            title="Energy of nobody",
-            about="Energy of the chosen nodes' GPUs that no container was charged for: idle cards, MIG, the host.",
+            title="Energy without a container",
+            about="Energy of the selected nodes' GPUs that is charged to no container: idle cards, MIG, the host.",
             query=f"sum({UNCHARGED}) / {JOULES_IN_KWH}",
             unit="kwatth",
             decimals=3,
@@ -123,7 +121,7 @@ BILLS = Row(
     (
         Table(
             title="By namespace",
-            about="What each namespace held, computed, took, and what that costs." + EMPTY + ESTIMATE,
+            about="Held GPU-hours, SM-hours, energy and cost of each namespace." + EMPTY + ESTIMATE,
             keys=(Key("cluster", "Cluster"), Key("namespace", "Namespace", TO_NAMESPACE)),
             columns=bill(BY_NAMESPACE),
             sorted_by="GPU-hours held",
@@ -131,8 +129,8 @@ BILLS = Row(
         ),
         Table(
             title="By the pods' label",
-            about="By the label of pods that the variable names, as kube-state-metrics tells it"
-            " when it is started with --metric-labels-allowlist=pods=[team]. Pods without it"
+            about="By the pod label in the variable. It requires kube-state-metrics with"
+            " --metric-labels-allowlist=pods=[team]. Pods without the label"
             " are (none)." + EMPTY + ESTIMATE,
             keys=(Key("team", "Team"),),
             columns=bill("team"),
@@ -141,7 +139,7 @@ BILLS = Row(
         ),
         Table(
             title="By pod",
-            about="What each pod held, computed, took, and what that costs." + EMPTY + ESTIMATE,
+            about="Held GPU-hours, SM-hours, energy and cost of each pod." + EMPTY + ESTIMATE,
             keys=(
                 Key("cluster", "Cluster"),
                 Key("namespace", "Namespace", TO_NAMESPACE),
@@ -155,11 +153,11 @@ BILLS = Row(
 )
 
 FLOW = Row(
-    "As it goes",
+    "Over time",
     (
         Curves(
             title="GPUs held, by namespace",
-            about="The rate at which GPU-hours are counted: how many GPUs the namespace holds.",
+            about="Number of GPUs that the namespace holds: the rate of its GPU-hours.",
             queries=(Query(by(BY_NAMESPACE, q.rate(HELD_COUNTER, q.BY_HOLDER, PODS)), "{{namespace}}"),),
             stacked=True,
             link=TO_NAMESPACE,
@@ -174,8 +172,8 @@ FLOW = Row(
         ),
         Curves(
             title="Energy, by namespace",
-            about="Power that containers are charged for, an estimate, and that nobody is charged for; together it is"
-            " the power of the GPUs if every namespace and pod is chosen.",
+            about="Power charged to containers (an estimate), and power charged to no container. The sum is the power "
+            "of the GPUs if all namespaces and pods are selected.",
             queries=(
                 Query(
                     by(BY_NAMESPACE, q.rate("gpumap_container_energy_joules_total", q.BY_HOLDER, PODS)), "{{namespace}}"
@@ -186,9 +184,9 @@ FLOW = Row(
             stacked=True,
         ),
         Curves(
-            title="GPU time that nobody was charged for",
-            about="Of how many GPUs of the chosen nodes nothing could be measured, so that nobody was charged for them."
-            " 0 is right: above it a bill is short.",
+            title="GPU time charged to no container",
+            about="Number of GPUs of the selected nodes that gpumap could not measure and not charge. It should be 0. "
+            "Above 0, a bill is too low.",
             queries=(Query(f"sum({q.rate('gpumap_accounting_gap_seconds_total', q.BY_DEVICE, q.NODE)})", "GPUs"),),
         ),
     ),
@@ -197,15 +195,20 @@ FLOW = Row(
 BOARD = Board(
     uid="gpumap-chargeback",
     title="GPU Chargeback",
-    about="Who held how many GPU-hours, computed on them, took how much energy, and what that costs.",
+    about="Held GPU-hours, SM-hours, energy and cost of namespaces, teams and pods.",
     variables=(
         *CLUSTERED,
         NODES,
         *whose(HELD_COUNTER, q.NODE),
     ),
     choices=(
-        Choice("price", "Price per GPU-hour", "In any currency; costs are in the same.", "1"),
-        Choice("label", "Label of pods", "As kube-state-metrics writes it: label_ and the label's name.", "label_team"),
+        Choice("price", "Price per GPU-hour", "In any currency; costs are in the same currency.", "1"),
+        Choice(
+            "label",
+            "Label of pods",
+            "In the form of kube-state-metrics: label_ and the name of the label.",
+            "label_team",
+        ),
     ),
     rows=(NOW, BILLS, FLOW),
     since="now-24h",

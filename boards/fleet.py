@@ -1,7 +1,7 @@
-"""GPU Fleet: what there is, who holds it, what of it computes, over nodes and clusters.
+"""GPU Fleet: existing, held and busy GPUs of all nodes and clusters.
 
-Its queries take the records of rules/fleet.yaml where they are, so that it also works on a server that holds nothing
-else.
+Its queries use the records of rules/fleet.yaml if they exist. It therefore also works on a server that has only these
+records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GPUS, ANSWERING = (
     of_node(f"gpumap_gpu_up:{operation}", q.answers(q.CLUSTER, q.CLUSTER)) for operation in ("count", "sum")
 )
 TOLD_OF = of_node("gpumap_gpu_up:count", q.most("gpumap_gpu_up", q.BY_DEVICE, q.CLUSTER))
-"""Without the nodes whose driver is down as a whole."""
+"""Without the nodes whose whole driver is down."""
 HELD_ON_NODE = of_node(
     "gpumap_container_allocated_gpus:sum", q.most("gpumap_container_allocated_gpus", q.BY_HOLDER, q.CLUSTER)
 )
@@ -83,42 +83,43 @@ NOW = Row(
     (
         Stat(
             title="Nodes",
-            about="Nodes with a gpumap that tells of GPUs, or did in the last day and has no driver that answers now.",
+            about="Nodes whose gpumap reports GPUs, or reported some in the last day and has no answer from the "
+            "driver now.",
             query=f"count({GPUS})",
             width=3,
         ),
         Stat(
             title="GPUs",
-            about="Physical GPUs that gpumap knows, also those that do not answer; of a node whose driver is down as a"
-            " whole, those that it had in the last day.",
+            about="Physical GPUs that gpumap knows, also those that do not answer. For a node whose whole driver is "
+            "down: its GPUs of the last day.",
             query=f"sum({GPUS})",
             width=3,
         ),
         Stat(
             title="GPUs not answering",
-            about="Lost, hung or in need of a reset, or all of a node whose driver is down as a whole (as many as it"
-            " had in the last day): GPU Health has which. Absent: no node was scraped.",
+            about="GPUs that are lost, hung or need a reset, and all GPUs of a node whose whole driver is down. See GPU"
+            " Health for details. Absent if no node was scraped.",
             query=f"sum({GPUS} - {ANSWERING})",
             steps=((1, RED),),
             width=3,
         ),
         Stat(
             title="GPUs held",
-            about="Shares of GPUs that containers were given, added up.",
+            about="Sum of the GPU shares that containers hold.",
             query=f"sum({HELD_ON_NODE})",
             decimals=1,
             width=3,
         ),
         Stat(
-            title="GPUs computing",
-            about="SM time of all containers, in whole GPUs. MIG devices tell none.",
+            title="GPUs busy",
+            about="SM time of all containers, in whole GPUs. Not on MIG devices.",
             query=f"sum({COMPUTING_ON_NODE})",
             decimals=1,
             width=3,
         ),
         Stat(
             title="Memory in use",
-            about="Used over all memory, whoever uses it.",
+            about="Used memory divided by total memory, for all owners.",
             query=f"sum({USED_OF_NODE}) / sum({MEMORY_OF_NODE})",
             unit="percentunit",
             decimals=0,
@@ -126,14 +127,14 @@ NOW = Row(
         ),
         Stat(
             title="Granted, unused",
-            about="Memory that containers were given and do not use. Where sharing grants none, nothing counts.",
+            about="Granted memory that containers do not use. Nothing counts if the sharing grants no memory.",
             query=f"sum({UNUSED})",
             unit="bytes",
             width=3,
         ),
         Stat(
             title="Power",
-            about="Of all GPUs, by their energy counters over five minutes.",
+            about="Power of all GPUs, from their energy counters over five minutes.",
             query=f"sum({POWER_OF_NODE})",
             unit="watt",
             width=3,
@@ -145,9 +146,9 @@ OVER_TIME = Row(
     "Over time",
     (
         Curves(
-            title="GPUs: there, held, computing",
-            about="Physical GPUs, without those of nodes whose driver is down as a whole; the shares of them that are"
-            " held; and SM time in whole GPUs (MIG tells none).",
+            title="GPUs: total, held, busy",
+            about="Physical GPUs, without nodes whose whole driver is down; held shares of them; and SM time in whole "
+            "GPUs (not on MIG).",
             queries=(
                 Query(f"sum({TOLD_OF})", "there"),
                 Query(f"sum({HELD_ON_NODE})", "held"),
@@ -155,9 +156,9 @@ OVER_TIME = Row(
             ),
         ),
         Curves(
-            title="Memory: there, granted, used",
-            about="Memory of all GPUs; what containers were given of it (nothing where sharing grants none); what is"
-            " in use, whoever uses it.",
+            title="Memory: total, granted, used",
+            about="Memory of all GPUs; memory granted to containers (nothing if the sharing grants none); memory used "
+            "by all owners.",
             queries=(
                 Query(f"sum({MEMORY_OF_NODE})", "there"),
                 Query(f"sum({GRANTED})", "granted"),
@@ -167,14 +168,15 @@ OVER_TIME = Row(
         ),
         Curves(
             title="GPUs held, by namespace",
-            about="Shares of GPUs that the namespace's containers were given.",
+            about="Sum of the GPU shares that the namespace's containers hold.",
             queries=(Query(f"sum by ({IN_NAMESPACE}) ({HELD})", "{{namespace}}"),),
             stacked=True,
             link=TO_NAMESPACE,
         ),
         Curves(
-            title="GPUs computing, by namespace",
-            about="SM time of the namespace's containers, in whole GPUs. Absent where no driver tells it (MIG).",
+            title="GPUs busy, by namespace",
+            about="SM time of the namespace's containers, in whole GPUs. Absent if the driver does not report it "
+            "(MIG).",
             queries=(Query(f"sum by ({IN_NAMESPACE}) ({COMPUTING})", "{{namespace}}"),),
             stacked=True,
             link=TO_NAMESPACE,
@@ -183,28 +185,28 @@ OVER_TIME = Row(
 )
 
 BY_NAMESPACE = Row(
-    "Who has it",
+    "Holders",
     (
         Table(
             title="Namespaces",
-            about="Not computing is what is held less SM time, container by container, as far as SM time is known. An"
-            " empty cell is not known: granted where sharing grants no memory, computing on MIG.",
+            about="Not busy is held minus SM time, for each container with known SM time. An empty cell is unknown: "
+            "granted if the sharing grants no memory, busy on MIG.",
             keys=(Key("cluster", "Cluster"), Key("namespace", "Namespace", TO_NAMESPACE)),
             columns=(
                 Column(HELD, "GPUs held", decimals=2),
                 Column(COMPUTING, "Computing", decimals=2),
-                Column(IDLE, "Not computing", decimals=2),
+                Column(IDLE, "Not busy", decimals=2),
                 Column(GRANTED, "Granted", unit="bytes"),
                 Column(USED, "Used", unit="bytes"),
                 Column(UNUSED, "Unused", unit="bytes"),
                 Column(speed_of_namespace("gpumap_container_energy_joules"), "Power", unit="watt"),
             ),
-            sorted_by="Not computing",
+            sorted_by="Not busy",
             width=14,
         ),
         Table(
             title="Longest idle",
-            about="The fifty containers that have held a device for the longest time without computing on it.",
+            about="The fifty containers that held a device for the longest time without SM use.",
             keys=(
                 Key("cluster", "Cluster"),
                 Key("namespace", "Namespace", TO_NAMESPACE),
@@ -230,11 +232,11 @@ BY_NAMESPACE = Row(
 )
 
 WHERE = Row(
-    "Where it is",
+    "Nodes and slots",
     (
         Table(
             title="Nodes",
-            about="An empty cell is not known: computing where all is MIG, used where no card answers.",
+            about="An empty cell is unknown: busy if all devices are MIG devices, used if no card answers.",
             keys=(Key("cluster", "Cluster"), Key("node", "Node", TO_NODE)),
             columns=(
                 Column(GPUS, "GPUs", decimals=0),
@@ -251,8 +253,8 @@ WHERE = Row(
         ),
         Table(
             title="Slots",
-            about="What the kubelets offer on GPUs, by resource, and what is held of it. Free slots of a shared card"
-            " are no free card.",
+            about="GPU slots that the kubelets offer, by resource, and the held ones. A free slot of a shared card is "
+            "not a free card.",
             keys=(Key("resource", "Resource"),),
             columns=(
                 Column(f"sum by (resource) ({OFFERED})", "Offered", decimals=0),
@@ -270,13 +272,13 @@ WHERE = Row(
         ),
         Curves(
             title="GPUs by model",
-            about="Physical GPUs that the nodes have.",
+            about="Physical GPUs of the nodes.",
             queries=(Query(f"sum by (model) ({MODELS})", "{{model}}"),),
             stacked=True,
         ),
         Curves(
             title="Utilization of nodes",
-            about="Time that any kernel ran, mean over the node's GPUs that tell it: those that are not partitioned.",
+            about="Share of time in which any kernel ran, mean over the node's GPUs without partitions.",
             queries=(Query(f"{UTILIZATION} / {WITH_UTILIZATION}", "{{node}}"),),
             unit="percentunit",
             most=1,
@@ -288,7 +290,7 @@ WHERE = Row(
 BOARD = Board(
     uid="gpumap-fleet",
     title="GPU Fleet",
-    about="What GPUs there are, who holds them, and what of it computes, over nodes and clusters.",
+    about="Existing, held and busy GPUs of all nodes and clusters.",
     variables=(
         *CLUSTERED,
         whose("gpumap_pod_info", q.CLUSTER)[0],

@@ -1,4 +1,4 @@
-"""GPU Health: cards that fail or are about to, whom it hits, and whether gpumap itself sees all."""
+"""GPU Health: cards that fail or may fail soon, the affected containers, and the sources of gpumap."""
 
 from __future__ import annotations
 
@@ -41,26 +41,27 @@ NOW = Row(
     (
         Stat(
             title="GPUs",
-            about="GPUs that gpumap knows, also those that do not answer; of a node whose driver is down as a whole,"
-            " those that it had in the last day. Absent: no node was scraped.",
+            about="GPUs that gpumap knows, also those that do not answer. For a node whose whole driver is down: its "
+            "GPUs of the last day. Absent if no node was scraped.",
             query=f"count({ANSWERS})",
         ),
         Stat(
             title="GPUs not answering",
-            about="Lost, hung, or in need of a reset; or all that a node had in the last day, whose driver is down as a"
-            " whole. Absent: no node was scraped.",
+            about="GPUs that are lost, hung or need a reset, and all GPUs of a node whose whole driver is down. "
+            "Absent if no node was scraped.",
             query=f"sum({ANSWERS} == bool 0)",
             steps=((1, RED),),
         ),
         Stat(
             title="XID errors",
-            about="Heard in the time range. gpumap hears them while it listens; below stands for how long it did not.",
+            about="XID errors that gpumap received in the time range. A panel below shows for how long it did not "
+            "listen.",
             query=f"sum({q.happened('gpumap_gpu_xid_errors_total', GPUS, q.GPU)})",
             steps=((1, RED),),
         ),
         Stat(
             title="Memory errors, uncorrected",
-            about="By how many the driver's count rose in the time range. Absent: no GPU has ECC, or it is off.",
+            about="Increase of the driver's count in the time range. Absent if no GPU has ECC, or if ECC is off.",
             query="sum("
             + q.rose("gpumap_gpu_ecc_errors_total", f"{GPUS}, type, location", f'{q.GPU}, type="uncorrected"')
             + ")",
@@ -68,14 +69,14 @@ NOW = Row(
         ),
         Stat(
             title="Sources that do not answer",
-            about="Of all nodes: the kubelet, NVML, procfs, pod identity. Their numbers are absent meanwhile, not 0.",
+            about="Sources of all nodes: the kubelet, NVML, procfs, pod identity. Their series are absent meanwhile, "
+            "not 0.",
             query=f"sum({q.most('gpumap_source_up', q.BY_SOURCE, q.NODE)} == bool 0)",
             steps=((1, RED),),
         ),
         Stat(
             title="Oldest data",
-            about="How long ago the oldest page of a node was collected. It is more than some intervals where gpumap"
-            " is stuck.",
+            about="Age of the oldest data of a node. It exceeds a few intervals if a gpumap hangs.",
             query=f"max(time() - {q.most('gpumap_snapshot_timestamp_seconds', AGENTS, q.NODE)})",
             unit="s",
             decimals=0,
@@ -96,9 +97,9 @@ ILL = Row(
     (
         Table(
             title="GPUs",
-            about="Each physical GPU. An empty cell is not known or not told by this kind of GPU; a card that does not"
-            " answer has only Answers, and no name where its driver is down as a whole. Errors are those of the time"
-            " range, rows those of the card's life.",
+            about="Each physical GPU. An empty cell is unknown, or this model does not report it. A card that does "
+            "not answer has only Answers, and no name if the whole driver is down. Errors are of the time range, rows "
+            "of the card's life.",
             keys=GPU_KEYS,
             columns=(
                 Column(EACH, "Answers", decimals=0, steps=((0, RED), (1, GREEN))),
@@ -131,7 +132,7 @@ ILL = Row(
                     decimals=0,
                     steps=((1, YELLOW),),
                 ),
-                Column(gpus("gpumap_gpu_row_remap_pending"), "Rows wait for a reset", decimals=0, steps=((1, YELLOW),)),
+                Column(gpus("gpumap_gpu_row_remap_pending"), "Rows need a reset", decimals=0, steps=((1, YELLOW),)),
                 Column(gpus("gpumap_gpu_row_remap_failure"), "No spare row", decimals=0, steps=((1, RED),)),
             ),
             sorted_by="Answers",
@@ -139,10 +140,10 @@ ILL = Row(
             height=9,
         ),
         Table(
-            title="Faults and what the driver asks for",
-            about="Why GPUs do not answer, and the recovery that the driver asks for (other than none)."
-            " docs/how-to/troubleshoot.md has what to do.",
-            keys=(*GPU_KEYS, Key("reason", "Fault"), Key("action", "Asked for")),
+            title="Faults and requested recovery actions",
+            about="Why GPUs do not answer, and the recovery actions that the driver requests (other than none). "
+            "Remedies: docs/how-to/troubleshoot.md.",
+            keys=(*GPU_KEYS, Key("reason", "Fault"), Key("action", "Requested action")),
             columns=(
                 Column(
                     q.name_gpus(
@@ -158,9 +159,9 @@ ILL = Row(
             height=7,
         ),
         Table(
-            title="Containers that were hit by XID errors",
-            about="Containers that held or used the device when the error came, in the time range. One of them may"
-            " have caused it, or all may have suffered it.",
+            title="Containers affected by XID errors",
+            about="Containers that held or used the device at the time of the error, in the time range. One of them "
+            "may have caused it, or it affected all of them.",
             keys=(
                 *CONTAINER_KEYS,
                 Key("xid", "XID"),
@@ -182,21 +183,20 @@ ILL = Row(
 )
 
 EVENTS = Row(
-    "What happened",
+    "Events",
     (
         States(
             title="Answers",
-            about="Whether each GPU answered. A gap: gpumap itself was not scraped, or the driver as a whole did not"
-            " answer it.",
+            about="Whether each GPU answered. A gap: gpumap was not scraped, or the whole driver did not answer.",
             query=Query(q.name_gpus(UP), ON_NODE),
             good="answers",
             bad="does not answer",
             steps=((0, RED), (1, GREEN)),
         ),
         Curves(
-            title="XID errors heard, by code",
-            about="A count that steps up with each error; it begins with the first one of a code. NVIDIA's list says"
-            " what a code means.",
+            title="XID errors, by code",
+            about="A count that rises with each error. It begins with the first error of a code. NVIDIA's catalog "
+            "explains the codes.",
             queries=(
                 Query(
                     f"sum by (xid) ({gpus('gpumap_gpu_xid_errors_by_code_total', XIDS)})",
@@ -207,9 +207,9 @@ EVENTS = Row(
             absent=NONE,
         ),
         Curves(
-            title="Clocks lowered, by reason",
-            about="Share of the time in which clocks were lowered, mean over the GPUs that tell it. gpu_idle is"
-            " harmless; thermal slowdowns and the power brake are not.",
+            title="Clocks throttled, by reason",
+            about="Share of time with throttled clocks, mean over the GPUs that report it. gpu_idle is harmless. "
+            "Thermal slowdowns and the power brake are not.",
             queries=(
                 Query(
                     "avg by (reason) ("
@@ -223,7 +223,7 @@ EVENTS = Row(
         ),
         Curves(
             title="Memory errors corrected",
-            about="Over each GPU's life, as the driver counts: a step is a new error.",
+            about="Corrected errors over each GPU's life, as counted by the driver. A step is a new error.",
             queries=(
                 Query(
                     q.name_gpus(
@@ -244,7 +244,7 @@ HARDWARE = Row(
     (
         Curves(
             title="Temperature",
-            about="Of each GPU, by sensor. Absent for sensors that a GPU does not have.",
+            about="Temperature of each GPU, by sensor. Absent for sensors that a GPU does not have.",
             queries=(
                 Query(
                     q.name_gpus(gpus("gpumap_gpu_temperature_celsius", f"{GPUS}, sensor")),
@@ -255,7 +255,7 @@ HARDWARE = Row(
         ),
         Curves(
             title="Power of its limit",
-            about="Power drawn over the limit that is enforced. At 1 clocks are lowered.",
+            about="Power draw divided by the enforced limit. At 1 the driver throttles the clocks.",
             queries=(
                 Query(
                     q.name_gpus(f"({gpus('gpumap_gpu_power_watts')} / {gpus('gpumap_gpu_power_limit_watts')})"), ON_NODE
@@ -266,7 +266,7 @@ HARDWARE = Row(
         ),
         Curves(
             title="PCIe",
-            about="Bytes per second to and from the GPU. Absent where the driver counts them in 32 bits.",
+            about="Bytes per second to and from the GPU. Absent if the driver counts them in 32 bits.",
             queries=(
                 Query(q.name_gpus(q.rate("gpumap_gpu_pcie_transmit_bytes_total", GPUS, q.GPU)), f"{ON_NODE} out"),
                 Query(q.name_gpus(q.rate("gpumap_gpu_pcie_receive_bytes_total", GPUS, q.GPU)), f"{ON_NODE} in"),
@@ -275,7 +275,7 @@ HARDWARE = Row(
         ),
         Curves(
             title="NVLink",
-            about="Bytes per second over all NVLinks of the GPU. Absent where it has none.",
+            about="Bytes per second over all NVLinks of the GPU. Absent without NVLink.",
             queries=(
                 Query(q.name_gpus(q.rate("gpumap_gpu_nvlink_transmit_bytes_total", GPUS, q.GPU)), f"{ON_NODE} out"),
                 Query(q.name_gpus(q.rate("gpumap_gpu_nvlink_receive_bytes_total", GPUS, q.GPU)), f"{ON_NODE} in"),
@@ -288,7 +288,7 @@ HARDWARE = Row(
 BOARD = Board(
     uid="gpumap-health",
     title="GPU Health",
-    about="Cards that fail or are about to, whom it hits, and whether gpumap itself sees all.",
+    about="Cards that fail or may fail soon, the affected containers, and the sources of gpumap.",
     variables=(*CLUSTERED, NODES, Variable("gpu", "GPU", f"label_values(gpumap_gpu_up{{{q.JOBS}, {q.NODE}}}, uuid)")),
     rows=(NOW, ILL, EVENTS, HARDWARE, itself.ROW),
 )

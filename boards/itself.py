@@ -24,8 +24,8 @@ ROW = Row(
             width=8,
         ),
         Curves(
-            title="Time to ask a source",
-            about="Mean of an attempt, of all nodes.",
+            title="Time to read a source",
+            about="Mean time of an attempt, over all nodes.",
             queries=(
                 Query(
                     f"sum by (source) ({q.rate('gpumap_source_duration_seconds_sum', q.BY_SOURCE, q.NODE)})"
@@ -38,17 +38,17 @@ ROW = Row(
         ),
         Curves(
             title="Not listened, not measured",
-            about="Share of the time, mean over GPUs: not heard is time without an ear for XID errors, not charged is"
-            " time that nobody was charged for. 0 is right.",
+            about="Share of time, mean over GPUs. Not listened: time without an XID event listener. Not charged: time "
+            "that is charged to no container. Both should be 0.",
             queries=(
-                Query(f"avg({q.rate('gpumap_xid_blind_seconds_total', q.BY_DEVICE, q.GPU)})", "not heard"),
+                Query(f"avg({q.rate('gpumap_xid_blind_seconds_total', q.BY_DEVICE, q.GPU)})", "not listened"),
                 Query(f"avg({q.rate('gpumap_accounting_gap_seconds_total', q.BY_DEVICE, q.GPU)})", "not charged"),
             ),
             unit="percentunit",
             width=8,
         ),
         Table(
-            title="Slots on no device",
+            title="Slots without a device",
             about="Assigned slots that match no device of NVML, by reason. Remedies: docs/how-to/troubleshoot.md.",
             keys=(
                 Key("cluster", "Cluster"),

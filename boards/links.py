@@ -11,7 +11,7 @@ UUIDS = Variable("uuid", "Device", f"label_values(gpumap_device_info{{{q.JOBS}, 
 
 
 def whose(name: str, where: str) -> tuple[Variable, Variable]:
-    """Namespaces and pods that a family tells of."""
+    """Variables for the namespaces and pods of a family."""
     in_namespace = f'{where}, namespace=~"$namespace"'
     return (
         Variable("namespace", "Namespace", f"label_values({q.series(name, where)}, namespace)"),

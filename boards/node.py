@@ -1,4 +1,4 @@
-"""GPU Node: each card of a node, who is on it, and how much of it is given away, used and wasted."""
+"""GPU Node: each card of a node, with its containers, and its held, used and wasted parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOTS = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.DEVICE)
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.DEVICE)
 DEVICES = q.most("gpumap_device_info", q.BY_DEVICE, q.DEVICE)
 HOLDERS = q.known(q.most("gpumap_device_holders", q.BY_DEVICE, q.DEVICE), DEVICES, q.BY_DEVICE)
-"""Of devices alone: a partitioned GPU that is given away whole has slots of its own, and is no device."""
+"""Only devices: a partitioned GPU that is assigned as a whole has its own slots, but is not a device here."""
 ON_GPUS = q.most("gpumap_device_info", "cluster, node, gpu_uuid", q.DEVICE)
 CHOSEN = f'label_replace({ON_GPUS}, "uuid", "$1", "gpu_uuid", "(.+)")'
 """The GPUs that the chosen devices are on, by their own uuid."""
@@ -38,37 +38,37 @@ NOW = Row(
     (
         Stat(
             title="Devices",
-            about="What can be given away: GPUs that are not partitioned, and MIG devices.",
+            about="Devices that a container can be assigned: GPUs without partitions, and MIG devices.",
             query=f"count({DEVICES})",
         ),
         Stat(
-            title="Devices that nobody holds",
-            about="Devices without a holder. Absent: the kubelet does not answer.",
+            title="Devices without a holder",
+            about="Devices that no container holds. Absent if the kubelet does not answer.",
             query=f"sum({HOLDERS} == bool 0)",
             steps=((1, YELLOW),),
         ),
         Stat(
             title="GPUs held",
-            about="Shares of GPUs that containers were given, added up.",
+            about="Sum of the GPU shares that containers hold.",
             query=f"sum({HELD})",
             decimals=2,
         ),
         Stat(
             title="Memory",
-            about="Memory of the devices. What compute instances of one GPU instance share counts once.",
+            about="Memory of the devices. Shared memory of compute instances counts once.",
             query=f"sum({q.memory_of_gpus('gpumap_device_memory_total_bytes', q.DEVICE)})",
             unit="bytes",
         ),
         Stat(
             title="Granted memory",
-            about="Memory that containers were given. Where sharing grants none (time-slicing) nothing is counted;"
-            " what compute instances share counts once.",
+            about="Memory granted to containers. Time-slicing grants none and counts nothing. Shared memory of compute"
+            " instances counts once.",
             query=f"sum({q.grants(q.DEVICE)})",
             unit="bytes",
         ),
         Stat(
             title="Used memory",
-            about="Memory in use on the devices, whoever uses it.",
+            about="Used memory of the devices, for all owners.",
             query=f"sum({q.memory_of_gpus('gpumap_device_memory_used_bytes', q.DEVICE)})",
             unit="bytes",
         ),
@@ -79,10 +79,10 @@ CARDS = Row(
     "Devices",
     (
         Table(
-            title="Devices: given away, used, wasted",
-            about="Each device. Unused is what containers were given on it and do not use. An empty cell is not known:"
-            " granted is empty where nobody was given memory, a lost card has no used memory. Shared memory of"
-            " compute instances is shown with each of them.",
+            title="Devices: held, used, wasted",
+            about="Each device. Unused is granted memory that containers do not use. An empty cell is unknown: "
+            "granted is empty without a memory grant, used is empty for a lost card. Shared memory of compute "
+            "instances is shown for each of them.",
             keys=(
                 Key("cluster", "Cluster"),
                 NODE_KEY,
@@ -115,7 +115,7 @@ MEMORY = Row(
     (
         Curves(
             title="Used of each device",
-            about="Memory in use over memory of the device. A gap means that the card did not answer.",
+            about="Used memory divided by total memory. A gap means that the card did not answer.",
             queries=(Query(q.name_devices(f"({USED} / {TOTAL})"), ON_NODE),),
             unit="percentunit",
             most=1,
@@ -123,10 +123,9 @@ MEMORY = Row(
             link=TO_CARD,
         ),
         Curves(
-            title="Used, by whose it is",
-            about="All used memory of the devices by the owner of the processes: assigned, unassigned (a pod that does"
-            " not hold the card), gone (its pod no longer exists), host, and what no process answers for."
-            " Together it is what is used.",
+            title="Used, by owner",
+            about="Used memory of the devices by the owner of the processes. unassigned: a pod that does not hold the "
+            "card. gone: the pod no longer exists. unaccounted: no process explains it. The sum is the used memory.",
             queries=(
                 Query(
                     "sum by (owner) ("
@@ -139,7 +138,7 @@ MEMORY = Row(
         ),
         Curves(
             title="Used by each container",
-            about="Each container's own memory on each device. The card's value is never copied to those who share it.",
+            about="Memory of each container on each device. Containers never get the value of the whole card.",
             queries=(Query(q.name_devices(THEIR_USE), "{{node}} {{device}}: {{namespace}}/{{pod}} {{container}}"),),
             unit="bytes",
             stacked=True,
@@ -147,7 +146,7 @@ MEMORY = Row(
         ),
         Curves(
             title="Granted and not used, by device",
-            about="What containers were given of the device and do not use. Absent where nothing is granted.",
+            about="Granted memory of the device that containers do not use. Absent if nothing is granted.",
             queries=(Query(q.name_devices(summed(q.unused(q.DEVICE))), ON_NODE),),
             unit="bytes",
             link=TO_CARD,
@@ -160,7 +159,7 @@ COMPUTE = Row(
     (
         Curves(
             title="SM time of each container",
-            about="Time that the container's own kernels kept the SMs of the device busy. Absent on MIG.",
+            about="Share of time in which the container's kernels kept the SMs of the device busy. Absent on MIG.",
             queries=(
                 Query(
                     q.name_devices(q.most("gpumap_container_sm_utilization_ratio", q.BY_HOLDER, q.DEVICE)),
@@ -172,15 +171,15 @@ COMPUTE = Row(
         ),
         Curves(
             title="Utilization of each GPU",
-            about="Time that any kernel ran on the GPU, whoever's. It is the GPU's and no pod's. Absent where it is"
-            " partitioned.",
+            about="Share of time in which any kernel ran on the GPU. It is a value of the GPU, not of a pod. Absent on"
+            " partitioned GPUs.",
             queries=(Query(q.name_gpus(of_gpus("gpumap_gpu_utilization_ratio")), GPU_ON_NODE),),
             unit="percentunit",
             most=1,
         ),
         Curves(
             title="Tensor cores busy, by device",
-            about="Time that the tensor cores were busy, also of MIG devices. Only Hopper and later tell it (GPM).",
+            about="Share of time in which the tensor cores were busy, also on MIG devices. Hopper and later (GPM).",
             queries=(
                 Query(q.name_devices(q.most("gpumap_device_tensor_activity_ratio", q.BY_DEVICE, q.DEVICE)), ON_NODE),
             ),
@@ -190,8 +189,7 @@ COMPUTE = Row(
         ),
         Curves(
             title="Memory bandwidth in use, by device",
-            about="Bandwidth of the device's memory that was used, also of MIG devices. Only Hopper and later tell it"
-            " (GPM).",
+            about="Used share of the device's memory bandwidth, also on MIG devices. Hopper and later (GPM).",
             queries=(
                 Query(q.name_devices(q.most("gpumap_device_dram_activity_ratio", q.BY_DEVICE, q.DEVICE)), ON_NODE),
             ),
@@ -203,11 +201,11 @@ COMPUTE = Row(
 )
 
 HARDWARE = Row(
-    "The GPUs themselves",
+    "Sensors of the GPUs",
     (
         Curves(
             title="Temperature",
-            about="Of each physical GPU, by sensor.",
+            about="Temperature of each physical GPU, by sensor.",
             queries=(
                 Query(
                     q.name_gpus(of_gpus("gpumap_gpu_temperature_celsius", f"{q.BY_DEVICE}, sensor")),
@@ -219,15 +217,15 @@ HARDWARE = Row(
         ),
         Curves(
             title="Power",
-            about="Drawn by each physical GPU.",
+            about="Power draw of each physical GPU.",
             queries=(Query(q.name_gpus(of_gpus("gpumap_gpu_power_watts")), GPU_ON_NODE),),
             unit="watt",
             width=8,
         ),
         States(
             title="Answers",
-            about="Whether each physical GPU answered. A gap: gpumap itself was not scraped, or the driver as a whole"
-            " did not answer it.",
+            about="Whether each physical GPU answered. A gap: gpumap was not scraped, or the whole driver did not "
+            "answer.",
             query=Query(q.name_gpus(of_gpus("gpumap_gpu_up")), GPU_ON_NODE),
             good="answers",
             bad="does not answer",
@@ -240,7 +238,7 @@ HARDWARE = Row(
 BOARD = Board(
     uid="gpumap-node",
     title="GPU Node",
-    about="Each card: who is on it, how much of it is given away, used and wasted.",
+    about="Each card with its containers, and its held, used and wasted parts.",
     variables=(*CLUSTERED, NODES, UUIDS),
     rows=(NOW, CARDS, MEMORY, COMPUTE, HARDWARE),
 )

@@ -1,10 +1,10 @@
-"""Parts of queries that the boards share.
+"""Common parts of the boards' queries.
 
-Each asks `max by (…)` of the labels that make a series one thing, so that a node which two gpumaps serve, or two
-targets tell of, counts once. `cluster` is a label of the reader's own, and need not be there: its "All" is `.*`, which
-no label fits too.
+Each query takes `max by (…)` over the labels that identify a series. So a node with two gpumaps or two targets counts
+once. `cluster` is the reader's own label and may be absent: its "All" is `.*`, which also matches series without the
+label.
 
-Every selector comes from `series`: a job without honorLabels, which names gpumap's own pod, counts nowhere.
+Every selector comes from `series`: a job without honorLabels, which has gpumap's own pod in `pod`, never counts.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def rose(name: str, by: str, where: str) -> str:
 
 
 def answers(where: str, there: str) -> str:
-    """Each GPU: 1 if it answers, 0 if not. Where the driver as a whole does not, all that it told of in the last day.
+    """Each GPU: 1 if it answers, 0 if not. If the whole driver does not answer: all its GPUs of the last day.
 
-    `there` chooses the nodes. Its day is for one moment, and too dear for curves.
+    `there` selects the nodes. A day is for one moment; curves of it cost too much.
     """
     before = f"max by ({BY_DEVICE}) (last_over_time({series('gpumap_gpu_up', where)}[1d]))"
     driver = most("gpumap_source_up", "cluster, node", f'{there}, source="nvml"')
@@ -83,7 +83,7 @@ def answers(where: str, there: str) -> str:
 
 
 def one_of(info: str) -> str:
-    """One word on each device, where two targets tell different ones: else nothing could be joined with any."""
+    """One row for each device, if two targets report different labels: otherwise no join is possible."""
     return f"topk by ({BY_DEVICE}) (1, {info})"
 
 
@@ -132,9 +132,9 @@ def sharers(where: str) -> str:
 
 
 def grants(where: str, there: str = NODE) -> str:
-    """Granted memory to be added up: what compute instances share was granted to each of them, and counts once.
+    """Granted memory for sums: memory that compute instances share is granted to each of them, and counts once.
 
-    `there` is where to look for the others that share, of which `where` may choose one alone.
+    `there` selects where to look for the other instances; `where` may select only one of them.
     """
     granted = most("gpumap_container_allocated_gpu_memory_bytes", BY_HOLDER, where)
     return f"({granted} / on ({BY_DEVICE}) group_left () {sharers(there)} or {granted})"

@@ -67,7 +67,7 @@ def arranged(panel: Json, rows: Sequence[Mapping[str, str | float]]) -> Cells:
     organize = panel["transformations"][1]["options"]
     shown = [
         name for name in organize["indexByName"] if any(name in row for row in rows) and name != "uuid"
-    ]  # a uuid takes much room and tells a reader of a picture nothing
+    ]  # a uuid needs much room and does not help the reader of a picture
     titles: Mapping[str, str] = organize["renameByName"]
     (order,) = panel["options"]["sortBy"]
     (by,) = (name for name, title in titles.items() if title == order["displayName"])

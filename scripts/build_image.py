@@ -82,7 +82,7 @@ def can_build(builder: str) -> bool:
 
 
 def size(builder: str, image: str) -> str:
-    """As the builder tells it: uncompressed. A registry keeps some two fifths of it."""
+    """Return the size from the builder: uncompressed. A registry stores about two fifths of it."""
     listed = ask(builder, "images", "--format", "{{.Size}}", image)
     return listed.splitlines()[0] if listed else "pushed"
 
@@ -94,7 +94,7 @@ def commit_time() -> int:
 
 def read_version() -> str:
     found = re.search(r'^__version__ = "(.+)"$', (ROOT / "src/gpumap/__init__.py").read_text(), re.MULTILINE)
-    assert found is not None, "gpumap tells its version"
+    assert found is not None, "gpumap has a version"
     return found[1]
 
 

@@ -13,7 +13,7 @@ import yaml
 
 CHART = Path(__file__).resolve().parent.parent / "charts" / "gpumap"
 ALTERNATIVES_MAX = 4
-"""More of them than that are told by the comment, or by the page that it names."""
+"""The comment, or the page that it names, has longer lists."""
 _PAGE = re.compile(r"\b(docs/[\w/.-]+\.md)")
 
 Schema = dict[str, Any]
@@ -23,7 +23,7 @@ class Value(NamedTuple):
     """A key of values.yaml."""
 
     name: str  # dotted
-    type: str  # what may stand there, in words; empty for a head
+    type: str  # valid values, in words; empty for a heading
     default: str  # as JSON
     text: str  # the comment above it; empty where there is none
 

@@ -40,7 +40,8 @@ def apt_get(downloads: Path, *command: str) -> None:
 
 
 def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
-    """apt-get that writes below `folder` alone: cache and package lists there, and none of the system's hooks."""
+    """Run apt-get so that it writes only below `folder`: its cache and package lists, without the hooks of the
+    system."""
     for part in ("cache/archives/partial", "lists/partial"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     lines = [
@@ -63,7 +64,7 @@ def private_apt(folder: Path, *, system_lists: bool) -> tuple[str | Path, ...]:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> None:
-    """Runs a command silently; a failure is told by its last line that looks like an error."""
+    """Run a command without output. For a failure, report its last line that looks like an error."""
     words = [str(word) for word in command]
     program = "pip" if words[1:3] == ["-m", "pip"] else Path(words[0]).name
     try:

@@ -1,9 +1,9 @@
-"""Puts what tests run beside gpumap into .tools/bin.
+"""Install the tools of the tests into .tools/bin.
 
-These are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah and runc.
+The tools are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah and runc.
 
-Nothing is installed outside the clone, no root is needed, no service is started. What is on PATH already is left alone.
-`python -m scripts.install_tools prometheus helm` asks for those two; without names, for all.
+It installs nothing outside the clone, needs no root and starts no service. It skips tools that are on PATH. `python -m
+scripts.install_tools prometheus helm` installs those two; without names it installs all.
 """
 
 import argparse

@@ -180,7 +180,7 @@ def is_licence(name: str) -> bool:
 
 
 def packed(files: dict[str, bytes]) -> bytes:
-    """A .tar.gz of files that belong to nobody and are of no time."""
+    """Write a .tar.gz whose files have no owner and no time."""
     tarred = io.BytesIO()
     with tarfile.open(fileobj=tarred, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in sorted(files.items()):

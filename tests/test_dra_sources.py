@@ -375,7 +375,7 @@ def test_rows_that_are_not_whole_are_told_each_time(tmp_path: Path) -> None:
         told = source.read()
         assert told.value.claims == CLAIMS
         assert [(one.reason, one.detail.rpartition(": ")[2]) for one in told.complaints] == [
-            ("dra_state_row", "2 entries are not whole")
+            ("dra_state_row", "2 entries are incomplete")
         ]
 
 

@@ -180,19 +180,19 @@ _SERVED = "n: its gpumap does not report"
 @pytest.mark.parametrize(
     ("dropped", "says"),
     [
-        (names("allocation"), [f"{_SERVED} who holds its GPUs"]),
-        (names("use"), [f"{_SERVED} who uses its GPUs"]),
-        (names("device"), [f"{_SERVED} its GPUs themselves"]),
-        (names("allocation", "use"), [f"{_SERVED} who holds", f"{_SERVED} who uses"]),
+        (names("allocation"), [f"{_SERVED} the holders of its GPUs"]),
+        (names("use"), [f"{_SERVED} the users of its GPUs"]),
+        (names("device"), [f"{_SERVED} its GPUs (add"]),
+        (names("allocation", "use"), [f"{_SERVED} the holders", f"{_SERVED} the users"]),
         (
             names("allocation", "device"),
-            [f"{_SERVED} its GPUs themselves", f"which node has {gpu_uuid(0)} is not told"],
+            [f"{_SERVED} its GPUs (add", f"the node of {gpu_uuid(0)} is not known"],
         ),
-        (names(*GROUPS), [f"{_SERVED} its GPUs themselves"]),
-        (frozenset({"gpumap_device_info"}), [f"{_SERVED} its GPUs themselves"]),
-        (frozenset({"gpumap_allocation_slots"}), ["n: not all who hold GPU-"]),
-        (frozenset({"gpumap_container_gpu_processes"}), ["n: not all who use its GPUs"]),
-        (frozenset({"gpumap_source_up"}), ["n: its gpumap does not tell how its sources are"]),
+        (names(*GROUPS), [f"{_SERVED} its GPUs (add"]),
+        (frozenset({"gpumap_device_info"}), [f"{_SERVED} its GPUs (add"]),
+        (frozenset({"gpumap_allocation_slots"}), ["n: some holders of GPU-"]),
+        (frozenset({"gpumap_container_gpu_processes"}), ["n: some users of its GPUs"]),
+        (frozenset({"gpumap_source_up"}), ["n: its gpumap does not report its sources"]),
         (names("accounting", "health", "links", "gpm", "codec"), []),
     ],
 )
@@ -218,8 +218,8 @@ def test_a_list_that_lacks_pods_is_named_as_the_reason(address: str) -> None:
     for parts in (families.ALL, frozenset({families.HOLDERS})):
         seen, _ = cluster_of((snapshot, target("a:1")), parts=parts)
         assert seen.missing == (
-            "n: who holds its GPUs is not known: the kubelet lists no pod of the API server yet (or "
-            "gpumap_device_holders is dropped)",
+            "n: the holders of its GPUs are not known: the kubelet lists no pod of the API server yet (or Prometheus "
+            "drops gpumap_device_holders)",
         )
 
 
@@ -228,7 +228,7 @@ def test_a_device_of_which_no_node_tells() -> None:
     node = TestNode([Gpu(0)], [Pod("ml", "train", {"main": {"nvidia.com/gpu": [gpu_uuid(0)]}})], [])
     node.collect()
     seen, _ = cluster_of((node.collect(), target("a:1")), dropped=names("device") | {"gpumap_device_holders"})
-    assert f"which node has {gpu_uuid(0)} is not told" in " ".join(seen.missing)
+    assert f"the node of {gpu_uuid(0)} is not known" in " ".join(seen.missing)
 
 
 def test_no_table_shows_a_zero_for_what_is_not_served() -> None:

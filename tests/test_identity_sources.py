@@ -55,7 +55,7 @@ def test_empty_and_partly_broken_checkpoints() -> None:
     assert parse(checkpoint(registered=None)).value.entries == ()
     told = parse(checkpoint({**ROW, "DeviceIDs": ["a"]}, 7, {"PodUID": 1}, {**ROW, "PodUID": "\ud800"}))
     assert [(entry.pod_uid, entry.ids) for entry in told.value.entries] == [(UID, {"a"}), ("\ufffd", frozenset())]
-    assert told.complaints == (Complaint("checkpoint_row", "PodDeviceEntries[1]: not whole, and 1 more row"),)
+    assert told.complaints == (Complaint("checkpoint_row", "PodDeviceEntries[1]: incomplete, and 1 more row"),)
     assert parse(checkpoint(registered={"nvidia.com/gpu": ["a", "a", 3]})).value.registered[0].ids == ("a",)
 
 

@@ -136,7 +136,7 @@ def test_rows_that_are_not_whole_are_one_complaint_of_a_kind(tmp_path: Path) -> 
     path.write_bytes(checkpoint([{}] * MANY + [{**row(0, CARDS[:1]), "AllocResp": 1}] * MANY))
     answer = CheckpointSource((path,)).read()
     assert [tuple(one) for one in answer.complaints] == [
-        ("checkpoint_row", f"PodDeviceEntries[0]: not whole, and {MANY - 1} more rows"),
+        ("checkpoint_row", f"PodDeviceEntries[0]: incomplete, and {MANY - 1} more rows"),
         ("plugin_answer", f"PodDeviceEntries[{MANY}].AllocResp: no text, and {MANY - 1} more rows"),
     ]
     assert len(answer.value.entries) == 1
@@ -152,7 +152,7 @@ def test_more_directories_than_a_node_has_are_one_complaint(tmp_path: Path, monk
     source = PodLogsSource(tmp_path)
     answer = source.read(0.0)
     assert [tree.pod for tree in answer.value.trees] == ["pod"]
-    why = "21 entries, more than 20 are not read"
+    why = "21 entries; gpumap reads at most 20"
     assert [tuple(one) for one in answer.complaints] == [("pod_logs_unreadable", f"{tmp_path}/containers: {why}")]
     for number in range(20):
         (tmp_path / "pods" / f"ml_pod-{number}_uid-{number}").mkdir()

@@ -350,7 +350,7 @@ async def test_a_narrow_terminal_and_old_data(fake: FakeAgent) -> None:
     assert max(map(cells, lines)) <= 20
     assert "was collected 10m" in " ".join(lines)
     done = await run_command_in_loop("map", "--url", fake.url)
-    assert done.stderr.startswith("gpumap: what is shown was collected 10m")
+    assert done.stderr.startswith("gpumap: this data was collected 10m")
 
 
 async def test_watch_of_an_agent_that_never_answered(fake: FakeAgent) -> None:

@@ -290,7 +290,7 @@ async def test_the_service_scraped_and_looked_at(folder: Path) -> None:
         ):
             assert one_line(await run_command_in_loop("map", "--url", url, *flags), 1).startswith(says)
         plain = one_line(await run_command_in_loop("map", "--url", agent.url), 1)
-        assert plain.endswith("it closed the connection; is it https://?")
+        assert plain.endswith("it closed the connection; try https://")
 
 
 _FILES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}

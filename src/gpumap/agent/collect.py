@@ -37,9 +37,10 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 5.0
 """For each source, however short the interval is: on a busy machine a driver that works may take more than a second."""
 PUSH_PAUSE_SECONDS = 0.25
-"""From the start of a collection to the start of a pushed one: at most four a second, with eight of the hundred calls a
-second that a kubelet allows all of its clients together (k/k pkg/kubelet/apis/podresources/constants.go). After a long
-collection the pause is as long as the collection: pushed collections take at most half of the time."""
+"""From the start of a collection to the start of a pushed one: at most four a second. They make eight of the
+hundred calls a second that a kubelet allows all of its clients together (k/k
+pkg/kubelet/apis/podresources/constants.go). After a long collection the pause is as long as the collection: pushed
+collections take at most half of the time."""
 
 FOLLOW_SECONDS = 0.75
 """From the start of a collection to the start of the next, after a container with a GPU has started. Nothing shows when
@@ -227,7 +228,7 @@ class Collector:
             executor.close()
 
     def _follow(self, before: Snapshot | None, after: Snapshot) -> None:
-        """Tell the trigger which pods have a GPU, and note when a pod gets one."""
+        """Pass the pods with a GPU to the trigger, and note when a pod gets one."""
         pods = frozenset(one.name.pod_name for one in after.containers)
         if before is not None and not pods <= {one.name.pod_name for one in before.containers}:
             self._new_holder_at = time.monotonic()  # its container may have started before gpumap knew its pod

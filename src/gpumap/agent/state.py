@@ -279,7 +279,7 @@ def decode(text: bytes, now: Moment, boot_id: str | None) -> State:
     gpu_xids = _rows(document.gpu_xids, GpuXidsRow)
     container_xids = _rows(document.container_xids, ContainerXidsRow)
     use_rows = _rows(document.uses, UseRow)
-    # Nobody looked for containers while gpumap was away: that time does not make them expire.
+    # gpumap could not see containers while it was away: that time does not make them expire.
     ledger = Ledger(
         at=Moment(stopped, now.wall - away, now.asleep),
         charges={_key(row): _charge(row, now.monotonic) for row in containers},

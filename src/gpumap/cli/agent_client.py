@@ -35,7 +35,7 @@ class NoMapError(FatalError):
 
 
 class _Outline(msgspec.Struct):
-    """What tells a gpumap's answer from other JSON."""
+    """The keys that separate gpumap's answer from other JSON."""
 
     version: int
     devices: msgspec.Raw
@@ -70,7 +70,7 @@ def map_address(url: str) -> URL:
     if given.query_string or given.fragment:
         shown = without_password(url).partition("?")[0].partition("#")[0]
         raise UsageError(f"--url {shown}: must end with the path; a query (?…) or a fragment (#…) is not supported")
-    path = given.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as it stands in other tools
+    path = given.path.rstrip("/").removesuffix("/api/v1/map").removesuffix("/metrics")  # as in other tools
     return given.with_path(f"{path}/api/v1/map")
 
 

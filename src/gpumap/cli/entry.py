@@ -21,8 +21,8 @@ def _run(prepare: Callable[[], Callable[[], int]]) -> int:
     try:
         import signal
 
-        # Until a command's event loop has a way of its own: nothing has begun yet that needs an end, and an exception
-        # may be lost in what Python does while it imports, or as it makes the loop.
+        # These handlers are for the time before a command's event loop has its own: nothing needs a clean end yet.
+        # Python may lose an exception during imports, or while it creates the loop.
         signal.signal(signal.SIGINT, _leave)
         signal.signal(signal.SIGTERM, _leave)
         # `serve` releases the driver on it. By default it ends a process, and `pkill` reaches all processes of gpumap.

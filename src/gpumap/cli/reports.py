@@ -24,11 +24,11 @@ from gpumap.cli.tables.summary import summary_table, summary_values
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a command shows. `values` are Structs or builtins. `names` are the pods of the report: namespace and name.
-    `notes` are printed beside a table that has no room for them.
+    """The output of a command. `values` are Structs or builtins. `names` are the pods of the report: namespace and
+    name. `notes` are printed next to a table that has no room for them.
 
-    `needs` are the parts of a map that every form reads, `also` those that a form or a sort key reads in addition: a
-    server is asked for no more.
+    `needs` are the parts of a map that every form reads. `also` are those that a form or a sort key reads in addition.
+    A server is asked only for these.
     """
 
     table: Callable[[NodeMaps, Shape], str]

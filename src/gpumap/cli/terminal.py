@@ -1,6 +1,6 @@
-"""Text as a terminal shows it: made safe, measured in cells, shortened, coloured.
+"""Text as a terminal shows it: made safe, measured in cells, shortened, colored.
 
-Nothing from outside may steer a terminal, begin a line of its own, or move what stands beside it. Pure.
+Text from outside must not control the terminal, begin a new line, or move the text next to it. Pure.
 """
 
 import json

@@ -118,7 +118,7 @@ def maps_of_agent(given: argparse.Namespace, interval_seconds: float) -> NodeMap
 
 
 def _head(given: argparse.Namespace, shape: Shape) -> str:
-    """What a watch shows above its table; a password in the URL is for the server alone."""
+    """Return the head of a watch. Only the server gets a password in the URL."""
     places = {"--url": given.url, "--prometheus": given.prometheus}
     asked = "".join(f" {flag} {without_password(url)}" for flag, url in places.items() if url)
     return f"gpumap {given.command}{sorted_by(shape)}{asked}"

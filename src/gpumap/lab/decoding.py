@@ -105,7 +105,7 @@ def _is(kind: object, origin: type) -> bool:
 
 
 def _members(kind: object) -> list[object]:
-    """The types of a union, or a type alone, without annotations."""
+    """Return the types of a union, or a single type, without annotations."""
     if typing.get_origin(kind) is Annotated:
         return _members(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):

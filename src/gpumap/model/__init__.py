@@ -1,8 +1,8 @@
 """The nouns. Every other room imports this one, and it imports no other.
 
-What the sources report (`readings` from NVML, `observations` from all of them), what one collection makes of it
-(`snapshot`), and what an agent serves and the commands read (`map`), each declared once, as frozen values. Beside them
-are pure statements about strings: device ids, cgroup paths, device plugins' answers, units, text.
+It declares each noun once, as frozen values. `readings` are the answers of NVML, `observations` those of all sources.
+`snapshot` is the result of one collection. `map` is the document that an agent serves and the commands read. The room
+also has pure functions on strings: device ids, cgroup paths, device plugins' answers, units, text.
 
 Start with `readings`, then `observations`, then `snapshot`.
 """

@@ -16,8 +16,8 @@ from gpumap.model.observations import CgroupKind, CgroupMembership, PodCgroup, P
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:]|$)"
 )
-# A pod's directory with any other UID, such as that of a static pod whose manifest sets it: below `kubepods`, or with a
-# container in it (another container's view has no `kubepods` in the path).
+# A pod's directory with any other UID, such as that of a static pod whose manifest sets it. It is below `kubepods`, or
+# contains a container (the view of another container has no `kubepods` in the path).
 _PODLIKE = re.compile(r"kubepods.*[/-]pod[^/]|^/(?:\.\./)+pod[^/]+/(?:[a-z0-9-]+-)?[0-9a-f]{64}")
 # A container's scope: `<64 hex>`, `crio-<id>.scope`, `…slice:cri-containerd:<id>`.
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")

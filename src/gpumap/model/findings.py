@@ -221,7 +221,7 @@ def _is_much(unused: Finding, thresholds: Thresholds) -> bool:
 
 
 def _is_busy_for_nobody(on: NodeDevice) -> bool:
-    """Return whether somebody computes on the GPU, and nobody is known to: it may be any of its holders."""
+    """Return whether SMs of the GPU are used, but by no known process: any of its holders may use them."""
     gpu = next((one for one in on.node_map.gpus if one.uuid == on.device.uuid), None)
     computes = (*(one.sm_ratio for one in on.device.users), *(one.sm_ratio for one in on.device.processes))
     return bool(gpu and gpu.utilization_ratio) and not any(computes)

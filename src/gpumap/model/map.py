@@ -258,8 +258,8 @@ class HolderEntry(ContainerEntry, frozen=True, kw_only=True):
     allocated_memory_bytes: Bytes | None
     """Granted memory. Null if the kind of sharing grants none."""
     admin_access: bool | None = False
-    """It holds the device by DRA claims with admin access, which take it from nobody. Null if nobody knows: only the
-    DRA driver's notes tell."""
+    """It holds the device by DRA claims with admin access, which do not reserve it. Null if unknown: only the
+    checkpoint of the DRA driver shows it."""
 
 
 class UserEntry(ContainerEntry, frozen=True, kw_only=True):
@@ -273,8 +273,8 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     processes: Count
     """Number of processes on the device. 0 for a holder that is certainly idle."""
     sm_ratio: Ratio | None
-    """SM time, mean over the interval. Null if the driver does not report it, or if it is 0 and somebody unknown
-    computed on the GPU."""
+    """SM time, mean over the interval. Null if the driver does not report it, or if it is 0 and an unknown process
+    used SMs of the GPU."""
     memory_controller_busy_ratio: Ratio | None
     """Time of memory traffic, mean over the interval."""
     unassigned: bool

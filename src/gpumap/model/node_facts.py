@@ -27,7 +27,7 @@ class Privileges:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What only this node's own files tell, beyond the document."""
+    """Facts that only this node's own files show, in addition to the document."""
 
     kubelet: Answer
     checkpoint: Answer

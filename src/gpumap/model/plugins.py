@@ -78,9 +78,7 @@ def _plugin(
 _FAMILIES = ("volcano.sh/vgpu-", "tencent.com/vcuda-")
 _VGPU_SHAPES = "uuid split memory-split core-split"
 PLUGINS = (
-    # The first row whose resource and form of id fit counts: rows for one resource stand before rows for any (`_ANY`).
-    # The kubelet chooses these ids freely. The answer to the first resource has the grant of each device. The other two
-    # are amounts of it in unpublished units (volcano-vgpu-device-plugin, pkg/plugin/server.go).
+    # The first row whose resource and form of id match counts: rows for one resource are before rows for any (`_ANY`).
     _plugin("volcano-vgpu-number", r"volcano\.sh/vgpu-number", _VGPU_SHAPES, Unit.SPLIT, Trust.ANSWER, Limit.MEMORY),
     _plugin("volcano-vgpu-memory", r"volcano\.sh/vgpu-memory", _VGPU_SHAPES, Unit.UNKNOWN, Trust.ANSWER, Limit.MEMORY),
     _plugin("volcano-vgpu-cores", r"volcano\.sh/vgpu-cores", _VGPU_SHAPES, Unit.UNKNOWN, Trust.ANSWER),

@@ -59,7 +59,7 @@ ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memor
 
 
 CARD = "card"
-"""Asked of NVML for dialects alone: no family of a group of `--collect` shows it."""
+"""NVML reads it only for dialects: no family of a group of `--collect` shows it."""
 
 # A field of one of these types belongs to a group: the worker asks NVML for it only if the group is on.
 T = TypeVar("T")
@@ -71,7 +71,8 @@ OfCard = Annotated[T, CARD]
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes. `used` is without `reserved` where NVML's second version tells it, else as the driver gives it."""
+    """Bytes. `used` excludes `reserved` if NVML's second version reports it; otherwise `used` is as the driver
+    reports it."""
 
     total_bytes: int
     used_bytes: int
@@ -98,7 +99,7 @@ class ProcessSample(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What GPM measured between two samples, ratios 0-1 of the device's own engines; `None` is not told."""
+    """What GPM measured between two samples, ratios 0-1 of the device's own engines. `None`: not reported."""
 
     sm_ratio: float | None
     sm_occupancy_ratio: float | None
@@ -127,9 +128,10 @@ class MigInstance(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """What NVML said of one GPU in one read. With a `fault` only its identity, if known, and the recovery action.
+    """The answers of NVML for one GPU in one read. With a `fault` only its identity, if known, and the recovery
+    action.
 
-    `samples` is `None` where the GPU keeps no per-process time (MIG, vGPU guests, WSL). Its rows and those of
+    `samples` is `None` if the GPU reports no time of processes (MIG, vGPU guests, WSL). Its rows and those of
     `processes` come last, so that a person who opens a capture sees the GPU first.
     """
 
@@ -147,8 +149,8 @@ class GpuReading(NamedTuple):
     mig_unknown: bool = False
     """Whether it is partitioned, or all of its MIG devices, could not be read: `instances` are those that were."""
     sampled_seconds: float | None = None
-    """How much time `samples` cover that those of no reading before did; `None`: all since the one before. 0 in a
-    reading before its time: they overlap with those before, and are told once more by the next."""
+    """The time that `samples` cover and no earlier reading covered. `None`: all since the one before. 0 in an early
+    reading: its samples overlap with those before, and the next reading contains them again."""
     utilization_ratio: float | None = None
     memory_controller_ratio: float | None = None
     encoder_ratio: OfCodec[float | None] = None
@@ -219,10 +221,11 @@ class XidError(NamedTuple):
 
 
 class Listening(NamedTuple):
-    """A GPU whose XID events were registered for: between the two, seconds before the reading, none was missed.
+    """A period with a registered XID listener on a GPU: none was missed between these two times (seconds before the
+    reading).
 
-    A reading has several of a GPU where it was registered anew since the one before; none where nobody listens, and one
-    of no length, now, where that is because the driver is let go of.
+    A reading has several periods of a GPU if the worker registered again since the reading before. It has none without
+    a listener. It has one of zero length, now, if the reason is that the driver is released.
     """
 
     uuid: Uuid

@@ -106,7 +106,7 @@ class ContainerOnDevice:
     allocated_memory_bytes: int | None = None
     use: ContainerUse | None = None
     admin_access: bool | None = False
-    """It holds the device by DRA claims with admin access only. `None` if nobody knows."""
+    """It holds the device by DRA claims with admin access only. `None` if unknown."""
 
     @property
     def holds(self) -> bool:

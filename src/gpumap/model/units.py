@@ -47,7 +47,7 @@ def parse_quantity(text: str) -> int:
 
 
 def and_more(first: str, more: int, one: str, many: str = "") -> str:
-    """`the first, and 2 more rows`; the first alone if there are no more."""
+    """Return `the first, and 2 more rows`; only the first if there is only one."""
     return f"{first}, and {counted(more, one, many)}" if more else first
 
 

@@ -140,7 +140,7 @@ def _devices(name: str, help: str, value: Callable[[Snapshot, Gpu, int], float |
 
 
 def _allocated_ratio(snapshot: Snapshot, gpu: Gpu, total_bytes: int) -> float | None:
-    """Absent while somebody unknown may hold the card, and if assigned slots have no size (time-slicing)."""
+    """Absent while an unknown container may hold the card, and if assigned slots have no size (time-slicing)."""
     leaves = [leaf for leaf in snapshot.leaves if leaf.gpu == gpu]
     if any(leaf.holders is None for leaf in leaves or snapshot.leaves):
         return None

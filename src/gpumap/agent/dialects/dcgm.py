@@ -1,4 +1,4 @@
-"""The dialect of dcgm-exporter before 4.9: its `DCGM_FI_*` as far as NVML can tell them, with the pods of each GPU.
+"""The dialect of dcgm-exporter before 4.9: the `DCGM_FI_*` that NVML can provide, with the pods of each GPU.
 
 Names, labels, their order, units and help texts are those of its 4.5.3-4.8.2 (etc/default-counters.csv,
 internal/pkg/rendermetrics), the label `hostname` as from 4.6.0-4.8.3 on. A container never gets the value of a shared
@@ -109,13 +109,16 @@ def of_containers(
     whole: Callable[[Entity], float | None],
     own: Callable[[ContainerUse], float | None],
 ) -> Family:
-    """Return a family with values of containers: the device's value if one container has it alone or no container is on
-    it; otherwise the measured value of each container, and no row for the device."""
+    """Return a family with values of containers.
+
+    A container that is the only one on a device gets the device's value. A device without containers keeps its own
+    row. Otherwise each container gets its measured value, and the device has no row.
+    """
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
         for entity in entities(snapshot):
             if entity.gpu_instance_id is not None and entity.memory is None:
-                continue  # a grant of all of its memory shows that a container has it alone
+                continue  # a grant of all of its memory shows that no other container holds it
             sole = entity.sole
             if sole is not None or not entity.containers:
                 if (found := whole(entity)) is not None:

@@ -1,6 +1,6 @@
 """The entities of dcgm-exporter's series, GPUs and GPU instances of MIG, with the containers that own each.
 
-Compute instances of one GPU instance are one entity: the labels that dcgm-exporter has cannot tell them apart.
+Compute instances of one GPU instance are one entity: the labels of dcgm-exporter cannot separate them.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Allocation:
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
     """Init containers, which the List does not contain, by pod and container."""
     left_out: Mapping[tuple[PodUid, str], RowAllocation]
-    """Containers that the List contains without the devices of their rows, by pod and container: the pod may have
-    ended (kubelets before 1.34), or the kubelet leaves devices out (1.20 to 1.22)."""
+    """Containers in the List without the devices of their rows, by pod and container. The pod may have ended
+    (kubelets before 1.34), or the kubelet leaves devices out (1.20 to 1.22)."""
     held_by_rows: frozenset[Uuid]
     """Leaves that only the checkpoint gives to a container of a live pod."""
     lists_claims: bool
@@ -233,7 +233,7 @@ def _claims(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, ClaimDev
 
 
 def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inventory: Inventory) -> frozenset[Uuid]:
-    """Return the leaves that no device plugin offers or has given away. A DRA driver may have them.
+    """Return the leaves that no device plugin offers or has assigned. A DRA driver may have them.
 
     Kubelets before 1.34 list no claims, and 1.27 to 1.30 list them without devices.
     """
@@ -261,7 +261,7 @@ def _left_out(pods: Iterable[ListedPod], pod_table: PodTable) -> dict[tuple[PodU
 
 
 def _leaves(allocations: Iterable[RowAllocation], inventory: Inventory) -> frozenset[Uuid]:
-    """Return the leaves that rows may give away: all leaves if an id of them is on no device."""
+    """Return the leaves that rows may assign: all leaves if one of their ids matches no device."""
     allocations = tuple(allocations)
     if not all(one.complete for one in allocations):
         return frozenset(inventory.leaves)

@@ -33,7 +33,7 @@ class Grant(NamedTuple):
     gpus: float | None
     memory_bytes: int | None
     admin_access: bool | None = False
-    """All of it are DRA claims with admin access, which take a device from nobody. `None` if nobody knows."""
+    """All of it are DRA claims with admin access, which do not reserve the device. `None` if unknown."""
 
 
 class Holding(NamedTuple):
@@ -236,7 +236,7 @@ def _is_admin(holding: Holding) -> bool:
 
 
 def _admin_access(of_holder: Iterable[Holding]) -> bool | None:
-    """Only the DRA driver's notes tell whether a claim has admin access."""
+    """Only the checkpoint of the DRA driver shows whether a claim has admin access."""
     known = {
         (None if one.prepared is None else one.prepared.admin_access) if one.claim is not None else False
         for one in of_holder

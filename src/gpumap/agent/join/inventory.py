@@ -206,7 +206,7 @@ def processes_by_leaf(inventory: Inventory) -> dict[Uuid, tuple[GpuProcess, ...]
 
 
 def _as_partitioned(reading: GpuReading) -> GpuReading:
-    """A GPU that was partitioned and does not tell its mode: what was read as of a whole GPU says nothing."""
+    """A GPU that was partitioned and does not report its mode now: values of the whole GPU are not valid for it."""
     return reading if reading.partitioned else reading._replace(partitioned=True, processes=None, samples=None)
 
 

@@ -1,8 +1,8 @@
 """Choose the List of the kubelet that counts: the newest one that gpumap may serve.
 
 A kubelet that restarts first lists only static pods, or none, until it has its pods from the API server. For a grace
-period, a missing pod keeps its devices if its log directory or one of its processes is still present, and the kubelet
-did not assign one of its device ids to another pod.
+period, a missing pod keeps its devices. Two conditions apply: its log directory or one of its processes still exists,
+and the kubelet did not assign one of its device ids to another pod.
 """
 
 from __future__ import annotations

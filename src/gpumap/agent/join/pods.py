@@ -282,11 +282,11 @@ def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:
 def _superseded(
     pods: Iterable[ListedPod], trees: Mapping[PodUid, LogTree] | None, before: PodTable
 ) -> frozenset[PodUid]:
-    """Return the UIDs whose log tree is that of an ended pod: the List no longer had its name, its name is listed with
-    other devices, or its name got another tree later.
+    """Return the UIDs whose log tree is that of an ended pod.
 
-    The devices of a pod never change. The kubelet makes the tree of a pod when it starts the pod, and keeps that of a
-    predecessor for up to 35 s. `trees` is `None` if the log directories are unreadable.
+    One of these holds: the List no longer had its name, its name is listed with other devices, or its name got another
+    tree later. The devices of a pod never change. The kubelet makes the tree of a pod when it starts the pod, and
+    keeps that of a predecessor for up to 35 s. `trees` is `None` if the log directories are unreadable.
     """
     if trees is None:
         return before.superseded

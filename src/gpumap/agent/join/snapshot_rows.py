@@ -100,7 +100,7 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether a claim that is not listed, or a row of the checkpoint alone, may give a device without holders away."""
+    """Whether an unlisted claim, or a row that only the checkpoint has, may assign a device without holders."""
     return not allocation.holders.get(uuid) and uuid in allocation.may_be_claimed | allocation.held_by_rows
 
 
@@ -143,8 +143,11 @@ def _siblings(gpu: KnownGpu, leaf: KnownLeaf, attribution: Attribution) -> tuple
 def _allocatable(
     leaf: KnownLeaf, inventory: Inventory, allocation: Allocation, offered: frozenset[tuple[Uuid, str]]
 ) -> tuple[tuple[str, int], ...]:
-    """Return slots by resource. A resource counts 0 if this leaf offered it before, or if all other leaves of its kind
-    offer it, and it is missing now: its plugin reports the device as unhealthy."""
+    """Return slots by resource.
+
+    A resource that is missing now counts 0 if this leaf offered it before, or if all other leaves of its kind offer
+    it. Its plugin then reports the device as unhealthy.
+    """
     slots = allocation.offer.slots
     if slots is None:
         return ()

@@ -91,8 +91,8 @@ class LeafUse:
     has_samples: bool
     """The driver reports the time of processes."""
     has_stray_time: bool = False
-    """Somebody computed, and no listed process did: a process that began and ended between two collections, or one that
-    the driver does not report. A container without SM time may have been it."""
+    """SM time was used, but by no listed process: by one that began and ended between two collections, or one that
+    the driver does not report. A container without SM time may have caused it."""
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
@@ -301,9 +301,9 @@ def with_history(
 
 
 def _last_active(times: _Times, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:
-    """Return when it last computed, by the wall clock of now.
+    """Return when it last used SMs, by the wall clock of now.
 
-    Nobody knows what it did while its SM time was unknown for longer than `stale_after_seconds`.
+    A time with unknown SM use of more than `stale_after_seconds` counts as use.
     """
     unknown_seconds = elapsed(at) - elapsed(before.measured)
     if times.sm or unknown_seconds > stale_after_seconds + LATE_SECONDS:

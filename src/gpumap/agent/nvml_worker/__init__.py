@@ -1,6 +1,6 @@
-"""The process that loads the NVIDIA library, the only one. A foreign library may hang, crash or leak here.
+"""The only process that loads the NVIDIA library, because a foreign library may hang, crash or leak.
 
-In come requests on stdin, out go readings on stdout (`wire`, which the service and the lab use too, with `codes`).
+Input: requests on stdin. Output: readings on stdout (`wire`, which the service and the lab also use, with `codes`).
 Start at `__main__`, `read_scheduler` (which thread reads which GPU) and `reading` (one GPU). The service's end of the
 pipe is `gpumap.agent.sources.nvml`.
 """

@@ -1,6 +1,6 @@
 """`python -m gpumap.agent.nvml_worker [--library PATH]`: requests on stdin, answers on stdout (see `wire`).
 
-Ends at once when stdin does: whoever started it is gone, or has no more use for it. Imports little, to start fast.
+It ends as soon as stdin ends: then the parent process exited or no longer needs it. It imports little, to start fast.
 """
 
 import gc
@@ -20,10 +20,10 @@ def main(arguments: list[str]) -> NoReturn:
     library = _library_path(arguments)
     # With it, NVML counts MPS locality domains instead of GPUs (nvml.h 13.5), and most calls are not supported.
     os.environ.pop("NVML_MPS_DEVICE_ENUMERATION", None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends us
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # likewise
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which ends the worker
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the same
     threading.excepthook = _die
-    gc.freeze()  # a reading leaves no cycles behind, and what was imported stays
+    gc.freeze()  # a reading leaves no cycles behind, and imported modules stay
     scheduler = ReadScheduler(Library(library), Output(), os._exit)
     threading.Thread(target=scheduler.run, name="scheduler", daemon=True).start()
     for line in sys.stdin.buffer:
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> NoReturn:
         except ValueError as error:
             sys.stderr.write(f"not a request: {error}\n")
             os._exit(2)
-    os._exit(0)  # a thread may hang in the driver: nothing is waited for
+    os._exit(0)  # a thread may hang in the driver: do not wait
 
 
 def _library_path(arguments: list[str]) -> str | None:
@@ -45,8 +45,9 @@ def _library_path(arguments: list[str]) -> str | None:
 
 
 def _die(crash: threading.ExceptHookArgs) -> None:
-    """A mistake of ours ends the process, as one of the library's would; the service tells, and starts another."""
-    import traceback  # not before: a worker that lives has no use for it
+    """Run the worker. A bug ends the process, as a crash of the library does; the service reports it and starts
+    another."""
+    import traceback  # import it late: a running worker does not need it
 
     traceback.print_exception(crash.exc_value)
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a refused call costs: one value, one GPU, or only the call. One thread at a time uses an `NvmlCalls`."""
+"""What a refused call affects: one value, one GPU, or only the call. One thread at a time uses an `NvmlCalls`."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 180.0
 SOON_SECONDS = 2.0
-"""What was there before and is refused is asked for again after so long, then after twice as long each time."""
+"""First pause before a refused value that existed before is requested again. Each next pause is twice as long."""
 
 UNSUPPORTED = frozenset(
     {
@@ -22,13 +22,13 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     }
 )
-"""The GPU or its driver cannot tell, or not just now: asked again after `RETRY_SECONDS`."""
+"""The GPU or its driver has no answer now. Asked again after `RETRY_SECONDS`."""
 NO_DATA = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY})
-"""Nothing to tell just now."""
+"""No value at this moment."""
 STALE = frozenset({pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND})
-"""Of a MIG device's handle: it is no more."""
+"""For the handle of a MIG device: the device no longer exists."""
 GONE = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND})
-"""In any call: the GPU is lost or needs a reset, and no other call on it will do better."""
+"""In any call: the GPU is lost or needs a reset. Every other call on it fails, too."""
 UNINITIALIZED = frozenset(
     {
         pynvml.NVML_ERROR_UNINITIALIZED,
@@ -36,30 +36,29 @@ UNINITIALIZED = frozenset(
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
-"""In any call: the library has lost its driver and must be initialised anew."""
+"""In any call: the library has lost its driver and must be initialized again."""
 LOST_TOUCH = frozenset({pynvml.NVML_ERROR_OPERATING_SYSTEM, pynvml.NVML_ERROR_INVALID_STATE, pynvml.NVML_ERROR_UNKNOWN})
-"""Where every call says so: as UNINITIALIZED. One call that says so may only be an odd call."""
+"""Only if every call returns them, as UNINITIALIZED. A single call may return them for another reason."""
 
 
 _OF_MIG = ("mig", "gpu instance")
-"""How `on` begins for MIG devices."""
+"""Prefix of `on` for MIG devices."""
 
 
 class NvmlCalls:
-    """The calls of one reading. `refusals` are those worth telling, `answered` is how many were not refused.
+    """The calls of one reading. `refusals` are those to report, `answered` counts the calls that were not refused.
 
-    "Not supported" is worth telling only for what was there before.
+    "Not supported" is reported only for a value that existed before.
 
-    `learned` is whether this reading found something that is not supported.
-    `forgotten` counts how often it was forgotten what is not supported.
-    `refused_with` is the code of the call that was asked last, 0 where it was answered or not asked at all.
+    `learned`: this reading found something that is not supported. `forgotten` counts how often that knowledge was
+    dropped. `refused_with` is the code of the last call; 0 if it was answered or not made.
     """
 
     def __init__(self) -> None:
         self._unsupported: set[tuple[str, str]] = set()
-        self._known: set[tuple[str, str]] = set()  # what was there before
+        self._known: set[tuple[str, str]] = set()  # values that existed before
         self._ask_again_at = 0.0
-        self._lost = False  # whether something that was there before is refused since it was last asked for
+        self._lost = False  # whether a value that existed before is refused since the last request
         self._pause = SOON_SECONDS
         self._refused: dict[tuple[str, int], None] = {}
         self.answered = 0
@@ -82,26 +81,27 @@ class NvmlCalls:
         self.learned = False
 
     def forget(self) -> None:
-        """Ask again also what was not supported. What was there before may be missing now: that is no fault."""
+        """Ask again also for what was not supported. A value that existed before may now be missing without a fault."""
         self._unsupported.clear()
         self._known.clear()
         self.forgotten += 1
 
     def forget_mig_devices(self) -> None:
-        """Ask them again also what they did not support; what the card does not, stands."""
+        """Ask MIG devices again also for what they did not support. What the card does not support stays."""
         self._unsupported = {key for key in self._unsupported if not key[1].startswith(_OF_MIG)}
 
     def withdraw(self, before: tuple[tuple[str, int], ...]) -> None:
-        """Report only what was refused when `refusals` was `before`. The rest was of a device that is gone."""
+        """Drop the refusals that came after `before`: they are of a device that no longer exists."""
         self._refused = dict.fromkeys(before)
 
     def ask(
         self, function: Callable[..., T], *arguments: object, on: str = "gpu", privileged: bool = False
     ) -> T | None:
-        """What the function returns; `None` where NVML refuses. `on` tells GPUs' handles from MIG devices'.
+        """Return the value of the function; `None` if NVML refuses. `on` separates handles of GPUs from those of MIG
+        devices.
 
-        A call that is `privileged` and not permitted is no fault: its value is absent, and it is not asked again.
-        Raises `RefusedError` where the refusal says that the whole GPU is gone, or the driver.
+        A `privileged` call without permission is not a fault: its value is absent, and it is not repeated. Raises
+        `RefusedError` if the refusal means that the whole GPU or the driver is gone.
         """
         self.refused_with = 0
         key = function.__name__, on
@@ -118,7 +118,7 @@ class NvmlCalls:
         return value
 
     def take(self, refused: RefusedError, key: tuple[str, str], *, privileged: bool = False) -> None:
-        """A refusal of what `key` names, for what it costs. Raises it where that is the whole GPU."""
+        """Handle a refusal of what `key` names. Raise it if it affects the whole GPU."""
         if refused.code in GONE or refused.code in UNINITIALIZED:
             raise refused
         self.refused_with = refused.code
@@ -140,22 +140,22 @@ class NvmlCalls:
             self._ask_again_at = min(self._ask_again_at, now + self._pause)
 
     def know(self, keys: Iterable[tuple[str, str]]) -> None:
-        """These were answered, by another call than `ask`."""
+        """Record that these were answered by another call than `ask`."""
         self._known.update(keys)
 
     def never_supported(self, function: Callable[..., object], on: str) -> bool:
-        """Whether NVML says that it does not support this, and has never answered it. MIG devices may differ."""
+        """Return whether NVML does not support this and never answered it. MIG devices may differ."""
         key = function.__name__, on
         return key in self._unsupported and (key not in self._known or on.startswith(_OF_MIG))
 
     def is_supported(self, key: tuple[str, str]) -> bool:
-        """As far as is known."""
+        """Return whether it is supported, as far as known."""
         return key not in self._unsupported
 
     def ask_newest(self, functions: Sequence[Callable[..., T]], *arguments: object, on: str = "gpu") -> T | None:
-        """As `ask`, of the first function that is supported: newest first.
+        """Like `ask`, with the first supported function: newest first.
 
-        One that has answered before is not replaced by an older one, whose value may mean something else.
+        A function that has answered is not replaced by an older one, whose value may mean something else.
         """
         for function in functions:
             value = self.ask(function, *arguments, on=on)

@@ -1,7 +1,7 @@
-"""The group `card`: what a card is made for and set to, its totals of errors. Only dialects show it.
+"""The group `card`: properties and settings of a card, and its total errors. Only dialects show it.
 
-What does not change while the handle is good is asked once, and kept with it. All of it is asked of the card, also
-where it is partitioned.
+Values that do not change while the handle is valid are read once and kept with it. All calls are on the card, also if
+it is partitioned.
 """
 
 from ctypes import byref, c_uint
@@ -39,7 +39,7 @@ def word_of(words: tuple[str, ...], number: int) -> str:
 
 
 class _Made(NamedTuple):
-    """What stays; of the power limits those that nobody sets."""
+    """Constant values, among them the power limits that a user cannot set."""
 
     vbios_version: str
     compute_capability: str
@@ -48,7 +48,7 @@ class _Made(NamedTuple):
 
 
 class CardOfGpu:
-    """Of one handle. One thread at a time asks."""
+    """Reads the card of one handle. One thread at a time uses it."""
 
     def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
@@ -59,9 +59,9 @@ class CardOfGpu:
         self._forgotten = calls.forgotten
 
     def add_to(self, reading: GpuReading, values: Values) -> GpuReading:
-        """The reading with the group `card`, of which `values` are the field values.
+        """Return the reading with the group `card`. `values` are the field values.
 
-        Raises `RefusedError` where the GPU is gone.
+        Raises `RefusedError` if the GPU is gone.
         """
         made = self._read_made()
         mode = self._calls.ask(self._compute_mode)
@@ -81,7 +81,7 @@ class CardOfGpu:
         )
 
     def _read_made(self) -> _Made:
-        """Kept once the driver has reported every part, or does not support it."""
+        """Keep the values once the driver has reported every part, or does not support it."""
         if self._made is not None and self._forgotten == self._calls.forgotten:
             return self._made
         self._forgotten, before = self._calls.forgotten, self._calls.refusals

@@ -1,6 +1,6 @@
-"""NVML's return codes (nvml.h, nvmlReturn_t) as words of gpumap's. Pure: both ends of the pipe import it.
+"""NVML's return codes (nvml.h, nvmlReturn_t) as gpumap's words. Pure: both ends of the pipe import it.
 
-The service has no nvidia-ml-py, whose numbers the worker compares with (`calls`).
+The service does not have nvidia-ml-py. The worker compares with its numbers (`calls`).
 """
 
 _WORDS = {
@@ -42,10 +42,10 @@ _FAULTS = {4: "no_permission", 8: "insufficient_power", 11: "irq_issue", 15: "lo
 
 
 def word(code: int) -> str:
-    """A code's name as a label value."""
+    """Return a code's name as a label value."""
     return _WORDS.get(code, f"code_{code}")
 
 
 def fault(code: int) -> str:
-    """The fault reason (docs/how-to/troubleshoot.md) of a GPU whose essential call was answered with this code."""
+    """Return the fault reason (docs/how-to/troubleshoot.md) of a GPU whose essential call returned this code."""
     return _FAULTS.get(code, "unknown")

@@ -1,5 +1,5 @@
-"""What keeps the worker in step with the driver: which devices it drives, whether we hold any, when NVML is initialised
-again to look for lost GPUs, and a shutdown of NVML that may hang.
+"""Keeps the worker in step with the driver: its devices, open device files, reinitialization for lost GPUs, and a
+shutdown that may hang.
 
 The kernel reports what NVML does not.
 """
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 BOUND = "/sys/bus/pci/drivers/nvidia"
-"""A link for each device that the module drives (nv-pci.c: the pci_driver's name is the module's)."""
+"""Links to the devices that the module drives (nv-pci.c: the pci_driver has the name of the module)."""
 DEVICES = "/dev/nvidia"
-"""How the names of the driver's devices begin: nvidiactl, nvidia0, nvidia-uvm, nvidia-caps/…"""
+"""Prefix of the driver's device files: nvidiactl, nvidia0, nvidia-uvm, nvidia-caps/…"""
 LONGEST_TIMES = 64
-"""Of the first pause: the longest one between two re-initialisations."""
+"""Limit of the first pause: the longest pause between two reinitializations."""
 
 
 def bound_devices() -> frozenset[str]:
-    """PCI addresses of what the driver drives; none where sysfs does not tell.
+    """Return the PCI addresses of the driver's devices; none if sysfs does not list them.
 
-    A GPU that is to be unbound is missing as soon as that begins (kernel, drivers/base/dd.c, __device_release_driver),
-    and is unbound when nobody holds it any more (nv-pci.c, nv_pci_remove_helper, which waits for that).
+    A GPU disappears from the list as soon as its unbind begins (kernel, drivers/base/dd.c, __device_release_driver).
+    The unbind ends when no process holds the GPU (nv-pci.c, nv_pci_remove_helper, which waits for that).
     """
     try:
         names = os.listdir(BOUND)
@@ -31,7 +31,7 @@ def bound_devices() -> frozenset[str]:
 
 
 def holds_devices() -> bool:
-    """Whether this process has a device of the driver open, or mapped, which keeps it open."""
+    """Return whether this process has a device of the driver open, or mapped, which also keeps it open."""
     return any(_link(name).startswith(DEVICES) for name in os.listdir("/proc/self/fd")) or _maps_devices()
 
 
@@ -39,7 +39,7 @@ def _link(descriptor: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
-        return ""  # that of the listing itself
+        return ""  # the descriptor of the listing itself
 
 
 def _maps_devices() -> bool:
@@ -48,10 +48,10 @@ def _maps_devices() -> bool:
 
 
 class ReinitBackoff:
-    """When to initialise NVML again to look for GPUs that are lost: one that was reset meanwhile may be well.
+    """Decides when to initialize NVML again to look for lost GPUs: a GPU may be healthy after a reset.
 
-    It costs the GPUs that are well: for a moment no thread listens to them, and their GPM values begin again. So it is
-    done after 1, 2, 4, … 64 minutes, and soon again if others are lost. Times are of one monotonic clock.
+    The cost is for the healthy GPUs: for a moment no thread listens to them, and their GPM values start again. So it
+    happens after 1, 2, 4, … 64 minutes, and soon again if other GPUs are lost. All times are of one monotonic clock.
     """
 
     def __init__(self, first_seconds: float) -> None:
@@ -60,7 +60,7 @@ class ReinitBackoff:
         self._since = 0.0
 
     def is_due(self, lost: frozenset[int], now: float) -> bool:
-        """Whether to do it now: who is due does it. `lost` are indices."""
+        """Return whether to do it now. If True, the caller does it. `lost` are indices."""
         if lost != self._lost:
             self._lost, self._since, self._pause = lost, now, self._first
         if not lost or now - self._since < self._pause:
@@ -71,7 +71,8 @@ class ReinitBackoff:
 
 
 class Shutdown:
-    """Runs `close`, which returns whether it has released everything, in a thread of its own: it may hang for ever."""
+    """Runs `close` in its own thread, because it may hang for ever. `close` returns whether it has released
+    everything."""
 
     def __init__(self, close: Callable[[], bool]) -> None:
         self._close = close
@@ -80,7 +81,7 @@ class Shutdown:
         self._thread: threading.Thread | None = None
 
     def within(self, seconds: float) -> bool:
-        """Whether it is done by then. If not, it may hang for ever: this is not to be asked again."""
+        """Return whether it finished in time. If not, it may hang for ever: do not call this again."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="letting-go", daemon=True)
             self._thread.start()

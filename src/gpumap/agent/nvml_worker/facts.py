@@ -1,7 +1,8 @@
-"""`python -m gpumap.agent.nvml_worker.facts NAME [--library PATH]`: one fact of the driver as a line of JSON on stdout.
+"""`python -m gpumap.agent.nvml_worker.facts NAME [--library PATH]`: one fact of the driver as a line of JSON on
+stdout.
 
-What only a real driver can settle (docs/dev/driver-facts.md). It only reads, for a few seconds. A fact has no PIDs,
-UUIDs, serial numbers or names of pods and hosts: a user can publish it.
+These are facts that only a real driver can show (docs/dev/driver-facts.md). It only reads, for a few seconds. A fact
+has no PIDs, UUIDs, serial numbers or names of pods and hosts, so a user can publish it.
 """
 
 import json
@@ -22,7 +23,7 @@ from gpumap.agent.nvml_worker.processes import NO_ID, NOT_TOLD, SAMPLE, Lists
 Fact = dict[str, object]
 
 _PAUSE_SECONDS = 3.0
-"""Between two looks at a counter."""
+"""Time between two reads of a counter."""
 _GPM_PAUSE_SECONDS = 1.0
 _WAIT_MILLISECONDS = (0, 0, 0, 100)
 _SLOTS = 4096
@@ -44,7 +45,7 @@ _LISTS = {
 
 
 class _Driver:
-    """NVML, initialised, and the handles of its GPUs by index. A GPU without a handle is left out."""
+    """NVML, initialized, with the handles of its GPUs by index. GPUs without a handle are left out."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -55,7 +56,7 @@ class _Driver:
                 self.gpus[index] = library.handle(index)
 
     def code(self, call: str, *arguments: object) -> int:
-        """NVML's return code."""
+        """Return NVML's return code."""
         try:
             self.library.ask(call, *arguments)
         except RefusedError as refused:
@@ -71,7 +72,7 @@ class _Driver:
         return found
 
     def or_word(self, ask: Callable[..., object], *arguments: object) -> object:
-        """The answer, or the word of the code that refuses it."""
+        """Return the answer, or the word of the code that refuses it."""
         try:
             return ask(*arguments)
         except RefusedError as refused:
@@ -110,7 +111,7 @@ def _process_samples(driver: _Driver) -> Fact:
 
 
 def _samples(driver: _Driver, gpu: Handle) -> Fact:
-    """What a sizing call answers, and the rows since the beginning and of the last seconds."""
+    """Return the answer of a sizing call, and the rows since the beginning and of the last seconds."""
     call, count = "nvmlDeviceGetProcessUtilization", c_uint(0)
     code = driver.code(call, gpu, None, byref(count), c_ulonglong(0))
     listed = _listed_pids(driver, gpu)
@@ -156,7 +157,7 @@ def _listed_pids(driver: _Driver, gpu: Handle) -> set[int]:
 
 
 def _field_values(driver: _Driver) -> Fact:
-    """Each value's type, and how much it grew."""
+    """Return the type of each value, and its increase."""
 
     def look() -> dict[int, dict[str, dict[str, object]]]:
         return {
@@ -174,7 +175,7 @@ def _by_index(found: dict[int, dict[str, dict[str, object]]]) -> list[Fact]:
 
 
 def _event_wait(driver: _Driver) -> Fact:
-    """Of an event set for each GPU, and of an empty set."""
+    """Return the wait times of an event set for each GPU, and of an empty set."""
     return {"gpus": driver.of_gpus(lambda gpu: _waits(driver, gpu)), "empty_set": _waits(driver, None)}
 
 
@@ -245,7 +246,7 @@ def _gpm_scales(driver: _Driver) -> Fact:
 
 
 def _gpm_samples(driver: _Driver, gpu: Handle) -> dict[str, Any]:
-    """Of the GPU and of each GPU instance: a sample, or the word of the code that refuses it."""
+    """For the GPU and for each GPU instance: return a sample, or the word of the code that refuses it."""
     found = {"gpu": _gpm_sample(driver, "nvmlGpmSampleGet", gpu)}
     for device in driver.mig_devices(gpu):
         instance = driver.or_word(driver.library.gpu_instance_id, device)
@@ -267,7 +268,7 @@ def _gpm_sample(driver: _Driver, call: str, *of: object) -> Any:
 
 
 def _metrics(driver: _Driver, older: Any, newer: Any) -> object:
-    """The values by metric id; a refused one has the word of its code."""
+    """Return the values by metric id. A refused one has the word of its code."""
     if older is None or isinstance(older, str) or isinstance(newer, str):
         return newer if isinstance(newer, str) else older
     get = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(_GPM_METRICS))
@@ -292,7 +293,7 @@ FACTS: dict[str, Callable[[_Driver], Fact]] = {
 
 
 def read_fact(name: str, path: str | None) -> Fact:
-    """The fact, or why there is none."""
+    """Print the fact, or why there is none."""
     library = Library(path)
     try:
         library.open()

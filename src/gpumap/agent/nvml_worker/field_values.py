@@ -1,6 +1,7 @@
-"""NVML's field values: all that is wanted of a GPU in one call, into an array that is laid out once a change.
+"""Reads NVML's field values: all wanted fields of a GPU in one call, into an array that changes only with the fields.
 
-The call succeeds although a value failed: each has its own code (nvml.h, nvmlFieldValue_t). One thread at a time asks.
+The call succeeds even if a value failed: each value has its own code (nvml.h, nvmlFieldValue_t). One thread at a time
+uses it.
 """
 
 import math
@@ -27,9 +28,9 @@ _SCOPES = {
 }
 _TRAFFIC = frozenset({*_SCOPES, pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES})
 _FieldValue: Any = pynvml.c_nvmlFieldValue_t
-_ROW = Struct(f"@{_FieldValue.valueType.offset}xIIQ")  # valueType, nvmlReturn, and the value as a whole number
+_ROW = Struct(f"@{_FieldValue.valueType.offset}xIIQ")  # valueType, nvmlReturn, and the value as an integer
 _VALUE_FIELDS = tuple(name for name, _ in pynvml.c_nvmlValue_t._fields_)
-"""Fields of the union by nvmlValueType_t, which counts them."""
+"""Fields of the union by nvmlValueType_t, in its order."""
 _WHOLE_TYPES = frozenset({pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG})
 _NOT_AVAILABLE = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value,
@@ -56,7 +57,7 @@ def whole(number: float | None) -> int | None:
 
 
 class FieldValues:
-    """Those of one GPU. What it does not support is left out of the next call, until `NvmlCalls.forget`."""
+    """Field values of one GPU. The next call leaves out unsupported fields, until `NvmlCalls.forget`."""
 
     def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
@@ -68,7 +69,7 @@ class FieldValues:
         self._array = _array([])
 
     def read(self, wanted: tuple[int, ...]) -> Values:
-        """A value that is refused costs itself. Raises `RefusedError` where the GPU is gone."""
+        """Return the values. A refused value affects only itself. Raises `RefusedError` if the GPU is gone."""
         if wanted is not self._wanted or self._calls.forgotten != self._forgotten:
             self._lay_out(wanted)
         values: Values = {}
@@ -86,7 +87,7 @@ class FieldValues:
         return values
 
     def _take(self, odd: Sequence[tuple[int, Any]], values: Values) -> None:
-        """What was refused, or is of a rarer type."""
+        """Handle values that were refused or have a rarer type."""
         new = False
         for field, row in odd:
             try:
@@ -108,14 +109,14 @@ class FieldValues:
 
 
 def ask_field(library: Library, gpu: Handle, field: int) -> float:
-    """A single one. Raises `RefusedError`."""
+    """Return a single value. Raises `RefusedError`."""
     array = _array([field])
     library.ask(CALL, gpu, 1, array)
     return _number(field, array[0])
 
 
 def field_rows(library: Library, gpu: Handle, fields: Sequence[int]) -> list[dict[str, object]]:
-    """What the driver answers for each field: its code, and the type, time stamp and value. Raises `RefusedError`."""
+    """Return the driver's answer for each field: its code, type, time stamp and value. Raises `RefusedError`."""
     array = _array(fields)
     library.ask(CALL, gpu, len(fields), array)
     return [_plain(row) for row in array]
@@ -130,7 +131,7 @@ def _plain(row: Any) -> dict[str, object]:
 
 
 def finite(value: float) -> float | str:
-    """A number that JSON has, else its name."""
+    """Return a number that JSON supports, else its name."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -140,24 +141,24 @@ def _array(fields: Sequence[int]) -> Array[Any]:
 
 
 def _number(field: int, row: Any) -> float:
-    """Raises `RefusedError` with the value's own code, or with ours if the value cannot be used."""
+    """Raise `RefusedError` with the value's code, or with gpumap's code if the value is not usable."""
     code = row.nvmlReturn or _misfit(field, row.valueType)
     if code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-        code = pynvml.NVML_ERROR_NOT_SUPPORTED  # so drivers answer that do not know a field
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED  # the answer of drivers that do not know a field
     if code:
         raise RefusedError(f"{CALL}({field})", code)
     number: float = getattr(row.value, _VALUE_FIELDS[row.valueType])
     if not math.isfinite(number) or number < 0 or number == _NOT_AVAILABLE.get(row.valueType):
-        raise RefusedError(f"{CALL}({field})", pynvml.NVML_ERROR_NOT_FOUND)  # nothing to tell just now
+        raise RefusedError(f"{CALL}({field})", pynvml.NVML_ERROR_NOT_FOUND)  # no value at this moment
     return number
 
 
 def _misfit(field: int, value_type: int) -> Any:
-    """The code for a value whose type will not do, 0 where it will."""
+    """Return the code for a value with an unsuitable type; 0 if the type is suitable."""
     if value_type >= len(_VALUE_FIELDS):
-        return pynvml.NVML_ERROR_UNKNOWN  # a type that nvml.h has not had yet
-    # 32 bits of bytes wrap in less than 0.1 s on a busy PCIe 5 x16 link, and of NVLink's KiB in 5 s: what is made of
-    # such a counter is wrong at any interval, and looks right.
+        return pynvml.NVML_ERROR_UNKNOWN  # a type that nvml.h does not have yet
+    # 32 bits of bytes wrap in less than 0.1 s on a busy PCIe 5 x16 link, and 32 bits of NVLink's KiB in 5 s. A value
+    # from such a counter is wrong at any interval, but looks right.
     too_narrow = value_type in _NARROW_TYPES and field in _TRAFFIC
     return pynvml.NVML_ERROR_NOT_SUPPORTED if too_narrow else pynvml.NVML_SUCCESS
 

@@ -1,6 +1,6 @@
-"""GPM (Hopper and later): how busy the parts of a device were between two samples that we take of it.
+"""GPM (Hopper and later): how busy the parts of a device were between two samples.
 
-The older sample is kept from one reading to the next, so that nothing waits. One thread at a time asks.
+The older sample is kept from one reading to the next, so no call waits. One thread at a time uses it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ METRICS = (
 )
 """In the order of `Activity`."""
 APART_SECONDS = 0.1
-"""nvml.h, nvmlGpmMetricsGet_t: "Samples must be >100ms apart"; a reading before its time may come sooner."""
+"""nvml.h, nvmlGpmMetricsGet_t: "Samples must be >100ms apart". An early reading may come sooner."""
 _ROUNDING_PERCENT = 101.0
 
 Sample = Any
@@ -30,9 +30,9 @@ Sample = Any
 
 
 class Measured(NamedTuple):
-    """What is measured: a GPU (`gpu_instance_id` is `None`), or a GPU instance of one.
+    """A measured object: a GPU (`gpu_instance_id` is `None`), or one of its GPU instances.
 
-    `being` tells one that follows another under the same id: their samples have nothing to do with each other.
+    `being` separates an instance from a later one with the same id: their samples are unrelated.
     """
 
     gpu_instance_id: int | None = None
@@ -43,7 +43,7 @@ WHOLE_GPU = Measured()
 
 
 class _Meter:
-    """Two samples, and the last activity between two."""
+    """Two samples, and the last activity between two samples."""
 
     def __init__(self) -> None:
         self.older: Sample | None = None
@@ -53,7 +53,7 @@ class _Meter:
 
 
 class Activities:
-    """Those of one GPU's handle. Whoever drops it calls `free`, while NVML is initialised."""
+    """The samples of one GPU's handle. Before it is dropped, call `free` while NVML is initialized."""
 
     def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._library = library
@@ -65,7 +65,8 @@ class Activities:
         self._get: Any = None
 
     def free_unused(self) -> None:
-        """What was not measured since the last time: an instance that is no more, or a group that is not asked for."""
+        """Free the samples that were not used since the last call: of removed instances, or of a group that is not
+        wanted."""
         for measured in self._meters.keys() - self._in_use:
             self._free(self._meters.pop(measured))
         self._in_use.clear()
@@ -76,7 +77,8 @@ class Activities:
         self._meters.clear()
 
     def read(self, measured: Measured) -> Activity | None:
-        """Since the reading before; `None` in the first one. Raises `RefusedError` where the GPU is gone."""
+        """Return the activity since the reading before; `None` in the first one. Raises `RefusedError` if the GPU is
+        gone."""
         if self._supported is None:
             self._supported = self._calls.ask(self._gpm_support)
         if not self._supported:
@@ -89,8 +91,9 @@ class Activities:
         if meter is None:
             meter = self._meters[measured] = _Meter()
         elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
-            return meter.activity  # of an interval that has ended just now
-        # What is measured may be kept back from us as a GPU instance's place is: then it is absent, and no fault.
+            return meter.activity  # of an interval that ended now
+        # NVML may refuse this without privilege, like the place of a GPU instance. Then the value is absent, without a
+        # fault.
         meter.activity = self._calls.ask(self._activity, measured, meter, on=on, privileged=True)
         return meter.activity
 
@@ -122,7 +125,7 @@ class Activities:
         return Activity(*[self._ratio(metric) for metric in get.metrics[: len(METRICS)]])
 
     def _ratio(self, metric: Any) -> float | None:
-        """A metric that is refused costs itself; a value that is no percentage is absent."""
+        """Return the activity. A refused metric affects only itself. A value that is not a percentage is absent."""
         code = metric.nvmlReturn
         if code and code not in UNSUPPORTED:
             call = f"nvmlGpmMetricsGet({metric.metricId})"
@@ -138,12 +141,12 @@ class Activities:
     def _free(self, meter: _Meter) -> None:
         for sample in (meter.older, meter.spare):
             if sample is not None:
-                with contextlib.suppress(RefusedError):  # a driver that is gone has nothing to be freed
+                with contextlib.suppress(RefusedError):  # if the driver is gone, there is nothing to free
                     self._library.ask("nvmlGpmSampleFree", sample)
 
 
 def _laid_out() -> Any:
-    """With the metrics that are wanted."""
+    """Return the structure with the wanted metrics."""
     get = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS))
     for metric, wanted in zip(get.metrics, METRICS, strict=False):
         metric.metricId = wanted

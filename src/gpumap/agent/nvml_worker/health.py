@@ -1,6 +1,6 @@
-"""What a GPU says of its health, and of its links: clocks and why they are low, fans, ECC errors, repairs, bytes.
+"""Reads the health and the links of a GPU: clocks and throttle reasons, fans, ECC errors, repairs, bytes.
 
-All of it is asked of the card, also where it is partitioned.
+All calls are on the card, also if it is partitioned.
 """
 
 from ctypes import byref, c_uint, c_ulonglong
@@ -64,7 +64,7 @@ def recovery_word(action: float) -> str:
 
 
 def with_links(reading: GpuReading, values: Values) -> GpuReading:
-    """The reading with the group `links`, from its field values."""
+    """Return the reading with the group `links`, from its field values."""
     transmit, receive = (values.get(field) for field in LINK_FIELDS[2:])
     return reading._replace(
         pcie_transmit_bytes=whole(values.get(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES)),
@@ -75,7 +75,7 @@ def with_links(reading: GpuReading, values: Values) -> GpuReading:
 
 
 class HealthOfGpu:
-    """Of one handle. One thread at a time asks."""
+    """Reads the health of one handle. One thread at a time uses it."""
 
     def __init__(self, library: Library, calls: NvmlCalls, gpu: Handle) -> None:
         self._questions = _Questions(library)
@@ -88,9 +88,9 @@ class HealthOfGpu:
         self._forgotten = calls.forgotten
 
     def add_to(self, reading: GpuReading, values: Values) -> GpuReading:
-        """The reading with the group `health`, of which `values` are the field values.
+        """Return the reading with the group `health`. `values` are the field values.
 
-        Raises `RefusedError` where the GPU is gone.
+        Raises `RefusedError` if the GPU is gone.
         """
         action = values.get(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return reading._replace(
@@ -125,7 +125,9 @@ class HealthOfGpu:
         if self._known_events is None:
             mask = ask((questions.supported_clock_events, questions.supported_clock_throttling), self._gpu)
             if mask is None and self._calls.refused_with not in (0, *UNSUPPORTED):
-                return tuple([(word, True) for word, bit in _EVENT_BITS if now & bit])  # it may not know the others
+                return tuple(
+                    [(word, True) for word, bit in _EVENT_BITS if now & bit]
+                )  # the driver may not know the others
             self._known_events = tuple([one for one in _EVENT_BITS if mask is None or mask & one[1]])
         if now not in self._events:
             self._events = {now: _events_of(now, self._known_events)}
@@ -136,7 +138,7 @@ class HealthOfGpu:
         return None if state == pynvml.NVML_PSTATE_UNKNOWN else state
 
     def _read_fans(self) -> tuple[tuple[str, float], ...]:
-        """If the driver reports no fan by its number, the one fan that drivers before 450 report."""
+        """If the driver reports no fan by number, return the one fan that drivers before 450 report."""
         ask, questions = self._calls.ask, self._questions
         if self._fans is None:
             count = ask(questions.fans, self._gpu)
@@ -152,7 +154,7 @@ class HealthOfGpu:
         return tuple(fans)
 
     def _read_ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
-        """Most cards count in a few of the places: the others are asked once."""
+        """Return the ECC counts. Most cards count at few locations; the other locations are read once."""
         if self._forgotten != self._calls.forgotten:
             self._forgotten, self._ecc = self._calls.forgotten, _ECC
         question = self._questions.ecc_errors
@@ -170,7 +172,7 @@ class HealthOfGpu:
 
 
 class _Questions:
-    """Single questions of a GPU, answered in plain values. Each raises `RefusedError`."""
+    """Single calls on a GPU, with plain values. Each raises `RefusedError`."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -184,7 +186,7 @@ class _Questions:
         return self._bits("nvmlDeviceGetCurrentClocksEventReasons", gpu)
 
     def clock_throttling(self, gpu: Handle) -> int:
-        """The name until driver 535; gone with CUDA 14."""
+        """The name until driver 535; removed in CUDA 14."""
         return self._bits("nvmlDeviceGetCurrentClocksThrottleReasons", gpu)
 
     def supported_clock_events(self, gpu: Handle) -> int:
@@ -209,7 +211,7 @@ class _Questions:
 
     def ecc_errors(self, gpu: Handle, type_: int, location: int) -> int:
         count = c_ulonglong()
-        # Unlike the volatile counts these outlive the driver's next load.
+        # Unlike the volatile counts, these survive a reload of the driver.
         since = pynvml.NVML_AGGREGATE_ECC
         self._library.ask("nvmlDeviceGetMemoryErrorCounter", gpu, type_, since, location, byref(count))
         return count.value

@@ -1,8 +1,8 @@
-"""The NVIDIA library: loads and initialises it, and asks single questions, answered in plain values.
+"""Loads and initializes the NVIDIA library, and makes single calls that return plain values.
 
-Structures, constants and the table of functions are NVIDIA's own (nvidia-ml-py). Its wrappers are not used: a call
-through its function pointers costs less, and one that is refused keeps its name and code in a `RefusedError`. What a
-refusal costs is not decided here. Nothing is remembered but what is loaded.
+Structures, constants and the table of functions are NVIDIA's (nvidia-ml-py). Its wrappers are not used: a call through
+its function pointers is cheaper, and a refused call keeps its name and code in a `RefusedError`. This module does not
+decide what a refusal affects. It stores only the loaded library.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Handle = NewType("Handle", object)
 """nvmlDevice_t, a pointer."""
 SONAME = "libnvidia-ml.so.1"
 TEXT_BYTES = pynvml.NVML_DEVICE_UUID_V2_BUFFER_SIZE
-"""Room for every text that gpumap asks for: this is the longest."""
+"""Room for every text that gpumap reads: this is the longest."""
 
 
 class RefusedError(Exception):
@@ -31,7 +31,7 @@ class RefusedError(Exception):
 
 
 class LibraryError(Exception):
-    """The library cannot be loaded or initialised. `code` is NVML's, 0 where NVML was not reached."""
+    """The library cannot be loaded or initialized. `code` is NVML's; 0 if NVML was not reached."""
 
     def __init__(self, code: int, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -40,7 +40,7 @@ class LibraryError(Exception):
 
 
 class Attributes(NamedTuple):
-    """nvmlDeviceAttributes_t of a MIG device, as far as its profile's name needs it."""
+    """The part of nvmlDeviceAttributes_t of a MIG device that the name of its profile needs."""
 
     gpu_slices: int
     compute_slices: int
@@ -48,7 +48,7 @@ class Attributes(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """nvmlGpuInstanceInfo_t. `profile_id` is the number that `nvidia-smi mig -lgip` shows, of no NVML constant."""
+    """nvmlGpuInstanceInfo_t. `profile_id` is the number in `nvidia-smi mig -lgip`, without an NVML constant."""
 
     profile_id: int
     start: int
@@ -56,12 +56,12 @@ class Placement(NamedTuple):
 
 
 def _ratio(percent: int) -> float | None:
-    """`None` if it is none."""
+    """`None` if there is none."""
     return percent / 100 if percent <= 100 else None
 
 
 class Library:
-    """The library at `path`, by default where the loader finds it. Any thread may ask. A process has one of them."""
+    """The library at `path`, or where the loader finds it. Any thread may use it. A process has only one."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path or SONAME
@@ -69,10 +69,12 @@ class Library:
         self._functions: dict[str, Callable[..., int]] = {}
 
     def open(self) -> None:
-        """Load what is not loaded yet, and initialise NVML. Raises `LibraryError`."""
+        """Load what is not loaded yet, and initialize NVML. Raises `LibraryError`."""
         if not self._loaded:
             try:
-                pynvml.nvmlLib = CDLL(self._path)  # else pynvml would load what the loader finds by its name
+                pynvml.nvmlLib = CDLL(
+                    self._path
+                )  # otherwise pynvml would load the library that the loader finds by its name
             except OSError as error:  # absent, not an ELF file, or made for another libc: the loader says which
                 code = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
                 raise LibraryError(code, word(code), str(error)) from error
@@ -86,7 +88,7 @@ class Library:
         try:
             self.ask("nvmlShutdown")
         except RefusedError:
-            pass  # it had lost its driver: that is why it is closed
+            pass  # it was closed because it had lost its driver
 
     def _initialise(self) -> None:
         try:
@@ -149,7 +151,7 @@ class Library:
         return f"{major.value}.{minor.value}"
 
     def mig_enabled(self, device: Handle) -> bool:
-        """Whether it is partitioned now, whatever is pending."""
+        """Return whether the GPU is partitioned now, without pending changes."""
         current, pending = c_uint(), c_uint()
         self.ask("nvmlDeviceGetMigMode", device, byref(current), byref(pending))
         return bool(current.value == pynvml.NVML_DEVICE_MIG_ENABLE)
@@ -174,7 +176,7 @@ class Library:
         return Attributes(info.gpuInstanceSliceCount, info.computeInstanceSliceCount, info.memorySizeMB)
 
     def placement(self, device: Handle, gpu_instance_id: int) -> Placement:
-        """Of a GPU instance: not permitted to who may not look at others' instances (nvml.h, MIG monitor)."""
+        """Return the GPU instance. NVML refuses without the right to read instances of others (nvml.h, MIG monitor)."""
         instance, info = pynvml.c_nvmlGpuInstance_t(), pynvml.c_nvmlGpuInstanceInfo_t()
         self.ask("nvmlDeviceGetGpuInstanceById", device, gpu_instance_id, byref(instance))
         self.ask("nvmlGpuInstanceGetInfo", instance, byref(info))
@@ -188,7 +190,7 @@ class Library:
         return DeviceMemory(info.total, info.used, info.free, info.reserved)
 
     def memory_v1(self, device: Handle) -> DeviceMemory:
-        """Of drivers before 510: `used` includes what the driver reserves."""
+        """Drivers before 510: `used` includes the memory that the driver reserves."""
         info = pynvml.c_nvmlMemory_t()
         self.ask("nvmlDeviceGetMemoryInfo", device, byref(info))
         return DeviceMemory(info.total, info.used, info.free)
@@ -214,7 +216,7 @@ class Library:
         return float(info.temperature)
 
     def temperature_v1(self, device: Handle) -> float:
-        """The deprecated call: before driver 565 the only one, from CUDA 14 on gone."""
+        """The deprecated call: before driver 565 the only one, removed in CUDA 14."""
         celsius = c_uint()
         self.ask("nvmlDeviceGetTemperature", device, pynvml.NVML_TEMPERATURE_GPU, byref(celsius))
         return float(celsius.value)
@@ -233,9 +235,9 @@ class Library:
     # --- calls ---
 
     def function(self, call: str) -> Callable[..., int]:
-        """The function of this name. Raises `RefusedError` if the library, an older one, lacks it.
+        """Return the function of this name. Raises `RefusedError` if an older library lacks it.
 
-        It has no prototype: integers go as C's int, and whatever is longer must be wrapped.
+        It has no prototype: integers are passed as C's int, and longer values must be wrapped.
         """
         try:
             self._functions[call] = pynvml._nvmlGetFunctionPointer(call)
@@ -251,7 +253,7 @@ class Library:
         return True
 
     def ask(self, call: str, *arguments: object) -> None:
-        """For what this class has no question of. Raises `RefusedError`."""
+        """Make a call that this class has no method for. Raises `RefusedError`."""
         function = self._functions.get(call) or self.function(call)
         code = function(*arguments)
         if code:

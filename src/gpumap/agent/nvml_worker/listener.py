@@ -1,9 +1,9 @@
-"""Listens for XID events, in a thread of its own, and sends them as they come.
+"""Listens for XID events in its own thread, and sends them as they come.
 
-Each GPU has an event set to itself: with one for all, a GPU that is lost would make every wait fail, for all of them.
-An event is of the device that it names: NVIDIA's mock driver puts events of one GPU into the set of another one.
-The thread empties the sets every few seconds, and when a read begins. It never waits in a call: the driver keeps events
-until then, and NVML can be shut down at any moment. A set that was found empty proves that every event was sent.
+Each GPU has its own event set: in a common set, one lost GPU would make every wait fail. An event counts for the
+device that it names: NVIDIA's mock driver puts events of one GPU into the set of another. The thread empties the sets
+every few seconds, and when a read begins. It never waits in a call: the driver keeps events until then, and NVML can
+be shut down at any moment. A set that was found empty proves that every event was sent.
 """
 
 import contextlib
@@ -23,14 +23,15 @@ from gpumap.agent.nvml_worker.processes import NO_ID
 from gpumap.model.readings import GpuReading, Uuid
 
 LISTEN_SECONDS = 10.0
-"""Between reads that are farther apart: each read hears first, and waking up costs as much as reading a GPU."""
+"""Between reads that are farther apart: each read empties the sets first, and a wake-up costs as much as a read of a
+GPU."""
 PATIENCE_SECONDS = 0.05
-"""How long a read waits for events of this moment. The next read sends those that came later."""
+"""How long a read waits for events of this moment. The next read sends later events."""
 HUNG_SECONDS = 1.0
-"""A call that has not returned after so long is left to hang, and another thread listens to the other GPUs. Less than
+"""A call that did not return after this time is left to hang, and another thread listens to the other GPUs. Less than
 any interval: the next read sends their events, as if nothing hung."""
 MOST_EVENTS = 10_000
-"""Of one GPU at a time: a flood must not keep the others from being heard."""
+"""Events of one GPU at a time: many events of one GPU must not delay those of the others."""
 
 
 EventSet = NewType("EventSet", object)
@@ -39,9 +40,9 @@ XID: int = pynvml.nvmlEventTypeXidCriticalError
 
 
 class Event(NamedTuple):
-    """An event of a type that is not XID has no `xid`. Ids are `None` where the driver keeps them back, or has none.
+    """An event. One of another type than XID has no `xid`. Ids are `None` if the driver does not report them.
 
-    `device` is the address in its handle, `None` if there is none.
+    `device` is the address in its handle; `None` if there is none.
     """
 
     device: int | None
@@ -51,9 +52,9 @@ class Event(NamedTuple):
 
 
 class Events:
-    """NVML's calls on events, answered in plain values. Each raises `RefusedError`.
+    """NVML's calls on events, with plain values. Each raises `RefusedError`.
 
-    Any thread may ask, but of one event set only one thread at a time.
+    Any thread may call them, but only one thread at a time for one event set.
     """
 
     def __init__(self, library: Library) -> None:
@@ -73,7 +74,7 @@ class Events:
         self._library.ask("nvmlDeviceRegisterEvents", device, c_ulonglong(XID), event_set)
 
     def next(self, event_set: EventSet) -> Event | None:
-        """The oldest event in the set; `None` if it is empty."""
+        """Return the oldest event in the set; `None` if it is empty."""
         event = pynvml.c_nvmlEventData_t()
         try:
             self._library.ask("nvmlEventSetWait_v2", event_set, byref(event), 0)
@@ -100,10 +101,10 @@ def _id(number: int) -> int | None:
 
 
 class EventListener:
-    """A GPU's event set. Who is in a call on it holds `in_call`, for ever if the call hangs.
+    """A GPU's event set. A thread that makes a call on it holds `in_call`, for ever if the call hangs.
 
-    It is `closed` once it was freed, or a call on it was refused. It is `to_renew` when the GPU could not be read: the
-    driver may have forgotten it by the time when it can.
+    It is `closed` after it was freed, or after a refused call. It is `to_renew` if the GPU was not readable: the
+    driver may have dropped the set when the GPU is readable again.
     """
 
     def __init__(self, uuid: Uuid, event_set: EventSet) -> None:
@@ -116,21 +117,22 @@ class EventListener:
 
 
 class Listener:
-    """`attend` is for the threads that read GPUs, `tell` and `stop` for the one that begins and ends their work."""
+    """The listener. Threads that read GPUs call `attend`; the thread that starts and ends their work calls `tell` and
+    `stop`."""
 
     def __init__(self, library: Library, output: Output) -> None:
         self._events = Events(library)
         self._output = output
         self._listeners: dict[Uuid, EventListener] = {}
         self._uuids: dict[int | None, Uuid] = {}  # by the address in a GPU's handle
-        self._unsupported: dict[Uuid, float] = {}  # until when, on the monotonic clock
-        self._changing = threading.Condition()  # of everything below, and who listens to whom
+        self._unsupported: dict[Uuid, float] = {}  # end of the listening period, monotonic clock
+        self._changing = threading.Condition()  # protects everything below, and which thread listens to which GPU
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
-        self._asked = self._begun = self._done = 0  # rounds, of all GPUs each
+        self._asked = self._begun = self._done = 0  # rounds over all GPUs
 
     def attend(self, reading: GpuReading, handle: Handle | None) -> GpuReading:
-        """Listen to a GPU from its first reading on. A refusal that is worth telling is added to the reading.
+        """Listen to a GPU from its first reading on. Add a refusal that must be reported to the reading.
 
         May hang, as the reading itself may.
         """
@@ -157,7 +159,7 @@ class Listener:
         return reading
 
     def tell(self) -> None:
-        """Add to the output what is listened to; first every event until now, if that takes no time."""
+        """Add the listening periods to the output. Before them, add all events until now, if that takes no time."""
         with self._changing:
             if self._listeners:
                 wanted = self._ask_for_a_round()
@@ -167,7 +169,7 @@ class Listener:
         self._report(listeners)
 
     def leave(self, reading: GpuReading, handle: Handle | None) -> None:
-        """Do not listen to a GPU, and tell whether there is something to listen to: a stretch of no length says so.
+        """Skip the GPU. Report a zero-length listening period if the GPU supports XID events.
 
         May hang, as the reading itself may.
         """
@@ -180,7 +182,7 @@ class Listener:
                 self._output.add(wire.encode_listening(wire.ListeningMessage((period,))))
 
     def stop(self) -> bool:
-        """Before NVML is shut down: let go of all GPUs. Whether that is done; a call that hangs is in the way."""
+        """Release all GPUs before a shutdown of NVML. Return whether it succeeded: a call that hangs prevents it."""
         self._unsupported.clear()
         gone = [self._release(listener) for listener in list(self._listeners.values())]
         self._output.flush()
@@ -190,7 +192,7 @@ class Listener:
     # --- a GPU ---
 
     def _register(self, uuid: Uuid, handle: Handle) -> None:
-        """Raises `RefusedError`."""
+        """Return the registered event set. Raises `RefusedError`."""
         if not self._events.tells_xids(handle):
             raise RefusedError("nvmlDeviceGetSupportedEventTypes", pynvml.NVML_ERROR_NOT_SUPPORTED)
         event_set = self._events.create()
@@ -208,7 +210,7 @@ class Listener:
                 self._start()
 
     def _release(self, listener: EventListener) -> bool:
-        """Tell the last of it and free its event set, unless a call on it hangs."""
+        """Send the last events and free the event set, unless a call on it hangs."""
         if not listener.in_call.acquire(timeout=PATIENCE_SECONDS):
             return False
         try:
@@ -223,7 +225,7 @@ class Listener:
         return True
 
     def _take_out(self, listener: EventListener) -> None:
-        """Tell the events that have come, equal ones in one line. `in_call` is held."""
+        """Send the events that came, with equal ones in one line. The caller holds `in_call`."""
         if listener.closed:
             return
         heard, until, refused = Counter[Event](), listener.until, False
@@ -244,14 +246,15 @@ class Listener:
             if event.xid is not None and uuid is not None:
                 message = wire.XidMessage(uuid, event.xid, event.gpu_instance_id, event.compute_instance_id, now, times)
                 self._output.add(wire.encode_xid(message))
-        listener.until = until  # not before its events are on their way
+        listener.until = until  # not before its events are sent
         if refused:
             self._close(listener)
         if heard or refused:
             self._output.flush()
 
     def _uuid_of(self, event: Event, listener: EventListener) -> Uuid | None:
-        """Of the GPU that the event names, by default of the one that was registered; `None` if it cannot be named."""
+        """Return the uuid of the GPU that the event names, by default of the registered one; `None` if it cannot be
+        named."""
         if event.device is None:
             return listener.uuid
         if event.device not in self._uuids:
@@ -259,7 +262,7 @@ class Listener:
                 uuid = self._events.uuid(event.device)
             except RefusedError:
                 return None
-            # A MIG device's own handle: a GPU's set has events of no other GPU's MIG devices.
+            # The handle of a MIG device: the set of a GPU has no events of MIG devices of other GPUs.
             self._uuids[event.device] = listener.uuid if uuid.startswith("MIG-") else Uuid(uuid)
         return self._uuids[event.device]
 
@@ -275,7 +278,7 @@ class Listener:
         try:
             self._events.free(event_set)
         except RefusedError:
-            pass  # of a driver that is lost: what it held is gone with it
+            pass  # of a lost driver: what it held is gone
 
     # --- the thread ---
 
@@ -292,17 +295,17 @@ class Listener:
         return True
 
     def _wait_for(self, number: int) -> bool:
-        """Whether that round ends soon. `_changing` is held."""
+        """Return whether that round ends soon. The caller holds `_changing`."""
         return self._changing.wait_for(lambda: self._done >= number, PATIENCE_SECONDS)
 
     def _ask_for_a_round(self) -> int:
-        """The number of one that begins after now."""
+        """Return the number of a round that begins after now."""
         self._asked = self._begun + 1
         self._changing.notify_all()
         return self._asked
 
     def _listen(self) -> None:
-        """Until another thread has taken over."""
+        """Listen until another thread takes over."""
         me = threading.current_thread()
         while True:
             with self._changing:
@@ -313,7 +316,7 @@ class Listener:
                 listeners = [listener for listener in self._listeners.values() if not listener.closed]
             for listener in listeners:
                 if not listener.in_call.acquire(blocking=False):
-                    continue  # by who lets go of it, or hangs
+                    continue  # by the thread that releases it, or by one that hangs
                 self._in_call_since = time.monotonic()
                 try:
                     self._take_out(listener)

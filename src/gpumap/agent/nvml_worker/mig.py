@@ -1,7 +1,8 @@
-"""The MIG devices of a partitioned GPU, asked anew in each reading: nothing of one outlives it.
+"""Reads the MIG devices of a partitioned GPU. Each reading starts from nothing.
 
-A reconfiguration makes handles stale, or good for another device, and that between any two calls. A MIG device's uuid
-is made of its GPU and its ids (RFC 9562, version 5), so that one of another profile may come back under it.
+A reconfiguration makes handles stale, or valid for another device, and that between any two calls. The uuid of a MIG
+device comes from its GPU and its ids (RFC 9562, version 5). So a device of another profile may return with the same
+uuid.
 """
 
 import math
@@ -23,7 +24,7 @@ _PROFILE = re.compile(r"\bMIG (\S+)$")  # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb"
 
 
 class MigDeviceReading(NamedTuple):
-    """What one MIG device reported, and the rows of the processes that may be its own."""
+    """The answers of one MIG device, and the rows of the processes that may be its own."""
 
     instance: MigInstance
     rows: list[Row] | None
@@ -34,7 +35,7 @@ class MigDevices:
 
     def __init__(self, library: Library, calls: NvmlCalls, lists: Lists, gpu: Handle) -> None:
         self.complete = True
-        """Whether the last reading has all of them: a refusal that says nothing of a device does not remove it."""
+        """Whether the last reading has all of them: a refusal that does not identify a device does not remove it."""
         self._library = library
         self._calls = calls
         self._lists = lists
@@ -46,7 +47,7 @@ class MigDevices:
     def read(
         self, slots: int | None, gpu_memory: DeviceMemory | None, activities: Activities | None = None
     ) -> tuple[MigInstance, ...]:
-        """Of `slots` slots those that are taken, in NVML's order; with their activity where it is asked for."""
+        """Return the used slots of `slots` slots in NVML's order, with their activity if it is wanted."""
         self._changing = False
         self.complete = slots is not None
         parents = _ParentRows(self._calls, self._lists, self._gpu)
@@ -55,11 +56,11 @@ class MigDevices:
         found = [reading for reading in asked if reading is not None]
         uuids = [reading.instance.uuid for reading in found]
         if self._changing or uuids != self._before:
-            self._calls.forget()  # what a device in the midst of going did not support, the next one may
+            self._calls.forget()  # what a device did not support while it was removed, the next one may support
         elif not uuids:
             self._calls.forget_mig_devices()  # for the same reason
         if self._changing and activities:
-            activities.free()  # a sample may be another's
+            activities.free()  # a sample may be of another device
         self._before = [*uuids]
         in_each = Counter(reading.instance.gpu_instance_id for reading in found)
         shared = frozenset(gpu_instance for gpu_instance, devices in in_each.items() if devices > 1)
@@ -68,7 +69,7 @@ class MigDevices:
         return tuple(_with_processes([self._without_shared_activity(reading) for reading in found], most))
 
     def _ask_handle(self, slot: int) -> Handle | None:
-        """`None` too for a hole, after which more may follow: go-nvlib takes both codes for one."""
+        """Return the handle. `None` also for a gap, after which more may follow: go-nvlib treats both codes alike."""
         handle = self._calls.ask(self._library.mig_handle, self._gpu, slot, on="mig")
         if handle is None and self._calls.refused_with not in STALE:
             self.complete = False
@@ -77,7 +78,8 @@ class MigDevices:
     def _read_device(
         self, handle: Handle, gpu_memory: DeviceMemory | None, parents: "_ParentRows", activities: Activities | None
     ) -> MigDeviceReading | None:
-        """What the device at a handle reports. `None` if it cannot be trusted: the device goes, or has changed."""
+        """Return the answers of the device at a handle. `None` if they are not reliable: the device is removed, or has
+        changed."""
         refusals = self._calls.refusals
         uuid = self._calls.ask(self._library.uuid, handle, on="mig")
         reading = self._ask_device(uuid, handle, gpu_memory, parents) if uuid else None
@@ -87,7 +89,7 @@ class MigDevices:
         if uuid and still == uuid:
             self.complete = self.complete and reading is not None
             return reading
-        self._changing = True  # what it reported may be another's
+        self._changing = True  # the answers may be of another device
         if still or self._calls.refused_with in STALE:
             self._calls.withdraw(refusals)
         else:
@@ -95,7 +97,7 @@ class MigDevices:
         return None
 
     def _with_activity(self, reading: MigDeviceReading, activities: Activities) -> MigDeviceReading:
-        """What is measured is the GPU instance, as `profile` and place tell it from the next one of its id."""
+        """Return the measured GPU instance. `profile` and place separate it from the next one with its id."""
         instance = reading.instance
         if instance.gpu_instance_id in self._shared:
             return reading
@@ -104,7 +106,8 @@ class MigDevices:
         return reading._replace(instance=instance._replace(activity=activity))
 
     def _without_shared_activity(self, reading: MigDeviceReading) -> MigDeviceReading:
-        """Of which of several compute instances a GPU instance's activity is, nobody knows; in each it counts twice."""
+        """GPU instances with several compute instances. Their activity belongs to an unknown one of them, so it must
+        not count."""
         if reading.instance.activity is None or reading.instance.gpu_instance_id not in self._shared:
             return reading
         return reading._replace(instance=reading.instance._replace(activity=None))
@@ -116,7 +119,7 @@ class MigDevices:
         gpu_instance = ask(library.gpu_instance_id, handle, on="mig")
         compute_instance = ask(library.compute_instance_id, handle, on="mig")
         if gpu_instance is None or compute_instance is None:
-            return None  # it went while it was asked
+            return None  # it was removed during the calls
         name = ask(library.model, handle, on="mig") or ""
         attributes = ask(library.attributes, handle, on="mig")
         place = ask(library.placement, self._gpu, gpu_instance, on=f"gpu instance {gpu_instance}", privileged=True)
@@ -141,7 +144,7 @@ class MigDevices:
 
 
 class _ParentRows:
-    """The GPU's own lists, asked once a reading, and only where a MIG device's are refused (vGPU hosts)."""
+    """The GPU's own lists, read once in a reading, and only if those of a MIG device are refused (vGPU hosts)."""
 
     def __init__(self, calls: NvmlCalls, lists: Lists, gpu: Handle) -> None:
         self._calls = calls
@@ -151,7 +154,7 @@ class _ParentRows:
         self._rows: list[Row] | None = None
 
     def of_instances(self) -> list[Row] | None:
-        """`None` too where a row does not say its instance: without privilege NVML keeps that back."""
+        """Return the instance of a row; `None` also if NVML does not report it without privilege."""
         if not self._asked:
             self._asked = True
             rows = read_rows(self._calls, self._lists, self._gpu)
@@ -161,7 +164,7 @@ class _ParentRows:
 
 
 def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
-    """Those of one compute instance: a list may be that of the whole GPU instance."""
+    """Return the rows of one compute instance: a list may be that of the whole GPU instance."""
     return [
         row
         for row in rows
@@ -171,8 +174,11 @@ def _own(rows: list[Row], instance: MigInstance) -> list[Row]:
 
 
 def _with_processes(found: list[MigDeviceReading], most: int | None) -> Iterator[MigInstance]:
-    """Give each its processes, but where a row without ids stands in the lists of several of one GPU instance:
-    which of them it runs in, nobody knows, and it must not count in each."""
+    """Give each device its processes.
+
+    A row without ids may be in the lists of several devices of one GPU instance. It is unknown in which of them it
+    runs, so it must not count in each.
+    """
     seen = Counter(
         (reading.instance.gpu_instance_id, pid) for reading in found for pid in _pids_without_place(reading.rows or ())
     )
@@ -189,7 +195,7 @@ def _pids_without_place(rows: list[Row] | tuple[()]) -> set[int]:
 
 
 def profile_name(name: str, attributes: Attributes | None, gpu_memory: DeviceMemory | None) -> str:
-    """ "1g.5gb" or "1c.3g.20gb" from the device's name, else from its attributes; empty where neither tells."""
+    """Return "1g.5gb" or "1c.3g.20gb" from the device's name, else from its attributes; empty if neither has it."""
     match = _PROFILE.search(name)
     if match:
         return match[1]

@@ -1,18 +1,18 @@
-"""The worker's end of the pipe to the service: whole lines from any thread, gathered, so that a write carries many."""
+"""The worker's end of the pipe to the service: whole lines from any thread. One write carries many lines."""
 
 import os
 import threading
 
 
 class Output:
-    """What a library prints goes to stderr from now on; only these lines go where stdout went."""
+    """From now on, prints of a library go to stderr; only these lines go to stdout."""
 
     def __init__(self) -> None:
         self._pipe = os.dup(1)
         os.dup2(2, 1)
         self._lines: list[bytes] = []
         self._adding = threading.Lock()
-        self._writing = threading.Lock()  # of its own: a pipe that is full must keep nobody from adding
+        self._writing = threading.Lock()  # its own lock: a full pipe must not stop threads that add lines
 
     def add(self, line: bytes) -> None:
         """Keep a line until `flush`."""
@@ -20,7 +20,7 @@ class Output:
             self._lines.append(line)
 
     def flush(self) -> None:
-        """Write what was added. Ends the process where nobody reads any more."""
+        """Write the added lines. End the process if no process reads them."""
         with self._writing:
             with self._adding:
                 lines, self._lines = self._lines, []
@@ -32,7 +32,7 @@ class Output:
                 os._exit(0)
 
     def close(self) -> None:
-        """Write what was added, and close the pipe: nobody can write any more, and waits for ever."""
+        """Write the added lines and close the pipe. Later writers wait for ever."""
         self.flush()
         self._writing.acquire()
         os.close(self._pipe)

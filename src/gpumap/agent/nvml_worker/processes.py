@@ -1,8 +1,8 @@
-"""Which processes are on a device, and their time on its engines: NVML's lists, and each process of them once.
+"""Reads the processes on a device, and their time on its engines: NVML's lists, and each process once.
 
-`Lists` asks for each list in one call, into an array that is kept: pynvml's own wrappers ask twice, race between the
-two calls, and take an idle GPU for an error. One thread at a time asks. Some drivers report more rows than they write,
-and rows of garbage (nvtop#110): `Lists` clears the array before each call, and `Sampler` drops impossible samples.
+`Lists` reads each list in one call, into an array that is kept. pynvml's wrappers call twice, race between the two
+calls, and treat an idle GPU as an error. One thread at a time uses it. Some drivers report more rows than they write,
+and rows of garbage (nvtop#110). So `Lists` clears the array before each call, and `Sampler` drops impossible samples.
 """
 
 import time
@@ -20,12 +20,12 @@ from gpumap.model.readings import DeviceMemory, GpuProcess, ProcessSample
 
 SILENCE_SECONDS = 60.0
 SAMPLING_SECONDS = 1.2
-"""A little more than a driver lets pass from one sample to the next: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
+"""A little more than the driver's time between two samples: 1/6 s to 1 s (nvml.h, nvmlUtilization_t)."""
 KEPT_SECONDS = 10.0
-"""A little less than a driver keeps samples for: 72 of them, at most six a second (kernel,
+"""A little less than the driver keeps samples: 72 of them, at most six a second (kernel,
 NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 FULL_RATIO = 0.9
-"""Of an interval: what comes earlier is a reading before its time."""
+"""Part of an interval: an earlier reading is an early one."""
 SLOTS = 256
 TRIES = 4
 
@@ -34,19 +34,19 @@ NOT_TOLD: int = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
 
 
 def _layout(structure: Any) -> Struct:
-    """Of an array of structures of plain numbers: unpacking rows costs less than asking ctypes for each field."""
+    """For arrays of structures of plain numbers: unpacking rows is cheaper than reading each field with ctypes."""
     return Struct("@" + "".join(kind._type_ for _, kind in structure._fields_))
 
 
-ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory; not in nvidia-ml-py, whose drivers have newer ones
-ROW_V2 = _layout(pynvml.c_nvmlProcessInfo_v2_t)  # also _v3's
+ROW_V1 = Struct("@IQ")  # nvmlProcessInfo_v1_t: PID and memory. Not in nvidia-ml-py, whose drivers have newer ones
+ROW_V2 = _layout(pynvml.c_nvmlProcessInfo_v2_t)  # also of _v3
 ROW_535 = Struct(ROW_V2.format + "Q")  # of drivers 535.43 to 535.98, see `_row_of_v3`
 SAMPLE = _layout(pynvml.c_nvmlProcessUtilizationSample_t)
 LARGEST_ROW_BYTES = 32
 
 
 class ProcessRow(NamedTuple):
-    """A row of a process list. The ids are `None` on whole GPUs, and where the driver keeps them back."""
+    """A row of a process list. The ids are `None` on whole GPUs, and if the driver does not report them."""
 
     pid: int
     used_memory_bytes: int | None
@@ -55,13 +55,13 @@ class ProcessRow(NamedTuple):
 
 
 class RawList(NamedTuple):
-    """A process list as NVML wrote it. Equal ones say the same, so that rows need not be made to know it."""
+    """A process list as NVML wrote it. Equal bytes mean equal rows, so the rows need not be decoded to compare."""
 
     data: bytes
     row: Struct
 
     def rows(self) -> list[ProcessRow]:
-        """Without rows that the driver counted and did not write."""
+        """Return it without rows that the driver counted, but did not write."""
         return [_process_row(*fields[:4]) for fields in self.row.iter_unpack(self.data) if any(fields[:2])]
 
 
@@ -71,7 +71,7 @@ controller, encoder, decoder."""
 
 
 class Lists:
-    """Of the GPUs that one thread at a time asks for. Raises `RefusedError`."""
+    """Reads the lists of GPUs, one thread at a time. Raises `RefusedError`."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -88,13 +88,13 @@ class Lists:
         return self._processes("nvmlDeviceGetMPSComputeRunningProcesses", device)
 
     def samples(self, device: Handle, since_us: int) -> list[SampleRow]:
-        """The samples newer than `since_us`, as the driver reports them: some may be garbage."""
+        """Return the samples newer than `since_us`, as the driver reports them. Some may be garbage."""
         name = "nvmlDeviceGetProcessUtilization"
         ask, since = self._library.function(name), c_ulonglong(since_us)
         try:
             data = self._samples_array.fill(name, lambda rows, count: ask(device, rows, count, since), SAMPLE)
         except RefusedError as refused:
-            if refused.code == pynvml.NVML_ERROR_NOT_FOUND:  # how an idle GPU answers (nvml-wrapper#56)
+            if refused.code == pynvml.NVML_ERROR_NOT_FOUND:  # the answer of an idle GPU (nvml-wrapper#56)
                 return []
             raise
         return list(SAMPLE.iter_unpack(data))
@@ -112,25 +112,27 @@ class Lists:
         raise RefusedError(base, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def _row_of_v3(self) -> Struct:
-        """Drivers 535.43 to 535.98 wrote longer rows: they have the one symbol and not yet the other.
+        """Drivers 535.43 to 535.98 wrote longer rows: they have one of the two symbols, but not the other.
 
-        nvitop's rule (api/libnvml.py; its issues 75, 76, 79, 88); NVIDIA took the change back with 535.104.05.
+        This is nvitop's rule (api/libnvml.py; its issues 75, 76, 79, 88). NVIDIA reverted the change with 535.104.05.
         """
         window = self._library.has("nvmlDeviceGetConfComputeMemSizeInfo")
         return ROW_535 if window and not self._library.has("nvmlDeviceGetRunningProcessDetailList") else ROW_V2
 
 
 class _Array:
-    """Room for the rows of one kind of call, which grows when the driver needs more."""
+    """Room for the rows of one kind of call. It grows if the driver needs more."""
 
     def __init__(self) -> None:
         self._count = c_uint()
         self._make_room(SLOTS)
 
     def fill(self, name: str, ask: Callable[[Any, Any], int], row: Struct) -> bytes:
-        """The rows that a call wrote. Raises `RefusedError`."""
+        """Return the rows that a call wrote. Raises `RefusedError`."""
         for _ in range(TRIES):
-            memset(self._rows, 0, len(self._rows))  # a row that the driver counts and does not write is no older one
+            memset(
+                self._rows, 0, len(self._rows)
+            )  # a row that the driver counts, but does not write, must not be an older one
             self._count.value = self._slots
             code = ask(self._rows, byref(self._count))
             if code == 0:
@@ -141,7 +143,7 @@ class _Array:
         raise RefusedError(name, pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
 
     def _make_room(self, slots: int) -> None:
-        # Slots of the longest row there is: a driver whose rows are longer than we think cannot write past the end.
+        # Slots of the longest row that exists: a driver with longer rows than expected cannot write past the end.
         self._slots = min(slots, 1 << 16)
         self._rows = (c_ubyte * (self._slots * LARGEST_ROW_BYTES))()
         self._view = memoryview(self._rows).cast("B")
@@ -157,7 +159,7 @@ def _process_row(pid: int, used: int, gpu_instance: int = NO_ID, compute_instanc
 
 
 class Row(NamedTuple):
-    """A row, and the list it stands in: M (MPS client), C (compute) or G (graphics)."""
+    """A row, and the type of its list: M (MPS client), C (compute) or G (graphics)."""
 
     kind: str
     process: ProcessRow
@@ -166,7 +168,8 @@ class Row(NamedTuple):
 def read_lists(
     calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu"
 ) -> tuple[tuple[str, RawList | None], ...] | None:
-    """The three lists of a device. `None` if one is refused: its processes are unknown, and another list may lack them.
+    """The three lists of a device. `None` if one is refused: then its processes are unknown, because another list may
+    lack them.
 
     A driver or a device that never supported graphics or MPS has no such processes.
     """
@@ -180,7 +183,7 @@ def read_lists(
 
 
 def read_rows(calls: NvmlCalls, lists: Lists, device: Handle, on: str = "gpu") -> list[Row] | None:
-    """Their rows."""
+    """Return their rows."""
     found = read_lists(calls, lists, device, on)
     return None if found is None else _rows(found)
 
@@ -190,7 +193,7 @@ def _rows(found: Iterable[tuple[str, RawList | None]]) -> list[Row]:
 
 
 class ProcessesOfGpu:
-    """The processes of a GPU that is not partitioned: the very same tuple while its lists stay the same."""
+    """The processes of a GPU without partitions: the same tuple while its lists stay the same."""
 
     def __init__(self) -> None:
         self._lists: tuple[tuple[str, RawList | None], ...] = ()
@@ -210,9 +213,10 @@ class ProcessesOfGpu:
 
 
 def merge(rows: Iterable[Row], most: int | None) -> tuple[GpuProcess, ...]:
-    """Each PID once, sorted. A PID in several lists has one memory, which each tells: the largest, not the sum.
+    """Return each PID once, sorted.
 
-    More than `most`, the memory of the GPU, is garbage, and unknown.
+    Each list reports the whole memory of a PID, so a PID in several lists counts with the largest, not the sum. More
+    than `most`, the memory of the GPU, is garbage and becomes unknown.
     """
     by_pid: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
@@ -233,7 +237,7 @@ def _possible(process: ProcessRow, most: int | None) -> int | None:
 
 
 class Sampled(NamedTuple):
-    """A reading's `samples`, `sampled_seconds` and `unsampled` (`GpuReading`)."""
+    """The `samples`, `sampled_seconds` and `unsampled` of a reading (`GpuReading`)."""
 
     samples: tuple[ProcessSample, ...] | None
     seconds: float | None
@@ -241,18 +245,19 @@ class Sampled(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The driver's new rows that are possible, and the PIDs that have only others."""
+    """Return the driver's new possible rows, and the PIDs that have only impossible ones."""
 
     taken: list[SampleRow]
     unsampled: tuple[int, ...]
 
 
 class Sampler:
-    """One GPU's process samples: a full reading's are those since the last full one, any other's of the interval.
+    """One GPU's process samples. Those of a full reading are since the last full one; any other reading's are of the
+    interval.
 
-    A reading is full if it is not much before its time, and the first one is. The driver drops samples after
-    `KEPT_SECONDS`: if the interval is longer, `keep` takes them in between. `clock` is monotonic, `wall_clock` returns
-    microseconds since 1970, as the driver's time stamps do. After that clock was set back, old samples look new: the
+    A reading is full if it is not much too early. The first one is full. The driver drops samples after
+    `KEPT_SECONDS`: if the interval is longer, `keep` takes them in between. `clock` is monotonic. `wall_clock` returns
+    microseconds since 1970, like the driver's time stamps. After that clock was set back, old samples look new: the
     service drops them (`SampleRing`).
     """
 
@@ -265,17 +270,17 @@ class Sampler:
         self._wall_clock = wall_clock
         self._full_at: float | None = None
         self._taken_at: float | None = None
-        """When samples were last taken that are told once: by a full reading, or by `keep`."""
+        """Time of the last samples that count once: by a full reading, or by `keep`."""
         self._kept: list[Sampled] = []
         """Taken since the last full reading."""
         self._newest_us = 0
-        """Of the driver's times, as it was last taken, which was then:"""
+        """The driver's times of the last samples, which were then:"""
         self._newest_at = 0.0
         self._busy = False
         self._heard = clock()
 
     def read(self, calls: NvmlCalls, lists: Lists, device: Handle, interval_seconds: float, busy: bool) -> Sampled:
-        """The mean of each process over them; no samples, which is not an empty list, if the GPU reports none."""
+        """Return the mean of each process over them. No samples, if the GPU reports none; that is not an empty list."""
         self._busy = busy
         now = self._clock()
         window = max(interval_seconds, SAMPLING_SECONDS)
@@ -286,8 +291,8 @@ class Sampler:
             return sampled
         if interval_seconds > KEPT_SECONDS:
             self.keep(calls, lists, device)
-        # A reading before its time, because the kubelet has allocated, is of the interval too: what has no sample since
-        # the last reading would be told as idle.
+        # An early reading, after an allocation by the kubelet, also covers the interval. Otherwise a process without a
+        # sample since the last reading would look idle.
         rows = self._ask(calls, lists, device, now, window)
         return Sampled(None, None) if rows is None else Sampled(_means(rows.taken), 0.0, rows.unsampled)
 
@@ -298,7 +303,7 @@ class Sampler:
             self._kept.append(self._take(calls, lists, device, now, 0.0))
 
     def _take(self, calls: NvmlCalls, lists: Lists, device: Handle, now: float, first_seconds: float) -> Sampled:
-        """Those since samples were last taken."""
+        """Return the samples since the last ones."""
         seconds = first_seconds if self._taken_at is None else now - self._taken_at
         rows = self._ask(calls, lists, device, now, max(seconds, SAMPLING_SECONDS))
         self._taken_at = now
@@ -320,7 +325,8 @@ class Sampler:
         return _Rows(taken, tuple(sorted({row[0] for row in new} - {row[0] for row in taken})))
 
     def _plausible(self, rows: Iterable[SampleRow]) -> list[SampleRow]:
-        """Those that are not of the future, or above 100 %. The two clocks may differ by less than a sample."""
+        """Return the samples that are not of the future and not above 100 %. The two clocks may differ by less than a
+        sample."""
         until = self._wall_clock() + int(SAMPLING_SECONDS * 1e6)
         return [row for row in rows if row[1] <= until and max(row[2:]) <= 100]
 
@@ -329,11 +335,11 @@ class Sampler:
         if not busy:
             self._heard = now
         elif now - self._heard > SILENCE_SECONDS:
-            return 0  # the driver's clock and ours have parted: ask for all that it has
+            return 0  # the driver's clock and this one differ: ask for all samples
         of_window = wall - int(window * 1e6)
         since = self._newest_us
         if self._taken_at is not None:
-            # Who has taken none since then has been told all but what was still on its way.
+            # If no samples were taken since then, all but the latest were already reported.
             since += int(max(self._taken_at - self._newest_at - SAMPLING_SECONDS, 0.0) * 1e6)
         if not 0 < self._newest_us <= since <= wall:  # the first time, or the wall clock was set back
             return of_window
@@ -353,13 +359,13 @@ def _means(rows: Iterable[SampleRow]) -> tuple[ProcessSample, ...]:
 
 
 def _mean(pid: int, rows: int, sm: int, controller: int, encoder: int, decoder: int) -> ProcessSample:
-    """Percents, summed up over so many rows, as ratios."""
+    """Sum up percents over a number of rows and return ratios."""
     whole = 100 * rows
     return ProcessSample(pid, sm / whole, controller / whole, encoder / whole, decoder / whole)
 
 
 def _joined(parts: Sequence[Sampled]) -> Sampled:
-    """The means over the time of those parts that are known."""
+    """Return the means over the time of the known parts."""
     if len(parts) == 1:
         return parts[0]
     known = [(part.samples, part.seconds) for part in parts if part.samples is not None and part.seconds]

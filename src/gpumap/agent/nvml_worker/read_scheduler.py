@@ -1,8 +1,8 @@
-"""Answers requests: initialises NVML, counts the GPUs, and has each of them read.
+"""Answers requests: initializes NVML, counts the GPUs, and schedules the read of each one.
 
 One thread reads GPU after GPU while the driver answers at once: parallel threads would cost more in waiting for each
-other than all the calls. If no GPU is done for a moment, another thread reads the rest. So a call that hangs costs only
-its GPU. The scheduler does not read a GPU again that is still busy with an earlier read.
+other than all the calls. If no GPU is done for a moment, another thread reads the rest. So a call that hangs affects
+only its GPU. The scheduler does not read a GPU again that is still busy with an earlier read.
 """
 
 import math
@@ -25,20 +25,20 @@ from gpumap.agent.nvml_worker.processes import KEPT_SECONDS
 from gpumap.agent.nvml_worker.reading import GpuReader, HandleGeneration
 
 NEEDS_NEW_PROCESS = frozenset({pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
-"""The library is not the driver's, and a process that has one of this name mapped never gets another."""
+"""The library does not match the driver, and a process that has loaded one of this name never gets another."""
 PATIENCE_SECONDS = 0.01
-"""No GPU being done for so long, one more thread is put to work."""
+"""If no GPU is done for this time, one more thread starts."""
 REINIT_SECONDS = 60.0
-"""So long after a GPU is lost NVML is initialised again; more and more seldom while that does not help."""
+"""Time after a lost GPU until NVML is initialized again. It grows while that does not help."""
 CLOSE_SECONDS = 1.5
 """A shutdown of NVML that takes longer hangs. The process ends, and another one reads the healthy GPUs at once."""
 RELEASE_SECONDS = 30.0
-"""A GPU that is not read after so long is not waited for: the process ends, which releases the driver. Without
-persistence mode each GPU takes one to three seconds whenever NVML is initialised (NVIDIA, "Driver Persistence")."""
+"""Limit of the wait for a GPU. Then the process ends, which releases the driver. Without persistence mode each GPU
+takes one to three seconds whenever NVML is initialized (NVIDIA, "Driver Persistence")."""
 
 
 class _Gpu:
-    """`busy` from the beginning of a sweep on until it is read, and for ever if a call on it hangs."""
+    """A GPU. It is `busy` from the beginning of a sweep until it is read, and for ever if a call on it hangs."""
 
     def __init__(self, library: Library, index: int) -> None:
         self.index = index
@@ -47,9 +47,9 @@ class _Gpu:
 
 
 class _Sweep:
-    """GPUs that are read for one request. `ended` has an item of each thread that found nothing more to begin.
+    """The GPUs to read for one request. `ended` has an item of each thread that found no more work.
 
-    Or, after that request, only asked for the samples that the driver would drop before the next one.
+    After that request, a sweep may also only take the samples that the driver would drop before the next one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class _Sweeper:
                 elif "health" in sweep.request.groups:
                     self._listener.leave(reading, gpu.reader.handle)
                 line = wire.encode_gpu(sweep.request.read, reading)
-                gpu.busy = False  # before the answer: who reads it may count on this GPU
+                gpu.busy = False  # before the answer: its reader may rely on this GPU
                 self._output.add(line)
             self._output.flush()
             self._idle.put(self)
@@ -101,12 +101,12 @@ class _Sweeper:
 
 
 def _listens(request: wire.Request) -> bool:
-    """Who lets go of the driver after each read hears nothing."""
+    """Skips all GPUs. With a release of the driver after each read there are no XID events."""
     return "health" in request.groups and not request.release
 
 
 class ReadScheduler:
-    """Answers one request after the other; of several that wait, the newest."""
+    """Answers one request after the other; if several wait, only the newest."""
 
     def __init__(self, library: Library, output: Output, exit_process: Callable[[int], None]) -> None:
         self._library = library
@@ -125,7 +125,7 @@ class ReadScheduler:
         self._versions: dict[str, str] = {}
 
     def ask(self, request: wire.Request) -> None:
-        """From any thread."""
+        """Any thread may call it."""
         self._requests.put(request)
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ class ReadScheduler:
             request = self._next_after(request)
 
     def _next_after(self, last: wire.Request) -> wire.Request:
-        """The next request. If the interval is long, samples are taken until then, which the driver would drop."""
+        """Return the next request. If the interval is long, take the samples until then that the driver would drop."""
         stretches = 1 if last.release else math.ceil(last.interval_seconds / KEPT_SECONDS)
         for _ in range(1, stretches):
             try:
@@ -192,13 +192,14 @@ class ReadScheduler:
         )
 
     def _lost_touch(self) -> bool:
-        """Whether a GPU's code means that NVML must be initialised again, or the codes of all of them may mean it."""
+        """Return whether the code of a GPU means that NVML must be initialized again, or the codes of all GPUs may
+        mean it."""
         codes = [gpu.reader.refused_with for gpu in self._gpus[: self._generation.gpus] if not gpu.busy]
         hopeless = bool(codes) and all(code in LOST_TOUCH for code in codes)
         return hopeless or any(code in UNINITIALIZED for code in codes)
 
     def _may_find_more(self) -> bool:
-        """Whether a GPU was bound or unbound since NVML was initialised, or it is time to look for a lost one."""
+        """Return whether a GPU was bound or unbound since NVML was initialized, or whether to look for a lost one."""
         if driver.bound_devices() != self._bound:
             return True
         gpus = self._gpus[: self._generation.gpus]
@@ -206,7 +207,7 @@ class ReadScheduler:
         return self._backoff.is_due(lost, time.monotonic())
 
     def _release_driver(self) -> None:
-        """Hold nothing of the driver's, unless the next request is there already."""
+        """Release the driver, unless the next request already exists."""
         give_up = time.monotonic() + RELEASE_SECONDS
         while self._idle.qsize() < self._sweepers and time.monotonic() < give_up:
             if not self._requests.empty():
@@ -217,7 +218,7 @@ class ReadScheduler:
             self._end()
 
     def _close_unless_busy(self) -> None:
-        """A thread that hangs in a call may make a shutdown hang too: then another process is what helps."""
+        """A thread that hangs in a call may make a shutdown hang, too. Then only another process helps."""
         if self._open and not any(gpu.busy for gpu in self._gpus):
             if not self._shutdown.within(CLOSE_SECONDS):
                 self._end()
@@ -232,12 +233,12 @@ class ReadScheduler:
         return True
 
     def _end(self) -> None:
-        """Who reads our lines learns of it at once, even where a thread hangs in the kernel and outlives the end."""
+        """End the process. The reader of the lines sees it at once, even if a thread hangs in the kernel."""
         self._output.close()
         self._exit_process(0)
 
     def _or_last(self, ask: Callable[[], str]) -> str:
-        """A version; if it is refused the last one, and empty if there is none."""
+        """Return a version; if it is refused, the last one; empty if there is none."""
         try:
             self._versions[ask.__name__] = ask()
         except RefusedError:
@@ -257,7 +258,7 @@ class ReadScheduler:
         self._read_suspects(sweep, suspects)
 
     def _sweep(self, sweep: _Sweep) -> None:
-        """Until each GPU is begun, and every line of those that are done is written."""
+        """Wait until each GPU has begun and every line of the finished ones is written."""
         if sweep.to_do:
             self._engage(sweep)
         while sweep.engaged:
@@ -269,12 +270,12 @@ class ReadScheduler:
                 rest = len(sweep.to_do)
                 self._output.flush()
                 if not rest:
-                    return  # what a thread is still at is its last, which it writes itself
+                    return  # a thread writes the line of its current GPU itself
                 if rest == left:
                     self._engage(sweep)
 
     def _engage(self, sweep: _Sweep) -> None:
-        """Put one more thread to work: an idle one, or a new one."""
+        """Start one more thread: an idle one, or a new one."""
         try:
             sweeper = self._idle.get_nowait()
         except Empty:
@@ -284,7 +285,7 @@ class ReadScheduler:
         sweeper.begin.put(sweep)
 
     def _read_suspects(self, before: _Sweep, suspects: Sequence[_Gpu]) -> None:
-        """Each when all before it are done; none any more as soon as the next request is there."""
+        """Yield GPUs one after another. Stop when the next request arrives."""
         for gpu in suspects:
             while before.engaged:
                 try:

@@ -1,6 +1,6 @@
-"""Reads one GPU. A refused call costs its own value; one that says that the GPU is gone, the GPU: its `fault`.
+"""Reads one GPU. A refused call affects its own value; if it means that the GPU is gone, it becomes the GPU's `fault`.
 
-One thread at a time asks a `GpuReader`; it may hang in a call of it for ever.
+One thread at a time uses a `GpuReader`. It may hang in a call for ever.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ _FIELDS = {"health": HEALTH_FIELDS, "links": LINK_FIELDS, CARD: CARD_FIELDS}
 
 
 def fields_of(groups: tuple[str, ...]) -> tuple[int, ...]:
-    """The field values that these groups take, and the memory's temperature, which every reading has."""
+    """The field values of these groups, and the memory's temperature, which every reading has."""
     return pynvml.NVML_FI_DEV_MEMORY_TEMP, *(field for group in groups for field in _FIELDS.get(group, ()))
 
 
 class HandleGeneration(NamedTuple):
-    """Handles are good within one; with another count an index may be another GPU."""
+    """Handles are valid within one generation. With another count, an index may be another GPU."""
 
     initialised: int
     gpus: int
 
 
 class _Device:
-    """What one handle is good for; dropped with it."""
+    """Data that is valid for one handle, and dropped with it."""
 
     def __init__(self, library: Library, calls: NvmlCalls, handle: Handle, uuid: str) -> None:
         self.handle = handle
@@ -47,11 +47,11 @@ class _Device:
         self.card = CardOfGpu(library, calls, handle)
         self.activities = Activities(library, calls, handle)
         self.identity: GpuReading | None = None
-        self.identified = -1  # `NvmlCalls.forgotten` then
+        self.identified = -1  # `NvmlCalls.forgotten` at that time
 
 
 class GpuReader:
-    """Reads the GPU at one index. `refused_with` is the code that the last reading failed with, 0 if it did not."""
+    """Reads the GPU at one index. `refused_with` is the code of the last failed reading; 0 if it did not fail."""
 
     def __init__(self, library: Library, index: int) -> None:
         self.refused_with = 0
@@ -63,17 +63,17 @@ class GpuReader:
         self._generation = HandleGeneration(0, 0)
         self._device: _Device | None = None
         self._identity = GpuReading(index)
-        self._partitioned: bool | None = None  # not told yet
+        self._partitioned: bool | None = None  # not reported yet
         self._groups: tuple[str, ...] = ()
         self._fields = fields_of(())
 
     @property
     def handle(self) -> Handle | None:
-        """Of the GPU as it was last read; `None` if it was not."""
+        """Return the uuid of the last reading; `None` if there was none."""
         return self._device.handle if self._device else None
 
     def read(self, generation: HandleGeneration, interval_seconds: float, groups: tuple[str, ...] = ()) -> GpuReading:
-        """`groups` are those of the wire's whose calls are made."""
+        """Read the GPU. `groups` are those of the wire whose calls are made."""
         if groups != self._groups:
             self._groups, self._fields = groups, fields_of(groups)
         if generation != self._generation:
@@ -92,13 +92,13 @@ class GpuReader:
         return reading
 
     def keep_samples(self) -> None:
-        """Take process samples that the driver would drop before the next reading. That one tells what is refused."""
+        """Take process samples that the driver would drop before the next reading. That reading reports refusals."""
         if self._device is not None and not self._partitioned:
             with contextlib.suppress(RefusedError):
                 self._sampler.keep(self._calls, self._device.lists, self._device.handle)
 
     def close(self) -> None:
-        """Free what NVML has made for us. To be called before NVML is shut down, by whoever may ask just now."""
+        """Free what NVML allocated. Call it before NVML is shut down, from a thread that may use this reader."""
         self._drop_device()
 
     def _drop_device(self) -> None:
@@ -115,7 +115,7 @@ class GpuReader:
         )
 
     def _recovery_action(self) -> str | None:
-        """Of a GPU that waits for it. One that is lost is not asked: its calls may hang."""
+        """Release a GPU that waits for it. A lost GPU gets no call: its calls may hang."""
         if "health" not in self._groups:
             return None
         try:
@@ -125,7 +125,7 @@ class GpuReader:
             return None
 
     def _ask_all(self, interval_seconds: float) -> GpuReading:
-        """Raises `RefusedError` where the GPU cannot be read at all."""
+        """Return the reading. Raises `RefusedError` if the GPU cannot be read at all."""
         self._calls.begin()
         device = self._device = self._device or self._find_device()
         known = device.identity if device.identified == self._calls.forgotten else None
@@ -144,7 +144,7 @@ class GpuReader:
         if not self._calls.answered and self._calls.refusals:
             raise RefusedError(*self._calls.refusals[0])  # a stale handle, or a driver that has lost its GPUs
         if self._calls.learned and self._calls.ask(self._library.mig_enabled, device.handle) is (not partitioned):
-            # MIG was switched in the midst of it, and may be switched back by the next reading.
+            # MIG was switched during the reading, and may be switched back by the next one.
             self._calls.forget()
             return reading._replace(refusals=())
         return reading
@@ -154,7 +154,8 @@ class GpuReader:
         return _Device(self._library, self._calls, handle, self._library.uuid(handle))
 
     def _identify(self, device: _Device) -> GpuReading:
-        """A reading with nothing but the identity. Kept with the handle once NVML has answered for every part of it."""
+        """Return a reading with only the identity. It is kept with the handle after NVML has answered for every part
+        of it."""
         identity = GpuReading(
             self._index,
             uuid=Uuid(device.uuid),
@@ -167,19 +168,20 @@ class GpuReader:
         return identity
 
     def _is_partitioned(self, device: _Device) -> bool:
-        # Cards that cannot be partitioned say "not supported"; any other refusal leaves what was known.
+        # Cards without MIG return "not supported". Any other refusal keeps the known mode.
         enabled = self._calls.ask(self._library.mig_enabled, device.handle)
         if enabled is None:
             if self._partitioned is None and self._calls.refused_with in UNSUPPORTED:
                 self._partitioned = False
             return bool(self._partitioned)
         if enabled != bool(self._partitioned):
-            self._calls.forget()  # much is not supported on one side of the switch alone
+            self._calls.forget()  # many values are supported only in one of the two modes
         self._partitioned = enabled
         return enabled
 
     def _partitioned_gpu(self, device: _Device, identity: GpuReading, memory: DeviceMemory | None) -> GpuReading:
-        """NVML reports no utilisation and no samples for it. Its processes are those of its MIG devices."""
+        """Read a partitioned GPU. NVML reports no utilization and no samples for it. Its MIG devices have its
+        processes."""
         slots = self._calls.ask(self._library.max_mig_devices, device.handle, on="mig")
         activities = device.activities if "gpm" in self._groups else None
         instances = device.mig_devices.read(slots, memory, activities)
@@ -207,7 +209,7 @@ class GpuReader:
         )
 
     def _with_card(self, device: _Device, reading: GpuReading) -> GpuReading:
-        """The reading with what is the card's, be it partitioned or not."""
+        """Return the reading with the values of the card, partitioned or not."""
         ask, library, handle = self._calls.ask, self._library, device.handle
         values = device.field_values.read(self._fields)
         celsius = self._calls.ask_newest((library.temperature, library.temperature_v1), handle)
@@ -222,11 +224,11 @@ class GpuReader:
             power_watts=ask(library.power_watts, handle),
             power_limit_watts=ask(library.power_limit_watts, handle),
             energy_joules=ask(library.energy_joules, handle),
-            refusals=self._calls.refusals,  # all calls have been made
+            refusals=self._calls.refusals,  # all calls are made
         )
 
 
 def _temperatures(gpu: float | None, memory: float | None) -> tuple[tuple[str, float], ...]:
-    """By sensor. Drivers answer 0 for the memory of cards without its sensor (T4, GeForce)."""
+    """Return temperatures by sensor. Drivers return 0 for the memory of cards without its sensor (T4, GeForce)."""
     memory = memory or None
     return tuple([(sensor, float(c)) for sensor, c in (("gpu", gpu), ("memory", memory)) if c is not None])

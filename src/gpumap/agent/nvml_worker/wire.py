@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 
 class DriverMessage(NamedTuple):
-    """The driver counts GPUs. Those that are `busy` with an earlier read are not asked."""
+    """The driver counts GPUs. GPUs that are `busy` with an earlier read are not read."""
 
     read: int
     driver_version: str
@@ -62,7 +62,7 @@ class GpuMessage(NamedTuple):
 
 
 class ErrorMessage(NamedTuple):
-    """The library cannot be loaded or initialised. `code` is NVML's; 0 where NVML was not reached."""
+    """The library cannot be loaded or initialized. `code` is NVML's; 0 if NVML was not reached."""
 
     read: int
     code: int
@@ -71,7 +71,7 @@ class ErrorMessage(NamedTuple):
 
 
 class XidMessage(NamedTuple):
-    """An XID event, at a time of the monotonic clock; or several that are equal, the last of them then."""
+    """One or several equal XID events, with the time of the last one (monotonic clock)."""
 
     uuid: Uuid
     code: int
@@ -82,7 +82,7 @@ class XidMessage(NamedTuple):
 
 
 class ListeningPeriod(NamedTuple):
-    """Between these times of the monotonic clock the worker has sent every XID event of a GPU."""
+    """Between these times of the monotonic clock, the worker has sent every XID event of a GPU."""
 
     uuid: Uuid
     since: float
@@ -90,7 +90,7 @@ class ListeningPeriod(NamedTuple):
 
 
 class ListeningMessage(NamedTuple):
-    """Of each GPU at most one."""
+    """At most one period for each GPU."""
 
     heard: tuple[ListeningPeriod, ...]
 
@@ -128,7 +128,7 @@ def encode_listening(message: ListeningMessage) -> bytes:
 
 
 def gpu_object(gpu: GpuReading) -> dict[str, object]:
-    """A reading as a JSON object without what has its default. Any other tuple in it is a row, named or not."""
+    """Return a reading as a JSON object without default values. Other tuples in it become rows, named or not."""
     plain = _but_defaults(gpu)
     if gpu.instances:
         plain["instances"] = [_but_defaults(instance) for instance in gpu.instances]
@@ -148,7 +148,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
 
 
 _NAMES = {"interval_seconds": "interval", "gpus": "count"}
-"""Fields of messages that have another name on the pipe."""
+"""Fields of messages with another name on the pipe."""
 
 
 def _object(message: Request | DriverMessage | ErrorMessage) -> dict[str, object]:
@@ -166,7 +166,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def decode_request(line: bytes) -> Request:
-    """Raises `ValueError` where the line is not a request. Trusts its values: they are the service's own."""
+    """Read a request. Raises `ValueError` if the line is not one. Trusts its values: they come from the service."""
     request = json.loads(line)
     if not isinstance(request, dict) or not {"read", "interval"} <= request.keys():
         raise ValueError(f"not a request: {line[:80]!r}")
@@ -175,7 +175,7 @@ def decode_request(line: bytes) -> Request:
 
 
 def decode(line: bytes) -> Answer:
-    """A worker's line. Raises `ValueError` where it is none."""
+    """Read a worker's line. Raises `ValueError` if it is not one."""
     try:
         message = _decoders().line.decode(line)
     except RecursionError:
@@ -200,7 +200,7 @@ def decode(line: bytes) -> Answer:
 
 def gpu_from_object(value: object) -> GpuReading:
     """The inverse of `gpu_object`. Raises `ValueError`."""
-    text = _JSON.encode(value)  # which refuses numbers that are not finite
+    text = _JSON.encode(value)  # refuses numbers that are not finite
     return _reading(_decoders().gpu.decode(text))
 
 
@@ -214,16 +214,17 @@ class _Decoders(NamedTuple):
     line: msgspec.json.Decoder[Any]
     gpu: msgspec.json.Decoder[Any]
     values: Callable[[Any], tuple[Any, ...]]
-    """Of an object that was decoded, in the order of its declaration."""
+    """Return the values of a decoded object, in the order of its declaration."""
 
 
 @cache
 def _decoders() -> _Decoders:
-    """Made of the declarations. Not made in the worker, which would pay 2.3 MiB for msgspec."""
+    """Made from the declarations. The worker does not make it: msgspec would cost it 2.3 MiB."""
     import msgspec
 
     def object_of(declared: Any, **other_types: Any) -> Any:
-        """A type for a JSON object with the fields of a `NamedTuple`, which msgspec takes for an array."""
+        """Return a type for a JSON object with the fields of a `NamedTuple`. msgspec takes a `NamedTuple` for an
+        array."""
         defaults = declared._field_defaults
         types = {name: kind for name, kind in get_type_hints(declared).items() if name != "read"} | other_types
         fields = [(name, kind, defaults[name]) if name in defaults else (name, kind) for name, kind in types.items()]

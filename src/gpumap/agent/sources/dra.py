@@ -92,11 +92,11 @@ class _Claim(msgspec.Struct):
 
 
 def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
-    """Read the kubelet's state: claims with the UIDs of their pods, and how many entries are not whole.
+    """Read the kubelet's state: claims with the UIDs of their pods, and the number of incomplete entries.
 
-    Formats (kubernetes/kubernetes pkg/kubelet/cm/dra/state): since 1.32 JSON in a JSON string `Data`, with a list
-    `Entries` (until 1.33 `ClaimInfoStateList`); before that a list `entries`, which is left out if it is empty.
-    The checksum is not checked: writes are atomic. Unknown keys are skipped. Raises ValueError for any other.
+    Formats (kubernetes/kubernetes pkg/kubelet/cm/dra/state). Since 1.32: JSON in a JSON string `Data`, with a list
+    `Entries` (until 1.33 `ClaimInfoStateList`). Before that: a list `entries`, which is absent if it is empty. The
+    checksum is not checked: writes are atomic. Unknown keys are skipped. Raises ValueError for any other format.
     """
     document = decode(text, dict[str, msgspec.Raw])
     if "Data" in document:

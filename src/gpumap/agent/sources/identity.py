@@ -32,8 +32,8 @@ from gpumap.model.observations import (
 from gpumap.model.units import and_more
 
 _NOT_TAKEN = frozenset({"checkpoint_missing", "pod_logs_missing"})
-# Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go); what is left of one
-# must still tell containers of a pod apart.
+# Names longer than 255 bytes lose the end of the id (kubelet, pkg/kubelet/kuberuntime/legacy.go). The rest must still
+# separate containers of a pod.
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 SETTLED_SECONDS = 2.0
 """A directory whose time stamp is younger than this may still change within the stamp's resolution: read it again."""

@@ -1,7 +1,8 @@
-"""Tells at once that the kubelet has allocated, by inotify, so that a collection need not wait for its interval.
+"""Watches with inotify when the kubelet allocates, so that a collection need not wait for its interval.
 
-Watches directories, never files: the kubelet writes under a temporary name and renames, and the file has another inode
-then. What happened is for the sources to read; an event only says that it is time. Without inotify all is seen later.
+It watches directories, never files: the kubelet writes under a temporary name and renames, which gives the file
+another inode. An event only starts a collection; the sources read what happened. Without inotify, gpumap sees all
+later.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Place(NamedTuple):
     matters: Callable[[str], bool]
     allocations: bool = False
     beside: str = ""
-    """Watched only while a file of this name is there."""
+    """Watched only while a file of this name exists."""
     containers: bool = False
     """The names are links of containers. Only those of the pods that `Watcher.follow` was given matter."""
 
@@ -77,16 +78,16 @@ def places(
             Place(path.parent, CREATE | MOVED_TO, _is_or_socket(path.name), allocations=True)
             for path in dict.fromkeys(checkpoints)
         ),
-        # Written when a claim is prepared, before the container is created, and unprepared. Only where there is such a
-        # file: the kubelet's stands in its root, which has much else in it.
+        # Written when a claim is prepared, before the container is created, and when it is unprepared. Only if the file
+        # exists: the kubelet's file is in its root, which contains much else.
         *(
             Place(path.parent, MOVED_TO | CLOSE_WRITE, _is(path.name), allocations=True, beside=path.name)
             for path in claims
         ),
         # A kubelet that starts makes its socket under another name first (pkg/kubelet/util/util_unix.go).
         Place(kubelet_socket.parent, CREATE | MOVED_TO, _is(kubelet_socket.name)),
-        # Made with a pod's sandbox, when its claims are prepared: all that tells of a pod where the files above are
-        # not mounted. Removed some time after the pod, of whose end nothing else tells.
+        # Made with a pod's sandbox, when its claims are prepared. It is the only sign of a pod if the files above are
+        # not mounted. It is removed some time after the pod, and it is the only sign of the end of the pod.
         Place(pod_log_root / "pods", CREATE | DELETE | MOVED_TO | MOVED_FROM, _is_pod),
         # The kubelet makes a link when it starts a container, and removes it with the container. Most containers of a
         # node have no GPU: their links are no news.
@@ -121,7 +122,7 @@ class Event(NamedTuple):
 class Watcher:
     """Watches places. What happens there is news until `clear`.
 
-    Made, heard and closed on the event loop. `watch` looks at files, which may hang, and is for another thread.
+    The event loop creates, reads and closes it. `watch` reads files, which may hang, so another thread calls it.
     """
 
     def __init__(self, watched: tuple[Place, ...]) -> None:
@@ -145,9 +146,9 @@ class Watcher:
         return tuple(place.directory for standing in self._standing.values() for place in standing)
 
     def watch(self) -> None:
-        """Watch each place that is there now, also one that was made anew. Never raises.
+        """Watch each place that exists now, also one that was created again. Never raises.
 
-        What is read after this, and changes later, is news.
+        Changes after this call are news.
         """
         if self._closed:
             return
@@ -206,7 +207,7 @@ class Watcher:
 
     def _matters(self, event: Event) -> bool:
         if event.mask & QUEUE_OVERFLOW:
-            return True  # some were lost, nobody knows which
+            return True  # some events were lost, unknown which
         of_watch = self._standing.get(event.watch)
         if of_watch is None:
             return not event.mask & IGNORED  # another thread has just begun to watch it; or has just given it up
@@ -256,7 +257,7 @@ def _complaint(error: OSError, place: Place) -> Complaint:
 
 
 def _worst(failed: list[tuple[Place, Complaint]], is_on: bool) -> Complaint | None:
-    """What people have to know: why nothing tells of allocations, else what is there and cannot be watched."""
+    """Return what a user must know: why nothing reports allocations, or which existing place gpumap cannot watch."""
     found = [complaint for place, complaint in failed if is_on or place.allocations]
     there = [complaint for complaint in found if complaint.reason != "directory_missing"]
     return next(iter(there if is_on else there + found), None)

@@ -57,9 +57,9 @@ class ReplacedFile(Generic[T]):
 
 
 def decode(text: bytes | str | msgspec.Raw, kind: type[T]) -> T:
-    """Decode JSON. Half of a character (`\\ud800`) becomes U+FFFD, as Go reads and writes it. Raises ValueError.
+    r"""Decode JSON. Half of a character (`\\ud800`) becomes U+FFFD, as Go reads and writes it. Raises ValueError.
 
-    `msgspec.Raw` in `kind` stands for a part to decode later: so a broken part costs only itself.
+    `msgspec.Raw` in `kind` marks a part to decode later, so a damaged part affects only itself.
     """
     try:
         try:

@@ -1,7 +1,7 @@
-"""The kubelet's PodResources API over its Unix socket: which device ids each container was given.
+"""The kubelet's PodResources API over its Unix socket: the device ids that the kubelet assigned to each container.
 
-Read-only. Asks for raw bytes: only pods whose bytes are new are decoded. Reconnects by its own rules, because gRPC's
-back-off can stay silent for two minutes after a kubelet is back.
+Read-only. It asks for raw bytes, and decodes only pods whose bytes are new. It reconnects by its own rules, because
+gRPC's back-off can pause for two minutes after a kubelet is back.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ _REASONS_OF_ABSENCE = frozenset({"socket_missing", "connection_refused", "unavai
 
 
 class KubeletSource:
-    """Asks one kubelet. Keeps its channel between calls and makes it anew when the kubelet has made its socket anew."""
+    """Reads one kubelet. It keeps its channel between calls and makes it again when the kubelet has created its
+    socket again."""
 
     def __init__(
         self,
@@ -157,7 +158,8 @@ class KubeletSource:
         return pods
 
     async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
-        """What plugins offer; `None` where this kubelet cannot say, or says nothing because plugins are to register."""
+        """Return what plugins offer; `None` if this kubelet does not support it, or if plugins are about to
+        register."""
         if not self._tells_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
         try:
@@ -178,9 +180,9 @@ class KubeletSource:
         return None
 
     async def _decode(self, read: Callable[[bytes], T], answer: bytes, deadline: float) -> T:
-        """Raises DecodeError, and TimeoutError if it, or an earlier one, takes too long.
+        """Decode the answer. Raises DecodeError, and TimeoutError if this or an earlier decoding takes too long.
 
-        An abandoned one goes on in the thread. What it knows is for nobody: the next read must not get an older answer.
+        An abandoned one continues in the thread. Its result is dropped: the next read must not get an older answer.
         """
         if len(answer) <= _SMALL_BYTES_MAX:
             return read(answer)
@@ -219,7 +221,7 @@ class KubeletSource:
         return f"{plain[reason]} {self._path}" if reason in plain else _detail(error)
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
-        """Tell errors apart that share a code (texts as grpc-core and the kubelet write them)."""
+        """Separate errors that share a code (texts as grpc-core and the kubelet write them)."""
         code, details = error.code(), (error.details() or "").lower()
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
             return "message_too_large" if "larger than max" in details else "rate_limited"
@@ -238,7 +240,8 @@ def _detail(error: grpc.aio.AioRpcError) -> str:
 
 
 def _identity(path: Path) -> str:
-    """What changes when the kubelet has made its socket anew; its inode number alone may be used again."""
+    """Return the identity of the socket, which changes if the kubelet creates it again. Its inode number may be
+    reused."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Names that no Kubernetes gives: fit to stand in a label, a log and a complaint. Pure."""
+"""Makes names that are not valid in Kubernetes safe for a label, a log and a complaint. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def spell_out(data: bytes) -> str:
 
 
 def show(name: str) -> str:
-    """A name that can stand in a line of a log: strange characters are spelled out, and it is cut."""
+    """Return a name for one line of a log: strange characters are escaped, and it is cut."""
     begin = name[: _SHOWN_CHARACTERS + 1]
     spelled = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in begin)
     return spelled if len(spelled) <= _SHOWN_CHARACTERS else f"{spelled[:_SHOWN_CHARACTERS]}…"

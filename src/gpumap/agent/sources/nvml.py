@@ -62,9 +62,9 @@ class _Read:
 
 
 class NvmlSource:
-    """One read at a time. A read starts the worker where there is none, also after `close`.
+    """One read at a time. A read starts the worker if there is none, also after `close`.
 
-    With `release` the worker lets go of the driver after each read, if need be by its end.
+    With `release` the worker releases the driver after each read, if necessary by its end.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class NvmlSource:
         self._deaths: dict[Complaint, None] = {}  # of workers between two reads, until an answer reports them
 
     async def start(self) -> None:
-        """Let the worker start ahead of the first read, while there is other work. If it cannot, the read will tell."""
+        """Start the worker before the first read, during other work. If it cannot start, the read reports it."""
         with contextlib.suppress(SourceError):
             await self._start()
 
@@ -106,7 +106,7 @@ class NvmlSource:
                 if DRIVER not in read.busy:
                     await self._ask(read, interval_seconds)
         except TimeoutError:
-            pass  # what has been answered stands
+            pass  # answers so far remain
         if read.driver is None:
             since = self._unanswered.setdefault(DRIVER, asked)
             waited = asyncio.get_running_loop().time() - since
@@ -127,7 +127,7 @@ class NvmlSource:
     # --- the worker ---
 
     async def _ask(self, read: _Read, interval_seconds: float) -> None:
-        """Until the read is complete. Who is left when a worker dies is asked again by another one."""
+        """Wait until the read is complete. If a worker dies, another one reads the remaining GPUs."""
         while not read.complete and len(read.obituaries) < MOST_CRASHES:
             worker = self._worker
             fresh = worker is None or worker.dead
@@ -211,7 +211,7 @@ class NvmlSource:
         return heard
 
     def _accept(self, answer: wire.DriverMessage | wire.GpuMessage | wire.ErrorMessage, read: _Read) -> bool:
-        """Whether the answer tells of the driver, which is the first of a read."""
+        """Return whether the answer is that of the driver, the first of a read."""
         if answer.read != read.number:
             # An older read's, too late to be used; but who answers is not stuck.
             index = answer.gpu.index if isinstance(answer, wire.GpuMessage) else DRIVER
@@ -247,7 +247,7 @@ class NvmlSource:
         complaints += _refusals(gpus)
         versions = driver.driver_version, driver.cuda_version, driver.nvml_version
         xids, listening = self._xid_news.tell(now)
-        if self._release:  # nobody listens; that there is something to listen to makes it blind time
+        if self._release:  # no listener; the GPU supports XID events, so this is blind time
             listening = tuple(Listening(uuid, 0.0, 0.0) for uuid in sorted({one.uuid for one in listening}))
         reading = NvmlReading(*versions, gpus, xids, listening)
         return SourceAnswer(reading, tuple(dict.fromkeys(complaints)))

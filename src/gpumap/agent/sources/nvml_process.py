@@ -33,8 +33,8 @@ class Worker:
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
         """Raises `OSError` where there is no such program."""
-        # As asyncio.create_subprocess_exec does it, which keeps the transport to itself: only that can let go of a
-        # process that does not die.
+        # Like asyncio.create_subprocess_exec, which hides the transport: only the transport can release a process that
+        # does not die.
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(
             lambda: SubprocessStreamProtocol(MAX_LINE_BYTES, loop), *command, stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -96,7 +96,7 @@ class Worker:
         return lines
 
     def end(self) -> None:
-        """Kill it, and let go of its pipes."""
+        """Kill it, and close its pipes."""
         self._transport.close()
 
     async def ended(self) -> None:

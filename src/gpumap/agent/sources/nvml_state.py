@@ -27,16 +27,16 @@ SET_BACK_SECONDS = 1.2
 
 
 class ReplacementPolicy:
-    """When a worker that hangs is replaced, and which GPUs the next one leaves alone. Of all workers of one source.
+    """Decides when to replace a worker that hangs, and which GPUs the next one skips. For all workers of one source.
 
-    A process that hangs in the driver may outlive its end. So there must not be more of them all the time: the limit
-    doubles. If the driver is to be released between reads, no worker may hang for long. Then the next workers leave
-    alone the GPUs that hung, twice as long each time. Times are of one monotonic clock.
+    A process that hangs in the driver may outlive its end. The number of such processes must stay small, so the limit
+    doubles. If the driver is to be released between reads, no worker may hang for long. Then the next workers skip the
+    GPUs that hung, twice as long each time. All times are of one monotonic clock.
     """
 
     def __init__(self, seconds: float, *, lets_rest: bool = False) -> None:
         self.resting: frozenset[int] = frozenset()
-        """Who is not asked for now."""
+        """Return the GPUs to skip now."""
         self._first = self._seconds = seconds
         self._lets_rest = lets_rest
         self._rest_ends = self._rest_ended = 0.0
@@ -68,16 +68,16 @@ class _Suspect:
 
 
 class CrashSuspects:
-    """GPUs under suspicion are asked after the others, one by one: if the worker crashes again, it is clear by whom.
+    """Reads GPUs under suspicion after the others, one by one: if the worker crashes again, the last one caused it.
 
-    Who did it is left out for 1, 2, 4, … 64 reads. Each answer halves the pause, and the last one clears.
+    That GPU is left out for 1, 2, 4, … 64 reads. Each answer halves the pause, and the last one ends it.
     """
 
     def __init__(self) -> None:
         self._suspects: dict[int, _Suspect] = {}
 
     def plan(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of one more read: who is asked last, in this order, and who is left out."""
+        """For one more read: return the GPUs to read last, in this order, and those to leave out."""
         skip = tuple(sorted(index for index, suspect in self._suspects.items() if suspect.left))
         last = sorted(index for index, suspect in self._suspects.items() if not suspect.left)
         for index in skip:
@@ -97,7 +97,7 @@ class CrashSuspects:
         Returns who did it, which from now on is left out, if that is clear; else all are suspects.
         """
         together = [index for index in unanswered if index not in last]
-        if len(together) > 1:  # at the same time: nobody knows which of them
+        if len(together) > 1:  # at the same time: it is unknown which of them
             for index in together:
                 self._suspects.setdefault(index, _Suspect())
             return None
@@ -129,7 +129,8 @@ class XidEvents:
             del self._until[next(iter(self._until))]
 
     def tell(self, now: float) -> tuple[tuple[XidError, ...], tuple[Listening, ...]]:
-        """What was heard until now, monotonic, and forget it: a worker that still listens says so at each read."""
+        """Return the listening periods so far (monotonic) and forget them: a worker that still listens reports at
+        each read."""
         events = tuple(XidError(*event[:4], now - event.at, event.times) for event in self._events)
         listening = tuple(Listening(uuid, now - since, now - until) for (uuid, since), until in self._until.items())
         self._events, self._until, self._most_events = [], {}, MOST_EVENTS

@@ -53,9 +53,9 @@ class KnownProcesses:
         return known[2] if known is not None else None
 
     def drop_ended(self, wanted: frozenset[int], now: float) -> bool:
-        """Forget processes that have ended, those that nobody asks for any more, and those that have to be read again.
+        """Forget processes that ended, that are no longer wanted, or that must be read again.
 
-        Gives whether there were any.
+        Return whether there were any.
         """
         ended = {pidfd for pidfd, _ in self._poll.poll(0)} if self._entries else set()
         if not ended and self._entries.keys() <= wanted and now <= self._reread_at:

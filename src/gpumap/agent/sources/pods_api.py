@@ -1,8 +1,7 @@
 """The kubelet's Pods API (KEP-4188): UIDs, names and container ids of its pods, and the health of their devices.
 
-Asked only where a user asked for it: whole pods are sent, environments and all. Nothing of them is decoded but names,
-UIDs and status, and no bytes are kept. Events only say that it is time to list anew: kubelets drop some, and number
-their kinds differently.
+Used only on request of the user: the kubelet sends whole pods with their environments. It decodes only names, UIDs and
+status, and keeps no bytes. Events only start another List: kubelets drop some, and number their kinds differently.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class PodsApiSource:
         self._tried.set()
 
     async def _follow(self) -> None:
-        """List at each change, as long as the kubelet tells of changes."""
+        """List at each change, as long as the kubelet reports changes."""
         changed = asyncio.Event()
         async with grpc.aio.insecure_channel(f"unix:{self._path}", options=_OPTIONS) as channel:
             watching = asyncio.create_task(_watch(channel, changed))

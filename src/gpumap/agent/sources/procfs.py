@@ -119,7 +119,7 @@ class ProcfsSource:
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
     def close(self) -> None:
-        """Let go of every process."""
+        """Release every process."""
         self._known.close()
 
     def _read(self, pid: int, own: cgroups.OwnCgroup, *, is_real: bool) -> ProcEntry:
@@ -140,7 +140,7 @@ class ProcfsSource:
                 os.close(pidfd)
 
     def _files(self, pid: int) -> tuple[_Stat, str]:
-        # Both files are read below one open directory: it stays the process's own, whoever gets its PID next.
+        # Both files are read below one open directory: it stays that of the process, also if its PID is reused.
         folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
         try:
             return _stat(_text("stat", folder)), _text("cgroup", folder)
@@ -173,7 +173,7 @@ class ProcfsSource:
         try:
             return _stat(_text(str(self._root / str(pid) / "stat"))).is_ending
         except FileNotFoundError:
-            return False  # a tree of plain files may have cgroups alone
+            return False  # a tree of plain files may have only cgroups
         except (OSError, ValueError):
             return True
 
@@ -201,7 +201,8 @@ def _text(path: str, folder: int | None = None) -> str:
 
 
 def _stat(text: str) -> _Stat:
-    """Fields 2, 3 and 22 of /proc/PID/stat. The name stands in brackets and may itself hold blanks and brackets."""
+    """Return fields 2, 3 and 22 of /proc/PID/stat. The name is in brackets and may itself contain blanks and
+    brackets."""
     name, _, rest = text.rpartition(")")
     fields = rest.split()
     if len(fields) < 20:
@@ -210,5 +211,5 @@ def _stat(text: str) -> _Stat:
 
 
 def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:
-    """What the paths of a zombie say: on cgroup v1 it has left them all, which makes it nobody's, not the host's."""
+    """Return the result for a zombie's paths: on cgroup v1 it has left them all. That means unknown, not the host."""
     return CgroupMembership(CgroupKind.UNKNOWN) if cgroup.kind is CgroupKind.HOST else cgroup

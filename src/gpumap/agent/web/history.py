@@ -24,7 +24,7 @@ MAX_SERIES = 2048
 
 _GAP = -1
 _MOST_MIB = (1 << 31) - 1
-"""A driver may report any number; a curve holds no more."""
+"""The limit of a curve. A driver may report any number."""
 _GAPS_MIB = array("i", [_GAP]) * BUCKETS
 _GAPS_SM = array("h", [_GAP]) * BUCKETS
 _MIB = 1 << 20

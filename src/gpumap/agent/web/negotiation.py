@@ -10,7 +10,7 @@ _REMEMBERED = 128
 
 @lru_cache(_REMEMBERED)
 def prefers_openmetrics(accept: str) -> bool:
-    """Tell whether a client would rather have OpenMetrics 1.0 than the text format."""
+    """Return whether a client prefers OpenMetrics 1.0 to the text format."""
     wanted = quality(accept, "application/openmetrics-text")
     return wanted > 0 and wanted >= quality(accept, "text/plain")
 
@@ -21,7 +21,7 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 
 def has_already(if_none_match: str, etag: str) -> bool:
-    """Tell whether an If-None-Match header names this version; weak tags are compared by what is in the quotes."""
+    """Return whether an If-None-Match header names this version. Weak tags compare by the text in the quotes."""
     if not if_none_match:
         return False
     named = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]

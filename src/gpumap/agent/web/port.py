@@ -22,8 +22,8 @@ MAX_CONNECTIONS = 256
 MAX_TLS_CONNECTIONS = 128
 """asyncio reads each TLS connection into 256 KiB of its own: twice as many would take more than all else."""
 SEND_BUFFER_BYTES = RECEIVE_BUFFER_BYTES = 1 << 16
-"""The kernel takes twice as much, and no more. Otherwise its buffers grow to 4 MiB for each client that does not read
-its pages, and the kernel charges them to the pod."""
+"""The kernel takes twice as much as a maximum. Otherwise its buffers grow to 4 MiB for each client that does not
+read its pages, and the kernel charges them to the pod."""
 MAX_PIPELINED = 8
 """Requests in one read. No scraper and no browser sends the next one before its answer has come."""
 PATIENCE_SECONDS = 35.0

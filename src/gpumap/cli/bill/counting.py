@@ -53,8 +53,8 @@ class Request(NamedTuple):
 class Amounts(NamedTuple):
     """GPU-seconds, joules and byte-seconds.
 
-    `held_measured` is the part of `held` on devices that report SM time, and `used_of_it` the used part of that, each
-    container on each device for itself: a container that uses more than its share makes no other one less idle.
+    `held_measured` is the part of `held` on devices that report SM time. `used_of_it` is the used part of that, for
+    each container on each device: a container that uses more than its share does not reduce the idle part of others.
     `used_without_share` is the use of containers that hold no share, or an unknown one.
     """
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 POD_KEYS = ("namespace", "pod", "container", "uuid")
 BEFORE_SECONDS = 86400
-"""How long before a step a sample still tells what a counter was."""
+"""Maximum age of the sample that is the value of a counter before a step."""
 Key = tuple[str, ...]
 """A counter's labels, in the order of its `keys`."""
 

@@ -1,7 +1,7 @@
 """The checks of `gpumap doctor`: each source and each step of the privilege ladder, one row each.
 
-Pure: a check judges the map of a node and, on the node itself, the facts that only its own files tell. The remedies
-come with the map; `gpumap.model.remedies` is their one table.
+Pure: a check judges the map of a node and, on the node itself, the facts that only its own files show. The remedies
+come with the map; `gpumap.model.remedies` is their only table.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _process_utilization(node_map: NodeMap, _: Facts | None) -> Verdict:
 
 
 def _gpm(node_map: NodeMap, _: Facts | None) -> Verdict:
-    """GPUs before Hopper have no GPM. There is nothing to repair, and a map does not tell how old a GPU is."""
+    """GPUs before Hopper have no GPM. There is nothing to repair, and a map does not show the age of a GPU."""
     if node_map.capabilities.get("gpm"):
         measured = sum(device.activity is not None for device in node_map.devices)
         return Verdict("ok", f"activity of SMs, tensor cores and memory, on {counted(measured, 'device')}")

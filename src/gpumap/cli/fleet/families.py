@@ -1,7 +1,7 @@
 """Which of gpumap's series each part of a node's map needs, and the PromQL that asks a server for them. Pure.
 
-The UUID of a GPU is unique in all clusters. So most series are asked for by uuid, without the labels of their target:
-answers are small, and two Prometheus servers, or two agents of one node during an update, give one row.
+The UUID of a GPU is unique in all clusters. So most queries are by uuid, without the labels of their target. Answers
+are small. Two Prometheus servers, or two agents of one node during an update, give one row.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry
 def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at: float) -> entries.UserEntry:
     namespace, pod, container = name
     sm_ratio, last_active = cluster.value(families.SM, *name, uuid), cluster.value(families.LAST_ACTIVE, *name, uuid)
-    # Of a container that rests, series tell only when it last computed or was first seen, whichever was later.
+    # For an idle container, series report only its last use or the time when it was first seen, whichever was later.
     rested = None if sm_ratio or last_active is None else max(collected_at - last_active, 0.0)
     return entries.UserEntry(
         namespace=namespace,

@@ -24,10 +24,10 @@ _GRANTED, _USED = families.ALLOCATED_MEMORY.name, families.USED.name
 
 
 class Grouping(NamedTuple):
-    """How series are selected, told apart and grouped.
+    """How series are selected, separated and grouped.
 
-    `group` are the labels of a row of the answer, `place` the labels of a target that tell equal series apart.
-    `moved`: gpumap's own labels that may be `exported_…`. `shared`: compute instances share memory somewhere.
+    `group` are the labels of a row of the answer, `place` the labels of a target that separate equal series. `moved`:
+    gpumap's own labels that may be `exported_…`. `shared`: compute instances share memory somewhere.
     """
 
     match: str

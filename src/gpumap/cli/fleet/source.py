@@ -1,7 +1,7 @@
-"""Asks a Prometheus for gpumap's series again and again, and returns the maps of all nodes.
+"""Asks a Prometheus for gpumap's series repeatedly, and returns the maps of all nodes.
 
-All queries of an answer are for one moment, by the server's clock. Families are asked for one by one, a few at a time,
-and each answer is read when it arrives: all rows of a cluster at once would take a lot of memory.
+All queries of an answer are for one moment, by the server's clock. It asks for families one by one, a few at a time.
+It reads each answer when it arrives: all rows of a cluster at once would take a lot of memory.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _recorded_at(match: str) -> str:
 
 
 def _records(rows: Sequence[Row], match: str, moment: int, agents: Agents, nodes: Sequence[Node]) -> _Records | None:
-    """Return the rules if they have every cluster and tell all nodes apart. They know only labels that are honored."""
+    """Return the rules if they have every cluster and separate all nodes. They know only labels that are honored."""
     recorded, clusters = {row.labels.get("cluster", ""): number_of(row) for row in rows}, _clusters_in(match)
     targets = agents.targets
     node_of: dict[tuple[str, ...], str] = {

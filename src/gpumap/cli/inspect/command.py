@@ -51,7 +51,7 @@ def _inspect(given: argparse.Namespace) -> int:
 
     if given.only_node == "":
         raise UsageError("NODE: must not be empty")
-    # A server is asked for the node that was named alone, and calls it as it can be told from others.
+    # If one node was named, the query is only for it. The server has its unique name.
     named = None if given.prometheus is not None else given.only_node
     report = inspect_report(details=given.details, used=given.used, node=named)
     return run(given, report, Shape(), given.only_node or "")

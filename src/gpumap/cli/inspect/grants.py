@@ -140,7 +140,7 @@ def _indexes(node_map: NodeMap) -> dict[str, int]:
 def _places(index_of: Mapping[str, int], nameless: Iterable[int]) -> dict[str, int]:
     """Return the place of each GPU: its index.
 
-    Nodes of the same name, in two clusters that nothing else tells apart, have two GPUs of an index. Then one of them
+    Two nodes of the same name in two clusters that no label separates have two GPUs with one index. Then one of them
     comes after all others.
     """
     place_of: dict[str, int] = {}

@@ -22,9 +22,10 @@ R_contra = TypeVar("R_contra", contravariant=True)
 SortValue = str | float | None
 
 _SQUEEZES = ((3, 1 << 30), (3, 12), (2, 12), (2, 9), (1, 9), (1, 6), (1, 4), (1, 0))
-"""Cells between columns, and cells that are left of a long name: the first of these that fits the terminal.
+"""Cells between columns, and remaining cells of a long name: the first pair that fits the terminal.
 
-Names that can be told apart stay so, but for the last of these."""
+Different names stay different, except with the last pair.
+"""
 _SHORTEST = 4
 _ROOMY = 3
 """This many of them are tried before a sentence gets lines of its own."""
@@ -218,7 +219,7 @@ def _read(column: Column[R], rows: Sequence[R], shape: Shape) -> _TextColumn:
 
 
 def _without_spare(shown: list[_TextColumn], shape: Shape) -> list[_TextColumn]:
-    """Leave out spare columns while the terminal is too narrow for names that can be told apart."""
+    """Leave out spare columns while the terminal is too narrow for different names to stay different."""
     columns = shape.screen.columns
     if columns is None or shape.wide or _is_roomy(shown, columns):
         return shown
@@ -287,9 +288,9 @@ def _widths(shown: Sequence[_TextColumn], shape: Shape) -> _Widths:
 def _fitting(
     widths: list[int], names: Mapping[int, tuple[_TextColumn, int]], columns: int, squeezes: Sequence[tuple[int, int]]
 ) -> tuple[list[int], int]:
-    """Shorten the longest names first, those that are kept after the others, and no more than it takes.
+    """Shorten the longest names first, `kept` columns last, and only as much as necessary.
 
-    `names` are the columns that may be shortened, each with the width in which its names can still be told apart.
+    `names` are the columns that may be shortened, each with the width in which its names stay different.
     """
     widths, gap = list(widths), 0
     for gap, shortest in squeezes:

@@ -112,7 +112,7 @@ class Frame(NamedTuple):
 
 
 def frame(maps: NodeMaps, live: Live, shape: Shape, head: Sequence[str], height: int) -> Frame:
-    """Return the lines that fit a window of `height` lines. `head` stands above them."""
+    """Return the lines that fit a window of `height` lines. `head` is above them."""
     if live.keys:
         lines = [*head, *_HELP.splitlines()][: height - 1]
         return Frame([*lines, *[""] * (height - 1 - len(lines)), "any key: back   q quit"], 1, live.offset)

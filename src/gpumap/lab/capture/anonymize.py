@@ -56,7 +56,7 @@ def gpu_resource(about: About) -> IsGpuResource:
 
 
 def _origin(about: About) -> str:
-    """What a recording says of itself stays; what a person wrote does not."""
+    """Keep the recording's own data, and drop what a person wrote."""
     return about.origin if re.fullmatch(r"recorded by gpumap [0-9a-z.+]+", about.origin) else "another capture"
 
 
@@ -183,6 +183,6 @@ def _cgroup(content: bytes, names: Pseudonyms) -> bytes:
 
 
 def _stat(content: bytes, names: Pseudonyms) -> bytes:
-    """The process's name alone; numbers stay. What is no such line could not have been read."""
+    """The name of the process is replaced, numbers stay. A line of another form could not have been read."""
     found = _STAT.fullmatch(content.decode(errors="replace"))
     return f"{found[1]}({names.comm(found[2])}){found[3]}".encode() if found else b""

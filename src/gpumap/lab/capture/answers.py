@@ -46,9 +46,10 @@ def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
 
 
 def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
-    """A List in the new names' order, with GPUs and claims alone: no CPUs, memory, other devices, nor unknown fields.
+    """Return a List in the order of the new names, with only GPUs and claims: no CPUs, memory, other devices or
+    unknown fields.
 
-    Raises ValueError where it cannot be decoded.
+    Raises ValueError if it cannot be decoded.
     """
     pods = [
         v1_pb2.PodResources(

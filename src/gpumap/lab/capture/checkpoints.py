@@ -1,10 +1,10 @@
-"""The node's checkpoints in a capture, with nothing but what gpumap reads of them: the kubelet's, and DRA's. Pure.
+"""The node's checkpoints in a capture, reduced to what gpumap reads of them: the kubelet's, and DRA's. Pure.
 
-Of each row of a GPU resource in the kubelet's device checkpoint stay pod UID, container, resource and ids, and what the
-plugin's ContainerAllocateResponse says of GPUs. The rest of that answer is dropped; environments can hold passwords.
-Of the kubelet's DRA state stay claims and the UIDs of their pods. Of the DRA driver's checkpoint stay devices' names
-and uuids, their claims, admin access and the memory that a share consumes. Checksums become 0: they are over the
-whole file, and gpumap does not check them.
+Each row of a GPU resource in the kubelet's device checkpoint keeps pod UID, container, resource and ids, and the GPU
+entries of the plugin's ContainerAllocateResponse. The rest of that answer is dropped, because environments can contain
+passwords. The kubelet's DRA state keeps claims and the UIDs of their pods. The DRA driver's checkpoint keeps names and
+uuids of devices, their claims, admin access and the memory of a share. Checksums become 0: they cover the whole file,
+and gpumap does not check them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def cut_answer(message: bytes, rename: Rename = str) -> bytes:
     kept = ContainerAllocateResponse(
         envs={key: rename(value) for key, value in answer.envs},
         mounts=[Mount(container_path=rename(path)) for path in answer.mount_paths],
-        # The path in the container, which nobody reads, and the node's.
+        # The path in the container, which gpumap does not read, and that of the node.
         devices=[DeviceSpec(container_path=rename(path), host_path=rename(path)) for path in answer.device_paths],
         annotations={rename(key): rename(value) for key, value in answer.annotations},  # the key of CDI's holds an id
         cdi_devices=[CDIDevice(name=rename(name)) for name in answer.cdi_devices],

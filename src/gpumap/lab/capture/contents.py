@@ -198,10 +198,10 @@ def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
         except ValueError as error:
             raise ValueError(f"{LOG_TREE}:{number}: {error}") from error
     if len({entry.path for entry in entries}) < len(entries):
-        raise ValueError(f"{LOG_TREE}: a name stands twice")
+        raise ValueError(f"{LOG_TREE}: a name exists twice")
     plain_files = {entry.path for entry in entries if entry.kind == "f"}
     if any(parent in plain_files for entry in entries for parent in _parents(entry.path)):
-        raise ValueError(f"{LOG_TREE}: a name stands below a file")
+        raise ValueError(f"{LOG_TREE}: a name is below a file")
     return tuple(sorted(entries, key=lambda entry: entry.path.split("/")))
 
 
@@ -215,7 +215,7 @@ def _log_entry(line: str) -> LogEntry:
     if (kind == "l") != bool(target) or (kind == "l" and not _is_link(path, target)):
         raise ValueError(f"is no link of {_LINKS} to a log below /var/log/pods")
     if kind != "l" and path.startswith(_LINKS):
-        raise ValueError(f"{_LINKS} has links alone")
+        raise ValueError(f"{_LINKS} has only links")
     return LogEntry(kind, mode, path, target)
 
 

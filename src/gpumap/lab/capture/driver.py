@@ -62,7 +62,7 @@ class Player:
                 )
 
     def unasked(self) -> Iterator[bytes]:
-        """The XID events of a frame that has come, if somebody listens."""
+        """The XID events of a frame that has come, if there is a listener."""
         return self._new() if self._listens else iter(())
 
     def _new(self) -> Iterator[bytes]:

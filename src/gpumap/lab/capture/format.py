@@ -149,7 +149,7 @@ def _decoded(text: bytes, path: Path, kind: type[T]) -> T:
 
 
 def refuse_unless_new(folder: Path) -> None:
-    """Raises UsageError where a capture cannot be written because something is there, or nothing can be."""
+    """Raise UsageError if a capture cannot be written, because the path exists or is not writable."""
     try:
         if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
             raise UsageError(f"{folder}: is there already, and is not an empty folder")
@@ -166,7 +166,7 @@ def refuse_unless_new(folder: Path) -> None:
 
 
 def write(capture: Capture, folder: Path, expected: bytes) -> None:
-    """Write it for its owner's eyes alone, beside `folder` first, and then all at once in its place."""
+    """Write it readable only for its owner, first next to `folder`, and then move it to its place at once."""
     temporary = _beside(folder)
     try:
         temporary.mkdir(mode=0o700)

@@ -1,8 +1,8 @@
-"""Other names for a node's names: the same for the same everywhere, of the same length and form, and not to be undone.
+"""Pseudonyms for the names of a node: equal for equal names, of the same length and form, and not reversible.
 
-A new key is drawn for each recording and never written. Hexadecimal ids are mapped digit by digit, each by all the
-digits before it (as Crypto-PAn does with addresses): no two ids become one, and an id that was cut off stays the
-beginning of the whole. Names are drawn letter by letter and remembered.
+Each recording has a new random key, which is never written. Hexadecimal ids are mapped digit by digit, each by all the
+digits before it (as Crypto-PAn does with addresses). So two ids never become one, and the beginning of an id stays its
+beginning. Names are drawn letter by letter and remembered.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Pseudonyms:
         return "".join(out)
 
     def _name(self, kind: str, name: str) -> str:
-        """Letters for letters and digits for digits; longer only where all of a length are given away."""
+        """Return letters for letters and digits for digits. It is longer only if all names of this length are used."""
         if not name:
             return name
         known = self._names.get((kind, name))

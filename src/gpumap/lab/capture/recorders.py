@@ -1,7 +1,7 @@
 """The real sources, each in a recorder that keeps the source's answers in the form of a capture's files.
 
-A recorder gives the loop exactly what its source gives. What must not be in a capture is dropped here, before anything
-is kept: of the checkpoint all that is not about GPUs, of `stat` all but a process's name, state and start.
+A recorder returns exactly what its source returns. It drops what must not be in a capture before it keeps anything. Of
+the checkpoint it keeps only GPUs; of `stat` only the name, state and start of a process.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _summary(capture: on_disk.Capture, snapshot: Snapshot, folder: Path, anonymo
         f"{(capture.size_bytes + 1023) // 1024} KiB",
     )
     place = printable(shlex.quote(str(folder)))
-    names = "" if anonymous else "Names and UUIDs stand in it as they are; --anonymize replaces them.\n"
+    names = "" if anonymous else "It contains names and UUIDs unchanged; --anonymize replaces them.\n"
     return (
         f"Recorded {', '.join(counts)}: {place}\n{names}"
         f"Play it:          gpumap demo --capture {place}\n"

@@ -95,7 +95,7 @@ def _names(gpu: GpuSpec) -> re.Pattern[str]:
 
 @lru_cache(maxsize=4)
 def _own_ids(scenario: Scenario) -> Mapping[str, frozenset[DeviceId]]:
-    """What the plugin gives away that offers the scenario's GPUs, rather than a foreign one."""
+    """What the plugin of the scenario's GPUs assigns, as opposed to a foreign plugin."""
     pairs = [(resource, id_) for gpu in scenario.gpus for resource, ids in _gpu_ids(gpu) for id_ in ids]
     return {devices.resource: frozenset(devices.ids) for devices in by_resource(pairs)}
 

@@ -1,6 +1,6 @@
-"""Derived identities: uuids, pod UIDs, container ids and PIDs that follow from names alone.
+"""Derived identities: uuids, pod UIDs, container ids and PIDs that depend only on names.
 
-Two processes that play the same scenario derive the same ones; nothing here is random.
+Two processes with the same scenario derive the same ones. Nothing here is random.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ AMBIENT_CELSIUS = 31.0
 
 
 def gpu_readings(scenario: Scenario, processes: Iterable[ProcessLife], seconds: float) -> tuple[GpuReading, ...]:
-    """One reading per GPU, faulty ones with their identity and the recovery action alone."""
+    """One reading for each GPU. A faulty one has only its identity and the recovery action."""
     on: dict[int, list[ProcessLife]] = {gpu.index: [] for gpu in scenario.gpus}
     for life in processes:
         if life.spec is not None and seconds in life.window:

@@ -1,7 +1,7 @@
-"""Who is on stage when: the pods and processes of a scenario as they live and die over repeated plays.
+"""Which pods and processes of a scenario exist at a time, over repeated plays.
 
-Pure, and the one place that knows about `repeat`: times in here are seconds since the epoch of the demo, over all
-plays, while a scenario's are seconds since the beginning of a play.
+Pure, and the only module that knows `repeat`. Times here are seconds since the epoch of the demo, over all plays.
+Times of a scenario are seconds since the beginning of a play.
 """
 
 from __future__ import annotations

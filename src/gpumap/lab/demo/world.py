@@ -88,7 +88,7 @@ def _listed(pod: PodLife) -> ListedPod:
 
 
 def _checkpoint(scenario: Scenario, seconds: float) -> str:
-    """As of the kubelet's last write: rows of pods that ended since are still there."""
+    """As of the kubelet's last write: rows of pods that ended since then still exist."""
     written = _last_write(scenario, seconds)
     rows = [
         AllocatedEntry(

@@ -12,14 +12,14 @@ class ScenarioError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys without a word; here that is a mistake, and so is a key without value."""
+    """A YAML loader that refuses equal keys, of which PyYAML silently takes the last, and keys without a value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    raise ScenarioError(f'line {key.start_mark.line + 1}: key "{key.value}" stands twice')
+                    raise ScenarioError(f'line {key.start_mark.line + 1}: key "{key.value}" is set twice')
                 if value.tag == "tag:yaml.org,2002:null":
                     raise ScenarioError(f'line {key.start_mark.line + 1}: key "{key.value}" has no value')
                 seen.add(key.value)

@@ -1,8 +1,9 @@
-"""Whether a user's password is right. A bcrypt check costs as much CPU time as its hash asks for.
+"""Checks passwords of users. A bcrypt check costs as much CPU time as its hash requires.
 
-So results are remembered, right and wrong ones, and checks are bounded: one at a time in a thread, a pause after each
-wrong one, at most one waiting per client address, and at most `PLACES` in all. The address with the fewest wrong
-passwords is next; when no place is left, the one with the most is refused. Nothing here shows which names are known.
+So results are remembered, right and wrong ones, and checks are limited. One check runs at a time in a thread, with a
+pause after each wrong one. At most one waits for each client address, and at most `PLACES` in all. The address with
+the fewest wrong passwords is next. If no place is left, the one with the most is refused. No result shows which names
+exist.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Passwords:
         is_known = hashed is not None
         # An unknown name is checked against some user's hash, always the same for a name: it takes as long.
         hashed = hashed if hashed is not None else self._some_hash(user)
-        # Only this process knows the key, so the time to find a digest among others tells nothing about a password.
+        # Only this process knows the key, so the time to find a digest among others does not reveal a password.
         digest = self._digest(user, hashed, password, "known" if is_known else "")
         if digest in self._right or digest in self._wrong:
             remembered = self._right if digest in self._right else self._wrong

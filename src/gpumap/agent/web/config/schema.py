@@ -90,7 +90,7 @@ class TlsConfig(_Section, frozen=True):
     """One, by Go's name; empty: OpenSSL's choice."""
 
     def __post_init__(self) -> None:
-        """Check what the keys mean together. Whoever sets one of them wants TLS: the toolkit would serve without."""
+        """Check the keys together. If one of them is set, the user wants TLS: the toolkit would serve without it."""
         _check_boolean("prefer_server_cipher_suites", self.prefer_server_cipher_suites)  # as in Go since 1.17 unused
         if _pem("cert", self.cert, self.cert_file) is None:
             raise WebConfigError("cert_file: is missing; TLS requires cert_file or cert")
@@ -193,7 +193,7 @@ class _Http(_Section, frozen=True):
     headers: _Headers | None = None
 
     def __post_init__(self) -> None:
-        _check_boolean("http2", self.http2)  # gpumap speaks HTTP/1.1 alone, which every client of HTTP/2 does too
+        _check_boolean("http2", self.http2)  # gpumap speaks only HTTP/1.1, which every client of HTTP/2 also does
 
 
 class RateLimit(NamedTuple):
@@ -233,7 +233,7 @@ class _File(_Section, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """`tls` is None for plain HTTP; without `users` nobody is asked for a password."""
+    """`tls` is None for plain HTTP. Without `users` no password is required."""
 
     tls: TlsConfig | None = None
     users: tuple[tuple[str, str], ...] = field(default=(), repr=False)

@@ -29,7 +29,7 @@ def make_context(tls: TlsConfig, pems: Mapping[str, bytes]) -> ssl.SSLContext:
         # Optional also where one is required: a probe has none, and is asked for none. Who shows none to another page
         # is refused there; one that does not hold ends the handshake either way.
         context.verify_mode = ssl.CERT_OPTIONAL
-        # As in Go, whatever stands in the file is trusted by itself, an intermediate authority too.
+        # As in Go, each certificate in the file is trusted by itself, also an intermediate authority.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _load_authorities(context, tls.authorities, pems)
         # A session that is taken up again verifies nothing: an authority may have expired since.
