@@ -22,7 +22,8 @@ INSTALL = sorted((DOCS / "how-to" / "install").glob("*.md"))
 OPERATORS = [
     ROOT / "README.md",
     *INSTALL,
-    *(DOCS / f"how-to/{name}.md" for name in ("pass-admission", "release-driver", "troubleshoot", "upgrade")),
+    *sorted((DOCS / "tutorial").glob("*.md")),
+    *(DOCS / f"how-to/{name}.md" for name in ("pass-admission", "secure-the-port", "troubleshoot", "upgrade")),
     *(DOCS / name for name in ("reference/endpoints.md", "explanation/security.md")),
 ]
 """The documents that operators type from."""
@@ -156,6 +157,16 @@ def test_platforms_get_what_their_pages_say(tmp_path: Path) -> None:
     assert followed.items() >= {("nvidia.com/gpu.deploy.dcgm-exporter", "true")}
 
 
+def test_the_page_of_the_gpu_operator_has_one_complete_file(tmp_path: Path) -> None:
+    """Its first values file: monitor and rules with the stack's label, boards for Grafana, NVIDIA's runtime class."""
+    manifests = rendered("gpu-operator.md", 0, tmp_path)
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        assert manifests[kind]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert manifests["PrometheusRule"]["spec"]["groups"]
+    assert manifests["ConfigMap"]["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert pod_of(manifests)["runtimeClassName"] == "nvidia"
+
+
 def test_openshift_gets_what_its_page_says(tmp_path: Path) -> None:
     """A constraint that is no wider than the pod, and the SELinux type that each of the two ways names."""
     manifests = rendered("openshift.md", 0, tmp_path)
@@ -239,7 +250,7 @@ def test_the_first_number_takes_the_commands_that_are_counted() -> None:
     page = (DOCS / "how-to" / "install" / "README.md").read_text(encoding="utf-8")
     way = page.partition("## The common way")[2].partition("## ")[0]
     (block,) = list(read_blocks(way, "console"))
-    assert page.count("Three commands") == 1
+    assert page.count("three commands") == 1
     assert [line.split()[1] for line in block.body.splitlines() if line.startswith("$ ")] == [
         "docker",
         "helm",

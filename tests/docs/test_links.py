@@ -40,3 +40,13 @@ def test_links_resolve(document: Path) -> None:
         assert target.exists(), f"{document.name}: {link}"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), f"{document.name}: {link}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md links every page of its four kinds, and the indexes of folders link theirs."""
+    docs = ROOT / "docs"
+    for index in docs.rglob("README.md"):
+        linked = {(index.parent / link.partition("#")[0]).resolve() for link in read_links(index)}
+        of_index = docs.rglob("*.md") if index.parent == docs else index.parent.glob("*.md")
+        pages = {page for page in of_index if page.parent == index.parent or not (page.parent / "README.md").exists()}
+        assert pages - {index} <= linked, f"{index.relative_to(ROOT)} lacks {pages - {index} - linked}"

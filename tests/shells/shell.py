@@ -14,7 +14,7 @@ from tests.tools import tool
 
 _ALIASES = {"oc": "kubectl", "helm3": "helm"}
 _WRAPPERS = {"microk8s"}
-_NESTED = {("kubectl", "create"), ("kubectl", "rollout")}
+_NESTED = {("kubectl", "create"), ("kubectl", "create", "secret"), ("kubectl", "rollout")}
 """Commands whose next word is a command too."""
 
 
@@ -30,7 +30,10 @@ class Command(NamedTuple):
     @property
     def verb(self) -> tuple[str, ...]:
         """The words that name what the program does: ("install",), ("create", "role")."""
-        return self.words[1:3] if self.words[:2] in _NESTED else self.words[1:2]
+        length = 2
+        while self.words[:length] in _NESTED:
+            length += 1
+        return self.words[1:length]
 
     @property
     def own(self) -> tuple[str, ...]:
