@@ -30,6 +30,13 @@ from tests.promtool import accepted
 RECORDED = '{__name__=~"namespace.*:gpumap.*"}'
 USAGE = "namespace_pod:gpumap_container_sm_seconds:rate2m"
 QUERY = SCALED_OBJECT["spec"]["triggers"][0]["metadata"]["query"]
+OLD_RULE = {
+    "seriesQuery": '{__name__="DCGM_FI_DEV_GPU_UTIL",exported_pod!="",exported_namespace="service"}',
+    "resources": {"overrides": {"exported_namespace": {"resource": "namespace"}, "exported_pod": {"resource": "pod"}}},
+    "name": {"matches": "", "as": "container_gpu_usage"},
+    "metricsQuery": "(sum(avg_over_time(<<.Series>>{<<.LabelMatchers>>}[5m])) by (<<.GroupBy>>))/100",
+}
+"""The usual rule of prometheus-adapter on dcgm-exporter."""
 
 LLM = tuple(f"llm-7c9d8b5f6d-{suffix}" for suffix in ("x2x4k", "b5c6d", "zzzzz", "wwwww"))
 EMBEDDER = ("embedder-5d4f8c7b9-bbbbb", "embedder-5d4f8c7b9-ccccc")
@@ -255,13 +262,11 @@ def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
 
 
 def test_the_old_rule_finds_its_names_in_the_dialect(tmp_path: Path) -> None:
-    """The rule on DCGM's utilization, as the docs have it, works with --dialect dcgm and honorLabels false."""
-    (rule,) = yaml.safe_load(next(text for text in blocks("yaml") if "DCGM_FI_DEV_GPU_UTIL" in text))
+    """The usual rule on DCGM's utilization works with --dialect dcgm and honorLabels false."""
     name = "DCGM_FI_DEV_GPU_UTIL"
-    assert rule["seriesQuery"].startswith(f'{{__name__="{name}",')
     (node := tmp_path / "node").mkdir()
     (folder := tmp_path / "prometheus").mkdir()
-    query = expand(rule, name, "research", pods=("greedy", "notebook-idle", "notebook-pair"))
+    query = expand(OLD_RULE, name, "research", pods=("greedy", "notebook-idle", "notebook-pair"))
     with demo(node, "--interval", "500ms", "--dialect", "dcgm") as url:
         ready = f'count_over_time({name}{{exported_pod="greedy"}}[1m]) > 3'
         with with_rules(folder, url.removeprefix("http://"), ready, honor_labels=False) as scraped:

@@ -36,9 +36,9 @@ def read(word: str, part: str = "") -> Any:
     return yaml.safe_load(found)
 
 
-@pytest.mark.parametrize("word", ["config", "agent", "federation"])
+@pytest.mark.parametrize("word", ["config", "federation"])
 def test_promtool_accepts_the_configurations(tmp_path: Path, word: str) -> None:
-    """Each is a valid configuration of a Prometheus, or of an agent."""
+    """Each is a valid configuration of a Prometheus."""
     (tmp_path / "fleet.yaml").symlink_to(RULES / "fleet.yaml")
     (tmp_path / "gpumap.json").write_text("[]")
     assert fences(word)
@@ -46,14 +46,13 @@ def test_promtool_accepts_the_configurations(tmp_path: Path, word: str) -> None:
         # Debian's Prometheus is built without Kubernetes' discovery.
         text = text.replace("kubernetes_sd_configs:\n      - role: pod", "file_sd_configs: [{files: [gpumap.json]}]")
         (file := tmp_path / f"{number}.yml").write_text(text)
-        flags = ["--agent"] if word == "agent" else []
-        assert accepted("check", "config", *flags, file).stderr == ""
+        assert accepted("check", "config", file).stderr == ""
 
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:
     """No YAML in the page stands untested."""
     kinds = {word for block in read_blocks(DOCS.read_text(), "yaml") for word in block.words or {""}}
-    assert kinds == {"config", "agent", "federation", "keep"}
+    assert kinds == {"config", "federation", "keep"}
 
 
 def discovered(address: str, node: str, **changed: str) -> dict[str, object]:
