@@ -146,7 +146,7 @@ def test_agents_that_serve_a_part(tmp_path: Path) -> None:
         found = json.loads(done.stdout)
         said = " ".join(found["missing"])
         assert done.returncode == 1
-        assert "3 nodes, foreign, held, used: its gpumap does not report its GPUs themselves" in said
+        assert "3 nodes, foreign, held, used: its gpumap does not report its GPUs (add --collect device" in said
         assert "node held: its gpumap does not report the users of its GPUs" in said
         assert "is not known, so its holders and users are not shown" in said
         waste = run_command("waste", "--all", "--prometheus", server.url)
@@ -209,7 +209,7 @@ async def test_values_that_are_not_gpumaps() -> None:
     async with serving(answer) as url:
         done = await run_command_in_loop("map", "--all", "--prometheus", url)
     assert done.returncode == 1
-    assert "not understood, and left out: gpumap_" in done.stdout
+    assert "left out, because it is not valid: gpumap_" in done.stdout
     assert " is NaN" in done.stdout
     assert "more such series" in done.stdout
 
@@ -243,7 +243,7 @@ async def test_labels_that_are_no_numbers(index: str) -> None:
         ),
         (("--match", 'a="b"'), "--match requires --prometheus"),
         (("--timeout", "1s", "--url", "http://b:1"), "--timeout requires --prometheus"),
-        (("--token-file", "x"), "--token-file: is of use with --url or --prometheus"),
+        (("--token-file", "x"), "--token-file requires --url or --prometheus"),
         (("--prometheus", "a:1"), "--prometheus a:1: must start with http:// or https://"),
     ],
 )
