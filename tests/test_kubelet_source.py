@@ -333,7 +333,10 @@ async def test_claims_of_kubelets_that_name_no_device(kubelet: FakeKubelet, sour
 @pytest.mark.parametrize(
     ("container", "shown"),
     [
-        (v1_pb2.ContainerResources(name="a\x1b[31mb"), r"a container with characters that are not printable: a\x1b[31mb"),
+        (
+            v1_pb2.ContainerResources(name="a\x1b[31mb"),
+            r"a container with characters that are not printable: a\x1b[31mb",
+        ),
         (v1_pb2.ContainerResources(name="c" * 254), f"a container of 254 characters: {'c' * 80}…"),
         (
             v1_pb2.ContainerResources(
