@@ -117,7 +117,7 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     if any(device.holders_known for device in own.devices):
         assert seen.missing == ()
     else:  # a List without a pod of the API server gives no holders
-        assert all("who holds its GPUs is not known: the kubelet lists" in one for one in seen.missing)
+        assert all("the holders of its GPUs are not known: the kubelet lists" in one for one in seen.missing)
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------

@@ -333,13 +333,16 @@ async def test_claims_of_kubelets_that_name_no_device(kubelet: FakeKubelet, sour
 @pytest.mark.parametrize(
     ("container", "shown"),
     [
-        (v1_pb2.ContainerResources(name="a\x1b[31mb"), r"a container with characters that cannot be shown: a\x1b[31mb"),
+        (
+            v1_pb2.ContainerResources(name="a\x1b[31mb"),
+            r"a container with characters that are not printable: a\x1b[31mb",
+        ),
         (v1_pb2.ContainerResources(name="c" * 254), f"a container of 254 characters: {'c' * 80}…"),
         (
             v1_pb2.ContainerResources(
                 name="main", devices=[v1_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["a\nb"])]
             ),
-            r"a device id with characters that cannot be shown: a\nb",
+            r"a device id with characters that are not printable: a\nb",
         ),
         (
             v1_pb2.ContainerResources(
@@ -367,7 +370,7 @@ def test_odd_names_of_several_pods_are_one_complaint(others: int, more: str) -> 
     """It shows one of them, and counts the others."""
     pods = [v1_pb2.PodResources(namespace="ml", name=f"{n}\n").SerializeToString() for n in range(others + 1)]
     (told,) = podresources.complaints_of([podresources.decode_pod(pod) for pod in pods])
-    assert told.detail == rf"a pod with characters that cannot be shown: 0\n{more}"
+    assert told.detail == rf"a pod with characters that are not printable: 0\n{more}"
 
 
 async def test_long_names_that_kubernetes_allows_are_not_odd(kubelet: FakeKubelet, source: KubeletSource) -> None:

@@ -407,7 +407,7 @@ async def test_a_file_that_cannot_be_set_aside_is_not_written_over(
     await state.close()
     assert path.read_bytes() == b"whatever it is"
     (record,) = caplog.records
-    assert "nothing is written" in record.getMessage()
+    assert "gpumap writes nothing" in record.getMessage()
 
 
 async def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -724,8 +724,8 @@ async def test_two_agents_on_one_file(tmp_path: Path, caplog: pytest.LogCaptureF
     assert all(third[series] >= value for series, value in risen.items())
     told = [said for one in caplog.records if "gpumap" in (said := one.getMessage()) and str(path) in said]
     assert told == [
-        f"the page has no counters while another gpumap uses the state file path={path}",
-        f"counters start at 0: the other gpumap has ended path={path}",
+        f"no counters on the page: another gpumap uses the state file path={path}",
+        f"counters start at 0: the other gpumap ended path={path}",
     ]
 
 
@@ -828,7 +828,7 @@ def test_where_the_file_is_to_be_is_checked_at_the_start(tmp_path: Path) -> None
     assert settle("--state-file", str(tmp_path / "new")).state_file == tmp_path / "new"
     assert settle().state_file is None
     for wrong in (tmp_path, tmp_path / "missing" / "state.json"):
-        with pytest.raises(UsageError, match=r"^--state-file .*(is a directory|is in no folder)"):
+        with pytest.raises(UsageError, match=r"^--state-file .*(is a directory|parent directory)"):
             settle("--state-file", str(wrong))
 
 
@@ -860,7 +860,7 @@ async def test_a_service_goes_on_where_it_was(directory: Path, library: Path) ->
             shutil.rmtree(folder)
             later = await agent.later(4)
             assert (later.value(HELD, pod="a") or 0) > (again.value(HELD, pod="a") or 0)
-            assert agent.log.count("state file cannot be written") == 1
+            assert agent.log.count("cannot write the state file") == 1
 
 
 @contextlib.contextmanager

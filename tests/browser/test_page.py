@@ -125,7 +125,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
             "0 0 0 5.0 GiB 5.0 GiB 25 % now"
         )
         assert await one.texts(row(one, "other/leftover")) == [
-            "other/leftover main pod is gone · 1 process: trainer 3.0 GiB 0 %"
+            "other/leftover main deleted pod · 1 process: trainer 3.0 GiB 0 %"
         ]
         assert await one.texts(row(one, "Xorg")) == ["host · 1 process: Xorg 2.0 GiB 0 %"]
         facts = (await one.texts(".gpu .facts"))[0]
@@ -148,7 +148,7 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
         assert await one.texts(".legend li") == [
             "holder (one colour each)",
             "not assigned",
-            "pod is gone",
+            "deleted pod",
             "host",
             "unaccounted",
         ]
@@ -187,7 +187,7 @@ async def test_unknown_is_a_dash_with_its_reason(site: Site, browser: Browser) -
         )
         assert len(titles) == 5
         assert all(titles)
-        assert sum("cannot be seen" in title for title in titles) == 4
+        assert sum("are not visible" in title for title in titles) == 4
         await expect(one.page.locator("#attention")).to_contain_text("hostPID")
         tiles = dict(zip(await one.texts(".tile dt"), await one.texts(".tile dd"), strict=True))
         assert tiles["Used, not granted"].startswith("–")
@@ -205,7 +205,7 @@ async def test_it_is_live(site: Site, browser: Browser) -> None:
         node.pods[2].listed = False
         site.collect(node)
         await expect(one.page.locator(row(one, "team/busy"))).to_contain_text("40.0 GiB")
-        await expect(one.page.locator(row(one, "other/squatter"))).to_contain_text("pod is gone")
+        await expect(one.page.locator(row(one, "other/squatter"))).to_contain_text("deleted pod")
         assert await one.page.evaluate("window.before.isConnected")
         assert await one.page.evaluate("document.activeElement.textContent") == "Peak"
 
@@ -414,9 +414,9 @@ async def test_an_agent_that_collects_no_more(site: Site, browser: Browser) -> N
         site.pages.why_late = lambda: "somebody asked for it"
         site.ahead_seconds = STALE_AFTER_SECONDS
         await expect(one.page.locator(".gpu")).to_have_count(0)
-        await expect(one.page.locator("#attention")).to_contain_text("too old to be shown")
+        await expect(one.page.locator("#attention")).to_contain_text("too old to show")
         await expect(one.page.locator("#attention")).to_contain_text("60 s: somebody asked for it.")
-        await expect(one.page.locator("#attention")).not_to_contain_text("NVML counts no GPU")
+        await expect(one.page.locator("#attention")).not_to_contain_text("NVML lists no GPU")
 
 
 async def test_when_data_is_old_is_told_by_the_agents_interval(site: Site, browser: Browser) -> None:
@@ -564,10 +564,10 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
     show(site, cards(2, 1), need)
     async with tab(browser, site.url, width=width) as one:
         notice = one.page.locator(".fault", has_text="drain_and_reset")
-        await expect(notice).to_contain_text("what runs may end its work, nothing new should start")
+        await expect(notice).to_contain_text("Start no new work on it, and let running work finish")
         up, down = await one.texts(".ills li")
         assert up.startswith("Recovery action: drain_and_reset. The GPU works at less than it has:")
-        assert down.startswith("Recovery action: node_reboot. The driver asks for a reboot;")
+        assert down.startswith("Recovery action: node_reboot. The driver requests a reboot.")
         assert "<index>" not in up + down
         assert await one.width_over() <= 0
 
@@ -632,7 +632,7 @@ async def test_mig_devices_stand_below_their_gpu(site: Site, browser: Browser) -
         ]
         (text,) = await one.texts(row(one, "team/small"))
         assert text == "team/small main unused · peak so far 4.0GiB 1 0.14 10.0 GiB 4.0 GiB 4.0 GiB – –"
-        await expect(one.page.locator("#content")).to_contain_text("No MIG instance was made on it")
+        await expect(one.page.locator("#content")).to_contain_text("This GPU has no MIG device")
 
 
 async def test_processes(site: Site, browser: Browser) -> None:

@@ -123,7 +123,7 @@ async def test_a_leftover_with_a_live_namesake(site: Site, browser: Browser) -> 
     """It has a row and a segment of its own, beside its namesake's."""
     site.collect(namesake())
     async with tab(browser, site.url) as one:
-        gone = "team/db-0 main pod is gone · 1 process: leftover 3.0 GiB 0 %"
+        gone = "team/db-0 main deleted pod · 1 process: leftover 3.0 GiB 0 %"
         assert await one.texts("tbody tr.is-gone") == [gone]
         assert await one.texts("tbody tr.is-assigned") == ["team/db-0 main 1 – – 1.0 GiB 1.0 GiB 0 % 10 s"]
         await expect(one.page.locator(".segment.is-gone")).to_have_attribute("title", "team/db-0 3.0 GiB")
@@ -211,7 +211,7 @@ async def test_a_gpu_that_never_told_its_uuid(site: Site, browser: Browser) -> N
         await expect(one.page.locator(".gpu")).to_have_count(0)
         shown = await tiles(one)
         assert (shown["GPUs"], shown["Faults"]) == ("1", "1 GPUs, sources")
-        await expect(one.page.locator("#attention")).not_to_contain_text("NVML counts no GPU")
+        await expect(one.page.locator("#attention")).not_to_contain_text("NVML lists no GPU")
 
 
 async def test_a_gpu_with_a_squatter_is_not_free(site: Site, browser: Browser) -> None:

@@ -292,7 +292,7 @@ def test_inspect_of_a_cluster(server: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("top", "--by", "pod"), '--by: "pod" is not namespace or node'),
+        (("top", "--by", "pod"), '--by: unknown value "pod"; valid values: namespace, node'),
         (("top", "--by", "node", "--all"), "--by node: shows sums, but -n, --node, --all and -o name show rows"),
         (
             ("map", "--sort-by", "peak"),

@@ -173,7 +173,7 @@ async def test_one_node_alone(cluster: Cluster) -> None:
         assert told["node"]["name"] == "gpu-2"
     assert not [one for one in cluster.api.asked if "gpumap-gpu-1" in one]
     assert "has the label" in await cluster.fails("map", "-A", "gpu-9")
-    assert "say it once" in await cluster.fails("map", "gpu-1", "--node", "gpu-2", code=2)
+    assert "set only one" in await cluster.fails("map", "gpu-1", "--node", "gpu-2", code=2)
 
 
 async def test_without_a_command_it_is_the_map(cluster: Cluster) -> None:
@@ -296,7 +296,7 @@ async def test_two_agents_on_a_node(cluster: Cluster) -> None:
         PlayedPod("gpu-2", "gpumap-evicted", phase="Failed", created="2026-07-01T00:00:00Z"),
     ]
     done = await cluster.run("top", "-A")
-    assert done.stderr == "gpumap: node gpu-1 has 2 agents: gpumap-newer was asked, and gpumap-gpu-1 not\n"
+    assert done.stderr == "gpumap: node gpu-1 has 2 agents: gpumap asked gpumap-newer, not gpumap-gpu-1\n"
     assert done.returncode == 0
 
 
@@ -382,7 +382,7 @@ async def test_inspect_is_of_all_namespaces(cluster: Cluster) -> None:
             pass
     assert plain.returncode == 0
     empty = await cluster.run("inspect", "")
-    assert (empty.returncode, empty.stderr) == (2, "gpumap: NODE: is empty\n")
+    assert (empty.returncode, empty.stderr) == (2, "gpumap: NODE: must not be empty\n")
 
 
 async def test_a_watch_that_is_ended_again_and_again(cluster: Cluster) -> None:
@@ -531,5 +531,5 @@ def test_the_newest_that_is_ready_is_asked() -> None:
     crashes = old._replace(pod="crashes", created="2026-04-01T00:00:00Z", why_not="is not running (Error)")
     chosen, doubled = one_for_each_node([old, begins, new, crashes])
     assert chosen == [new]
-    assert doubled == ["node n has 3 agents: new was asked, and begins, old not"]
+    assert doubled == ["node n has 3 agents: gpumap asked new, not begins, old"]
     assert one_for_each_node([old, crashes]) == ([old], [])

@@ -100,13 +100,13 @@ def _text(path: Path) -> str:
 async def _kubelet(settings: Settings) -> Answer:
     source = KubeletSource(settings.kubelet_socket)
     try:
-        told = await source.read(DEADLINE_SECONDS)
+        answer = await source.read(DEADLINE_SECONDS)
     except SourceError as error:
         last = error.complaints[-1]
         return Answer(reason=last.reason, detail=last.detail)
     finally:
         await source.close()
-    return Answer(_listed(told.value, settings))
+    return Answer(_listed(answer.value, settings))
 
 
 def _listed(answer: KubeletAnswer, settings: Settings) -> str:

@@ -22,9 +22,9 @@ Hook = Callable[[type, object], object]
 
 
 def convert(value: object, kind: type[T], place: str = "", root: str = "", hook: Hook = lambda _, value: value) -> T:
-    """Convert a value that is at `place`, or of which `root` is the name. Raises ValueError.
+    """Convert a value at `place`, or with the name `root`. Raises ValueError.
 
-    After a place that ends with a colon and a blank the places in the value follow as they are.
+    If a place ends with a colon and a blank, the places in the value follow unchanged.
     """
     try:
         return msgspec.convert(value, kind, dec_hook=hook)
@@ -44,7 +44,7 @@ def from_json(text: bytes, kind: type[T], name: str) -> T:
 
 
 def unknown_key(key: str, known: Collection[str], place: str) -> str:
-    """The line of a mistake that is a key which is not among `known`."""
+    """Return the error for a key that is not among `known`."""
     close = difflib.get_close_matches(key, known, n=1)
     hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(sorted(known))}"
     return f'{place}: unknown key "{key}" ({hint})'
@@ -55,7 +55,7 @@ _STEP = re.compile(r"\.(?P<field>\w+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 
 
 def _in_words(message: str, value: object, kind: object, place: str, root: str, hook: Hook) -> str:
-    """msgspec's message as a line that begins with the place of the mistake."""
+    """Return msgspec's message as a line that begins with the place of the mistake."""
     at = _PLACE.search(message)
     what, path = (message[: at.start()], at[1]) if at else (message, "")
     for step in _STEP.finditer(path):
@@ -80,7 +80,7 @@ def _in_words(message: str, value: object, kind: object, place: str, root: str, 
 
 
 def _step_into(step: re.Match[str], value: object, kind: object, hook: Hook) -> tuple[str, object, object]:
-    """The name, the value and the type of what a step of msgspec's path leads to."""
+    """Return the name, the value and the type at a step of msgspec's path."""
     if step["field"]:
         name = step["field"]
         of_field = next(one.type for one in _fields_of(kind) if one.encode_name == name)
@@ -88,7 +88,7 @@ def _step_into(step: re.Match[str], value: object, kind: object, hook: Hook) -> 
     if step["index"]:
         index = int(step["index"])
         items = [typing.get_args(one)[0] for one in _members(kind) if _is(one, tuple)]
-        item = items[0] if items else _fields_of(kind)[index].type  # a Struct whose form is a list
+        item = items[0] if items else _fields_of(kind)[index].type  # a Struct in the form of a list
         return f"[{index}]", value[index] if isinstance(value, list) else None, item
     # msgspec does not name the key of a dict: it is the first one with a value that cannot be converted.
     item = next(typing.get_args(one)[1] for one in _members(kind) if _is(one, dict))
@@ -119,7 +119,7 @@ def _fields_of(kind: object) -> tuple[msgspec.structs.FieldInfo, ...]:
 
 
 def _expectation(kind: object) -> str:
-    """What a value must be, in words."""
+    """Return the valid values in words."""
     if typing.get_origin(kind) is Annotated:
         plain, *notes = typing.get_args(kind)
         meta = next(note for note in notes if isinstance(note, Meta))

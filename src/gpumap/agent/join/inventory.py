@@ -185,8 +185,8 @@ def _identified(
     for reading in sorted(answer.gpus, key=lambda reading: reading.fault is not None):
         if reading.fault is None and reading.uuid is not None:
             before = by_uuid.get(reading.uuid)
-            told = _as_partitioned(reading) if before and before.partitioned and reading.mig_unknown else reading
-            yield _known_gpu(told, reading.uuid, wall, before), told
+            known = _as_partitioned(reading) if before and before.partitioned and reading.mig_unknown else reading
+            yield _known_gpu(known, reading.uuid, wall, before), known
         else:
             faulty = reading if reading.fault else reading._replace(fault=_NO_NAME)
             yield _remembered_gpu(faulty, by_uuid, by_index), faulty

@@ -1,7 +1,7 @@
-"""The kubelet's device checkpoint: which pod UID was given which device ids.
+"""The kubelet's device checkpoint: which pod UID has which device ids.
 
-Read-only and best effort: the kubelet calls the file internal. It is rewritten whole (temporary file, then rename) at
-each allocation, but not when a pod ends, so a row is no proof that its pod lives.
+Read-only and best effort: the kubelet calls the file internal. The kubelet rewrites it whole (temporary file, then
+rename) at each allocation, but not when a pod ends. So a row does not prove that its pod lives.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from gpumap.model.units import and_more
 
 
 class CheckpointRow(msgspec.Struct, frozen=True):
-    """A row of the file that is whole. `ids` and `answer` may be anything."""
+    """A complete row of the file. `ids` and `answer` may be anything."""
 
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
     ids: object = msgspec.field(name="DeviceIDs", default=None)
-    """Since kubelet 1.20 lists of ids by NUMA node, before that one list."""
+    """Since kubelet 1.20 lists of ids by NUMA node; before that one list."""
     answer: object = msgspec.field(name="AllocResp", default=None)
     """The plugin's ContainerAllocateResponse in base64."""
 
@@ -53,7 +53,7 @@ class _File(msgspec.Struct):
 
 
 class CheckpointSource:
-    """Reads the newest of `candidates`; a file that did not change is not read again."""
+    """Reads the newest of `candidates`. It does not read a file again that did not change."""
 
     def __init__(self, candidates: tuple[Path, ...]) -> None:
         self._files = {path: ReplacedFile(path, parse) for path in candidates}
@@ -71,7 +71,7 @@ class CheckpointSource:
             except FileNotFoundError:
                 continue
             except StaleMountError as error:
-                # The kubelet renames a new file into place: of a file mounted by itself the old one stays visible.
+                # The kubelet renames a new file into place. A mount of the file itself keeps the old one.
                 detail = f"{file.path}: was replaced; mount its directory instead of the file"
                 raise SourceError("checkpoint_unreadable", detail) from error
             except OSError as error:
@@ -118,22 +118,23 @@ def parse(text: bytes) -> SourceAnswer[Checkpoint]:
 
 
 def read(text: bytes) -> tuple[Iterator[CheckpointRow | None], dict[str, object]]:
-    """The file's rows, `None` for one that is not whole, and what is registered, by resource. Raises ValueError."""
+    """Return the rows of the file, `None` for an incomplete one, and the registered ids by resource. Raises
+    ValueError."""
     data = decode(text, _File).data
     return each(data.rows or (), CheckpointRow), data.registered or {}
 
 
 def ids_in(value: object) -> Iterator[DeviceId]:
-    """The ids in a list, or in an object's lists, whatever their keys; nothing lies deeper."""
+    """Return the ids in a list, or in the lists of an object, whatever their keys. Nothing is nested deeper."""
     for group in value.values() if isinstance(value, dict) else [value]:
         if isinstance(group, list):
             yield from (DeviceId(fit(item)) for item in group if isinstance(item, str))
 
 
 def _entries(rows: Iterable[CheckpointRow | None], broken: dict[str, tuple[str, int]]) -> Iterator[CheckpointEntry]:
-    """`broken` gets the first problem of a kind, and how many more there are.
+    """Convert rows. `broken` gets the first problem of a kind, and the number of others.
 
-    What is equal in several rows is one object: a device's next row has its ids and the plugin's answer again.
+    Equal parts of rows become one object: the next row of a device repeats its ids and the plugin's answer.
     """
     texts: dict[str, str] = {}
     sets: dict[frozenset[DeviceId], frozenset[DeviceId]] = {}
@@ -168,7 +169,7 @@ def _text(value: object) -> str:
 
 
 def _answer(text: str) -> PluginAnswer | None:
-    """What the plugin answered to the allocation. Raises ValueError."""
+    """Return the plugin's answer to the allocation. Raises ValueError."""
     return plugin_answers.parse(base64.b64decode(text, validate=True)) if text else None
 
 

@@ -1,7 +1,8 @@
-"""DRA's local state: for which pods the kubelet has prepared a claim, and with which devices NVIDIA's DRA driver has.
+"""DRA's local state: the pods for which the kubelet prepared a claim, and the devices that NVIDIA's DRA driver
+prepared.
 
-Read-only and best effort: both files are internal to their writers. Each is a step of the privilege ladder: a file that
-is merely missing is no complaint. Never raises.
+Read-only and best effort: both files are internal to their writers. Each is a step of the privilege ladder: a missing
+file is not a complaint. Never raises.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class DraSource:
 
 
 def _read(file: ReplacedFile[tuple[T, int]], name: str, complaints: list[Complaint]) -> T | None:
-    """Read a file. `None` if it is missing or broken; `name` begins the reasons of complaints."""
+    """Read a file. `None` if it is missing or damaged. The reasons of complaints begin with `name`."""
     try:
         value, skipped = file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -88,7 +89,7 @@ class _Claim(msgspec.Struct):
     namespace: Name = msgspec.field(name="Namespace")
     claim: Name = msgspec.field(name="ClaimName")
     pod_uids: object = msgspec.field(name="PodUIDs", default=None)
-    """A set as Go writes it: an object with empty objects in it."""
+    """A set as Go writes it: an object that contains empty objects."""
 
 
 def parse_state(text: bytes) -> tuple[tuple[ClaimPods, ...], int]:
@@ -130,7 +131,7 @@ def _begins(part: msgspec.Raw) -> bytes:
 
 
 class _Result(msgspec.Struct):
-    """What the scheduler gave to a claim."""
+    """The devices that the scheduler assigned to a claim."""
 
     device: str | None = None
     driver: str | None = None
@@ -176,7 +177,7 @@ class _Device(msgspec.Struct):
     gpu: _Part | None = None
     mig: _Part | None = None
     vfio: object = None
-    """What is passed through to a virtual machine; it is none of NVML's."""
+    """A device that is passed through to a virtual machine. NVML does not list it."""
 
 
 class _Group(msgspec.Struct):
@@ -231,7 +232,7 @@ def _newest(document: Mapping[str, msgspec.Raw]) -> tuple[int, Mapping[str, msgs
 
 
 def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
-    """What the scheduler gave the claim, by device: several shares of one may be among it."""
+    """Return the scheduler's devices of the claim, by device: there may be several shares of one."""
     allocation = claim.status.allocation if claim.status else None
     results = allocation.devices.results if allocation and allocation.devices else None
     found: dict[str, list[_Result]] = {}
@@ -242,7 +243,7 @@ def _results(claim: _PreparedClaim) -> dict[str, list[_Result]]:
 
 
 def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_Result]]) -> Iterator[PreparedDevice]:
-    """A device as its claim got it: once, or once for each share of it."""
+    """Return a device as its claim got it: once, or once for each share of it."""
     for part in (device.gpu, device.mig):
         identity = (part.concrete or part.info) if part else None
         if part is None or identity is None:
@@ -262,7 +263,7 @@ def _rows(device: _Device, claim: _PreparedClaim, allocated: Mapping[str, list[_
 
 
 def _memory(capacity: Mapping[str, object]) -> int | None:
-    """The memory that a share consumes; `None` if it is missing or cannot be read."""
+    """Return the memory that a share consumes; `None` if it is missing or unreadable."""
     amounts = (capacity.get(name) for name in _MEMORY)
     amount = next((one for one in amounts if isinstance(one, str)), None)
     try:

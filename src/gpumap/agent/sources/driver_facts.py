@@ -1,6 +1,6 @@
-"""Asks the driver what only a real one can settle, for `gpumap doctor --driver-facts`.
+"""Asks a real driver for facts, for `gpumap doctor --driver-facts`.
 
-Each fact is read by a process of its own: a driver that crashes or hangs costs that fact.
+A separate process reads each fact: a driver that crashes or hangs affects only that fact.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ QUESTIONS = {
 }
 """By the name of a fact (`nvml_worker.facts`)."""
 LIMIT_SECONDS = 25.0
-"""For one fact. Without persistence mode NVML takes one to three seconds for each GPU to start."""
+"""For one fact. Without persistence mode NVML needs one to three seconds for each GPU to start."""
 
 
 async def read_driver_facts(library: str | None) -> list[dict[str, object]]:
-    """Each fact with its question, and its answer or the error that it ended with."""
+    """Return each fact with its question, and its answer or error."""
     return [
         {"fact": name, "question": question} | await read_fact(name, library) for name, question in QUESTIONS.items()
     ]
 
 
 async def read_fact(name: str, library: str | None, limit_seconds: float = LIMIT_SECONDS) -> dict[str, object]:
-    """The answer, or the error that it ended with."""
+    """Return the answer, or the error."""
     command = [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker.facts", name]
     worker = await Worker.start(command if library is None else [*command, "--library", library])
     try:

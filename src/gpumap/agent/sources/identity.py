@@ -38,17 +38,18 @@ _CONTAINER_ID = re.compile(r"[0-9a-f]{12,64}")
 SETTLED_SECONDS = 2.0
 """A directory whose time stamp is younger than this may still change within the stamp's resolution: read it again."""
 ENTRIES_MAX = 1 << 14
-"""A larger directory is not read. Pods that have ended keep theirs until they are deleted: Kubernetes' default for a
-whole cluster is 12,500 (kube-controller-manager, --terminated-pod-gc-threshold)."""
+"""A larger directory is not read. Ended pods keep their directories until they are deleted. Kubernetes' default for
+a whole cluster is 12,500 (kube-controller-manager, --terminated-pod-gc-threshold)."""
 
 
 def not_asked() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
-    """The Pods API, for who was not asked to ask it."""
+    """The Pods API if it is not configured."""
     return SourceAnswer(None)
 
 
 class PodIdentitySource:
-    """Reads all. A file that is merely not mounted is no complaint: it is a step of the privilege ladder not taken."""
+    """Reads all identity sources. A file that is not mounted is not a complaint: the user did not grant this
+    privilege."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class PodIdentitySource:
         self._read_pods = read_pods
 
     def read(self) -> SourceAnswer[PodIdentity]:
-        """Give what can be read. Raises SourceError with all reasons where none that counts can."""
+        """Return what is readable. Raises SourceError with all reasons if no required source is readable."""
         pods, complaints_of_pods = self._read_pods()
         dra, complaints_of_dra = self._dra.read()
         complaints: list[Complaint] = [*complaints_of_pods, *complaints_of_dra]
@@ -96,10 +97,10 @@ class _Directory(NamedTuple):
 
 
 class PodLogsSource:
-    """Reads the names below a log root (`/var/log`), a directory again only after its time stamp changed.
+    """Reads the names below a log root (`/var/log`). It reads a directory again only after its time stamp changed.
 
-    Only names are read, never a log. The kubelet makes `pods/<namespace>_<pod>_<uid>/<container>/` before a container
-    starts and removes it after the pod; `containers/<pod>_<namespace>_<container>-<id>.log` links to the file in it.
+    It reads only names, never a log. The kubelet makes `pods/<namespace>_<pod>_<uid>/<container>/` before a container
+    starts and removes it after the pod. `containers/<pod>_<namespace>_<container>-<id>.log` links to the file in it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -111,9 +112,10 @@ class PodLogsSource:
         self._logs = PodLogs((), ())
 
     def read(self, now: float) -> SourceAnswer[PodLogs]:
-        """Give all names, the very same object while nothing changed. `now` is the wall clock.
+        """Return all names, the very same object while nothing changed. `now` is the wall clock.
 
-        Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may lack: the trees alone name pods.
+        Raises SourceError: `pod_logs_missing`, `pod_logs_unreadable`. Links may be missing: the trees are enough to
+        name pods.
         """
         complaints: list[Complaint] = []
         try:
@@ -145,9 +147,9 @@ class PodLogsSource:
                     tree = before[1]
                 self._trees_of[name] = seen, tree
             except (FileNotFoundError, NotADirectoryError):
-                continue  # removed between two reads, or no directory
+                continue  # removed between two reads, or not a directory
             except OSError as error:
-                # Its name says which pod it is of; only what is in it stays unknown.
+                # Its name identifies its pod; only its content stays unknown.
                 unreadable.append(f"{path}: {error.strerror}")
                 tree = LogTree(PodUid(parts[2]), parts[0], parts[1], ())
             trees.append(tree)
@@ -186,7 +188,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _tree(path: str, parts: list[str]) -> LogTree:
-    """Read which containers a pod's directory has."""
+    """Read the containers of a pod's directory."""
     namespace, pod, uid = parts
     return LogTree(
         PodUid(uid), namespace, pod, tuple(sorted(entry.name for entry in os.scandir(path) if _is_container(entry)))
@@ -205,7 +207,7 @@ def _is_container(entry: os.DirEntry[str]) -> bool:
 
 
 def _link(path: Path) -> ContainerLink | None:
-    """Read one link. Its target is what names the container: the link's own name is cut where it is too long."""
+    """Read one link. Its target names the container: the link's own name is cut if it is too long."""
     try:
         target = os.readlink(path)
     except OSError:

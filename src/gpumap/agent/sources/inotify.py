@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 from gpumap.model.observations import Complaint, PodName
 
-# inotify(7). Own prototypes of its three functions (reading and closing are `os`'s): a package for it, all of which
-# wrap these three, would be one more to trust with root's rights.
+# inotify(7). This module has its own prototypes of the three functions (`os` reads and closes). Packages for inotify
+# only wrap these three, and would be one more thing to trust with root's rights.
 CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
 DELETE_SELF, MOVE_SELF = 0x400, 0x800
 UNMOUNT, QUEUE_OVERFLOW, IGNORED = 0x2000, 0x4000, 0x8000
 ONLYDIR, MASK_ADD = 0x1000000, 0x20000000
 LOST = DELETE_SELF | MOVE_SELF | UNMOUNT | IGNORED
-"""What ends a watch, or leaves it on a directory that is no longer the one at its path."""
+"""Events that end a watch, or leave it on a directory that is no longer at its path."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.inotify_init1.argtypes = (ctypes.c_int,)
@@ -52,7 +52,8 @@ _CAUSES = {
 
 
 class Place(NamedTuple):
-    """A directory, the events in it that count, and of which names. `allocations`: the kubelet's show here."""
+    """A directory, its relevant events, and the names that they count for. `allocations`: it shows the kubelet's
+    allocations."""
 
     directory: Path
     mask: int
@@ -61,19 +62,19 @@ class Place(NamedTuple):
     beside: str = ""
     """Watched only while a file of this name exists."""
     containers: bool = False
-    """The names are links of containers. Only those of the pods that `Watcher.follow` was given matter."""
+    """The names are links of containers. Only those of the pods in `Watcher.follow` count."""
 
 
 def places(
     kubelet_socket: Path, checkpoints: tuple[Path, ...], claims: tuple[Path, ...], pod_log_root: Path
 ) -> tuple[Place, ...]:
-    """Where a kubelet shows that it has allocated, restarted, or started or removed a pod; none has to be there.
+    """Places where a kubelet shows an allocation, a restart, or the start or end of a pod. None must exist.
 
-    `claims` are the files that say which claims are prepared, the kubelet's and a DRA driver's.
+    `claims` are the files with the prepared claims, the kubelet's and a DRA driver's.
     """
     return (
         # Renamed into place at each allocation, before the container is created, and when a plugin's devices change
-        # (k/k pkg/kubelet/cm/devicemanager). A socket is made there by each plugin, and the kubelet, that starts.
+        # (k/k pkg/kubelet/cm/devicemanager). Each plugin, and the kubelet, makes a socket there when it starts.
         *(
             Place(path.parent, CREATE | MOVED_TO, _is_or_socket(path.name), allocations=True)
             for path in dict.fromkeys(checkpoints)
@@ -90,7 +91,7 @@ def places(
         # not mounted. It is removed some time after the pod, and it is the only sign of the end of the pod.
         Place(pod_log_root / "pods", CREATE | DELETE | MOVED_TO | MOVED_FROM, _is_pod),
         # The kubelet makes a link when it starts a container, and removes it with the container. Most containers of a
-        # node have no GPU: their links are no news.
+        # node have no GPU: their links do not count.
         Place(pod_log_root / "containers", CREATE | DELETE, lambda name: name.endswith(".log"), containers=True),
     )
 
@@ -104,7 +105,7 @@ def _is_or_socket(wanted: str) -> Callable[[str], bool]:
 
 
 def _pod_of_link(name: str) -> PodName | None:
-    """`<pod>_<namespace>_<container>-<id>.log`; no name of Kubernetes has an underscore."""
+    """`<pod>_<namespace>_<container>-<id>.log`; Kubernetes names have no underscore."""
     parts = name.split("_")
     return PodName(parts[1], parts[0]) if len(parts) == 3 else None
 
@@ -127,11 +128,11 @@ class Watcher:
 
     def __init__(self, watched: tuple[Place, ...]) -> None:
         self.is_on = False
-        """Whether allocations show: a place for them is watched."""
+        """Whether allocations are visible: a place for them is watched."""
         self.trouble: Complaint | None = None
-        """Why they are not, or why another place that is there is not watched."""
+        """Why they are not visible, or why gpumap does not watch another existing place."""
         self.started_at = -math.inf
-        """The last start of a container that is followed, on the monotonic clock. It will use its GPU soon."""
+        """The last start of a followed container, on the monotonic clock. It will use its GPU soon."""
         self._followed: frozenset[PodName] = frozenset()
         self._places = watched
         self._loop = asyncio.get_running_loop()
@@ -142,7 +143,7 @@ class Watcher:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """Those that are watched."""
+        """Return the watched places."""
         return tuple(place.directory for standing in self._standing.values() for place in standing)
 
     def watch(self) -> None:
@@ -164,20 +165,22 @@ class Watcher:
         left = self._standing.keys() - standing.keys()
         self._standing = standing
         for watch in left:
-            _libc.inotify_rm_watch(self._inotify, watch)  # refused where its directory is gone, and the watch with it
+            _libc.inotify_rm_watch(
+                self._inotify, watch
+            )  # refused if its directory no longer exists; then the watch does not exist either
         self.is_on = any(place.allocations for of_watch in standing.values() for place in of_watch)
         self.trouble = _worst(failed, self.is_on)
 
     def follow(self, pods: frozenset[PodName]) -> None:
-        """From now on starts and ends of these pods' containers are news."""
+        """From now on, starts and ends of these pods' containers are news."""
         self._followed = pods
 
     async def wait(self) -> None:
-        """Until there is news."""
+        """Wait for news."""
         await self._news.wait()
 
     def clear(self) -> None:
-        """All until now is known, or about to be read."""
+        """Mark all events until now as read, or about to be read."""
         self._news.clear()
 
     def close(self) -> None:
@@ -210,7 +213,7 @@ class Watcher:
             return True  # some events were lost, unknown which
         of_watch = self._standing.get(event.watch)
         if of_watch is None:
-            return not event.mask & IGNORED  # another thread has just begun to watch it; or has just given it up
+            return not event.mask & IGNORED  # another thread has just begun, or stopped, to watch it
         return bool(event.mask & LOST) or any(self._is_news(event, place) for place in of_watch)
 
     def _is_news(self, event: Event, place: Place) -> bool:
@@ -225,7 +228,7 @@ class Watcher:
 
 
 def events(data: bytes) -> Iterator[Event]:
-    """What a read of inotify gave."""
+    """The result of a read of inotify."""
     offset = 0
     while offset < len(data):
         watch, mask, _, length = _HEAD.unpack_from(data, offset)
@@ -235,11 +238,11 @@ def events(data: bytes) -> Iterator[Event]:
 
 
 def _add(inotify: int, place: Place) -> int:
-    """Watch a place, or learn that it is watched: the same directory has the same number."""
+    """Watch a place, or confirm its watch: the same directory has the same number."""
     if place.beside and os.lstat(place.directory / place.beside).st_dev != os.lstat(place.directory).st_dev:
-        # Mounted by itself: the directory around it is the container's own.
+        # The socket itself is mounted: the directory around it belongs to the container.
         raise FileNotFoundError(errno.ENOENT, "is not a directory of the node")
-    # Places of one directory, which can have two paths, share a watch: each adds what it wants.
+    # Places of one directory, which can have two paths, share a watch: each adds its events.
     mask = place.mask | DELETE_SELF | MOVE_SELF | ONLYDIR | MASK_ADD
     return _result(_libc.inotify_add_watch(inotify, os.fsencode(place.directory), mask))
 

@@ -1,4 +1,4 @@
-"""JSON files that the kubelet and drivers write for themselves. gpumap trusts nothing in them.
+"""JSON files that the kubelet and drivers write for themselves. gpumap does not trust their content.
 
 Their writers replace them whole: a temporary file, then a rename.
 """
@@ -16,10 +16,10 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 
 FILE_BYTES_MAX = 24 << 20
-"""A larger file is not read: it could take all of the memory that the chart allows. 110 pods with 1000 ids each make
-6 MB. What makes the kubelet's List large (kubernetes/kubernetes#141335: 17.8 MB) is in its state of DRA too."""
+"""A larger file is not read: it could use all of the memory that the chart allows. 110 pods with 1000 ids each make
+6 MB. The cause of large Lists (kubernetes/kubernetes#141335: 17.8 MB) also affects the state of DRA."""
 COMMAS_MAX = 1 << 19
-"""A file with more is not parsed: each of its values costs memory, even one of two bytes. 100,000 rows have as many."""
+"""A file with more is not parsed: each value costs memory, even one of two bytes. 100,000 rows have as many."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 class StaleMountError(OSError):
-    """The file has no name any more. It was mounted by itself, and its writer has renamed another into its place."""
+    """The file no longer has a name. It was mounted by itself, and its writer has replaced it by another."""
 
 
 class ReplacedFile(Generic[T]):
-    """A file that is replaced as a whole. It is read again only after it changed."""
+    """A file that is replaced whole. It is read again only after it changed."""
 
     def __init__(self, path: Path, parse: Callable[[bytes], T]) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class ReplacedFile(Generic[T]):
         self._value: T | None = None
 
     def read(self) -> T:
-        """Return the content, the very same object while it is unchanged. Raises OSError, ValueError."""
+        """Return the content, the very same object while it is unchanged. Raises OSError and ValueError."""
         found = self.path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise OSError(0, "not a regular file")
@@ -57,7 +57,7 @@ class ReplacedFile(Generic[T]):
 
 
 def decode(text: bytes | str | msgspec.Raw, kind: type[T]) -> T:
-    r"""Decode JSON. Half of a character (`\\ud800`) becomes U+FFFD, as Go reads and writes it. Raises ValueError.
+    r"""Decode JSON. Half of a character (`\ud800`) becomes U+FFFD, as Go reads and writes it. Raises ValueError.
 
     `msgspec.Raw` in `kind` marks a part to decode later, so a damaged part affects only itself.
     """
@@ -74,7 +74,7 @@ def decode(text: bytes | str | msgspec.Raw, kind: type[T]) -> T:
 
 
 def decode_lower_case(text: msgspec.Raw) -> object:
-    """Decode JSON with the keys of objects in lower case: Go reads them in any. Raises ValueError."""
+    """Decode JSON with the keys of objects in lower case: Go accepts any case. Raises ValueError."""
     try:
         return json.loads(bytes(text), object_pairs_hook=lower_case)
     except RecursionError as error:
@@ -86,7 +86,7 @@ def lower_case(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def each(values: Iterable[msgspec.Raw], kind: type[T]) -> Iterator[T | None]:
-    """Decode each value. `None` for one that is not whole: it costs only itself."""
+    """Decode each value; `None` for a damaged one, which affects only itself."""
     for value in values:
         try:
             yield msgspec.json.decode(value, type=kind)
@@ -95,7 +95,7 @@ def each(values: Iterable[msgspec.Raw], kind: type[T]) -> Iterator[T | None]:
 
 
 def each_converted(values: Iterable[object], kind: type[T]) -> Iterator[T | None]:
-    """Convert each value. `None` for one that is not whole: it costs only itself."""
+    """Convert each value; `None` for a damaged one, which affects only itself."""
     for value in values:
         try:
             yield msgspec.convert(value, kind)
@@ -104,7 +104,7 @@ def each_converted(values: Iterable[object], kind: type[T]) -> Iterator[T | None
 
 
 def _read(path: Path) -> bytes:
-    """Raises OSError, also for a file that would take too much memory."""
+    """Read the file. Raises OSError, also for a file that would use too much memory."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > FILE_BYTES_MAX:

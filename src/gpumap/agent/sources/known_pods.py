@@ -1,6 +1,6 @@
-"""What is known of a kubelet's answers. Pods whose bytes are known are not decoded again. One thread at a time.
+"""Remembers a kubelet's answers, so that it does not decode known pods again. One thread at a time.
 
-Kubelets answer in random order, so the pods of two answers with one content are the same, but the answers are not.
+Kubelets answer in random order. So the pods of two answers with one content are the same, but the answers are not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from gpumap.agent.sources.podresources import DecodedPod, complaints_of, decode_
 from gpumap.model.observations import Complaint, ListedPod, ResourceDevices
 
 _ORDERS_KEPT = 4
-"""In how many orders of its parts a pod is known by its bytes, on average: enough for containers with one device."""
+"""Number of orders of its parts in which a pod is known by its bytes, on average: enough for containers with one
+device."""
 _KEPT_BYTES_MAX = 4096
 """Larger bytes are known by their digest: a pod of 17.8 MB has been seen, in many orders."""
 
@@ -32,7 +33,7 @@ class KnownPods:
         self._offer: Offer | None = None
 
     def read_list(self, answer: bytes) -> tuple[Pods, tuple[Complaint, ...]]:
-        """Return a List's pods, and what is strange in it: a complaint as long as it is in there.
+        """Return a List's pods and its complaints: a complaint lasts as long as its cause is in the List.
 
         Raises DecodeError.
         """
@@ -43,7 +44,7 @@ class KnownPods:
         return self._pods, self._oddities
 
     def read_offer(self, answer: bytes) -> Offer | None:
-        """Return what plugins offer; `None` if it is nothing. Raises DecodeError."""
+        """Return what plugins offer; `None` if they offer nothing. Raises DecodeError."""
         entries = frozenset(map(_key, parts(answer)))
         if entries != self._entries:
             offer = decode_offer(answer)
@@ -66,7 +67,8 @@ class KnownPods:
                 self._pods = pods
 
     def _pod(self, chunk: bytes) -> DecodedPod:
-        """One pod: the very same object for equal content, whose bytes come in a random order of their parts."""
+        """Return one pod: the very same object for equal content, although the order of its parts in the bytes is
+        random."""
         key = _key(chunk)
         known = self._decoded.get(key)
         if known is None:

@@ -25,13 +25,13 @@ from gpumap.model.observations import Complaint, KubeletAnswer, SourceAnswer, So
 T = TypeVar("T")
 
 _OPTIONS = (
-    # Servers that are stricter than the kubelet's refuse the path that gRPC would send (grpc/grpc#33571).
+    # Servers that are stricter than the kubelet's server refuse the path that gRPC would send (grpc/grpc#33571).
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Channels of one process share their back-off unless each has a pool of its own.
+    # Channels of one process share their back-off, unless each has its own pool.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -41,10 +41,10 @@ _ALLOCATABLE_V1 = "/v1.PodResourcesLister/GetAllocatableResources"
 _RATE_LIMIT_PAUSE_SECONDS = 0.1
 _RETURN_POLL_SECONDS = 1.0
 _SMALL_BYTES_MAX = 1 << 16
-"""A larger answer is decoded in a thread: one of 17.8 MB held the event loop for 0.9 s. For a usual one a thread would
-cost more than it saves."""
+"""A larger answer is decoded in a thread: one of 17.8 MB blocked the event loop for 0.9 s. For a usual answer a
+thread costs more than it saves."""
 IDLE_SECONDS = 10.0
-"""Between reads that are further apart, a channel's threads cost more than connecting again."""
+"""If reads are further apart, the threads of a channel cost more than a new connection."""
 
 _CODE_REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline_exceeded",
@@ -65,7 +65,7 @@ class KubeletSource:
         heard: Callable[[str, bytes], None] = lambda method, answer: None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`heard` gets each answer as it came: a recording keeps it. Reads further apart keep no channel."""
+        """`heard` gets each answer as it came, for recordings. Reads that are further apart keep no channel."""
         self._path = socket_path
         self._heard = heard
         self._idle_seconds = idle_seconds
@@ -117,7 +117,8 @@ class KubeletSource:
         return SourceAnswer(answer, tuple(complaints))
 
     async def wait_until_back(self) -> None:
-        """Return once a kubelet that was away accepts connections, a second later at least; never, if it was not."""
+        """Return when a kubelet that was away accepts connections, at least a second later; never, if it was not
+        away."""
         while True:
             await asyncio.sleep(_RETURN_POLL_SECONDS)
             if self._absent and _accepts(self._path):
@@ -167,7 +168,7 @@ class KubeletSource:
         except grpc.aio.AioRpcError as error:
             gate_is_off = error.code() == grpc.StatusCode.UNKNOWN and "disabled" in (error.details() or "")
             if error.code() == grpc.StatusCode.UNIMPLEMENTED or gate_is_off:
-                self._tells_allocatable = False  # an old kubelet, or its gate is off: until it restarts
+                self._tells_allocatable = False  # an old kubelet, or its gate is off: do not ask until it restarts
             else:
                 complaints.append(Complaint(f"allocatable_{self._reason(error)}", _detail(error)))
             return None
@@ -194,7 +195,7 @@ class KubeletSource:
             raise
 
     async def _call(self, method: str, request: Message, deadline: float, complaints: list[Complaint]) -> bytes:
-        """One call with the time that is left. A rate limit, shared with every other client, is waited out."""
+        """Make one call in the remaining time. A rate limit, shared with all other clients, is waited for."""
         if self._channel is None:
             raise RuntimeError("not connected")
         call = cast(
@@ -216,7 +217,7 @@ class KubeletSource:
             pause = min(2 * pause, 1.0)
 
     def _why(self, reason: str, error: grpc.aio.AioRpcError) -> str:
-        """A sentence for people, where gRPC's own says the same path three times."""
+        """Return a sentence for people; gRPC's own sentence contains the same path three times."""
         plain = {"socket_missing": "no socket at", "connection_refused": "no process listens at"}
         return f"{plain[reason]} {self._path}" if reason in plain else _detail(error)
 

@@ -1,6 +1,6 @@
-"""Protobuf messages whose strings may not be UTF-8: Go sends what a plugin registered, and protobuf refuses it. Pure.
+r"""Protobuf messages whose strings may not be UTF-8: Go sends what a plugin registered, and protobuf refuses it. Pure.
 
-One such string costs only itself. Its bytes that are not UTF-8 are spelled out (`\\xff`), so two strings differ.
+Such a string affects only itself. Its bytes that are not UTF-8 are escaped (`\xff`), so two strings differ.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gpumap.agent.sources.names import spell_out
 
 M = TypeVar("M", bound=Message)
 MESSAGE_BYTES_MAX = 24 << 20
-"""The largest answer that is taken: a larger one could take all of the memory that the chart allows. 17.8 MB were seen
+"""The largest accepted answer: a larger one could use all of the memory that the chart allows. 17.8 MB were seen
 (kubernetes/kubernetes#141335)."""
 
 
 def decode(kind: type[M], data: bytes) -> tuple[M, str]:
-    """Parse a message. Return it with the first string that was not UTF-8, spelled out, else an empty text.
+    """Parse a message. Return it with the first string that was not UTF-8, escaped, else an empty text.
 
-    Raises DecodeError if anything else is wrong.
+    Raises DecodeError for any other error.
     """
     try:
         return kind.FromString(data), ""
@@ -35,7 +35,7 @@ def decode(kind: type[M], data: bytes) -> tuple[M, str]:
 
 @functools.cache
 def _with_bytes(descriptor: Descriptor) -> type[Message]:
-    """The same message with `bytes` for each `string`: they are the same on the wire."""
+    """Return the same message with `bytes` for each `string`: both are the same on the wire."""
     file = descriptor_pb2.FileDescriptorProto()
     descriptor.file.CopyToProto(file)
     waiting = list(file.message_type)

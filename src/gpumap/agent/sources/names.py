@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 
 CHARACTERS_MAX = 4096
-"""A longer text is cut, whatever it names. Kubernetes allows 253 characters for a pod, and no plugin has such ids."""
+"""A longer text is cut. Kubernetes allows 253 characters for a pod, and no plugin has such ids."""
 _KEPT_CHARACTERS = 253
 _SHOWN_CHARACTERS = 80
 
 
 def fit(text: str) -> str:
-    """A text as it is, or the beginning of a longer one, with its length and a digest: so two stay two.
+    """Return a text unchanged, or the beginning of a longer one with its length and a digest, so two stay different.
 
-    Every page would have it once for each series.
+    Otherwise every page would contain it once for each series.
     """
     if len(text) <= CHARACTERS_MAX:
         return text
@@ -21,7 +21,7 @@ def fit(text: str) -> str:
 
 
 def spell_out(data: bytes) -> str:
-    """Bytes as a text that fits. Those that are not UTF-8 are spelled out (`\\xff`), so two stay two."""
+    r"""Return bytes as a text that fits. Bytes that are not UTF-8 are escaped (`\xff`), so two stay different."""
     if len(data) <= CHARACTERS_MAX:
         return data.decode(errors="backslashreplace")
     return _cut(data[:_KEPT_CHARACTERS].decode(errors="backslashreplace"), f"{len(data)} bytes", data)

@@ -1,7 +1,8 @@
 """Asks the NVML worker for one reading of every GPU. Never takes longer than the deadline, whatever the driver does.
 
-A GPU that hangs or crashes the worker costs only itself: the source returns the answers of the others. It replaces a
-worker that is dead, writes nonsense or has hung for long. It remembers only what keeps the worker going (`nvml_state`).
+A GPU that hangs or crashes the worker affects only itself: the source returns the answers of the others. It replaces a
+worker that is dead, sends invalid lines or hung for long. It remembers only what it needs to run the worker
+(`nvml_state`).
 """
 
 import asyncio
@@ -18,21 +19,21 @@ from gpumap.model.observations import Complaint, NvmlReading, SourceAnswer, Sour
 from gpumap.model.readings import GpuReading, Listening
 
 MOST_CRASHES = 4
-"""In one read; who has not been asked by then waits for the next one."""
+"""In one read; a GPU that was not asked by then waits for the next read."""
 DRIVER = -1
-"""Beside the GPUs' indices: the driver as a whole has not answered."""
+"""A key like the GPUs' indices: the whole driver has not answered."""
 
 
 def worker_command(library: str | None) -> list[str]:
-    """The worker of this package, under this interpreter, that loads `library` (by default the loader's)."""
-    # -P: what lies in the working directory is not to be imported.
+    """Return the command of this package's worker, under this interpreter, with `library` (default: the loader's)."""
+    # -P: do not import from the working directory.
     command = [sys.executable, "-P", "-m", "gpumap.agent.nvml_worker"]
     return command if library is None else [*command, "--library", library]
 
 
 @dataclass(slots=True)
 class _Read:
-    """One read: what was asked, and what has been answered so far, if need be by one worker after the other."""
+    """One read: the requested GPUs, and the answers so far, possibly of several workers."""
 
     number: int
     asked: float
@@ -47,12 +48,12 @@ class _Read:
 
     @property
     def settled(self) -> set[int]:
-        """Who needs not be asked, or not again."""
+        """The GPUs that need no request, or no second one."""
         return {*self.skip, *self.busy, *self.gpus, *self.culprits}
 
     @property
     def missing(self) -> list[int]:
-        """Who was asked and has not answered."""
+        """The GPUs that were asked and have not answered."""
         settled = self.settled
         return [index for index in range(self.driver.gpus if self.driver else 0) if index not in settled]
 
@@ -83,7 +84,7 @@ class NvmlSource:
         self._worker: Worker | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._reads = 0
-        self._unanswered: dict[int, float] = {}  # since when, by index; outlives the worker
+        self._unanswered: dict[int, float] = {}  # since when, by index; survives the worker
         self._suspects = CrashSuspects()
         self._xid_news = XidEvents()
         self._ring = ring or SampleRing()
@@ -95,7 +96,8 @@ class NvmlSource:
             await self._start()
 
     async def read(self, interval_seconds: float, timeout_seconds: float) -> SourceAnswer[NvmlReading]:
-        """Raises `SourceError` if there is no reading: with the library's reason, or with the worker's end."""
+        """Return the reading. Raises `SourceError` if there is none: with the library's reason, or with the
+        worker's end."""
         asked = asyncio.get_running_loop().time()
         if self._replacement.is_over(asked, self._unanswered, self._worker.started if self._worker else None):
             self._end_worker()
@@ -114,13 +116,13 @@ class NvmlSource:
         return self._answer(read, read.driver)
 
     async def close(self) -> bool:
-        """Kill the worker, and wait a moment: whether it is gone, and holds nothing of the driver's."""
+        """Kill the worker and wait a moment. Return whether it ended, and holds nothing of the driver."""
         self._end_worker()
         left: set[asyncio.Task[None]] = set()
         if self._ending:
             _, left = await asyncio.wait(self._ending, timeout=END_SECONDS)
         for task in self._ending:
-            task.cancel()  # it hangs in the driver, and nothing can be done about that
+            task.cancel()  # it hangs in the driver, and gpumap cannot change that
         await asyncio.gather(*self._ending, return_exceptions=True)
         return not left
 
@@ -148,12 +150,12 @@ class NvmlSource:
             if heard:
                 self._find_culprit(read)
             elif not fresh:
-                self._note_death(worker, read.obituaries.pop())  # it had died before: no GPU of this read did it
+                self._note_death(worker, read.obituaries.pop())  # it had died before: no GPU of this read caused it
             elif read.driver is None:
                 raise SourceError(*read.obituaries[-1])
 
     def _note_death(self, worker: Worker, obituary: Complaint) -> None:
-        """Of a worker that died between two reads. One that ended on purpose is no fault."""
+        """Handle a worker that died between two reads. If it ended on purpose, that is not a fault."""
         if not worker.ended_on_purpose:
             self._deaths[obituary] = None
 
@@ -161,7 +163,7 @@ class NvmlSource:
         culprit = self._suspects.crashed(read.missing, read.last)
         if culprit is not None:
             read.culprits.add(culprit)
-        read.last = tuple(sorted(read.missing, key=lambda index: index in read.last))  # who was last, after the others
+        read.last = tuple(sorted(read.missing, key=lambda index: index in read.last))  # the last GPUs, after the others
 
     async def _start(self) -> Worker:
         self._end_worker()
@@ -180,10 +182,10 @@ class NvmlSource:
             self._worker = None
 
     async def _bury(self, worker: Worker) -> None:
-        """Take the events that it had still written, and wait until it is gone."""
+        """Take the events that it still wrote, and wait until it ends."""
         try:
             for line in await worker.last_lines():
-                with contextlib.suppress(ValueError):  # it may be why the worker was ended
+                with contextlib.suppress(ValueError):  # it may be the reason for the end of the worker
                     message = wire.decode(line)
                     if isinstance(message, wire.XidMessage | wire.ListeningMessage):
                         self._xid_news.hear(message)
@@ -192,7 +194,7 @@ class NvmlSource:
         await worker.ended()
 
     async def _listen(self, worker: Worker, read: _Read) -> bool:
-        """Until the read is complete or the worker has ended. Returns whether the driver's line came."""
+        """Wait until the read is complete or the worker has ended. Return whether the driver's line came."""
         heard = False
         while not (heard and read.complete):
             try:
@@ -213,7 +215,7 @@ class NvmlSource:
     def _accept(self, answer: wire.DriverMessage | wire.GpuMessage | wire.ErrorMessage, read: _Read) -> bool:
         """Return whether the answer is that of the driver, the first of a read."""
         if answer.read != read.number:
-            # An older read's, too late to be used; but who answers is not stuck.
+            # An answer of an older read is too late to use, but its GPU does not hang.
             index = answer.gpu.index if isinstance(answer, wire.GpuMessage) else DRIVER
             if index in self._unanswered:
                 read.late[index] = self._unanswered.pop(index)
@@ -267,7 +269,7 @@ class NvmlSource:
 
 
 def _not_its_turn(index: int, read: _Read) -> bool:
-    """Whether it is under suspicion, and one that is asked before it has not answered."""
+    """Return whether it is under suspicion, and a GPU before it has not answered."""
     before = [other for other in read.missing if other not in read.last]
     before += [other for other in read.last if other in read.missing]
     return index in read.last and before[0] != index
@@ -284,7 +286,7 @@ def _fault(gpu: GpuReading) -> Complaint:
 
 
 def _refusals(gpus: Iterable[GpuReading]) -> Iterator[Complaint]:
-    """One for each call and code, with all GPUs that refused it."""
+    """Return one complaint for each call and code, with all GPUs that refused it."""
     by_refusal: dict[tuple[str, int], list[int]] = {}
     for gpu in gpus:
         for refusal in () if gpu.fault else gpu.refusals:

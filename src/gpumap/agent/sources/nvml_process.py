@@ -1,4 +1,5 @@
-"""The service's end of the pipe: starts a worker, writes to it, reads its lines, and ends it. Knows nothing of GPUs."""
+"""The service's end of the pipe: starts a worker, writes to it, reads its lines, and ends it. It does not know
+GPUs."""
 
 import asyncio
 import contextlib
@@ -16,11 +17,11 @@ OBITUARY_SECONDS = 0.5
 END_SECONDS = 1.0
 OWN_CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 LAST_LINES_SECONDS = 0.3
-"""So long it is read what a worker had written before it was killed."""
+"""Time to read what a worker had written before it was killed."""
 
 
 class Worker:
-    """A worker process. `end` must be called, also of one that died."""
+    """A worker process. Call `end` also for one that died."""
 
     def __init__(self, process: Process, transport: asyncio.SubprocessTransport, started: float) -> None:
         self.started = started
@@ -32,7 +33,7 @@ class Worker:
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> Self:
-        """Raises `OSError` where there is no such program."""
+        """Start a worker. Raises `OSError` if the program does not exist."""
         # Like asyncio.create_subprocess_exec, which hides the transport: only the transport can release a process that
         # does not die.
         loop = asyncio.get_running_loop()
@@ -46,23 +47,25 @@ class Worker:
         return self._process.returncode is not None
 
     def send(self, line: bytes) -> None:
-        """Whether it arrived shows in `line`: the requests are short, and a worker never stops reading them."""
+        """Send a request. `line` shows whether it arrived: requests are short, and a worker always reads them."""
         assert self._process.stdin is not None  # noqa: S101 -- it is a pipe
         self._process.stdin.write(line)
 
     async def line(self) -> bytes | None:
-        """The next line; `None` where the worker has closed its end. Raises `ValueError` where one has no end."""
+        """Return the next line; `None` if the worker has closed its end. Raises `ValueError` for a line without an
+        end."""
         assert self._process.stdout is not None  # noqa: S101 -- it is a pipe
         line = await self._process.stdout.readline()
         return line if line.endswith(b"\n") else None
 
     @property
     def ended_on_purpose(self) -> bool:
-        """Whether it exited with 0: to release the driver, or because only another process can load its library."""
+        """Return whether it exited with 0: to release the driver, or because only another process can load its
+        library."""
         return self._process.returncode == 0
 
     async def obituary(self) -> Complaint:
-        """How it ended, and the last line that it wrote to stderr. Waits a moment for both."""
+        """Return how it ended, and its last line on stderr. Waits a moment for both."""
         try:
             async with asyncio.timeout(OBITUARY_SECONDS):
                 await self._process.wait()
@@ -80,19 +83,23 @@ class Worker:
         return self._process.returncode == -signal.SIGKILL and None not in (before, now) and before != now
 
     def kill(self) -> None:
-        """`end` is still to be called."""
+        """Kill it. Call `end` afterwards."""
         with contextlib.suppress(ProcessLookupError):
             self._transport.kill()
 
     async def last_lines(self) -> list[bytes]:
-        """After `kill`: the lines that it had written before, as far as they come within a moment."""
+        """After `kill`: return the lines that it had written before, as far as they come within a moment."""
         lines: list[bytes] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_LINES_SECONDS):
-                with contextlib.suppress(ValueError, RuntimeError):  # the latter: who waits for a line now gets them
+                with contextlib.suppress(
+                    ValueError, RuntimeError
+                ):  # the latter: a thread that waits for a line gets them now
                     while (line := await self.line()) is not None:
                         lines.append(line)
-                await self._process.wait()  # else `end` may take its exit status away from asyncio, which complains
+                await (
+                    self._process.wait()
+                )  # otherwise `end` may take its exit status away from asyncio, which then complains
         return lines
 
     def end(self) -> None:
@@ -100,7 +107,7 @@ class Worker:
         self._transport.close()
 
     async def ended(self) -> None:
-        """After `end`: waits until it is dead, which a process that hangs in the driver may never be."""
+        """After `end`: wait until it is dead. A process that hangs in the driver may never be."""
         await self._process.wait()
         await self._listening
 
@@ -122,7 +129,7 @@ class Worker:
 
 
 def _oom_kills() -> int | None:
-    """How many processes of gpumap's own cgroup the kernel has killed for memory; `None` if it does not report that."""
+    """Return how many processes of gpumap's own cgroup the kernel killed because of memory; `None` if unknown."""
     for file in _oom_files():
         with contextlib.suppress(OSError, ValueError):
             counts = dict(line.split(maxsplit=1) for line in file.read_text().splitlines())
@@ -132,7 +139,7 @@ def _oom_kills() -> int | None:
 
 
 def _oom_files() -> Iterator[Path]:
-    """Where the count may be: a container often sees its own cgroup as the root of the mount."""
+    """Return the places of the count: a container often sees its own cgroup as the root of the mount."""
     try:
         lines = OWN_CGROUP.read_text().splitlines()
     except OSError:

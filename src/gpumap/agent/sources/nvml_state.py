@@ -1,5 +1,5 @@
-"""What the NVML source remembers between reads: when to replace a worker, which GPUs may crash it, XID events, and
-whether the wall clock was set back.
+"""State of the NVML source between reads: when to replace a worker, which GPUs may crash it, XID events, and clock
+changes.
 
 Pure, except for the clocks of `SampleRing`.
 """
@@ -12,18 +12,19 @@ from gpumap.agent.nvml_worker.wire import ListeningMessage, XidMessage
 from gpumap.model.readings import Listening, Uuid, XidError
 
 LONGEST_SECONDS = 600.0
-"""Of a `ReplacementPolicy`."""
+"""Limit of a `ReplacementPolicy`."""
 LONGEST_PAUSE_READS = 64
-"""Of a GPU that crashes the worker."""
+"""Limit of the pause of a GPU that crashes the worker."""
 MOST_EVENTS = 1000
-"""Beyond it equal events are counted together, as if they had come with the last of them."""
+"""Above it, equal events are counted together, with the time of the last one."""
 MOST_STRETCHES = 4096
-"""Beyond it the oldest are forgotten, and so that time is blind: for as many GPUs that are registered so often."""
+"""Above it, the oldest periods are dropped, and their time becomes blind: enough for all GPUs that register so
+often."""
 RING_SECONDS = 72.0
 """The driver keeps at most 72 samples, and takes at least one a second (kernel,
 NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 SET_BACK_SECONDS = 1.2
-"""The two clocks may differ by less than the longest time from one sample to the next (1 s)."""
+"""The two clocks may differ by less than the longest time between two samples (1 s)."""
 
 
 class ReplacementPolicy:
@@ -42,7 +43,8 @@ class ReplacementPolicy:
         self._rest_ends = self._rest_ended = 0.0
 
     def is_over(self, now: float, unanswered: Mapping[int, float], started: float | None) -> bool:
-        """Whether to end the worker that was started then: for some, by index, since when they have not answered."""
+        """Return whether to end the worker that was started then. `hanging`: since when GPUs have not answered, by
+        index."""
         if not unanswered:
             self._seconds = self._first
         if self.resting and (now >= self._rest_ends or not unanswered):
@@ -61,7 +63,7 @@ class ReplacementPolicy:
 
 @dataclass(slots=True)
 class _Suspect:
-    """`pause` is for how many reads it is left out after its next crash, `left` how many of them are still to come."""
+    """`pause`: number of reads to leave it out after its next crash. `left`: number of those that still follow."""
 
     pause: int = 1
     left: int = 0
@@ -94,7 +96,7 @@ class CrashSuspects:
     def crashed(self, unanswered: Collection[int], last: Sequence[int]) -> int | None:
         """The worker died in a read: `unanswered` were asked and did not answer, `last` of them at the end.
 
-        Returns who did it, which from now on is left out, if that is clear; else all are suspects.
+        Return the GPU that caused it, if that is clear; it is left out from now on. Otherwise all are suspects.
         """
         together = [index for index in unanswered if index not in last]
         if len(together) > 1:  # at the same time: it is unknown which of them
@@ -109,12 +111,12 @@ class CrashSuspects:
 
 
 class XidEvents:
-    """What workers reported of XID events since the last reading. Bounded, whatever they report and for how long."""
+    """XID events that workers reported since the last reading. Bounded in number."""
 
     def __init__(self) -> None:
         self._events: list[XidMessage] = []
         self._most_events = MOST_EVENTS
-        self._until: dict[tuple[Uuid, float], float] = {}  # by since when
+        self._until: dict[tuple[Uuid, float], float] = {}  # by their beginning
 
     def hear(self, message: XidMessage | ListeningMessage) -> None:
         if isinstance(message, XidMessage):
@@ -146,9 +148,9 @@ def _together(events: Iterable[XidMessage]) -> list[XidMessage]:
 
 
 class SampleRing:
-    """The driver's ring buffer of process samples, whose time stamps are of the wall clock.
+    """The driver's ring buffer of process samples, with time stamps of the wall clock.
 
-    After that clock was set back, samples from before look new. It is here, because it must outlive the worker.
+    After that clock was set back, samples from before look new. It is here because it must survive the worker.
     """
 
     def __init__(
@@ -157,11 +159,11 @@ class SampleRing:
         self._clock = clock
         self._wall_clock = wall_clock
         self._wall_ahead = wall_clock() - clock()
-        """Of the monotonic clock, at least."""
+        """Minimum, by the monotonic clock."""
         self._drained_at = 0.0
 
     def is_drained(self) -> bool:
-        """Whether all its samples are from after the last time that the wall clock was set back."""
+        """Return whether all its samples are from after the last time that the wall clock was set back."""
         before, wall, after = self._clock(), self._wall_clock(), self._clock()
         if wall - before < self._wall_ahead - SET_BACK_SECONDS:
             self._drained_at = after + RING_SECONDS

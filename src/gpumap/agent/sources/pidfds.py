@@ -1,6 +1,6 @@
-"""Known processes, each held by a pidfd: as long as one runs, what was read of it need not be read again.
+"""Known processes, each held by a pidfd: while it runs, its entry need not be read again.
 
-A pidfd stays with its process, so a PID that was given to another one is never taken for the first.
+A pidfd stays with its process, so a reused PID is never taken for the first process.
 """
 
 import os
@@ -10,15 +10,15 @@ import select
 from gpumap.model.observations import ProcEntry
 
 REREAD_SECONDS = 15.0
-"""A process may be moved to another cgroup: it is read again after this long."""
+"""A process may be moved to another cgroup: it is read again after this time."""
 SHARE_OF_DESCRIPTORS = 0.5
-"""What may be taken of them; the others are for clients, the kubelet and the worker."""
+"""The part of descriptors to use; the others are for clients, the kubelet and the worker."""
 
 
 class KnownProcesses:
-    """Entries of processes that still run. Takes one file descriptor each; without one it does not know the process.
+    """Entries of processes that still run. Each needs one file descriptor; without one, the process is not remembered.
 
-    `most` is how many it takes: by default half of those that this process may have.
+    `most` is the maximum: by default half of the descriptors of this process.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -28,7 +28,7 @@ class KnownProcesses:
         self._reread_at = float("inf")
 
     def open(self, pid: int) -> int | None:
-        """Hold a process, before it is read. `None` where it cannot be held; ProcessLookupError where it has left."""
+        """Hold a process before it is read. `None` if that is not possible; ProcessLookupError if it has ended."""
         if len(self._entries) >= self._most:
             return None
         try:
@@ -39,7 +39,7 @@ class KnownProcesses:
             return None
 
     def keep(self, pidfd: int, entry: ProcEntry, now: float) -> None:
-        """Remember what was read of the process that `pidfd` holds."""
+        """Remember the entry of the process that `pidfd` holds."""
         self._entries[entry.pid] = (pidfd, now + REREAD_SECONDS, entry)
         self._reread_at = min(self._reread_at, now + REREAD_SECONDS)
         self._poll.register(pidfd, select.POLLIN)
@@ -48,7 +48,7 @@ class KnownProcesses:
         return len(self._entries)
 
     def get(self, pid: int) -> ProcEntry | None:
-        """Give a process's entry. `drop_ended` comes first."""
+        """Return a process's entry. Call `drop_ended` first."""
         known = self._entries.get(pid)
         return known[2] if known is not None else None
 

@@ -1,7 +1,7 @@
-"""What a device plugin's ContainerAllocateResponse says about GPUs and shares.
+"""The GPU part of a device plugin's ContainerAllocateResponse.
 
-A plugin may put anything into a container: the environment may hold a password. This module keeps only what is on the
-lists below. Pure.
+A plugin may put anything into a container: the environment may contain a password. This module keeps only the entries
+of the lists below. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CDI_DEVICE = re.compile(r"(?:[a-z0-9-]+\.)*nvidia\.com/[A-Za-z0-9._-]{1,63}=[A-Z
 
 
 def parse(message: bytes) -> PluginAnswer:
-    """Read what an answer says about GPUs. Raises ValueError if the bytes are not an answer."""
+    """Read the GPU part of an answer. Raises ValueError if the bytes are not an answer."""
     try:
         answer = ContainerAllocateResponse.FromString(message)
     except DecodeError as error:

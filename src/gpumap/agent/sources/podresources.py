@@ -1,7 +1,6 @@
 """The kubelet's PodResources messages as model values: one pod's bytes, or the devices that plugins offer. Pure.
 
-Nothing that a kubelet says is left out because it is strange; what is strange is noted beside it. What is far too long
-is cut.
+It drops nothing only because it is strange, but notes it. It cuts what is far too long.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class DecodedPod(NamedTuple):
 
     pod: ListedPod
     repeated: int
-    """How often a claim of it names one device, on average."""
+    """Mean number of repetitions of a device in one of its claims."""
     odd_name: str
-    """The first name that no Kubernetes gives, fit to be read, else empty."""
+    """The first name that is not valid in Kubernetes, made readable; else empty."""
 
 
 def parts(answer: bytes) -> tuple[bytes, ...]:
@@ -62,7 +61,7 @@ def decode_offer(answer: bytes) -> tuple[ResourceDevices, ...]:
 
 
 def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
-    """What is strange in a List: one complaint a kind, however many pods it is in."""
+    """Return the complaints about a List: one for each kind, however many pods have it."""
     repeating = [one for one in pods if one.repeated > _REPEATS_MAX]
     odd = [one.odd_name for one in pods if one.odd_name]
     found = []
@@ -77,7 +76,7 @@ def complaints_of(pods: Sequence[DecodedPod]) -> tuple[Complaint, ...]:
 
 
 def _devices(entries: Iterable[v1_pb2.ContainerDevices]) -> tuple[ResourceDevices, ...]:
-    """Group ids by resource. The kubelet sends an entry per device and NUMA node: repetitions are normal."""
+    """Group ids by resource. The kubelet sends an entry for each device and NUMA node: repetitions are normal."""
     ids: dict[str, set[DeviceId]] = {}
     for entry in entries:
         ids.setdefault(entry.resource_name, set()).update(map(DeviceId, entry.device_ids))
@@ -85,9 +84,9 @@ def _devices(entries: Iterable[v1_pb2.ContainerDevices]) -> tuple[ResourceDevice
 
 
 def _claims(entries: Iterable[v1_pb2.DynamicResource]) -> tuple[tuple[ClaimDevice, ...], int]:
-    """Return the devices of all claims, each once, and how often a claim lists a device: the most, on average.
+    """Return the devices of all claims, each once, and the largest mean number of repetitions of a device in a claim.
 
-    A container that has two requests of a claim is listed with the whole claim twice. That is no repetition.
+    A container with two requests of a claim is listed with the whole claim twice. That is not a repetition.
     """
     found: set[ClaimDevice] = set()
     most = 0

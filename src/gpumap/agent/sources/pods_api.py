@@ -30,7 +30,7 @@ RETRY_SECONDS = 1.0
 LIST_PAUSE_SECONDS = 0.25
 """Between two Lists: events come in bursts."""
 RESYNC_SECONDS = 60.0
-"""A List that no event asked for: a kubelet drops events of a slow client, and one that hangs sends none."""
+"""Interval of Lists without an event: a kubelet drops events of a slow client, and one that hangs sends none."""
 
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),
@@ -43,7 +43,7 @@ Pods = tuple[ReportedPod, ...]
 
 
 class PodsApiSource:
-    """Follows one kubelet's pods from `start` to `close`. `read` may be called in any thread."""
+    """Follows one kubelet's pods from `start` to `close`. Any thread may call `read`."""
 
     def __init__(self, socket_path: Path, resync_seconds: float = RESYNC_SECONDS) -> None:
         self._path = socket_path
@@ -55,13 +55,13 @@ class PodsApiSource:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, patience_seconds: float = 1.0) -> None:
-        """Begin, and wait so long for a first answer or failure."""
+        """Begin, and wait this time for a first answer or failure."""
         self._task = asyncio.create_task(self._run(), name="gpumap-pods-api")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._tried.wait(), patience_seconds)
 
     def read(self) -> SourceAnswer[Pods | None]:
-        """Give the pods, the very same object while nothing changed; `None` while they are not followed.
+        """Return the pods, the very same object while nothing changed; `None` while they are not followed.
 
         Complaints: `pods_api_` and `socket_missing`, `connection_refused`, `decode`, `stream_ended`, or a gRPC status
         in lower case (`unimplemented`: an older kubelet; `failed_precondition`: it has just restarted).
@@ -89,7 +89,7 @@ class PodsApiSource:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _lose(self, reason: str, detail: str) -> None:
-        """What is no longer followed is not served."""
+        """Pods that are no longer followed are not served."""
         self._answer = SourceAnswer(None, (Complaint(f"pods_api_{reason}", f"{self._path}: {detail}"),))
         self._tried.set()
 
@@ -111,7 +111,7 @@ class PodsApiSource:
                 await asyncio.gather(watching, return_exceptions=True)
 
     async def _change(self, watching: asyncio.Task[None], changed: asyncio.Event) -> None:
-        """Wait for a change, for the end of the stream, or until it is time to list without either."""
+        """Wait for a change, for the end of the stream, or for the next List without an event."""
         change = asyncio.create_task(changed.wait())
         try:
             await asyncio.wait((watching, change), timeout=self._resync_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +131,7 @@ class PodsApiSource:
         self._tried.set()
 
     def _decode(self, answer: bytes) -> Pods:
-        """Pods whose bytes are known are not decoded again; of the bytes only a digest is kept."""
+        """Known pods are not decoded again. Only a digest of the bytes is kept."""
         known: dict[bytes, ReportedPod] = {}
         for chunk in v1alpha1_pb2.ListPodsResponse.FromString(answer).pods:
             digest = hashlib.blake2b(chunk).digest()
@@ -152,7 +152,7 @@ class PodsApiSource:
 
 
 async def _watch(channel: grpc.aio.Channel, changed: asyncio.Event) -> None:
-    """Note each event, whatever it says, until the stream ends or fails."""
+    """Note each event, whatever it is, until the stream ends or fails."""
     call = cast(
         Callable[..., AsyncIterator[bytes]],
         channel.unary_stream(WATCH, request_serializer=None, response_deserializer=None),

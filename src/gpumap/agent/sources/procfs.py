@@ -1,7 +1,7 @@
-"""The /proc entries of GPU processes, and whether PIDs of other containers can be seen at all.
+"""The /proc entries of GPU processes, and whether PIDs of other containers are visible.
 
-Reads `cgroup` and `stat`, which need no right over the process; never `environ`, `cmdline` or `ns/`. The tree may be
-made of plain files. What it remembers saves reading only: one PID to ask first, and processes that still run.
+It reads `cgroup` and `stat`, which need no right over the process; never `environ`, `cmdline` or `ns/`. The tree may
+consist of plain files. What it remembers only saves reads: one PID to ask first, and processes that still run.
 """
 
 import errno
@@ -36,7 +36,7 @@ class _Stat(NamedTuple):
 
 
 class ProcfsSource:
-    """Reads the tree `root` (`/proc`); `own` is gpumap's own entry, by which other paths are judged."""
+    """Reads the tree `root` (`/proc`). `own` is gpumap's own entry, the reference for other paths."""
 
     def __init__(self, root: Path, own: Path = SELF) -> None:
         self._root = root
@@ -51,12 +51,12 @@ class ProcfsSource:
 
     @property
     def witness(self) -> int | None:
-        """The process that showed, in the last read, that PIDs of other containers can be seen."""
+        """The process that showed in the last read that PIDs of other containers are visible."""
         return self._witness
 
     @property
     def is_real(self) -> bool:
-        """Whether the tree was seen to be no tree of plain files: then `clock_ticks` looks at no file."""
+        """Whether the tree is known to be no tree of plain files: then `clock_ticks` reads no file."""
         return self._is_real
 
     def read(self, pids: Iterable[int], not_after: int | None) -> SourceAnswer[ProcTable]:
@@ -103,14 +103,14 @@ class ProcfsSource:
             latest = (tick for tick in (not_after, self._asked_since[pid]) if tick is not None)
             if all(entry.start <= tick for tick in latest):
                 entries.append(entry)
-            else:  # it may use the GPU: NVML read it late, or it has the PID of one that ended
+            else:  # it may use the GPU: NVML read it late, or it has a reused PID
                 unreadable.append(pid)
         return SourceAnswer(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
 
     def clock_ticks(self) -> int | None:
-        """Give the time since boot in clock ticks, the unit of `ProcEntry.start`; `None` for a tree of plain files.
+        """Return the time since boot in clock ticks, the unit of `ProcEntry.start`; `None` for a tree of plain files.
 
-        The clock, not /proc/uptime: lxcfs puts a container's own uptime there.
+        It uses the clock, not /proc/uptime: lxcfs puts a container's own uptime there.
         """
         if not self._is_real:
             self._is_real = os.path.islink(self._root / "self")
@@ -123,7 +123,7 @@ class ProcfsSource:
         self._known.close()
 
     def _read(self, pid: int, own: cgroups.OwnCgroup, *, is_real: bool) -> ProcEntry:
-        """Read an entry. A process of a real tree is held, so that it need not be read the next time."""
+        """Read an entry. A process of a real tree is held, so that the next read can skip it."""
         pidfd = self._known.open(pid) if is_real else None
         kept = False
         try:
@@ -148,7 +148,7 @@ class ProcfsSource:
             os.close(folder)
 
     def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
-        """Establish by what can be seen whether PIDs of other containers are visible (attribution.md)."""
+        """Decide from visible processes whether PIDs of other containers are visible (attribution.md)."""
         try:
             named = os.readlink(self._root / "self")
         except FileNotFoundError:
@@ -169,7 +169,7 @@ class ProcfsSource:
         return False, f"no process outside gpumap's own pod in {self._root}: set hostPID: true for the pod"
 
     def _is_ending(self, pid: int) -> bool:
-        """On cgroup v1 a zombie has left its cgroups: its bare `/` is no sign that it came from outside."""
+        """On cgroup v1 a zombie has left its cgroups: its bare `/` does not show that it came from outside."""
         try:
             return _stat(_text(str(self._root / str(pid) / "stat"))).is_ending
         except FileNotFoundError:
@@ -188,7 +188,7 @@ def _all_before(table: ProcTable, not_after: int | None) -> bool:
 
 
 def _text(path: str, folder: int | None = None) -> str:
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)  # a pipe in a plain tree blocks no read
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)  # a pipe in a plain tree does not block a read
     try:
         data = b""
         while part := os.read(file, FILE_BYTES_MAX):

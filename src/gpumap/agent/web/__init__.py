@@ -1,1 +1,1 @@
-"""HTTP: the pages, their forms, which client gets them, and the page for people. It reads no source."""
+"""HTTP: the pages, their formats, access control, and the page for people. It reads no source."""

@@ -1,6 +1,6 @@
 """The HTTP routes: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
 
-They serve what is ready. No request reads a source.
+They serve what is rendered. No request reads a source.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpumap.agent.web.rebinding import refuse_foreign_hosts
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
-"""A larger page is written piece by piece: for a client that does not read it no copy waits in memory."""
+"""A larger page is written piece by piece: a client that does not read it costs no copy in memory."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(pages: Pages) -> web.Application:
-    """Make the application. The pages of dialects that are off are 404."""
+    """Make the application. The pages of dialects that are off return 404."""
     app = web.Application(middlewares=[refuse_foreign_hosts])
     app.on_response_prepare.append(_hide_versions)
     assets = read_assets()
@@ -43,7 +43,7 @@ def application(pages: Pages) -> web.Application:
 
 
 async def _hide_versions(request: web.Request, response: web.StreamResponse) -> None:
-    """Send no `Server` header: aiohttp names its version and Python's there."""
+    """Send no `Server` header: aiohttp would name its version and Python's."""
     response.headers.popall("Server", None)
 
 
@@ -58,7 +58,7 @@ def _metrics(pages: Pages) -> Handler:
 
 
 def _page(pages: Pages, form: Wanted, content_type: str, *, versioned: bool = False) -> Handler:
-    """Answer with a page. A versioned one is not sent again to a client that has it already."""
+    """Answer with a page. A client that already has this version does not get it again."""
     plain = {**_HEADERS, "Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
     compressed = {**plain, "Content-Encoding": "gzip"}
 
@@ -86,7 +86,7 @@ async def _in_pieces(request: web.Request, body: bytes, headers: dict[str, str])
     await response.prepare(request)
     if request.method != "HEAD":
         rest = memoryview(body)
-        with contextlib.suppress(ConnectionError):  # the client has gone
+        with contextlib.suppress(ConnectionError):  # the client is gone
             for start in range(0, len(body), _PIECE_BYTES):
                 await response.write(rest[start : start + _PIECE_BYTES])
     return response

@@ -1,4 +1,4 @@
-"""The files that are served as they are (the page `/`, the schema), read once, with their headers."""
+"""Static files (the page `/`, the schema), read once, with their headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLICY = {
     ),
     "Referrer-Policy": "no-referrer",
 }
-"""Headers of the page. They hold for what it loads, too."""
+"""Headers of the page. They also apply to what it loads."""
 INDEX = "index.html"
 _SCHEMA = "map.schema.json"
 

@@ -44,7 +44,7 @@ class Curve(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """Every series at one moment. `timestamp` is the time of the newest snapshot, `bucket` is the bucket of that time.
+    """All series at one moment. `timestamp` is the time of the newest snapshot, `bucket` is the bucket of that time.
 
     `interval_seconds` is the expected time until the next snapshot; `None` before the second.
     """
@@ -56,7 +56,7 @@ class Curves(NamedTuple):
 
 
 class _Series:
-    """Two rings; bucket n is at n modulo their length. After `newest` nothing is known yet."""
+    """Two rings; bucket n is at n modulo their length. After `newest`, values are unknown."""
 
     __slots__ = ("memory", "newest", "sm", "sm_count", "sm_sum")
 
@@ -70,7 +70,7 @@ class _Series:
         if bucket != self.newest:
             self._go_to(bucket)
         if memory_bytes is not None:
-            mib = min(-(-memory_bytes // _MIB), _MOST_MIB)  # rounded up: only nothing is 0
+            mib = min(-(-memory_bytes // _MIB), _MOST_MIB)  # rounded up: 0 only for nothing
             if mib > self.memory[place]:
                 self.memory[place] = mib
         if sm_ratio is not None:
@@ -96,13 +96,13 @@ class History:
         self._interval_seconds: float | None = None
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take the newest snapshot."""
+        """Add the newest snapshot."""
         bucket = int(snapshot.at.monotonic // BUCKET_SECONDS)
         if bucket != self._bucket:
             self._series = {key: one for key, one in self._series.items() if one.newest > bucket - BUCKETS}
         if self._newest is not None:
             passed = snapshot.at.monotonic - self._newest.monotonic
-            # The kubelet's allocations start collections early: a short time between two says little about the next.
+            # Pushed collections are early: a short time between two does not predict the next.
             self._interval_seconds = max(passed, 0.9 * (self._interval_seconds or 0.0))
         self._bucket, self._newest = bucket, snapshot.at
         for key, memory_bytes, sm_ratio in _measured(snapshot):
@@ -111,7 +111,7 @@ class History:
                 series.add(bucket, memory_bytes, sm_ratio)
 
     def curves(self) -> Curves:
-        """A copy of all curves, which another thread may read."""
+        """Return a copy of all curves, which another thread may read."""
         found = self._series.items()
         copies = (Curve(*key, one.newest, one.memory[:], one.sm[:]) for key, one in found)
         timestamp = self._newest.wall if self._newest else 0.0
@@ -141,7 +141,7 @@ def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | No
 
 
 class SeriesDocument(msgspec.Struct, frozen=True):
-    """A curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
+    """Return a curve in JSON: the oldest value first, the last one is of the newest bucket; null is a gap."""
 
     uuid: Uuid
     namespace: str | None
@@ -152,7 +152,7 @@ class SeriesDocument(msgspec.Struct, frozen=True):
 
 
 class HistoryDocument(msgspec.Struct, frozen=True):
-    """The JSON of /api/v1/history."""
+    """Return the JSON of /api/v1/history."""
 
     version: int
     timestamp: float
@@ -163,7 +163,7 @@ class HistoryDocument(msgspec.Struct, frozen=True):
 
 
 def history_document(curves: Curves) -> HistoryDocument:
-    """Lay the curves out by age."""
+    """Arrange the curves by age."""
     series = [
         SeriesDocument(
             curve.uuid,
@@ -179,7 +179,7 @@ def history_document(curves: Curves) -> HistoryDocument:
 
 
 def _by_age(ring: array[int], newest: int, bucket: int) -> list[int | None]:
-    """A ring's values up to `bucket`, without the gaps before the first; empty where there are only gaps."""
+    """Return a ring's values up to `bucket`, without the gaps before the first; empty if there are only gaps."""
     values = [ring[number % BUCKETS] for number in range(bucket - BUCKETS + 1, newest + 1)]
     values += [_GAP] * (bucket - newest)
     first = next((at for at, value in enumerate(values) if value != _GAP), len(values))

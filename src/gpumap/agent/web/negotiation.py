@@ -1,11 +1,11 @@
-"""What a request's headers ask for: a format, a compression, a version it has already (RFC 9110 §8.8.3, §12.5)."""
+"""Reads a request's headers: format, compression, known version (RFC 9110 §8.8.3, §12.5)."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 _REMEMBERED = 128
-"""Clients say the same at each scrape, and there are few of them."""
+"""There are few clients, and each sends the same at each scrape."""
 
 
 @lru_cache(_REMEMBERED)
@@ -29,7 +29,7 @@ def has_already(if_none_match: str, etag: str) -> bool:
 
 
 def quality(header: str, token: str) -> float:
-    """Give the weight that an Accept or Accept-Encoding header gives a token, 0 where it is not named."""
+    """Return the weight of a token in an Accept or Accept-Encoding header; 0 if it is not named."""
     best = 0.0
     for choice in header.split(","):
         name, *parameters = (part.strip() for part in choice.split(";"))

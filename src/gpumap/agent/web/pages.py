@@ -1,6 +1,6 @@
-"""The newest snapshot in every form that clients ask for. Each is rendered once per snapshot, and only on request.
+"""The newest snapshot in every format that clients request. Each is rendered once per snapshot, and only on request.
 
-A client never waits for a source. A snapshot that is too old is not served: the pages then hold only the metrics of
+A client never waits for a source. A snapshot that is too old is not served: the pages then contain only the metrics of
 gpumap itself.
 """
 
@@ -26,7 +26,7 @@ from gpumap.model.snapshot import Snapshot
 
 Form = Literal["text", "openmetrics", "map", "history"]
 Wanted = Form | tuple[Literal["path"], str]
-"""A form of the snapshot, or a dialect's own page by its path."""
+"""A format of the snapshot, or a dialect's own page by its path."""
 _GZIP_LEVEL = 1
 _GZIP_LEVEL_OF_MAP = 4
 """A map repeats itself: at level 4 it is 13 % smaller, and takes no longer."""
@@ -37,7 +37,7 @@ LATE = "collections are late, fail or hang: see gpumap's log"
 
 
 class _Inputs(NamedTuple):
-    """What a page is rendered from. `curves` are the history's. `stale` says why there is no data."""
+    """The input of a page. `curves` are those of the history. `stale` is the reason why there is no data."""
 
     snapshot: Snapshot
     curves: Curves | None
@@ -47,8 +47,8 @@ class _Inputs(NamedTuple):
 class Pages:
     """Keeps the newest snapshot and its pages. `families` are the main page's; `by_path` has those of other pages.
 
-    The map shows `interval_seconds`, the time between snapshots, and `collect`, the groups that NVML is asked for.
-    `why_late` returns why no newer snapshot comes; an empty text if the reason is unknown.
+    The map shows `interval_seconds`, the time between snapshots, and `collect`, the groups that NVML reads. `why_late`
+    returns why no newer snapshot comes; an empty text if the reason is unknown.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Pages:
         self._versions = 0
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Take the newest snapshot. Pages of the one before are dropped."""
+        """Set the newest snapshot. Pages of the one before are dropped."""
         self._snapshot, self._stale, self._rendered = snapshot, "", {}
         self._versions += 1
         self._history.add(snapshot)
@@ -99,7 +99,8 @@ class Pages:
         return self._snapshot
 
     def version(self) -> str | None:
-        """Name the current content of `page`, unlike that of any other time or process; `None` before the first."""
+        """Return a name for the current content of `page` that no other time or process has; `None` before the
+        first snapshot."""
         return f"{self._process_name}-{self._versions}" if self.current() else None
 
     async def page(self, form: Wanted, *, gzipped: bool) -> bytes | None:
@@ -109,7 +110,9 @@ class Pages:
             return None
         rendered, key = self._rendered, (form, gzipped)
         if key not in rendered:
-            curves = self._history.curves() if form == "history" else None  # here, where nothing adds to it meanwhile
+            curves = (
+                self._history.curves() if form == "history" else None
+            )  # here, because no other thread adds to it meanwhile
             inputs = _Inputs(snapshot, curves, self._stale)
             rendered[key] = await self._thread.run(
                 lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered)
@@ -129,7 +132,7 @@ class Pages:
         reasons = [
             f"{one.source.value}: {one.reason or 'no answer'} {one.detail}".strip() for one in asked if not one.up
         ]
-        if not reasons or self._is_too_old(snapshot):  # old reasons may still hold
+        if not reasons or self._is_too_old(snapshot):  # old reasons may still apply
             reasons.insert(0, f"no collection for {now - snapshot.at.monotonic:.0f} s: {self.why_late() or LATE}")
         return "; ".join(reasons)
 

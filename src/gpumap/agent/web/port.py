@@ -1,8 +1,8 @@
-"""The listening port: how many clients may be connected, and how long one may keep its connection without using it.
+"""The listening port: how many clients may be connected, and how long an unused connection stays open.
 
-gpumap closes the connection of a client that sends nothing, that stops within a TLS handshake or a header, or that asks
-for a page and does not take it. When all places are taken, the client that has been idle for longest makes room:
-accepting never stops.
+gpumap closes the connection of a client that sends nothing, that stops within a TLS handshake or a header, or that
+requests a page and does not read it. If all places are taken, the client that was idle longest loses its place: gpumap
+always accepts.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from aiohttp import http_exceptions, web
 
 MAX_CONNECTIONS = 256
 MAX_TLS_CONNECTIONS = 128
-"""asyncio reads each TLS connection into 256 KiB of its own: twice as many would take more than all else."""
+"""asyncio uses 256 KiB for each TLS connection: twice as many connections would use more than everything else."""
 SEND_BUFFER_BYTES = RECEIVE_BUFFER_BYTES = 1 << 16
 """The kernel takes twice as much as a maximum. Otherwise its buffers grow to 4 MiB for each client that does not
 read its pages, and the kernel charges them to the pod."""
 MAX_PIPELINED = 8
-"""Requests in one read. No scraper and no browser sends the next one before its answer has come."""
+"""Requests in one read. No scraper and no browser sends the next one before the answer."""
 PATIENCE_SECONDS = 35.0
-"""Longer than the usual scrape interval of 30 s: the connection of a scraper is not closed just when it asks again."""
+"""Longer than the usual scrape interval of 30 s: a scraper's connection is not closed just before its next request."""
 _HANDSHAKE_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
-"""How often gpumap looks whether a client that has finished asking has all its answers."""
+"""How often gpumap checks whether a client that has sent its last request has all its answers."""
 _QUIET_SECONDS = 60.0
 _LOGGED_MAX = 64
-"""Pairs of client and reason for which the log shows a failed handshake in a minute."""
+"""Pairs of client and reason whose failed handshakes the log shows in a minute."""
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER: the kernel drops what was not sent, and resets the connection."""
+"""SO_LINGER: the kernel drops unsent data, and resets the connection."""
 
 Tls = Callable[[], ssl.SSLContext | None]
 """Returns the context for a new connection; None for plain HTTP."""
@@ -66,15 +66,15 @@ async def open_port(
         application,
         access_log=None,
         logger=_HttpLog(logging.getLogger("gpumap.http")),
-        # aiohttp starts this clock with the connection and after each answer, and heeds it until a request is whole.
+        # aiohttp starts this clock with the connection and after each answer, until a request is complete.
         keepalive_timeout=patience_seconds,
-        lingering_time=0,  # nothing here takes a body: one that has not come with its request is not waited for
+        lingering_time=0,  # no page needs a body: do not wait for one that has not come with its request
         shutdown_timeout=shutdown_seconds,
     )
     await runner.setup()
     limiter = ConnectionLimiter(max_connections)
     try:
-        http = cast(web.Server, runner.server)  # it is there after setup
+        http = cast(web.Server, runner.server)  # it exists after setup
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _Client(limiter, http, tls, patience_seconds), sock=listener)
         try:
@@ -87,19 +87,19 @@ async def open_port(
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """Passes on what the HTTP library logs, except that a client sent something else than HTTP."""
+    """Passes on the log of the HTTP library, except for clients that send something else than HTTP."""
 
     def log(self, level: int, msg: object, *args: object, **more: Any) -> None:
         error = more.get("exc_info")
         if isinstance(error, http_exceptions.HttpProcessingError):
-            # aiohttp's frame holds this error, and what was sent, and by its callers' frames TLS: a cycle as below.
+            # aiohttp's frame holds this error and its data, and by its callers' frames TLS: a cycle as below.
             error.__traceback__ = error.__cause__ = error.__context__ = None
         else:
             super().log(level, msg, *args, **more)
 
 
 class ConnectionLimiter:
-    """Knows the connected clients, and which of them has sent nothing for the longest time."""
+    """Knows the connected clients, and which of them was idle longest."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
@@ -108,9 +108,9 @@ class ConnectionLimiter:
         self._quiet_about: dict[tuple[str, str], float] = {}
 
     def admit(self, client: _Client, now: float, *, over_tls: bool) -> None:
-        """Count a client. If all places, or those of its address, are taken, abort the one idle for longest.
+        """Count a client. If all places, or those of its address, are taken, abort the one that was idle longest.
 
-        One address gets half of the places: all scrapers of a cluster may come from one (address translation).
+        One address gets half of the places: all scrapers of a cluster may have the same address (address translation).
         """
         most = min(self._max_connections, MAX_TLS_CONNECTIONS) if over_tls else self._max_connections
         most_of_one = max(1, most // 2)
@@ -122,7 +122,7 @@ class ConnectionLimiter:
         self._clients.add(client)
 
     def _make_room(self, among: Collection[_Client], now: float, why: str) -> None:
-        """Abort the client that is idle for longest. The log shows that at times."""
+        """Abort the client that was idle longest. The log shows that at times."""
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET_SECONDS
             log.warning("too many connections, closing the one that was idle longest %s", why)
@@ -134,7 +134,7 @@ class ConnectionLimiter:
         self._clients.discard(client)
 
     def log_failed_handshake(self, transport: asyncio.Transport, error: ssl.SSLError, now: float) -> None:
-        """Log it, each pair of client and reason once a minute: asyncio sends the client no alert with the reason."""
+        """Log each pair of client and reason once a minute: asyncio sends the client no alert with the reason."""
         peer = transport.get_extra_info("peername") or ("",)
         failure = peer[0], (error.reason or "unknown").lower()
         if now < self._quiet_about.get(failure, now):
@@ -146,7 +146,7 @@ class ConnectionLimiter:
             log.info("tls handshake failed client=%s reason=%s (logged once a minute)", *failure)
 
     def close_others(self, busy: Collection[asyncio.BaseTransport | None]) -> None:
-        """Close every connection, except those that are being answered and those within a handshake."""
+        """Close every connection, except those with an answer in progress and those within a handshake."""
         for client in tuple(self._clients):
             if client.served_by is not None and client.served_by not in busy:
                 client.served_by.close()
@@ -157,9 +157,9 @@ class ConnectionLimiter:
 
 
 class _Client(asyncio.Protocol):
-    """A connection: passes everything on to the HTTP protocol, and ends it if the peer does not take what was sent.
+    """A connection: passes everything to the HTTP protocol, and ends it if the peer does not read what was sent.
 
-    It counts as a client from the moment that it connected, also within its TLS handshake.
+    It counts as a client from the start of its connection, also within its TLS handshake.
     """
 
     __slots__ = (
@@ -188,12 +188,12 @@ class _Client(asyncio.Protocol):
         self.address = ""
         self.last_heard = self._loop.time()
         self.served_by: asyncio.Transport | None = None
-        """The transport that sends its pages, after the handshake: over TLS not the one that it connected with."""
+        """Return the transport of its pages, after the handshake: over TLS not the one of the connection."""
         self._http: web.RequestHandler | None = None
         self._finished_asking = False
         self._handshake: asyncio.Task[None] | None = None
         self._early = b""
-        """Data that came with the end of the handshake, before its task went on."""
+        """Data that came with the end of the handshake, before its task continued."""
         self._untaken: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -201,7 +201,7 @@ class _Client(asyncio.Protocol):
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
         context = self._tls()
         self._limiter.admit(self, self._loop.time(), over_tls=context is not None)
-        # "Paused" is then whenever the peer has not taken all: also after the connection was closed on our side.
+        # "Paused" then means that the peer has not read everything, also after gpumap closed the connection.
         transport.set_write_buffer_limits(high=0)
         if context is None:
             self._begin(transport)
@@ -212,7 +212,7 @@ class _Client(asyncio.Protocol):
     async def _shake_hands(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
         if (
             transport.is_closing()
-        ):  # it made room already: asyncio would keep TLS's buffers until the deadline, and longer
+        ):  # it lost its place already: asyncio would keep TLS's buffers until the deadline, and longer
             return
         seconds = min(_HANDSHAKE_SECONDS, self._patience_seconds)
         secured = None
@@ -226,8 +226,8 @@ class _Client(asyncio.Protocol):
                 ssl_shutdown_timeout=seconds,
             )
         except (OSError, asyncio.CancelledError) as error:
-            # start_tls's frame holds the future that holds this error, and all of TLS with its buffer: a cycle, which
-            # only Python's collector would free, and it runs rarely.
+            # start_tls's frame holds the future that holds this error, and all of TLS with its buffer. Only Python's
+            # collector would free this cycle, and it runs rarely.
             error.__traceback__ = None
             if isinstance(error, ssl.SSLError):
                 self._limiter.log_failed_handshake(transport, error, self._loop.time())
@@ -239,10 +239,10 @@ class _Client(asyncio.Protocol):
                 self._limiter.leave(self)
         if secured is None or secured.is_closing():
             return
-        if self._tls() is not context:  # it changed since the handshake began
+        if self._tls() is not context:  # it changed since the start of the handshake
             secured.close()
         else:
-            secured.set_write_buffer_limits(high=1)  # with 0 asyncio's TLS would pause while there is nothing to send
+            secured.set_write_buffer_limits(high=1)  # with 0, asyncio's TLS would pause while there is nothing to send
             self._begin(secured)
 
     def _begin(self, transport: asyncio.Transport) -> None:
@@ -263,10 +263,10 @@ class _Client(asyncio.Protocol):
             self._early += data
 
     def eof_received(self) -> bool | None:
-        """Keep a connection on which something was asked until it is answered. asyncio's TLS has no such half."""
+        """Keep a connection with an open request until its answer. asyncio's TLS has no half-closed state."""
         if self.served_by is not self._transport or not self._is_answering():
             return None
-        if not self._finished_asking:  # reading that is resumed finds the end again
+        if not self._finished_asking:  # resumed reading finds the end again
             self._finished_asking = True
             self._close_when_answered()
         return True
@@ -286,7 +286,7 @@ class _Client(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._untaken = self._loop.call_later(self._patience_seconds, self.abort)
         if self.served_by is not None:
-            self.served_by.pause_reading()  # no further request of a client that does not take its answers
+            self.served_by.pause_reading()  # no further request of a client that does not read its answers
         if self._http is not None:
             self._http.pause_writing()
 
@@ -309,7 +309,9 @@ class _Client(asyncio.Protocol):
             self._http = None
 
     def abort(self) -> None:
-        """End the connection at once. The kernel drops what the peer has not taken."""
-        with contextlib.suppress(OSError):  # it is lost: asyncio's TLS closes the socket first, and says so afterwards
+        """End the connection at once. The kernel drops what the peer has not read."""
+        with contextlib.suppress(
+            OSError
+        ):  # it is lost: asyncio's TLS closes the socket first, and reports it afterwards
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()

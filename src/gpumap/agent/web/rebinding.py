@@ -1,7 +1,8 @@
 """Refuses pages to a web site in the browser of a developer who runs `kubectl port-forward` (DNS rebinding).
 
 The name of such a site resolves to 127.0.0.1 at its second request. The browser then lets the site's scripts read the
-page, because the name is the same. But the request arrives at a loopback address and has the site's name as its `Host`.
+page, because the name is the same. But the request arrives at a loopback address and has the site's name as its
+`Host`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @web.middleware
 async def refuse_foreign_hosts(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer 421 if the request came by a name that is not of this machine. TLS needs no such check: it has names."""
+    """Answer 421 if the request has a name that is not of this machine. TLS needs no such check: it has names."""
     host = request.headers.get("Host")  # a browser always sends one
     arrived_at = (request.get_extra_info("sockname") or ("",))[0]
     if host is None or request.secure or not is_foreign(host, arrived_at):
@@ -31,7 +32,7 @@ async def refuse_foreign_hosts(request: web.Request, handler: Handler) -> web.St
 
 
 def is_foreign(host: str, arrived_at: str) -> bool:
-    """Whether this `Host` cannot be a name of the loopback address that the request arrived at."""
+    """Return whether this `Host` cannot be a name of the loopback address of the request."""
     if not _is_loopback(arrived_at):
         return False
     bare = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
@@ -43,7 +44,9 @@ def is_foreign(host: str, arrived_at: str) -> bool:
 
 def _is_loopback(address: str) -> bool:
     found = _address(address)
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:  # as a socket for both shows IPv4
+    if (
+        isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None
+    ):  # the form of IPv4 on a socket for both
         found = found.ipv4_mapped
     return found is not None and found.is_loopback
 

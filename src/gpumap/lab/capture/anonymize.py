@@ -1,6 +1,6 @@
-"""A capture under other names: file by file, with one set of pseudonyms for all, and in an order that reveals nothing.
+"""Renames a capture: file by file, with one set of pseudonyms for all, and in an order that reveals nothing.
 
-What cannot be read cannot be renamed, and is left out. The map that gpumap makes of it is the same but for the names.
+It leaves out what it cannot read. gpumap makes the same map of it, except for the names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
 def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
     """Rename everything that may reveal the owner of the node. Models, versions, resources, PIDs and bus ids stay."""
     is_gpu_resource = gpu_resource(capture.about)
-    renamed: dict[tuple[str, bytes], bytes | None] = {}  # what did not change from frame to frame is renamed once
+    renamed: dict[tuple[str, bytes], bytes | None] = {}  # unchanged parts of later frames are renamed once
 
     def frame(one: Frame) -> Frame:
         out: dict[str, bytes] = {}
@@ -50,7 +50,7 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
 
 
 def gpu_resource(about: About) -> IsGpuResource:
-    """Whether a resource's name says that it is of GPUs, by this capture's `--resource`."""
+    """Return whether a resource is a GPU resource, by this capture's `--resource`."""
     pattern = re.compile(about.resource)
     return lambda name: pattern.fullmatch(name) is not None
 
@@ -61,7 +61,7 @@ def _origin(about: About) -> str:
 
 
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
-    """One file under other names; `None` where it cannot be."""
+    """Return one file with new names; `None` if that is not possible."""
     try:
         if name in (f"{contents.LIST}.pb", f"{contents.LIST}.json"):
             return answers.renamed_list(answers.answer({name: content}, contents.LIST) or b"", names, is_gpu_resource)
@@ -95,7 +95,7 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
 
 
 def _reason_alone(why: contents.Down) -> contents.Down:
-    """A reason is a word of gpumap's. The source's own message may name anything, in any form."""
+    """A reason is one of gpumap's words. The source's own message may contain any name."""
     return contents.Down(_reason(why.reason), "")
 
 
@@ -104,7 +104,7 @@ def _reason(word: str) -> str:
 
 
 def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[str, bytes]:
-    """An answer or checkpoint that could not be renamed is gone; down.json says that it could not be decoded."""
+    """An answer or checkpoint that could not be renamed is removed; down.json reports it as not decodable."""
     whys = contents.down(out)
     had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
     if had_list and f"{contents.LIST}.pb" not in out:
@@ -115,7 +115,7 @@ def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[
 
 
 def _log_entries(content: bytes, names: Pseudonyms) -> list[contents.LogEntry]:
-    """Pods' directories, what is in them, and links to them; any other name is left out."""
+    """Return the directories of pods, their content, and links to them; other names are left out."""
     found = []
     for entry in contents.log_entries({contents.LOG_TREE: content}) or ():
         path = _log_path(entry.path, names) if entry.kind != "l" else _link_path(entry, names)
@@ -137,7 +137,7 @@ def _log_path(path: str, names: Pseudonyms) -> str | None:
 
 
 def _link_path(entry: contents.LogEntry, names: Pseudonyms) -> str | None:
-    """`<pod>_<namespace>_<container>-<id>.log`, cut where it is too long: its target has the names."""
+    """`<pod>_<namespace>_<container>-<id>.log`, cut if it is too long: its target has the names."""
     folder, _, name = entry.path.rpartition("/")
     tree, container = entry.target.split("/")[-3:-1]
     parts = tree.split("_")
@@ -173,7 +173,7 @@ def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
 
 
 def _cgroup(content: bytes, names: Pseudonyms) -> bytes:
-    """`N:controllers:PATH` a line; what is no such line is left out."""
+    """Lines of the form `N:controllers:PATH`; other lines are left out."""
     lines = (line.split(":", 2) for line in content.decode(errors="replace").splitlines())
     return "".join(
         f"{line[0] if _NUMBER.fullmatch(line[0]) else 0}:{names.controllers(line[1])}:{names.cgroup(line[2])}\n"

@@ -1,6 +1,6 @@
-"""The kubelet's answers in a capture: its own bytes, or protobuf's JSON; and the same answers under other names.
+"""The kubelet's answers in a capture: its own bytes, or protobuf's JSON; and the same answers with new names.
 
-Only here does a capture know the kubelet's messages.
+Only this module of a capture knows the kubelet's messages.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ P = TypeVar("P", bound=Message)
 
 
 def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
-    """An answer as bytes, `None` where there is none. Its own bytes may be no message at all; they are what came.
+    """Return an answer as bytes; `None` if there is none. Its own bytes may not be a message: they are kept as they
+    came.
 
-    Raises ValueError where the JSON is no such message.
+    Raises ValueError if the JSON is not such a message.
     """
     if f"{stem}.pb" in files:
         return files[f"{stem}.pb"]
@@ -70,13 +71,13 @@ def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str],
 
 
 def renamed_allocatable(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:
-    """What the plugins offer, under other ids; raises ValueError where it cannot be decoded."""
+    """Return what the plugins offer, with new ids. Raises ValueError if it cannot be decoded."""
     devices = _devices(_decoded(v1_pb2.AllocatableResourcesResponse(), raw).devices, names, is_gpu_resource)
     return v1_pb2.AllocatableResourcesResponse(devices=devices).SerializeToString(deterministic=True)
 
 
 def is_gpus(resource: str, ids: Iterable[str], is_gpu_resource: Callable[[str], bool]) -> bool:
-    """Whether a resource is of GPUs: by its name, or because an id of it names one."""
+    """Return whether it is a GPU resource: by its name, or because one of its ids names a GPU."""
     meanings = (parse(DeviceId(id_)) for id_ in ids)
     return is_gpu_resource(resource) or any(one is not None and isinstance(one.device, ByUuid) for one in meanings)
 
@@ -109,9 +110,9 @@ def _devices(
 def _claims(
     entries: Iterable[v1_pb2.DynamicResource], names: Pseudonyms, is_gpu_resource: Callable[[str], bool]
 ) -> list[v1_pb2.DynamicResource]:
-    """Without the names that a container runtime knows the devices by: they hold the claims' UIDs.
+    """Remove the names that a container runtime uses for devices: they contain the UIDs of claims.
 
-    Of a claim without a GPU its name stays, which distinguishes pods, and no name of a device or driver.
+    A claim without a GPU keeps only its name, which separates pods, and no name of a device or driver.
     """
     found = []
     for entry in entries:

@@ -41,7 +41,8 @@ def cut_checkpoint(
     container: Rename = str,
     id_: Rename = str,
 ) -> bytes:
-    """Cut a checkpoint down; `uid`, `container` and `id_` give other names. Raises ValueError where it is none."""
+    """Reduce a checkpoint; `uid`, `container` and `id_` return new names. Raises ValueError if it is not a
+    checkpoint."""
     entries, registered = read(text)
     rows = [
         {
@@ -65,7 +66,8 @@ def cut_checkpoint(
 
 
 def _renamed(value: object, id_: Rename) -> dict[str, list[str]] | list[str]:
-    """Ids by NUMA node, or in kubelets until 1.19 a list. Of a key that is no node's number its ids stay."""
+    """Return ids by NUMA node, or a list for kubelets until 1.19. The ids of a key that is not a node's number
+    stay."""
     if not isinstance(value, dict):
         return sorted(map(id_, ids_in(value)))
     nodes: dict[str, list[str]] = {}
@@ -87,7 +89,7 @@ def _alloc_resp(text: object, rename: Rename) -> str:
 
 
 def cut_answer(message: bytes, rename: Rename = str) -> bytes:
-    """The message with nothing but GPUs in it; empty where it cannot be read. `rename` is put to values and paths."""
+    """Return the message with only its GPU part; empty if it cannot be read. `rename` changes values and paths."""
     try:
         answer = plugin_answers.parse(message)
     except ValueError:
@@ -97,7 +99,7 @@ def cut_answer(message: bytes, rename: Rename = str) -> bytes:
         mounts=[Mount(container_path=rename(path)) for path in answer.mount_paths],
         # The path in the container, which gpumap does not read, and that of the node.
         devices=[DeviceSpec(container_path=rename(path), host_path=rename(path)) for path in answer.device_paths],
-        annotations={rename(key): rename(value) for key, value in answer.annotations},  # the key of CDI's holds an id
+        annotations={rename(key): rename(value) for key, value in answer.annotations},  # the key of CDI contains an id
         cdi_devices=[CDIDevice(name=rename(name)) for name in answer.cdi_devices],
     )
     return kept.SerializeToString(deterministic=True)
@@ -116,13 +118,13 @@ def dra_state_text(claims: Iterable[ClaimPods]) -> bytes:
 
 
 def dra_checkpoint_text(devices: Iterable[PreparedDevice]) -> bytes:
-    """The driver's checkpoint, each device as if it were a claim's only one. The checksums are 0."""
+    """The driver's checkpoint, each device as if it were the only one of its claim. The checksums are 0."""
     claims = {str(number): _claim(one) for number, one in enumerate(devices)}
     return _text({"checksum": 0, "v2": {"checksum": 0, "preparedClaims": claims}})
 
 
 def renamed_dra_state(text: bytes, names: Pseudonyms) -> bytes:
-    """The kubelet's state under other names, in their order. Raises ValueError where it cannot be read."""
+    """Return the kubelet's state with new names, in their order. Raises ValueError if it cannot be read."""
     claims, _ = parse_state(text)
     return dra_state_text(
         sorted(
@@ -137,7 +139,7 @@ def renamed_dra_state(text: bytes, names: Pseudonyms) -> bytes:
 
 
 def renamed_dra_checkpoint(text: bytes, names: Pseudonyms) -> bytes:
-    """The driver's checkpoint under other names, in their order. Raises ValueError where it cannot be read."""
+    """Return the driver's checkpoint with new names, in their order. Raises ValueError if it cannot be read."""
     devices, _ = parse_prepared(text)
     renamed = {
         PreparedDevice(

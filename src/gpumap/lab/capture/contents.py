@@ -1,6 +1,6 @@
-"""What the files of a frame mean, and which of them can be believed. Pure: bytes in, values out, ValueError.
+"""Reads and checks the files of a frame. Pure: bytes in, values out, ValueError.
 
-The answers of the kubelet are the subject of `answers`.
+`answers` reads the answers of the kubelet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOCKET = "kubelet/socket"
 CHECKPOINT = "kubelet_internal_checkpoint"
 DRA_STATE = "dra_manager_state"
 DRA_CHECKPOINT = "dra_checkpoint.json"
-"""NVIDIA's DRA driver's `plugins/gpu.nvidia.com/checkpoint.json`. Neither of the two has to be there."""
+"""NVIDIA's DRA driver's `plugins/gpu.nvidia.com/checkpoint.json`. Both files are optional."""
 LOG_TREE = "log.tree"
 NVML = "nvml.json"
 DOWN = "down.json"
@@ -57,7 +57,7 @@ REASONS = frozenset(
     | {reason for of_source in remedies.SOURCES.values() for reason in of_source}
     | {codes.word(code) for code in range(1000)}
 )
-"""gpumap's own words for why a source, or a GPU, is down: a gRPC status and NVML's codes among them."""
+"""gpumap's words for the reasons why a source or a GPU is down, among them a gRPC status and NVML's codes."""
 
 
 class Down(Struct, frozen=True):
@@ -80,9 +80,9 @@ class LogEntry(NamedTuple):
 
 
 def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None) -> None:
-    """Raises ValueError where a frame cannot be played, with the name of the file.
+    """Read the values of a frame. Raises ValueError with the name of the file if it cannot be played.
 
-    What is the very same as in the frame `before` was checked there.
+    Parts that are the same as in the frame `before` were checked there.
     """
 
     def is_new(*names: str) -> bool:
@@ -172,12 +172,12 @@ def reading(files: Mapping[str, bytes]) -> NvmlReading | Down:
 
 
 def down(files: Mapping[str, bytes]) -> dict[str, Down]:
-    """Which sources were down, and why."""
+    """Return which sources were down, with the reasons."""
     return from_json(files[DOWN], dict[Source, Down], DOWN) if DOWN in files else {}
 
 
 def starts(files: Mapping[str, bytes]) -> int:
-    """How often the kubelet had made its socket, this time included."""
+    """Return how often the kubelet had made its socket, including this time."""
     text = files.get(SOCKET, b"1").strip()
     if re.fullmatch(rb"[0-9]{1,9}", text) is None:
         raise ValueError(f"{SOCKET}: is not a number")
@@ -185,9 +185,9 @@ def starts(files: Mapping[str, bytes]) -> int:
 
 
 def log_entries(files: Mapping[str, bytes]) -> tuple[LogEntry, ...] | None:
-    """The names below the log root, a folder before what is in it; `None` without a `log.tree`.
+    """Return the names below the log root, a folder before its content; `None` without a `log.tree`.
 
-    Whatever a line says, its name stays below the log root: links are only in `containers`, and nothing is below them.
+    No line can leave the log root: links are only in `containers`, and nothing is below them.
     """
     if LOG_TREE not in files:
         return None
@@ -226,7 +226,7 @@ def _is_log_path(path: str, line: str) -> bool:
 
 
 def is_short(path: str) -> bool:
-    """Whether every name of a path can be one; with four of them at most, the path can be too."""
+    """Return whether every name of a path is valid. With at most four of them, the path is valid, too."""
     return all(len(step.encode(errors="surrogatepass")) <= NAME_BYTES_MAX for step in path.split("/"))
 
 
@@ -245,7 +245,7 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def reading_text(answer: NvmlReading | Down) -> bytes:
-    """`nvml.json`, a GPU a line, and an XID event or a GPU that was listened to."""
+    """Return `nvml.json`: one line for each GPU, XID event and listening period."""
     if isinstance(answer, Down):
         return json.dumps({"error": {"code": 0, "reason": answer.reason, "detail": answer.detail}}).encode() + b"\n"
     versions = {name: getattr(answer, name) for name in ("driver_version", "cuda_version", "nvml_version")}
@@ -261,8 +261,8 @@ def reading_text(answer: NvmlReading | Down) -> bytes:
 
 
 def _plain(gpu: GpuReading) -> GpuReading:
-    """As a GPU that has not changed is written. How long samples cover differs by microseconds, and only where they
-    cover nothing new is it something else than the time between two frames."""
+    """Return a GPU as if it had not changed. The time of samples differs by microseconds. It matters only if they
+    cover nothing new."""
     return gpu if gpu.sampled_seconds == 0 else gpu._replace(sampled_seconds=None)
 
 

@@ -23,14 +23,14 @@ POLL_SECONDS = 0.2
 
 
 class Player:
-    """Answers requests by the file as it is; `now` is the monotonic clock."""
+    """Answers requests with the current file. `now` is the monotonic clock."""
 
     def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
         self._now = now
         self._text = b""
         self._reading: NvmlReading | contents.Down = contents.Down("", "")
-        self._since: dict[Uuid, float] = {}  # on our clock; each content counts once
+        self._since: dict[Uuid, float] = {}  # on this clock; each content counts once
         self._listens = False
 
     @property
@@ -38,7 +38,8 @@ class Player:
         return POLL_SECONDS
 
     def read(self, asked: wire.Request) -> Iterator[bytes]:
-        """The lines that answer a request: an error; or what was listened to, the driver, and then each GPU."""
+        """Return the lines that answer a request: an error; or the listening periods, the driver, and then each
+        GPU."""
         self._listens = LISTENING_GROUP in asked.groups and not asked.release
         yield from self._new()
         reading, now = self._reading, self._now()
@@ -69,7 +70,7 @@ class Player:
         try:
             text = self._path.read_bytes()
         except FileNotFoundError:
-            return  # the node is being taken down
+            return  # the node is being removed
         if text == self._text:
             return
         self._text, self._reading = text, contents.reading({contents.NVML: text})
@@ -90,7 +91,7 @@ class Player:
 
 def main(path: Path) -> None:
     """Answer each line of stdin until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes our stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes stdin
     serve(Player(path))
 
 

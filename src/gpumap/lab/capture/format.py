@@ -1,7 +1,7 @@
-"""A capture on disk: the first frame at the top of the folder, each later one in `frames/<n>/` with what changed.
+"""A capture on disk: the first frame at the top of the folder, each later one in `frames/<n>/` with its changes.
 
-Reads only regular files of known names, and reports in one line what is wrong with a folder. Writes a capture whole
-or not at all. What the files mean is in `contents`.
+It reads only regular files of known names, and reports an error of a folder in one line. It writes a capture whole or
+not at all. `contents` explains the files.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FILE = re.compile(
     r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
     re.ASCII,
 )
-"""A frame's files. gpumap ignores what else is in the folder (notes, expected.prom)."""
+"""A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""
 
 
 class About(Struct, frozen=True):
-    """What a capture says once. `podresources` is the API's version, `resource` the flag --resource."""
+    """Data of the whole capture. `podresources` is the API's version, `resource` the flag --resource."""
 
     node: str
     podresources: str = "v1"
@@ -102,7 +102,7 @@ class _Versioned(Struct, frozen=True):
 
 
 class _FrameFile(Struct, frozen=True):
-    """frame.json. `gone` are the paths of files of the frame before that this one has not."""
+    """frame.json. `gone` are the paths of files of the frame before that this one does not have."""
 
     offset_seconds: float
     gone: tuple[str, ...] = ()
@@ -188,13 +188,13 @@ def write(capture: Capture, folder: Path, expected: bytes) -> None:
 
 
 def _beside(folder: Path) -> Path:
-    """A name in the same folder that no file has."""
+    """Return an unused name in the same folder."""
     place = Path(os.path.abspath(folder))
     return place.with_name(f".{place.name[:64]}.{secrets.token_hex(4)}")
 
 
 def _deltas(capture: Capture) -> Iterator[tuple[Frame, dict[str, bytes], list[str]]]:
-    """Each frame with the files that differ from the frame before, and those that are gone."""
+    """Return each frame with the files that differ from the frame before, and those that are gone."""
     before: Mapping[str, bytes] = {}
     for frame in capture.frames:
         changed = {name: content for name, content in frame.files.items() if before.get(name) != content}

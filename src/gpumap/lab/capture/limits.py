@@ -1,8 +1,8 @@
-"""Protects against a capture that a stranger sent: bytes, files and regular expressions have limits.
+"""Protects against a capture from a stranger: bytes, files and regular expressions have limits.
 
-`BoundedReader` reads so many bytes of so many files, and only regular ones; it checks each limit before it reads, and
-raises UsageError, one line with the path. `refused` judges the capture's `--resource`: Python's `re` can take for ever
-over a short expression.
+`BoundedReader` limits the number and size of the files, and reads only regular ones. It checks each limit before it
+reads, and raises UsageError, one line with the path. `refused` checks the capture's `--resource`: Python's `re` can
+take for ever with a short expression.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FOLDER = re.compile(r"kubelet|own|proc|proc/[1-9]\d{0,9}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a capture may be at most. `files` counts a file once for each frame that holds it: so it is in memory."""
+    """Maximum size of a capture. `files` counts a file once for each frame that contains it, as in memory."""
 
     file_bytes: int = 64 << 20
-    """As much as the kubelet's source takes of an answer."""
+    """The maximum answer of the kubelet's source."""
     description_bytes: int = 4 << 20
-    """Of capture.json and frame.json."""
+    """For capture.json and frame.json."""
     total_bytes: int = 256 << 20
     frames: int = 10_000
     frame_files: int = 20_000
@@ -40,7 +40,7 @@ LIMITS = Limits()
 
 
 class BoundedReader:
-    """Reads one capture, and counts what is left of its limits."""
+    """Reads one capture, and counts what remains of its limits."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class BoundedReader:
         return self.read(path, self._limits.description_bytes)
 
     def read(self, path: Path, most_bytes: int | None = None) -> bytes:
-        """A regular file, of its size or of less than that."""
+        """Read a regular file of at most this size."""
         most = self._limits.file_bytes if most_bytes is None else most_bytes
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode):
@@ -79,7 +79,7 @@ class BoundedReader:
         return content
 
     def hold(self, files: int) -> None:
-        """A frame keeps so many files."""
+        """Maximum number of files of a frame."""
         self._files_left -= files
         if self._files_left < 0:
             raise UsageError(f"{self._folder}: more than {self._limits.files} files, each counted once a frame")
@@ -100,7 +100,7 @@ class BoundedReader:
 
 
 def _opened(path: str, flags: int) -> int:
-    """What became a link or a pipe meanwhile is neither followed nor waited for."""
+    """A file that became a link or a pipe meanwhile is neither followed nor waited for."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -127,7 +127,8 @@ _CHOICE = re.compile(r"\(|[*+?{]\??")
 
 
 def refused(pattern: str) -> str | None:
-    """Why a capture may not bring this expression; `None` where it may. The default's own alternatives are no risk."""
+    """Return why a capture must not use this expression; `None` if it may. The alternatives of the default are no
+    risk."""
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         return f"is longer than {PATTERN_CHARACTERS_MAX} characters"
     try:

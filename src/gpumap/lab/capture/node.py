@@ -1,7 +1,8 @@
-"""A captured node: its kubelet on a real socket, its files in real folders, and a driver in the NVML worker's place.
+"""A captured node: its kubelet on a real socket, its files in real folders, and a driver in the place of the NVML
+worker.
 
-`show` brings it to one frame, `playing` goes through them in their time, again and again. All of it is below one
-directory, and is gone at the end. `files_of` says which files a frame has.
+`show` sets it to one frame. `playing` shows all frames at their times, repeatedly. Everything is below one directory,
+and is removed at the end. `files_of` lists the files of a frame.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpumap.lab.node_files import Content, NodeFiles, parents
 from gpumap.model.errors import FatalError
 
 STILL_SECONDS = 5.0
-"""How long a capture of one frame lasts until it begins again, which changes nothing."""
+"""How long a capture of one frame lasts until it begins again, without changes."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class CapturedNode:
 
     @property
     def driver_command(self) -> list[str]:
-        """What to start in the NVML worker's place."""
+        """Return the command to start in the place of the NVML worker."""
         return [sys.executable, "-P", "-m", "gpumap.lab.capture.driver", str(self._directory / NVML)]
 
     def settings(self, settings: Settings) -> Settings:
@@ -73,7 +74,7 @@ class CapturedNode:
         )
 
     async def show(self, frame: Frame) -> None:
-        """Let the node be as it was in this frame: the kubelet first, the processes last."""
+        """Set the node to this frame: the kubelet first, the processes last."""
         await self._show_kubelet(frame)
         await asyncio.to_thread(self._files.show, files_of(frame.files))
 
@@ -89,13 +90,13 @@ class CapturedNode:
         finally:
             over.set()
             if task is not None:
-                await task  # not cancelled: a thread of its own may be writing files
+                await task  # not cancelled: its own thread may be writing files
             await self.stop()
 
     async def _show_first(self) -> None:
         try:
             await self.show(self._capture.frames[0])
-        except OSError as error:  # a full disk, say
+        except OSError as error:  # for example a full disk
             raise FatalError(f"cannot play the capture: {error.filename}: {error.strerror}") from error
 
     async def stop(self) -> None:
@@ -114,7 +115,7 @@ class CapturedNode:
                     return
                 try:
                     await self.show(frame)
-                except OSError as error:  # a full disk, say
+                except OSError as error:  # for example a full disk
                     _log.warning("captured node is not up to date error=%s", error)
             began += whole
 
@@ -145,7 +146,7 @@ class CapturedNode:
 
 
 def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
-    """What is on the node, a folder before what is in it, in the order in which it appears."""
+    """Return the content of the node, a folder before its content, in the order of appearance."""
     down = contents.down(frame)
     found: dict[str, Content] = {}
     if "checkpoint" in down:

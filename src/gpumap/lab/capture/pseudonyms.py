@@ -24,7 +24,7 @@ KEPT_WORDS = frozenset(
         """,
     )
 )
-"""Words of ids, cgroups and plugins that are no one's own."""
+"""Words of ids, cgroups and plugins that identify no one."""
 KEPT_COMMS = re.compile(
     r"nvidia-(?:smi|persiste|cuda-mps|modeset/|powerd|imex|settings)|nv-fabricmanage|python[0-9]?(?:\.[0-9]{1,2})?|Xorg"
 )
@@ -42,11 +42,11 @@ KEPT_CONTROLLERS = frozenset(
 """Words of the kernel's controllers (net_cls, net_prio, perf_event), and systemd's hierarchy."""
 
 _LETTERS = "bcdfghjklmnpqrstvwxz"
-"""Without vowels no word comes of them."""
+"""Without vowels they form no words."""
 _UUID = r"[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}"
 _HEX = re.compile(rf"(?<![0-9a-zA-Z])(pod)?({_UUID}|[0-9a-fA-F]{{12,64}})(?![0-9a-zA-Z])")
 _WORD = re.compile(r"(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w.])|[^-/._:=,;@()+ ]+", re.ASCII)
-"""An address, or what is between the punctuation of ids and paths: no symbol is left, whatever it is."""
+"""An address, or the text between the punctuation of ids and paths. No symbol is left."""
 _AMOUNT = re.compile(
     r"[0-9]{1,7}[kKmMgG]?|268435456|(?:gi|vgpu|nvidia|renderD|card|cap)[0-9]{1,4}|[1-7][cg]|(?:[1-7]g)?[0-9]{1,3}gb"
 )
@@ -55,7 +55,7 @@ _ATTEMPTS = 200
 
 
 class Pseudonyms:
-    """One recording's other names."""
+    """The pseudonyms of one recording."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -81,7 +81,7 @@ class Pseudonyms:
         return name if KEPT_COMMS.fullmatch(name) else self._name("comm", name)
 
     def uid(self, uid: str) -> str:
-        """A pod's UID: a UUID, or a static pod's hash. Whatever else it is, it is a name."""
+        """Return a pod's UID: a UUID, or a static pod's hash. Anything else is a name."""
         whole = re.fullmatch(rf"{_UUID}|[0-9a-fA-F]{{12,64}}", uid)
         return self._hex(uid) if whole else self._name("uid", uid)
 
@@ -90,17 +90,17 @@ class Pseudonyms:
         return self._hex(id_)
 
     def device(self, id_: str) -> str:
-        """A device id, or a text with some: uuids in it become others, the form stays, and so do a bus's addresses."""
+        """Return a device id, or a text with ids: uuids and bus addresses in it become others, the form stays."""
         if re.fullmatch(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", id_):
             return id_
         return self._text(id_, lambda word: word in KEPT_WORDS or _AMOUNT.fullmatch(word) is not None)
 
     def cgroup(self, path: str) -> str:
-        """A cgroup's path: ids in it become others, and so does every word and number that is not everybody's."""
+        """Return a cgroup's path: ids in it become others, and so do words and numbers that are not common."""
         return self._text(path, lambda word: word in KEPT_WORDS)
 
     def controllers(self, text: str) -> str:
-        """The controllers of a line of `cgroup`; a hierarchy of one's own has a name of one's own."""
+        """Return the controllers of a line of `cgroup`. A private hierarchy has a private name."""
         return self._text(text, lambda word: word in KEPT_CONTROLLERS)
 
     def _text(self, text: str, keeps: Callable[[str], bool]) -> str:
@@ -157,6 +157,7 @@ class Pseudonyms:
 
 
 def _means_something(word: str) -> bool:
-    """A word that is kept wherever it is: two would become one, or a name an amount. Bare numbers become numbers."""
+    """Return whether a word is kept: otherwise two would become one, or a name an amount. Bare numbers become
+    numbers."""
     is_amount = _AMOUNT.fullmatch(word) is not None and not word.isdigit()
     return is_amount or word in KEPT_NAMESPACES or word in KEPT_WORDS

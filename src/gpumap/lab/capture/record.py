@@ -1,4 +1,4 @@
-"""Records a node: the service's own loop over recorded sources, each collection a frame. Nothing touches the disk."""
+"""Records a node: the service's own loop over recorded sources, each collection a frame. It writes nothing to disk."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from gpumap.model.observations import Source
 from gpumap.model.snapshot import Node, Snapshot
 
 SHORT_SECONDS = 1.0
-"""Between the two collections without a duration: time on the SMs, and accusations, take two."""
+"""Between the two collections without a duration: SM time and accusations need two."""
 SM_SECONDS = 5.0
-"""SM time is measured over at least so long, also if the interval is shorter."""
+"""SM time covers at least this time, also if the interval is shorter."""
 _GIVEN_UP = "deadline_exceeded"
 _NO_ANSWER = Down(_GIVEN_UP, "no answer in time")
 
 
 class Recorder:
-    """Asks a node's sources as the service does. `close` must be called."""
+    """Reads a node's sources as the service does. Call `close` at the end."""
 
     def __init__(self, settings: Settings, driver_command: Sequence[str]) -> None:
         self._settings = settings
@@ -69,7 +69,7 @@ class Recorder:
         snapshot = await self._loop.collect()
         checkpoint, logs, dra = (_in_time(one, snapshot, Source.POD_IDENTITY) for one in self._identity.recorded)
         files: Files = {**(self._nvml.recorded or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
-        files |= dra if isinstance(dra, dict) else {}  # steps of the ladder that need not be taken
+        files |= dra if isinstance(dra, dict) else {}  # privileges that need not be granted
         recorded = {
             "kubelet": self._kubelet.recorded,
             "checkpoint": checkpoint,
@@ -85,7 +85,7 @@ class Recorder:
         return files | ({contents.DOWN: contents.down_text(down)} if down else {}), snapshot
 
     def about(self) -> About:
-        """What is known of the node once it was asked."""
+        """The known facts of the node after its sources were read."""
         settings = self._settings
         return About(
             settings.node_name,
@@ -111,9 +111,9 @@ def _in_time(recorded: Recorded, snapshot: Snapshot, source: Source) -> Recorded
 async def record(
     settings: Settings, driver_command: Sequence[str], seconds: float | None, stop: asyncio.Event
 ) -> tuple[Capture, Snapshot] | None:
-    """Record for so long, at the settings' interval, or two collections; at `stop`, what there is until then.
+    """Record for this time at the settings' interval, or two collections. At `stop`, return what exists.
 
-    Gives the capture and the last snapshot; `None` where it was stopped before the first collection was done.
+    Returns the capture and the last snapshot; `None` if it was stopped before the end of the first collection.
     """
     interval = SHORT_SECONDS if seconds is None else min(settings.interval_seconds, seconds)
     recorder = Recorder(settings, driver_command)
@@ -122,7 +122,7 @@ async def record(
     size, held, began = 0, 0, time.monotonic()
     try:
         while len(frames) < LIMITS.frames and size < LIMITS.total_bytes // 2 and held < LIMITS.files // 2:
-            asked = round(time.monotonic() - began, 3)  # as it will be written: what is charged goes by it
+            asked = round(time.monotonic() - began, 3)  # as it will be written: accounting depends on it
             found = await _unless(stop, recorder)
             if found is None:
                 break

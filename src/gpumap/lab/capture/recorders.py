@@ -38,7 +38,7 @@ Recorded = Files | Down | None
 
 
 class RecordingKubelet:
-    """Keeps the answers' own bytes; those of an unchanged List stay, though kubelets shuffle each answer."""
+    """Keeps the answers' own bytes. Those of an unchanged List stay, although kubelets shuffle each answer."""
 
     def __init__(self, socket_path: Path) -> None:
         self._source = KubeletSource(socket_path, heard=self._keep_raw)
@@ -148,12 +148,12 @@ class RecordingProcfs:
         for found in self._kept.values():
             files |= found
         for pid in table.unreadable:
-            files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # not to be read there either
+            files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
         return files
 
 
 def _process(root: Path, pid: int) -> Files:
-    """Nothing of a process that has left meanwhile."""
+    """Record nothing of a process that has ended meanwhile."""
     try:
         stat, cgroup = ((root / str(pid) / name).read_bytes() for name in ("stat", "cgroup"))
     except OSError:
@@ -162,7 +162,7 @@ def _process(root: Path, pid: int) -> Files:
 
 
 def _bare_stat(text: bytes) -> bytes:
-    """PID, name, state and start; the times and addresses between are 0, and what follows is cut off."""
+    """Return PID, name, state and start. The values between are 0, and the rest is cut off."""
     name, _, rest = text.rpartition(b")")
     fields = rest.split()
     if len(fields) < 20:
@@ -171,7 +171,7 @@ def _bare_stat(text: bytes) -> bytes:
 
 
 class RecordingIdentity:
-    """Keeps the checkpoint, cut down to GPUs, the names below the log root, and what was read of DRA's state."""
+    """Keeps the checkpoint, reduced to GPUs, the names below the log root, and the DRA files."""
 
     def __init__(
         self,
@@ -187,11 +187,11 @@ class RecordingIdentity:
         self._log_root = log_root
         self._is_gpu_resource = is_gpu_resource
         self.recorded: tuple[Recorded, Recorded, Recorded] = (None, None, None)
-        """Of the checkpoint, of the log directories, and of DRA's files."""
+        """The complaints of the checkpoint, the log directories and the DRA files."""
         self._last: tuple[PodIdentity, tuple[Recorded, Recorded, Recorded]] = PodIdentity(None, None), self.recorded
 
     def read(self) -> SourceAnswer[PodIdentity]:
-        """Checkpoint and names are read once more where they changed: what was made of them has lost their form."""
+        """Read checkpoint and names again if they changed: the values of the source no longer have their form."""
         try:
             answer = self._source.read()
         except SourceError as error:
@@ -231,13 +231,13 @@ def _dra_files(dra: DraState) -> Files:
 
 
 def _why(source: str, complaints: tuple[Complaint, ...]) -> Down:
-    """The one complaint of a source; what is merely missing is none."""
+    """Return the single complaint of a source; a missing file is none."""
     found = [Down(*one) for one in complaints if one.reason.startswith(source)]
     return found[-1] if found else Down(f"{source}_missing", "")
 
 
 _SPEAKABLE = re.compile(r"[^\s/\0]+")
-"""A kubelet's names have no blanks; a line of log.tree could not hold one that has."""
+"""A kubelet's names have no blanks; a line of log.tree cannot contain one with blanks."""
 
 
 def _names(root: Path) -> Iterator[LogEntry]:
@@ -255,7 +255,7 @@ def _names(root: Path) -> Iterator[LogEntry]:
 
 
 def _link(entry: os.DirEntry[str], path: str) -> Iterator[LogEntry]:
-    """A link to a log. Only the last three steps of where it leads mean anything."""
+    """A link to a log. Only the last three steps of its target matter."""
     try:
         steps = os.readlink(entry.path).split("/")[-3:]
     except OSError:
@@ -265,7 +265,7 @@ def _link(entry: os.DirEntry[str], path: str) -> Iterator[LogEntry]:
 
 
 def _is_name(step: str) -> bool:
-    """A link may lead to what can be no name at all."""
+    """A link may have a target that cannot be a name."""
     speakable = _SPEAKABLE.fullmatch(step) is not None and step.isprintable() and contents.is_short(step)
     return speakable and step not in (".", "..")
 

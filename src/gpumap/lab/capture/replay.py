@@ -1,6 +1,6 @@
-"""A capture's page: each frame is one collection of the real sources over it, one after the other without waiting.
+"""Makes a capture's page: each frame is one collection of the real sources, without waiting between them.
 
-`expected.prom` is this page. It must not depend on when, where or how fast it is made.
+`expected.prom` is this page. It must not depend on time, place or speed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ TEMPORARY_BYTES_MAX = 48
 """A longer name of the temporary folder leaves no room for the path of the kubelet's socket (107 bytes)."""
 INTERVAL_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
-"""For each source: the page must not depend on how fast the machine is. What is down in a capture answers at once."""
+"""For each source: the page must not depend on the speed of the machine. A source that is down in a capture answers
+at once."""
 BEGAN = Moment(1000.0, 1.7e9)
-"""When a replay begins, whenever it does."""
+"""The time when each replay begins."""
 GROUPS = tuple(metrics.GROUPS)
 """Each group of families is on the page. NVML is asked for these, and for what dialects show."""
 
@@ -49,11 +50,11 @@ CLOCK_DEPENDENT = frozenset(
         "nvidia_smi_xid_last_timestamp_seconds",
     }
 )
-"""Families whose values are times, or go by the milliseconds between them: left out of the page."""
+"""Families whose values are times, or depend on milliseconds between them: left out of the page."""
 
 
 def families() -> Iterable[Family]:
-    """The native page with every group, the dialect pod-gpu-map and the series by process, but for clocks."""
+    """The native page with every group, the dialect pod-gpu-map and the series of processes, without clocks."""
     every = (*native(GROUPS, process_metrics=True), *POD_GPU_MAP, *self_families("0", "0"))
     return (family for family in every if family.name not in CLOCK_DEPENDENT)
 
@@ -64,7 +65,7 @@ async def page(capture: Capture) -> bytes:
 
 
 async def snapshots(capture: Capture) -> list[Snapshot]:
-    """What the service makes of each frame, at the frame's time on a clock of our own."""
+    """Collect each frame at its time on a simulated clock."""
     found: list[Snapshot] = []
     frames = list(capture.frames)
     while len(frames) < COLLECTIONS_MIN:
@@ -92,7 +93,7 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder in which a socket's path is short enough. If the root is read-only, only /dev/shm may be writable.
+    """Return a folder with a short enough path for a socket. If the root is read-only, only /dev/shm may be writable.
 
     Raises FatalError if there is none.
     """

@@ -32,15 +32,15 @@ KEY_BYTES = 32
 async def record_node(
     settings: Settings, driver_command: Sequence[str], folder: Path, *, seconds: float | None, anonymous: bool
 ) -> int:
-    """Record a node into `folder`, with the page that it gives.
+    """Record a node into `folder`, with its page.
 
-    Returns 0 also if some sources are down, which the capture then has. Returns 1 if all are.
+    Returns 0 also if some sources are down, as the capture then shows. Returns 1 if all are down.
     """
     on_disk.refuse_unless_new(folder)
     why = refused(settings.resource.pattern)
     if why is not None:
         raise UsageError(f"--resource {why}: a capture cannot bring it")
-    replay.temporary_folder().cleanup()  # fail before the recording, not after it, if there is no such folder
+    replay.temporary_folder().cleanup()  # fail before the recording, not after it, if the folder cannot be written
     found = await record(settings, driver_command, seconds, stop_by_signal())
     if found is None:
         print("gpumap: stopped before anything was recorded", file=sys.stderr)
@@ -96,12 +96,12 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 async def serve_capture(settings: Settings, capture: on_disk.Capture) -> None:
     """Serve a captured node until a signal comes. The capture's sources replace those of `settings`."""
-    stop = stop_by_signal()  # before there is anything that would be left behind
+    stop = stop_by_signal()  # before anything exists that would remain
     with service.bind(settings.listen) as listener, replay.temporary_folder() as folder:
         node = CapturedNode(capture, Path(folder))
         async with node.playing():
             announce(listener)
-            # What was hidden from the recorded one no restart of this one brings back.
+            # No restart of this gpumap shows what was hidden from the recorded one.
             await service.serve(node.settings(settings), node.driver_command, listener, stop, math.inf)
 
 

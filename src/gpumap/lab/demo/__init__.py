@@ -1,11 +1,14 @@
 """A simulated GPU node: what `gpumap demo` shows, and the fake kubelet of the tests.
 
-A scenario comes in (a YAML file); a socket, files and the lines of an NVML worker go out, where the real sources read
+Input: a scenario (a YAML file). Output: a socket, files and the lines of an NVML worker, where the real sources read
 them. Nothing here knows what the pipeline makes of them. Read in this order:
 
-1. The scenario, or what is simulated: `scenario_file` declares the YAML, `scenario` and `scenario_pods` check it,
-   `allocation` assigns the devices, and `scenario_model` has the nouns that result.
-2. The world, or what happens when: `schedule`, then `world`, with `texts` for files and `readings` for NVML.
+1. The scenario: `scenario_file` declares the YAML, `scenario` and `scenario_pods` check it, `allocation` assigns the
+devices, and `scenario_model` has the resulting nouns.
+
+2. The world (events over time): `schedule`, then `world`, with `texts` for files and `readings` for NVML.
+
 3. The node: `node` with its files and its `kubelet`, and `driver` in the place of the NVML worker.
+
 4. `run`, the command.
 """

@@ -1,4 +1,4 @@
-"""The kubelet's devices: which ids the device plugins offer, which pod gets which, and what the plugins answer to it.
+"""The kubelet's devices: the ids that device plugins offer, their assignment to pods, and the plugins' answers.
 
 `assign` gives the pods of a scenario their ids as a kubelet does: never one id to two pods at a time. `check_memory`
 proves that the memory of the processes fits. Pure; both raise `ScenarioError` if something does not fit.
@@ -34,7 +34,7 @@ SILENT_FAULTS = ("hung",)
 
 
 def offered(scenario: Scenario, moment: float) -> tuple[ResourceDevices, ...]:
-    """The ids that the plugins call healthy at a time of the play."""
+    """Return the ids that the plugins report as healthy at a time of the play."""
     return _offered(scenario, tuple(gpu.index for gpu in scenario.gpus if _is_unhealthy(gpu, moment)))
 
 
@@ -77,7 +77,7 @@ def _offered(scenario: Scenario, unhealthy: Collection[int]) -> tuple[ResourceDe
 
 
 def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
-    """What other makers' plugins offer: a scenario need not list what pods hold."""
+    """Return the offers of foreign plugins: a scenario need not list what pods hold."""
     yield from scenario.offers
     own = _own_ids(scenario)
     for pod in scenario.pods:
@@ -88,7 +88,7 @@ def _foreign(scenario: Scenario) -> Iterator[ResourceDevices]:
 
 
 def _names(gpu: GpuSpec) -> re.Pattern[str]:
-    """The ids that name a GPU: by its uuid, by those of its MIG devices, or by its device node (GKE's)."""
+    """Return the ids that name a GPU: by its uuid, by those of its MIG devices, or by its device node (GKE's)."""
     uuids: list[str] = [gpu.uuid, *(device.uuid for device in gpu.mig)]
     return re.compile("|".join([*map(re.escape, uuids), rf"^nvidia{gpu.minor}(?:/|$)"]))
 
@@ -121,7 +121,8 @@ _Held = dict[tuple[str, DeviceId], list[_Holding]]
 
 
 def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, ...]:
-    """The pods with the ids that their claims get. An init container's ids are used again by its pod's others."""
+    """Return the pods with the ids of their claims. The other containers of a pod reuse the ids of its init
+    container."""
     held: _Held = {}
     for pod in pods:
         for number, container in enumerate(pod.containers):
@@ -143,7 +144,7 @@ def assign(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec]) -> tuple[PodSpec, .
 
 
 def by_resource(pairs: Iterable[tuple[str, DeviceId]]) -> tuple[ResourceDevices, ...]:
-    """Resources sorted, their ids sorted and each once."""
+    """Sort resources and their ids, each once."""
     found: dict[str, set[DeviceId]] = {}
     for resource, id_ in pairs:
         found.setdefault(resource, set()).add(id_)
@@ -161,7 +162,7 @@ def _hold_spelled_out(pod: PodSpec, place: str, container: ContainerSpec, held: 
 
 
 def _taken(pod: PodSpec, container: ContainerSpec, holdings: Iterable[_Holding]) -> PodSpec | None:
-    """Who has an id while a container wants it."""
+    """Return the owner of an id at a time when a container wants it."""
     for holding in holdings:
         if pod.overlaps(holding.pod) and not (holding.pod is pod and (holding.init or container.init)):
             return holding.pod
@@ -190,7 +191,7 @@ def _grant(
 
 
 def check_memory(gpus: Sequence[GpuSpec], pods: Sequence[PodSpec], hosts: Sequence[HostProcess]) -> None:
-    """At no time may the processes of a device use more than it has, at their largest."""
+    """Check that the processes of a device never use more memory than it has, at their maximum."""
     users = list(_users(pods, hosts))
     pools: dict[tuple[int, int | None], int] = {}
     for gpu in gpus:
@@ -222,7 +223,7 @@ def _users(pods: Sequence[PodSpec], hosts: Sequence[HostProcess]) -> Iterator[tu
 
 
 def _pool(gpus: Sequence[GpuSpec], leaf: LeafPlace) -> tuple[int, int | None]:
-    """The memory that a leaf uses: the card's, or that of a GPU instance."""
+    """Return the memory that a leaf uses: the card's, or that of a GPU instance."""
     if leaf.instance is None:
         return leaf.gpu, None
     return leaf.gpu, gpus[leaf.gpu].mig[leaf.instance].gpu_instance_id

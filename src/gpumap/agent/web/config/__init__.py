@@ -1,4 +1,5 @@
-"""`--web-config`: TLS, client certificates, users and headers, in the file that Prometheus's exporters take.
+"""`--web-config`: TLS, client certificates, users and headers, in the file format of Prometheus exporters.
 
-The file is that of Prometheus's exporter-toolkit (its docs/web-configuration.md); what differs: secure-the-port.md.
+The format is that of Prometheus's exporter-toolkit (its docs/web-configuration.md). secure-the-port.md lists the
+differences.
 """

@@ -1,4 +1,4 @@
-"""Which request gets a page: checks its certificate and password by the rules of the current web configuration.
+"""Decides which request gets a page, by its certificate and password and the current web configuration.
 
 `/healthz` and `/readyz` are open to every client: they name no pod, and a kubelet's probe has neither.
 """
@@ -28,7 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a configuration asks for, ready to use. The default asks for nothing."""
+    """The requirements of a configuration, ready to use. The default requires nothing."""
 
     context: ssl.SSLContext | None = None
     certificate_required: bool = False
@@ -39,7 +39,7 @@ class Rules:
 
 
 def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
-    """Raises WebConfigError. `pems` has the bytes of what is read from files, by key."""
+    """Make it. Raises WebConfigError. `pems` has the bytes of the files, by key."""
     tls = config.tls
     return Rules(
         context=make_context(tls, pems) if tls else None,
@@ -52,23 +52,23 @@ def rules_of(config: WebConfig, pems: Mapping[str, bytes]) -> Rules:
 
 
 class Guard:
-    """The current rules, and what must outlive a change of them."""
+    """The current rules, and what must survive a change of them."""
 
     def __init__(self, rules: Rules, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._passwords = Passwords()
         self.busy: set[asyncio.Transport | None] = set()
-        """The connections on which something was asked that is not answered yet."""
+        """The connections with a request that is not answered yet."""
         self.take(rules)
 
     def take(self, rules: Rules) -> None:
-        """Put these rules into force."""
+        """Activate these rules."""
         self.rules = rules
         self._passwords.users = rules.users
         self._tokens, self._counted_at = float(rules.rate_limit.burst) if rules.rate_limit else 0.0, self._clock()
 
     def context(self) -> ssl.SSLContext | None:
-        """The context for a new connection; None for plain HTTP."""
+        """Return the context for a new connection; None for plain HTTP."""
         return self.rules.context
 
     def watch_over(self, application: web.Application) -> None:
@@ -88,11 +88,11 @@ class Guard:
         finally:
             self.busy.discard(transport)
         if request.get_extra_info("sslcontext") is not self.rules.context:
-            response.force_close()  # the connection was accepted by older rules
+            response.force_close()  # older rules accepted the connection
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        # By the route, and not by the path: what is open is the page, however its address was written.
+        # By the route, not by the path: the page is open, however its address is written.
         resource = request.match_info.route.resource
         if resource is None or resource.canonical not in OPEN_PATHS:
             refusal = await self._refusal(request)
@@ -124,7 +124,7 @@ class Guard:
         return web.Response(status=429, text="more requests than rate_limit allows\n", headers=_LATER)
 
     def _without_certificate(self, request: web.Request) -> web.Response | None:
-        """Refuse a client that has shown no certificate though one is required, or one with another name."""
+        """Refuse a client without a required certificate, or with one of another name."""
         rules = self.rules
         shown = request.get_extra_info("ssl_object") if rules.context is not None else None
         certificate = shown.getpeercert() if shown is not None else None
@@ -132,7 +132,7 @@ class Guard:
             if not rules.certificate_required:
                 return None
             return web.Response(status=403, text="this page requires a client certificate\n", headers=_NO_STORE)
-        if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since it was shown
+        if ssl.cert_time_to_seconds(str(certificate["notAfter"])) < time.time():  # since the handshake
             return web.Response(status=403, text="this client certificate has expired\n", headers=_NO_STORE)
         if rules.allowed_sans and not has_allowed_name(certificate, rules.allowed_sans):
             text = "this client certificate has none of the names in client_allowed_sans\n"
@@ -152,7 +152,7 @@ class Guard:
 
 
 def _credentials(authorization: str) -> tuple[str, str] | None:
-    """User and password; None if the header holds none (RFC 7617)."""
+    """Return user and password; None if the header has none (RFC 7617)."""
     scheme, _, word = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None

@@ -23,17 +23,17 @@ from gpumap.agent.executors import SerialExecutor
 PLACES = 32
 _REMEMBERED_MAX = 100
 _ADDRESSES_MAX = 1024
-"""Of how many addresses the wrong passwords are counted."""
+"""Number of addresses whose wrong passwords are counted."""
 _PAUSES = 3.0
-"""How long no check runs after a wrong one, in times of what that took: wrong passwords get a quarter of a CPU."""
+"""Pause after a wrong password, as a multiple of the time of its check: wrong passwords get a quarter of a CPU."""
 _PAUSE_SECONDS_MAX = 1.0
-"""With costly hashes wrong passwords get more than that: a right one shall not wait longer."""
+"""Maximum of that pause. With costly hashes, wrong passwords then get more CPU, but a right one waits no longer."""
 _BCRYPT_BYTES = 72
-"""bcrypt has never read more of a password, and the module refuses a longer one."""
+"""bcrypt never reads more of a password, and the module refuses a longer one."""
 
 
 class _Check(NamedTuple):
-    """A check that waits or runs. `result` is None if it had to make room for another."""
+    """A check that waits or runs. `result` is None if it lost its place to another one."""
 
     digest: bytes
     password: bytes
@@ -59,19 +59,19 @@ class Passwords:
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._wrong: OrderedDict[bytes, None] = OrderedDict()
-        """Kept apart, because guesses must not push out what is right."""
+        """Kept separately, because guesses must not displace right results."""
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._checks: dict[str, _Check] = {}
-        """By the address that asks, in the order in which they came; one of them runs."""
+        """By client address, in the order of arrival. One of them runs."""
         self._running = ""
         self._worker: asyncio.Task[None] | None = None
         self._thread = SerialExecutor("gpumap-passwords")
 
     async def are_right(self, user: str, password: str, address: str) -> bool | None:
-        """Return whether user and password belong together; None if too many ask. `address` is the client's."""
+        """Return whether user and password match; None if too many clients ask. `address` is the client's."""
         hashed = self.users.get(user)
         is_known = hashed is not None
-        # An unknown name is checked against some user's hash, always the same for a name: it takes as long.
+        # An unknown name is checked against the hash of some user, always the same for a name, so it takes as long.
         hashed = hashed if hashed is not None else self._some_hash(user)
         # Only this process knows the key, so the time to find a digest among others does not reveal a password.
         digest = self._digest(user, hashed, password, "known" if is_known else "")
@@ -79,7 +79,7 @@ class Passwords:
             remembered = self._right if digest in self._right else self._wrong
             remembered.move_to_end(digest)
             return remembered is self._right
-        # A page asks for many things at once, with one password: that is one check.
+        # A page makes many requests at once with one password: that is one check.
         check = next((one for one in self._checks.values() if one.digest == digest), None)
         if check is None:
             host = host_of(address)
@@ -98,7 +98,8 @@ class Passwords:
         self._thread.close()
 
     def _has_place(self, host: str) -> bool:
-        """Whether a check may wait. The host with the most wrong passwords makes room, if it has more than this one."""
+        """Return whether a check may wait. The host with the most wrong passwords loses a place, if it has more
+        than this one."""
         if len(self._checks) < self._places:
             return True
         waiting = [one for one in self._checks if one != self._running]
@@ -116,7 +117,7 @@ class Passwords:
             began = time.monotonic()
             try:
                 fits = await self._thread.run(partial(self._check, check.password, check.hashed))
-            except Exception as error:  # whatever a library makes of a password, the next one is checked
+            except Exception as error:  # a library may fail for a password; the next one is checked
                 check.result.set_exception(error)
                 continue
             finally:
@@ -156,13 +157,13 @@ class Passwords:
 
 
 def host_of(address: str) -> str:
-    """All addresses that one host may have: its IPv4 address, or the /64 around its IPv6 address."""
+    """Return all addresses that one host may have: its IPv4 address, or the /64 around its IPv6 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
     if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:  # as a socket for both shows IPv4
+        if found.ipv4_mapped is not None:  # the form of IPv4 on a socket for both
             return str(found.ipv4_mapped)
         return str(ipaddress.ip_network((int(found), 64), strict=False))
     return str(found)

@@ -1,8 +1,9 @@
-"""What a web configuration may hold, and how its text becomes values. Files that it names are read elsewhere. Pure.
+"""The format of a web configuration, and how its text becomes values. Other modules read the files that it names.
+Pure.
 
-Keys and defaults are exporter-toolkit's (web/tls_config.go, type Config and getConfig, July 2026). What OpenSSL by way
-of Python cannot do as Go does is refused; nothing is taken in a weaker sense than it was written. A mistake is one line
-that names the key. It repeats no value, which may be a secret.
+Keys and defaults are exporter-toolkit's (web/tls_config.go, type Config and getConfig, July 2026). gpumap refuses what
+Python's OpenSSL cannot do as Go does; it never applies a weaker rule than written. An error is one line that names the
+key. It repeats no value, which may be a secret.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ TLS12_SUITES = {
 }
 """Go's crypto/tls.CipherSuites for TLS 1.2, with OpenSSL's names."""
 TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-"""In Go, and so in the toolkit, these may be named and are always spoken."""
+"""In Go, and so in the toolkit, these may be named and are always active."""
 _BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}", re.ASCII)
 _COSTS = range(4, 19)
-"""bcrypt's least; and 18 takes some 15 s of CPU time, which is asked for each time gpumap starts."""
+"""bcrypt's minimum; and 18 takes about 15 s of CPU time, at each start of gpumap."""
 _BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 _NULLS = ("", "~", "null", "Null", "NULL")
 _QUOTED = re.compile(r"""(?<!\S)(['"])[^'"<]{2,}\1(?!\S)""")
@@ -49,14 +50,14 @@ _SHOWN_CHARACTERS = 200
 
 
 class WebConfigError(ValueError):
-    """What is wrong with the configuration, in one line that holds no secret."""
+    """The error of the configuration, in one line without secrets."""
 
 
 class Pem(NamedTuple):
-    """Certificates or a key: in a file, whose path is as it was written, or else in the configuration itself."""
+    """Certificates or a key: in a file, with its path as written, or in the configuration itself."""
 
     key: str
-    """The configuration's name for it, such as `tls_server_config.cert_file`."""
+    """Its name in the configuration, such as `tls_server_config.cert_file`."""
     file: str = ""
     text: str = ""
 
@@ -66,10 +67,10 @@ class Pem(NamedTuple):
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file. YAML's null is `None`, every other scalar is a text, as it is written."""
+    """A part of the file. YAML's null is `None`; every other scalar is a text, as it is written."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(…)"  # it may hold a key
+        return f"{type(self).__name__}(…)"  # it may contain a key
 
 
 class TlsConfig(_Section, frozen=True):
@@ -91,7 +92,7 @@ class TlsConfig(_Section, frozen=True):
 
     def __post_init__(self) -> None:
         """Check the keys together. If one of them is set, the user wants TLS: the toolkit would serve without it."""
-        _check_boolean("prefer_server_cipher_suites", self.prefer_server_cipher_suites)  # as in Go since 1.17 unused
+        _check_boolean("prefer_server_cipher_suites", self.prefer_server_cipher_suites)  # unused, as in Go since 1.17
         if _pem("cert", self.cert, self.cert_file) is None:
             raise WebConfigError("cert_file: is missing; TLS requires cert_file or cert")
         if _pem("key", self.key, self.key_file) is None:
@@ -148,7 +149,7 @@ class TlsConfig(_Section, frozen=True):
 
     @property
     def files(self) -> tuple[Pem, ...]:
-        """Those that are read from files."""
+        """Return those that are read from files."""
         return tuple(one for one in (self.certificate, self.private_key, self.authorities) if one and one.file)
 
     @property
@@ -165,7 +166,7 @@ class TlsConfig(_Section, frozen=True):
 
 
 class _Headers(_Section, frozen=True):
-    """Those that may be set (web/handler.go, extraHTTPHeaders)."""
+    """Headers that may be set (web/handler.go, extraHTTPHeaders)."""
 
     content_security_policy: str | None = msgspec.field(name="Content-Security-Policy", default=None)
     strict_transport_security: str | None = msgspec.field(name="Strict-Transport-Security", default=None)
@@ -209,7 +210,7 @@ class _RateLimit(_Section, frozen=True):
         self.limit()
 
     def limit(self) -> RateLimit | None:
-        """`None` if the interval is 0: every request is taken."""
+        """`None` if the interval is 0: gpumap accepts every request."""
         interval, burst = self.interval or "0", self.burst or "0"
         if not re.fullmatch(r"\d{1,9}", burst, re.ASCII):
             raise WebConfigError("burst: must be a whole number of at least 0")
@@ -241,11 +242,11 @@ class WebConfig:
     headers: tuple[tuple[str, str], ...] = ()
     rate_limit: RateLimit | None = None
     says_nothing: bool = False
-    """No section has anything in it, not even `{}`: an empty file, and one of which only the beginning was written."""
+    """Return whether no section has any content, not even `{}`: an empty file, or one that is only partly written."""
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """What clients are asked for, or sent, in words for the log."""
+        """Return what clients must send, or get, in words for the log."""
         tls = self.tls
         asked = {
             "TLS": tls is not None,
@@ -261,7 +262,7 @@ class WebConfig:
 
 
 def parse(text: str) -> WebConfig:
-    """Raises WebConfigError."""
+    """Read the configuration. Raises WebConfigError."""
     document = _load(text)
     sections = document if isinstance(document, dict) else {}
     is_mapping = document is None or isinstance(document, dict)
@@ -283,7 +284,7 @@ def parse(text: str) -> WebConfig:
 
 
 def _mistake(error: msgspec.ValidationError) -> WebConfigError:
-    """One line of msgspec's words, or of our own, after the key that they are about."""
+    """Return one line of msgspec's or gpumap's words, after their key."""
     why, _, path = str(error).partition(" - at `")
     path = re.sub(r"[`$]\.?", "", path)
     if isinstance(error.__cause__, WebConfigError):
@@ -294,7 +295,7 @@ def _mistake(error: msgspec.ValidationError) -> WebConfigError:
 
 
 def _pem(name: str, text: str | None, file: str | None) -> Pem | None:
-    """What may be in the configuration, or in a file that it names: in one of both."""
+    """Return the content, which may be in the configuration or in a file that it names, not in both."""
     if text and file:
         raise WebConfigError(f"{name}: cannot be combined with {name}_file")
     if text:
@@ -339,12 +340,14 @@ def _users(users: dict[str, object]) -> tuple[tuple[str, str], ...]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars stay the text that is written, whatever their tag: a number may be a name. Only null is nothing."""
+    """Scalars stay the written text, whatever their tag: a number may be a name. Only null is no text."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
-        if any("\ud800" <= character <= "\udfff" for character in node.value):  # YAML's escapes can make halves of one
+        if any(
+            "\ud800" <= character <= "\udfff" for character in node.value
+        ):  # YAML's escapes can make halves of a character
             raise WebConfigError(f"line {node.start_mark.line + 1}: has an invalid character")
         return None if not node.style and node.value in _NULLS else str(node.value)
 
@@ -363,7 +366,7 @@ _Loader.yaml_implicit_resolvers = {}
 
 
 def _load(text: str) -> object:
-    """The one document of a text; None if it is empty. Raises WebConfigError."""
+    """Return the single document of a text; None if it is empty. Raises WebConfigError."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 # it is a SafeLoader
     except WebConfigError:

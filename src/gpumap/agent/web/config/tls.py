@@ -1,6 +1,6 @@
-"""The TLS side of a web configuration: the context for new connections, and the names in a client's certificate.
+"""The TLS part of a web configuration: the context for new connections, and the names in a client's certificate.
 
-Each change makes a new context: a context never stops trusting what it has trusted.
+Each change makes a new context: a context never drops an authority.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _SAN_KINDS = ("DNS", "IP Address", "email", "URI")
 
 
 def make_context(tls: TlsConfig, pems: Mapping[str, bytes]) -> ssl.SSLContext:
-    """Raises WebConfigError. `pems` has the bytes of what is read from files, by key."""
+    """Make the context. Raises WebConfigError. `pems` has the bytes of the files, by key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _speak(context, tls)
     _load_certificate(context, tls, pems)
     if tls.authorities is not None and tls.client_auth != NONE:
-        # Optional also where one is required: a probe has none, and is asked for none. Who shows none to another page
-        # is refused there; one that does not hold ends the handshake either way.
+        # Optional also if a certificate is required: probes have none. A client without one is refused at other pages.
+        # An invalid certificate ends the handshake in any case.
         context.verify_mode = ssl.CERT_OPTIONAL
         # As in Go, each certificate in the file is trusted by itself, also an intermediate authority.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _load_authorities(context, tls.authorities, pems)
-        # A session that is taken up again verifies nothing: an authority may have expired since.
+        # A resumed session verifies nothing: an authority may have expired since then.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
     return context
 
 
 def has_allowed_name(certificate: Mapping[str, object], allowed: Collection[str]) -> bool:
-    """Whether a verified certificate (as getpeercert gives it) has one of these names, whatever its kind."""
+    """Return whether a verified certificate (from getpeercert) has one of these names, of any kind."""
     found = certificate.get("subjectAltName", ())
     names = found if isinstance(found, tuple) else ()
     return any(_plain(kind, name) in allowed for kind, name, *_ in names if kind in _SAN_KINDS)
 
 
 def _plain(kind: str, name: str) -> str:
-    """A name as Go writes it: an IP address in its shortest form."""
+    """Return a name as Go writes it: an IP address in its shortest form."""
     if kind != "IP Address":
         return name
     try:
@@ -65,7 +65,7 @@ def _speak(context: ssl.SSLContext, tls: TlsConfig) -> None:
         if suites:
             context.set_ciphers(":".join(suites))
         elif named:
-            context.minimum_version = ssl.TLSVersion.TLSv1_3  # none is left for TLS 1.2
+            context.minimum_version = ssl.TLSVersion.TLSv1_3  # no suite is left for TLS 1.2
         for curve in tls.curve_preferences or ():
             context.set_ecdh_curve(_CURVES[curve])
     except (ssl.SSLError, ValueError) as error:
@@ -102,7 +102,7 @@ def _load_authorities(context: ssl.SSLContext, authorities: Pem, pems: Mapping[s
 
 @contextlib.contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path below which OpenSSL finds these bytes: the root is read-only, and a key is not to lie on a disk."""
+    """Return a path below which OpenSSL finds these bytes: the root is read-only, and a key must not be on a disk."""
     try:
         number = os.memfd_create("gpumap-pem", os.MFD_CLOEXEC)
         with open(number, "wb") as file:

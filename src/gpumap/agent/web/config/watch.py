@@ -1,7 +1,7 @@
-"""Reads a web configuration and the files that it names again and again, and puts changes into force.
+"""Reads a web configuration and its files repeatedly, and activates changes.
 
-A change is taken when two reads in a row found the same: it is not taken while it is being written. One that cannot be
-taken is logged once, and what was in force stays; its certificates are renewed all the same.
+A change is active after two equal reads in a row, not while it is written. An invalid change is logged once, and the
+previous configuration stays active; its certificates are renewed all the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_SECONDS = 2.0
 _DEADLINE_SECONDS = 5.0
 _WORDS = {REQUIRED: "required", IF_GIVEN: "if_given", NONE: "no"}
 _TEXT_BYTES = 1 << 16
-"""So much YAML takes a second of CPU time."""
+"""YAML of this size takes a second of CPU time."""
 _PEM_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 200
 
@@ -40,21 +40,21 @@ class Loaded(NamedTuple):
 
 
 class FileState(NamedTuple):
-    """What one read of the files found."""
+    """The result of one read of the files."""
 
     wanted: Loaded | None
-    """What the file says; None if it cannot be taken, for the reason in `error`."""
+    """The configuration in the file; None if it is invalid, with the reason in `error`."""
     renewed: Loaded | None
-    """The configuration in force with its files of now, if that is not `wanted`: certificates are renewed also beside a
-    mistake."""
+    """The active configuration with its current files, if that is not `wanted`: certificates are renewed also
+    during an error."""
     error: str
 
 
 class Reader:
-    """Reads the files as they are at one moment. It parses the same text only once.
+    """Reads the files at one moment. It parses the same text only once.
 
-    It reads everything each time, and not only time stamps: a Secret's volume swaps a link above the files, and times
-    may be any.
+    It reads the content each time, not only time stamps: a Secret's volume swaps a link above the files, and times may
+    have any value.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class Reader:
             try:
                 renewed = Loaded(in_force, self._pems(in_force))
             except WebConfigError:
-                pass  # what was read of them before goes on
+                pass  # their earlier content continues
         return FileState(wanted, renewed, wrong)
 
     def _config(self) -> WebConfig:
@@ -103,7 +103,7 @@ class Reader:
 
 
 def _read(path: Path, most: int) -> bytes:
-    """Read a regular file. Raises WebConfigError. Never waits, as it would for a pipe that no process writes into."""
+    """Read a regular file. Raises WebConfigError. Never waits: a pipe without a writer would block."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(number, "rb") as file:
@@ -120,7 +120,7 @@ def _read(path: Path, most: int) -> bytes:
 
 
 class Watch:
-    """A configuration's file, and the guard that follows it. Raises UsageError if the file cannot be taken at once."""
+    """Follow a configuration's file for a guard. Raises UsageError if the file is not usable at the start."""
 
     def __init__(self, path: Path, *, look_seconds: float = LOOK_SECONDS) -> None:
         self._path = path
@@ -137,13 +137,13 @@ class Watch:
         self._in_force = self._handled.wanted
 
     def words(self) -> str:
-        """What is asked for, for the log."""
+        """Return the requirements, for the log."""
         config = self._in_force.config
         certificates = _WORDS[config.tls.client_auth if config.tls else NONE]
         return f"tls={'yes' if config.tls else 'no'} client_certificates={certificates} users={len(config.users)}"
 
     async def follow(self, close_others: CloseOthers) -> None:
-        """Take changes for ever. After each, no idle connection of before goes on."""
+        """Apply changes for ever. After each, close the idle connections from before."""
         self._warn()
         before = self._handled
         while True:
@@ -152,8 +152,8 @@ class Watch:
                 read = partial(self._reader.read, self._in_force.config)
                 state = await self._thread.run(read, _DEADLINE_SECONDS)
             except TimeoutError:
-                continue  # a file system hangs: what is in force stays
-            except Exception as error:  # no file may end the service, whatever it makes a library do
+                continue  # a file system hangs: the active configuration stays
+            except Exception as error:  # no file may end the service, whatever error it causes in a library
                 state = FileState(None, None, f"cannot be read: {type(error).__name__}")
             settled, before = state == before, state
             if settled and state != self._handled:
@@ -165,7 +165,7 @@ class Watch:
         self._thread.close()
 
     async def _take(self, state: FileState, close_others: CloseOthers) -> None:
-        """Put into force what is wanted, or else the configuration of before with its renewed certificates."""
+        """Activate the wanted configuration, or else the previous one with its renewed certificates."""
         wrong = state.error
         for loaded in (state.wanted, state.renewed):
             if loaded is None:
