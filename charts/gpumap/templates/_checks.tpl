@@ -3,6 +3,7 @@ Values that cannot be had together, which the schema cannot say, or not in plain
 values; each stops at the first mistake, in one line.
 */}}
 {{- define "gpumap.checks" -}}
+{{- include "gpumap.checkImage" . -}}
 {{- include "gpumap.checkName" . -}}
 {{- include "gpumap.checkPod" . -}}
 {{- include "gpumap.checkStateFile" . -}}
@@ -10,10 +11,20 @@ values; each stops at the first mistake, in one line.
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
   {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum be double. Leave one." }}
 {{- end }}
+{{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) }}
+  {{- fail "serviceMonitor.enabled: a ServiceMonitor finds the pods through the Service. Set service.enabled, or use podMonitor." }}
+{{- end }}
 {{- range $name := list "serviceMonitor" "podMonitor" }}
   {{- if (index $.Values $name).enabled }}
-    {{- include "gpumap.checkMonitor" (dict "name" $name "monitor" (index $.Values $name) "values" $.Values) }}
+    {{- include "gpumap.checkMonitor" (dict "name" $name "monitor" (index $.Values $name) "values" $.Values "namespace" (include "gpumap.namespace" $)) }}
   {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* An empty name would end as ImagePullBackOff on every node. */}}
+{{- define "gpumap.checkImage" -}}
+{{- if not .Values.image.repository }}
+  {{- fail "image.repository is empty: set it to an image that the nodes can pull, such as registry.example.com/gpumap, which you build with `make image`." }}
 {{- end }}
 {{- end -}}
 
@@ -46,6 +57,11 @@ values; each stops at the first mistake, in one line.
   {{- end }}
   {{- $folders := include "gpumap.hostFolders" $ | fromYaml | keys }}
   {{- $own := concat $folders (include "gpumap.webSecrets" $ | fromYaml | keys) (list "tmp" "nvml" "state") }}
+  {{- range .initContainers }}
+    {{- if eq .name "gpumap" }}
+      {{- fail "initContainers: gpumap is the name of the chart's own container. Take another name." }}
+    {{- end }}
+  {{- end }}
   {{- range .extraVolumes }}
     {{- if has .name $own }}
       {{- fail (printf "extraVolumes: the chart has a volume called %s. Take another name." .name) }}
@@ -101,6 +117,10 @@ values; each stops at the first mistake, in one line.
   {{- if and (index $tls (first .)) (index $tls (last .)) }}
     {{- fail (printf "%s.tlsConfig has %s and %s. Leave one." $.name (first .) (last .)) }}
   {{- end }}
+{{- end }}
+{{- $elsewhere := and .monitor.namespace (ne .monitor.namespace .namespace) }}
+{{- if and $elsewhere .values.tls.secretName (not (or $tls.ca $tls.caFile $tls.insecureSkipVerify)) }}
+  {{- fail (printf "%s.tlsConfig has no ca: Secret %s is in namespace %s, and the monitor in %s can read only Secrets of its own. Copy ca.crt there and name it in ca." .name .values.tls.secretName .namespace .monitor.namespace) }}
 {{- end }}
 {{- $certificate := or $tls.cert $tls.certFile }}
 {{- if ne (empty $certificate) (empty (or $tls.keySecret $tls.keyFile)) }}

@@ -9,10 +9,21 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The job of the targets. Rules, boards, bill and HPA read jobs with gpumap in the name; a release's name is free. */}}
-{{- define "gpumap.job" -}}
-{{- $name := include "gpumap.fullname" . -}}
-{{- contains "gpumap" $name | ternary $name (printf "%s-gpumap" $name) -}}
+{{- define "gpumap.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end -}}
+
+{{- define "gpumap.serviceAccountName" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "gpumap.fullname" .) "default" .Values.serviceAccount.create) }}
+{{- end -}}
+
+{{/*
+`text` of a file of rules or of a board, for the job of `root`'s targets. The files read every job with gpumap in its name.
+With another name in `job`, the objects read this job only.
+*/}}
+{{- define "gpumap.ofJob" -}}
+{{- $job := .root.Values.job -}}
+{{ ternary .text (.text | replace ".*gpumap.*" $job) (contains "gpumap" $job) }}
 {{- end -}}
 
 {{/*
@@ -57,6 +68,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* `labels` of `root`'s release and `more`, which cannot overwrite them. */}}
 {{- define "gpumap.labelsWith" -}}
 {{- include "gpumap.labels" .root | fromYaml | mergeOverwrite (deepCopy (.more | default dict)) | toYaml -}}
+{{- end -}}
+
+{{/* The annotations of an object, as YAML: `own` and commonAnnotations of `root`, which cannot overwrite them. Or empty. */}}
+{{- define "gpumap.annotations" -}}
+{{- with mergeOverwrite (deepCopy (.root.Values.commonAnnotations | default dict)) (.own | default dict) }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{/* Without the chart's version: a chart that changes nothing in the pods does not replace them. */}}
@@ -196,4 +212,21 @@ from connecting to the kubelet's sockets; spc_t is its type for containers that 
 {{- else if .Values.openshift.securityContextConstraints -}}
 type: spc_t
 {{- end -}}
+{{- end -}}
+
+{{/* The pod's security context: the chart's own, and podSecurityContext over it. */}}
+{{- define "gpumap.podSecurityContext" -}}
+{{- /* The kubelet's socket and checkpoint open to uid 0 only; no capability is needed. */ -}}
+{{- $context := dict "runAsUser" 0 "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- with include "gpumap.seLinuxOptions" . | fromYaml -}}
+{{- $_ := set $context "seLinuxOptions" . -}}
+{{- end -}}
+{{- mergeOverwrite $context (.Values.podSecurityContext | default dict) | toYaml -}}
+{{- end -}}
+
+{{/* The container's: the chart's own, and securityContext over it. */}}
+{{- define "gpumap.securityContext" -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true -}}
+{{- $_ := set $context "capabilities" (dict "drop" (list "ALL")) -}}
+{{- mergeOverwrite $context (.Values.securityContext | default dict) | toYaml -}}
 {{- end -}}

@@ -41,7 +41,7 @@ relabelings:
     targetLabel: __tmp_hash
     action: replace
   - targetLabel: job
-    replacement: {{ include "gpumap.job" $.root }}
+    replacement: {{ $.root.Values.job | quote }}
     action: replace
   - action: labeldrop
     regex: namespace|pod|container|service
@@ -61,7 +61,7 @@ name that it must have. The authority is ca.crt of the server's own Secret, wher
 */}}
 {{- define "gpumap.tlsConfig" -}}
 {{- $given := .monitor.tlsConfig | default dict -}}
-{{- $config := dict "serverName" (printf "%s.%s.svc" (include "gpumap.fullname" .root) .root.Release.Namespace) -}}
+{{- $config := dict "serverName" (printf "%s.%s.svc" (include "gpumap.fullname" .root) (include "gpumap.namespace" .root)) -}}
 {{- $secret := .root.Values.tls.secretName -}}
 {{- if and $secret (not $given.ca) (not $given.caFile) (not $given.insecureSkipVerify) -}}
 {{- $_ := set $config "ca" (dict "secret" (dict "name" $secret "key" "ca.crt")) -}}

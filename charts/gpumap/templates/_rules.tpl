@@ -19,7 +19,7 @@ file by `recording`. They are read and never executed as templates: their braces
 {{- $alerts := list -}}
 {{- $groups := list -}}
 {{- range $path, $_ := .Files.Glob "rules/*.yaml" -}}
-  {{- range ($.Files.Get $path | fromYaml).groups -}}
+  {{- range (include "gpumap.ofJob" (dict "root" $ "text" ($.Files.Get $path)) | fromYaml).groups -}}
     {{- $rules := list -}}
     {{- range .rules -}}
       {{- if not .alert -}}
