@@ -52,7 +52,8 @@ def test_the_package_is_whole(packaged: Path) -> None:
             if name != "Chart.yaml":  # helm writes it anew
                 assert content.read() == (CHART / name).read_bytes(), name
     whole = {str(one.relative_to(CHART)) for one in CHART.rglob("*") if one.is_file()}
-    assert names == whole - {".helmignore", "dashboards/kustomization.yaml"}
+    values = {str(one.relative_to(CHART)) for one in (CHART / "ci").iterdir()}
+    assert names == whole - {".helmignore", "dashboards/kustomization.yaml"} - values
     assert names > {"Chart.yaml", "README.md", "values.yaml", "values.schema.json", "templates/NOTES.txt"}
     for part in ("rules/*.yaml", "dashboards/*.json"):
         files = {str(one.relative_to(CHART)) for one in CHART.glob(part)}
