@@ -36,6 +36,8 @@ MISTAKES = {
     "podSecurityContext.runAsuser": "0",
     "podSecurityContext.runAsUser": "root",
     "securityContext.capabilities.drop": "ALL",
+    "securityContext.capabilities.add[0]": "SYS_ADMIN",
+    "securityContext.privileged": "true",
     "securityContext.seccompProfile.type": "runtime/default",
     "revisionHistoryLimit": "-1",
     "livenessProbe.httpGet.path": "/",
