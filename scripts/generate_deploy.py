@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.deploy.chart import CHART, helm
+from tests.deploy.chart import CHART, IMAGE, helm
 
 ROOT = CHART.parent.parent
 NAMESPACE = "gpumap"
@@ -41,7 +41,7 @@ def manifests() -> dict[Path, str]:
 
 def _rendered(*values: str) -> Iterator[tuple[str, str]]:
     """Each object's kind and text, without the labels by which Helm knows its own, and without hooks."""
-    settings = (word for value in values for word in ("--set", value))
+    settings = (word for value in (IMAGE, *values) for word in ("--set", value))
     done = helm("template", "gpumap", CHART, "--namespace", NAMESPACE, "--skip-tests", *settings)
     if done.returncode:
         raise RuntimeError(f"helm template {' '.join(values)}: {done.stderr}")

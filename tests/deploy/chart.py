@@ -29,8 +29,13 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+IMAGE = "image.repository=gpumap"
+"""The one value that has no default."""
+
+
 def settings(values: tuple[str, ...]) -> Iterator[str]:
-    for value in values:
+    """`--set …` for each value, and for the image."""
+    for value in (IMAGE, *values):
         yield from ("--set", value)
 
 

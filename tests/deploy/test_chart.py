@@ -1,6 +1,7 @@
 """The chart as a whole, rendered by a real helm: what it makes, and what it is called."""
 
 import base64
+import json
 import re
 from importlib import resources
 
@@ -15,6 +16,13 @@ from tests.deploy.chart import CHART, Manifest, container_of, helm, is_hook, ref
 from tests.deploy.chart_variations import EVERYTHING, VARIATIONS
 from tests.shells.api_server import listed
 
+AREAS = {
+    "ServiceMonitor": "serviceMonitor",
+    "PodMonitor": "podMonitor",
+    "PrometheusRule": "prometheusRule",
+    "ConfigMap": "dashboards",
+}
+"""The kinds that have a namespace of their own, and the head of their values."""
 BUILT_IN_KINDS = {"DaemonSet", "Service", "ServiceAccount"}
 OFTEN = (
     "values",
@@ -37,13 +45,86 @@ def test_only_what_is_asked_for_is_installed() -> None:
 
 
 @pytest.mark.parametrize("variation", VARIATIONS)
-def test_everything_stands_in_the_releases_namespace(variation: str) -> None:
-    """Nothing is put elsewhere, and nothing is the cluster's, but OpenShift's constraints, which only it can have."""
+def test_every_object_is_in_the_releases_namespace(variation: str) -> None:
+    """Except objects whose namespace is a value, and OpenShift's constraints, which belong to the cluster."""
+    values = dict(value.split("=", 1) for value in VARIATIONS[variation])
+    common = values.get("namespaceOverride", "monitoring")
     for manifest in render_all(*VARIATIONS[variation]):
         if manifest["kind"] == "SecurityContextConstraints":
-            assert manifest["metadata"]["name"].startswith("monitoring-")
+            assert manifest["metadata"]["name"].startswith(f"{common}-")
         else:
-            assert manifest["metadata"]["namespace"] == "monitoring", manifest["kind"]
+            own = values.get(f"{AREAS.get(manifest['kind'], '')}.namespace", common)
+            assert manifest["metadata"]["namespace"] == own, manifest["kind"]
+
+
+def test_a_monitor_elsewhere_selects_the_agents_namespace() -> None:
+    """A monitor finds targets only in its own namespace unless it names another one."""
+    for monitor in ("serviceMonitor", "podMonitor"):
+        made = render(f"{monitor}.enabled=true", f"{monitor}.namespace=observability", "namespaceOverride=gpu")
+        spec = made[monitor[0].upper() + monitor[1:]]["spec"]
+        assert spec["namespaceSelector"] == {"matchNames": ["gpu"]}
+        assert "namespaceSelector" not in render(f"{monitor}.enabled=true")[monitor[0].upper() + monitor[1:]]["spec"]
+
+
+def test_no_name_of_the_release_remains_after_a_namespace_override() -> None:
+    """Names of the Service in certificates and in the test, and the constraints' account, have the new namespace."""
+    manifests = render_all("namespaceOverride=gpu", "tls.secretName=certificate", *EVERYTHING)
+    text = json.dumps([one for one in manifests if one["kind"] not in ("PrometheusRule", "ConfigMap")])
+    assert "monitoring" not in text.replace("monitoring.coreos.com", "")
+    assert "gpumap.gpu.svc" in text
+    assert "system:serviceaccount:gpu:gpumap" in text
+
+
+def test_common_annotations_are_on_every_object() -> None:
+    """Also on those with annotations of their own, which win; the pods have podAnnotations."""
+    values = ("commonAnnotations.note=hello", "service.annotations.note=own", "dashboards.annotations.folder=GPU")
+    manifests = render_all(*values, *EVERYTHING, "tls.secretName=certificate")
+    notes = {(one["kind"], one["metadata"]["annotations"]["note"]) for one in manifests}
+    assert {kind for kind, note in notes if note == "own"} == {"Service"}
+    assert all(one["metadata"]["annotations"].get("folder") for one in manifests if one["kind"] == "ConfigMap")
+    (pod,) = [one["spec"]["template"] for one in manifests if one["kind"] == "DaemonSet"]
+    assert "note" not in pod["metadata"]["annotations"]
+
+
+def test_a_string_of_extra_objects_is_a_template() -> None:
+    """An object is taken as it is, braces included: they may be Alertmanager's."""
+    values = (
+        "extraObjects[0].kind=ConfigMap,extraObjects[0].apiVersion=v1,extraObjects[0].metadata.name=a-{{ a }}",
+        "extraObjects[1]=kind: Secret\napiVersion: v1\nmetadata:\n  name: {{ .Release.Name }}-more",
+    )
+    names = {one["kind"]: one["metadata"]["name"] for one in render_all(*values, "tests.enabled=false", release="prod")}
+    assert (names["ConfigMap"], names["Secret"]) == ("a-{{ a }}", "prod-more")
+
+
+def test_without_a_service_there_is_no_test() -> None:
+    """`helm test` asks the Service."""
+    assert {one["kind"] for one in render_all("service.enabled=false")} == {"DaemonSet", "ServiceAccount"}
+
+
+def test_an_image_is_required() -> None:
+    """Without a name of it the installation stops, with one sentence."""
+    said = refusal("image.repository=")
+    assert "image.repository is empty: set it to an image" in said
+    assert "schema" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "made"),
+    [
+        ((), "gpumap", True),
+        (("serviceAccount.name=agent",), "agent", True),
+        (("serviceAccount.create=false",), "default", False),
+        (("serviceAccount.create=false", "serviceAccount.name=agent"), "agent", False),
+    ],
+)
+def test_the_pods_have_the_named_service_account(values: tuple[str, ...], name: str, made: bool) -> None:
+    """Made by the chart or not; without a token either way."""
+    manifests = render(*values, "openshift.securityContextConstraints=true")
+    pod = manifests["DaemonSet"]["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (name, False)
+    assert manifests["SecurityContextConstraints"]["users"] == [f"system:serviceaccount:monitoring:{name}"]
+    assert ("ServiceAccount" in manifests) is made
+    assert not made or manifests["ServiceAccount"]["metadata"]["name"] == name
 
 
 @pytest.mark.parametrize(
@@ -182,7 +263,7 @@ def test_the_notes_tell_what_is_next(values: tuple[str, ...], said: tuple[str, .
 )
 def test_kubernetes_versions(version: str, accepted: bool) -> None:
     """Kubernetes 1.27 and later is accepted, also with a vendor's suffix; older is refused."""
-    done = helm("template", "gpumap", CHART, "--kube-version", version)
+    done = helm("template", "gpumap", CHART, "--kube-version", version, *settings(()))
     assert (done.returncode == 0) is accepted, done.stderr
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from tests.certificates import make_certificate, make_signed_certificate
 from tests.demo_process import GPUMAP, demo, environment, listening, running, wait_for
-from tests.deploy.chart import CHART, Manifest, helm, is_hook, render_all
+from tests.deploy.chart import CHART, Manifest, helm, is_hook, render_all, settings
 from tests.deploy.chart_variations import CERTIFICATE_SHOWN, PASSWORD_SENT, VARIATIONS, of
 
 HASH = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
@@ -143,7 +143,9 @@ def test_openshift_chooses_its_uid() -> None:
 
 def test_openshift_is_known_by_its_api() -> None:
     """Also with constraints of one's own."""
-    done = helm("template", "prod", CHART, "--api-versions", "security.openshift.io/v1", "--show-only", HOOK)
+    done = helm(
+        "template", "prod", CHART, *settings(()), "--api-versions", "security.openshift.io/v1", "--show-only", HOOK
+    )
     assert done.returncode == 0, done.stderr
     assert not yaml.safe_load(done.stdout)["spec"]["securityContext"].keys() & {"runAsUser", "runAsGroup"}
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpumap.cli.server_flags import OWN_JOBS
 from tests.certificates import make_certificate
 from tests.demo_process import GPUMAP, demo, fetch, listening, running
-from tests.deploy.chart import render
+from tests.deploy.chart import render, render_all
 from tests.deploy.chart_variations import PASSWORD_SENT, of
 from tests.prometheus import Prometheus, each_second, eventually, prometheus, target_labels
 from tests.promtool import accepted
@@ -58,8 +58,8 @@ OPERATOR: dict[str, tuple[Relabeling, ...]] = {
 }
 """prometheus-operator, pkg/prometheus/promcfg.go: generateServiceMonitorConfig and generatePodMonitorConfig."""
 ENDPOINTS = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
-RELEASES = {"ServiceMonitor": "prod", "PodMonitor": "blue"}
-"""One target's labels are the same by either monitor: only those of two releases are two targets."""
+JOBS = {"ServiceMonitor": "gpumap", "PodMonitor": "blue-gpumap"}
+"""One target's labels are the same by either monitor: only those of two jobs are two targets."""
 SHARDING: tuple[Relabeling, ...] = (
     {"source_labels": ["__address__", "__tmp_hash"], "regex": "(.+);", "target_label": "__tmp_hash"},
     {"source_labels": ["__tmp_hash"], "modulus": 4, "target_label": "shard", "action": "hashmod"},
@@ -108,37 +108,41 @@ def labels_of_targets(folder: Path, job: Mapping[str, object]) -> list[dict[str,
 
 @pytest.mark.parametrize("kind", OPERATOR)
 def test_a_target_is_its_node(kind: str, tmp_path: Path) -> None:
-    """`node` and `instance` are the node, `job` is the release's full name, and the agent's own pod is not told."""
+    """`node` and `instance` are the node, `job` is gpumap, and no label names the agent's own pod."""
     (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401"))
-    assert labels == {"job": "prod-gpumap", **target_labels("gpu-1")}
+    assert labels == {"job": "gpumap", **target_labels("gpu-1")}
 
 
-NAMES: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("gpumap", (), "gpumap"),
-    ("foo", (), "foo-gpumap"),
-    ("gpu-map-2", (), "gpu-map-2-gpumap"),
-    ("foo", ("nameOverride=agents",), "foo-agents-gpumap"),
-    ("foo", ("nameOverride=gpumap-blue",), "foo-gpumap-blue"),
-    ("foo", ("fullnameOverride=gpu-exporter",), "gpu-exporter-gpumap"),
-    ("foo", (f"fullnameOverride={'a' * 63}",), f"{'a' * 63}-gpumap"),
-    ("foo", (f"nameOverride={'a' * 57}gpumap",), f"foo-{'a' * 57}gp-gpumap"),
+NAMES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("gpumap", (), "gpumap", OWN_JOBS),
+    ("foo", (), "gpumap", OWN_JOBS),
+    ("foo", ("nameOverride=agents",), "gpumap", OWN_JOBS),
+    ("foo", ("fullnameOverride=gpu-exporter",), "gpumap", OWN_JOBS),
+    ("foo", (f"fullnameOverride={'a' * 63}",), "gpumap", OWN_JOBS),
+    ("foo", ("job=blue-gpumap",), "blue-gpumap", OWN_JOBS),
+    ("foo", ("job=gpu_agents",), "gpu_agents", 'job=~"gpu_agents"'),
+    ("foo", ("job=monitoring/123",), "monitoring/123", 'job=~"monitoring/123"'),
 )
-"""Release, names in the values, and the job of its targets."""
+"""Release, values, the job of its targets, and by what its rules and boards find them."""
 JOB_MATCHER = re.compile(r'(\bjob=~?\\?"[^"%]*")')
 
 
-@pytest.mark.parametrize(("release", "values", "job"), NAMES)
+@pytest.mark.parametrize(("release", "values", "job", "own"), NAMES)
 @pytest.mark.parametrize("kind", OPERATOR)
 def test_the_rules_match_the_job_of_every_release(
-    kind: str, release: str, values: tuple[str, ...], job: str, tmp_path: Path
+    kind: str, release: str, values: tuple[str, ...], job: str, own: str, tmp_path: Path
 ) -> None:
-    """Names are free (contract §8): the rules, the fleet commands and the bill read the targets of each release."""
+    """Names are free (contract §8): the rules and boards read the targets of each release, of any name and job."""
     (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401", *values, release=release))
     assert labels["job"] == job
     rules = render("prometheusRule.enabled=true", "prometheusRule.autoscaling=true", *values, release=release)
     matchers = {found.replace("\\", "") for found in JOB_MATCHER.findall(json.dumps(rules["PrometheusRule"]))}
-    assert matchers == {OWN_JOBS, 'job=""'}  # the second one is of what rules record
-    assert re.fullmatch(OWN_JOBS.removeprefix('job=~"').removesuffix('"'), job)
+    assert matchers == {own, 'job=""'}  # the second one is of what rules record
+    assert re.fullmatch(own.removeprefix('job=~"').removesuffix('"'), job)
+    boards = json.dumps([one.get("data") for one in render_all("dashboards.enabled=true", *values, release=release)])
+    matchers = {*JOB_MATCHER.findall(boards.replace("\\", ""))}
+    assert {own, own.replace('"', '"|', 1)} <= matchers
+    assert own == OWN_JOBS or ".*gpumap.*" not in boards
 
 
 @pytest.mark.parametrize("kind", OPERATOR)
@@ -199,7 +203,7 @@ def test_ones_own_relabelings_come_last(kind: str, tmp_path: Path) -> None:
         f"{name}.relabelings[1].regex=endpoint|service",
     )
     (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401", *values))
-    assert labels == {"job": "prod-gpumap", "node": "gpu-1", "instance": "gpu-1", "region": "eu"}
+    assert labels == {"job": "gpumap", "node": "gpu-1", "instance": "gpu-1", "region": "eu"}
 
 
 @pytest.mark.parametrize("kind", OPERATOR)
@@ -234,7 +238,7 @@ def test_the_certificate_is_checked(kind: str) -> None:
 
 @pytest.fixture(name="servers", scope="module")
 def run_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Prometheus]]:
-    """The URL of an agent, and a Prometheus that scrapes it by two releases' monitors, one of each kind; and a second
+    """The URL of an agent, and a Prometheus that scrapes it by monitors of two jobs, one of each kind; and a second
     agent, that serves by TLS and wants a password, as the chart's values have it."""
     folder = tmp_path_factory.mktemp("monitors")
     for name in ("plain", "secured", "tls"):
@@ -256,7 +260,7 @@ def run_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
         }
         second = TARGET | {"pod_node_name": "gpu-2", "pod_name": "prod-gpumap-2"}
         jobs = (
-            *(scrape(kind, url.removeprefix("http://"), release=RELEASES[kind]) for kind in OPERATOR),
+            *(scrape(kind, url.removeprefix("http://"), f"job={job}") for kind, job in JOBS.items()),
             scrape("ServiceMonitor", address, *secured, target=second, **more),
         )
         with prometheus(folder, config=each_second(*jobs)) as server:
@@ -276,13 +280,13 @@ def test_no_series_is_stamped_with_the_agents_pod(servers: tuple[str, Prometheus
     """What is said of a GPU, of the node or of gpumap itself names no pod; every series names the node."""
     _, server = servers
     own = 'namespace="monitoring"', 'pod=~"prod-gpumap.*"', 'container="gpumap"', 'exported_pod!=""'
-    assert [server.ask(f"{{job=~'(prod|blue)-gpumap',{label}}}") for label in own] == [[], [], [], []]
+    assert [server.ask(f"{{job=~'.*gpumap',{label}}}") for label in own] == [[], [], [], []]
     of_the_node = '__name__=~"up|process_.*|gpumap_(gpu|node|source|device)_.*"'
     assert server.ask(f"{{{of_the_node}}}")
     assert server.ask(f'{{{of_the_node},pod!=""}}') == []
     targets = server.ask('count by (node, instance, job) ({__name__=~".+"})')
     found = {(one["node"], one["instance"], one["job"]) for one, _ in targets}
-    jobs = {("gpu-1", "prod-gpumap"), ("gpu-1", "blue-gpumap"), ("gpu-2", "prod-gpumap")}
+    jobs = {("gpu-1", "gpumap"), ("gpu-1", "blue-gpumap"), ("gpu-2", "gpumap")}
     assert found == {(node, node, job) for node, job in jobs}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.deploy.chart import CHART, helm, pod_of, render
+from tests.deploy.chart import CHART, helm, pod_of, render, settings
 from tests.deploy.chart_variations import VARIATIONS
 
 NFD = "feature.node.kubernetes.io"
@@ -143,7 +143,7 @@ def test_alternatives_stay_alternatives() -> None:
     value = (
         f"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms={json.dumps(terms)}"
     )
-    done = helm("template", "gpumap", CHART, "--set-json", value)
+    done = helm("template", "gpumap", CHART, *settings(()), "--set-json", value)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(CLIENT) == 2
 

@@ -21,15 +21,21 @@ SCALARS = ("123", "true", "1e3", "null")
 """Names that YAML reads as something else where they stand without quotes."""
 
 
+LOOSENED = ("security contexts", "more of one's own")
+"""Variations that give the pod what it does not have otherwise."""
+
+
 @pytest.fixture(params=VARIATIONS)
 def manifests(request: pytest.FixtureRequest) -> dict[str, Manifest]:
     return {one["kind"]: one for one in render_all(*VARIATIONS[request.param])}
 
 
-def test_no_variation_has_a_token_or_a_capability(manifests: dict[str, Manifest]) -> None:
-    """No API token, no capability, no privileged container, no host network, a read-only root, in every variation."""
+@pytest.mark.parametrize("variation", [name for name in VARIATIONS if name not in LOOSENED])
+def test_no_variation_has_a_token_or_a_capability(variation: str) -> None:
+    """No API token, no capability, no privileged container, no host network, a read-only root, unless asked for."""
+    manifests = {one["kind"]: one for one in render_all(*VARIATIONS[variation])}
     pod, container = pod_of(manifests), container_of(manifests)
-    assert manifests["ServiceAccount"]["automountServiceAccountToken"] is False
+    assert manifests.get("ServiceAccount", {}).get("automountServiceAccountToken", False) is False
     assert pod["automountServiceAccountToken"] is False
     security = {name: value for name, value in pod["securityContext"].items() if name != "seLinuxOptions"}
     assert security == {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -242,7 +248,7 @@ def test_a_variable_of_ones_own_takes_the_place_of_the_charts() -> None:
 def test_an_annotation_of_ones_own_takes_the_place_of_the_charts() -> None:
     """No key stands twice."""
     key = "kubectl.kubernetes.io/default-container"
-    done = helm("template", "gpumap", CHART, "--set", rf"podAnnotations.{key.replace('.', chr(92) + '.')}=other")
+    done = helm("template", "gpumap", CHART, *settings((rf"podAnnotations.{key.replace('.', chr(92) + '.')}=other",)))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(key) == 1
     assert f"{key}: other" in done.stdout
@@ -253,6 +259,33 @@ def test_a_digest_wins_over_the_tag() -> None:
     digest = "sha256:" + 64 * "a"
     image = container_of(render("image.tag=1.2", f"image.digest={digest}"))["image"]
     assert image == f"gpumap@{digest}"
+
+
+def test_security_contexts_are_merged() -> None:
+    """A setting of one's own replaces the chart's; the others stay as strict as they are."""
+    own = pod_of(render())["securityContext"], container_of(render())["securityContext"]
+    assert own == (
+        {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
+        {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+    )
+    values = ("podSecurityContext.runAsUser=1000660000", "securityContext.capabilities.add={SYS_PTRACE}")
+    made = render(*values, "openshift.securityContextConstraints=true", "securityContext.readOnlyRootFilesystem=false")
+    openshifts = {"seLinuxOptions": {"type": "spc_t"}}
+    assert pod_of(made)["securityContext"] == own[0] | openshifts | {"runAsUser": 1000660000}
+    expected = {"capabilities": {"drop": ["ALL"], "add": ["SYS_PTRACE"]}, "readOnlyRootFilesystem": False}
+    assert container_of(made)["securityContext"] == own[1] | expected
+    constraints = made["SecurityContextConstraints"]
+    assert (constraints["runAsUser"]["uid"], constraints["readOnlyRootFilesystem"]) == (1000660000, False)
+
+
+def test_probes_have_their_settings() -> None:
+    """And ask what they always ask."""
+    values = ("livenessProbe.failureThreshold=9", "readinessProbe.periodSeconds=40")
+    container = container_of(render(*values))
+    assert container["livenessProbe"]["failureThreshold"] == 9
+    assert container["readinessProbe"]["periodSeconds"] == 40
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
 def test_a_claim_is_the_containers() -> None:

@@ -1,6 +1,7 @@
 """What the chart makes beside the agent when asked: rules, boards, a network policy, OpenShift's constraints."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ ON = "prometheusRule.enabled=true"
 CONFIG_MAP_BYTES_MAX = 1 << 20
 """What the API server takes (core/v1 MaxSecretSize); and an annotation of `kubectl apply` holds 256 KiB."""
 APPLIED_BYTES_MAX = 256 << 10
+GROUP_RULES_MAX = 20
 
 Rule = dict[str, Any]
 
@@ -50,6 +52,28 @@ def test_the_rules_are_those_of_the_files() -> None:
         off = (f"prometheusRule.{name}=false" for name in ("alerts", "recording", "autoscaling"))
         assert rendered_groups(*off, f"prometheusRule.{switch}") == expected, switch
     assert rendered_groups() == [*switched["alerts=true"], *switched["recording=true"]]
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in RULES.glob("*.yaml")))
+def test_a_group_is_such_as_every_ruler_takes(file: str) -> None:
+    """At most 20 rules, Mimir's default limit (`-ruler.max-rules-per-rule-group`), and no field that only some know."""
+    for group in groups_of(file):
+        assert len(group["rules"]) <= GROUP_RULES_MAX, group["name"]
+        assert group.keys() == {"name", "interval", "rules"}
+        for rule in group["rules"]:
+            assert rule.keys() <= {"record", "alert", "expr", "for", "labels", "annotations"}
+
+
+def test_a_record_of_a_fleet_is_read_after_it_is_made() -> None:
+    """In the same group: groups are evaluated independently, so a record of another one may be an interval old."""
+    groups = groups_of("fleet.yaml")
+    records = {rule["record"] for group in groups for rule in group["rules"]}
+    assert {group["interval"] for group in groups} == {"1m"}
+    for group in groups:
+        made: set[str] = set()
+        for rule in group["rules"]:
+            assert {*re.findall(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", rule["expr"])} & records <= made, rule["record"]
+            made.add(rule["record"])
 
 
 def test_promtool_takes_the_rendered_rules(tmp_path: Path) -> None:

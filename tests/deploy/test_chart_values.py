@@ -20,6 +20,7 @@ RULES = ("prometheusRule.enabled=true",)
 BOARDS = ("dashboards.enabled=true",)
 POLICY = ("networkPolicy.enabled=true",)
 MONITORS = ("serviceMonitor", "podMonitor")
+PROBE = ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "failureThreshold")
 
 
 class Tried(NamedTuple):
@@ -33,12 +34,18 @@ class Tried(NamedTuple):
 REACHES: dict[str, Tried] = {
     "nameOverride": Tried("my-gpumap"),
     "fullnameOverride": Tried("my-gpumap"),
+    "namespaceOverride": Tried("gpu"),
     "commonLabels.team": Tried("ml"),
+    "commonAnnotations.note": Tried("hello"),
+    "job": Tried("gpu-agents", ("serviceMonitor.enabled=true",)),
     "image.repository": Tried("registry.example.com:5000/ml/gpumap"),
     "image.tag": Tried("v9"),
     "image.digest": Tried("sha256:" + 64 * "a"),
     "image.pullPolicy": Tried("Always"),
     "imagePullSecrets[0].name": Tried("registry"),
+    "serviceAccount.create": Tried("false"),
+    "serviceAccount.name": Tried("agent"),
+    "serviceAccount.annotations.note": Tried("hello"),
     "gpuNodesOnly": Tried("false"),
     "gpuOperator.followClient": Tried("false"),
     "gpuOperator.followDcgmExporter": Tried("true"),
@@ -48,6 +55,8 @@ REACHES: dict[str, Tried] = {
     "runtimeClassName": Tried("nvidia"),
     "resourceClaims[0].name": Tried("gpus", with_it=("resourceClaims[0].resourceClaimName=all",)),
     "seLinuxOptions.type": Tried("spc_t"),
+    "podSecurityContext.runAsGroup": Tried("0"),
+    "securityContext.procMount": Tried("Default"),
     "openshift.securityContextConstraints": Tried("true"),
     "priorityClassName": Tried("system-node-critical"),
     "resources.requests.cpu": Tried("50m"),
@@ -58,6 +67,12 @@ REACHES: dict[str, Tried] = {
     "updateStrategy.rollingUpdate.maxSurge": Tried("0%"),
     "minReadySeconds": Tried("30"),
     "terminationGracePeriodSeconds": Tried("30"),
+    "revisionHistoryLimit": Tried("2"),
+    **{
+        f"{probe}.{name}": Tried("7")
+        for probe, names in {"livenessProbe": PROBE, "readinessProbe": (*PROBE, "successThreshold")}.items()
+        for name in names
+    },
     "interval": Tried("10s"),
     "dialects[0]": Tried("dcgm"),
     "native": Tried("false"),
@@ -67,8 +82,13 @@ REACHES: dict[str, Tried] = {
     "extraEnv[0].name": Tried("GPUMAP_LOG_FORMAT", with_it=("extraEnv[0].value=json",)),
     "extraVolumes[0].name": Tried("more"),
     "extraVolumeMounts[0].name": Tried("more", with_it=("extraVolumeMounts[0].mountPath=/more",)),
+    "initContainers[0].name": Tried("before", with_it=("initContainers[0].image=busybox",)),
+    "extraObjects[0].kind": Tried(
+        "ConfigMap", with_it=("extraObjects[0].apiVersion=v1", "extraObjects[0].metadata.name=more")
+    ),
     "podLabels.tier": Tried("node"),
     "podAnnotations.note": Tried("hello"),
+    "service.enabled": Tried("false"),
     "service.type": Tried("NodePort"),
     "service.port": Tried("9500"),
     "service.annotations.note": Tried("hello"),
@@ -77,6 +97,7 @@ REACHES: dict[str, Tried] = {
         f"{monitor}.{name}": tried._replace(beside=(*tried.beside, f"{monitor}.enabled=true"))
         for monitor in MONITORS
         for name, tried in {
+            "namespace": Tried("observability"),
             "interval": Tried("1m"),
             "scrapeTimeout": Tried("9s"),
             "labels.release": Tried("prometheus"),
@@ -89,6 +110,7 @@ REACHES: dict[str, Tried] = {
     **{f"{monitor}.enabled": Tried("true") for monitor in MONITORS},
     "serviceMonitor.serviceDiscoveryRole": Tried("EndpointSlice", ("serviceMonitor.enabled=true",)),
     "prometheusRule.enabled": Tried("true"),
+    "prometheusRule.namespace": Tried("observability", RULES),
     "prometheusRule.labels.release": Tried("prometheus", RULES),
     "prometheusRule.alerts": Tried("false", RULES),
     "prometheusRule.disabledAlerts[0]": Tried("", RULES),
@@ -97,6 +119,7 @@ REACHES: dict[str, Tried] = {
     "prometheusRule.recording": Tried("false", RULES),
     "prometheusRule.autoscaling": Tried("true", RULES),
     "dashboards.enabled": Tried("true"),
+    "dashboards.namespace": Tried("grafana", BOARDS),
     "dashboards.labels.grafana_dashboard": Tried("yes", BOARDS),
     "dashboards.annotations.grafana_folder": Tried("GPU", BOARDS),
     "networkPolicy.enabled": Tried("true"),

@@ -49,7 +49,7 @@ def valid(manifest: dict[str, Any]) -> dict[str, Any]:
     assert manifest["kind"] == "Plugin"
     assert manifest["metadata"] == {"name": "gpumap"}
     spec = manifest["spec"]
-    assert set(spec) == {"version", "shortDescription", "description", "caveats", "platforms"}
+    assert set(spec) == {"version", "homepage", "shortDescription", "description", "caveats", "platforms"}
     assert re.fullmatch(r"v\d+\.\d+\.\d+", spec["version"])
     assert "\n" not in spec["shortDescription"]
     (platform,) = spec["platforms"]

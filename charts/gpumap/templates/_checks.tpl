@@ -1,27 +1,38 @@
 {{/*
-Values that cannot be had together, which the schema cannot say, or not in plain words. A group for each part of the
-values; each stops at the first mistake, in one line.
+Combinations of values that cannot work. The schema cannot check them, or not with a plain message. Each group is about one
+part of the values and stops at the first mistake, with one line.
 */}}
 {{- define "gpumap.checks" -}}
+{{- include "gpumap.checkImage" . -}}
 {{- include "gpumap.checkName" . -}}
 {{- include "gpumap.checkPod" . -}}
 {{- include "gpumap.checkStateFile" . -}}
 {{- include "gpumap.checkWeb" . -}}
 {{- if and .Values.serviceMonitor.enabled .Values.podMonitor.enabled }}
-  {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum be double. Leave one." }}
+  {{- fail "serviceMonitor.enabled and podMonitor.enabled: each agent would be scraped twice, and every sum would double. Remove one." }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) }}
+  {{- fail "serviceMonitor.enabled: a ServiceMonitor finds the pods through the Service. Set service.enabled, or use podMonitor." }}
 {{- end }}
 {{- range $name := list "serviceMonitor" "podMonitor" }}
   {{- if (index $.Values $name).enabled }}
-    {{- include "gpumap.checkMonitor" (dict "name" $name "monitor" (index $.Values $name) "values" $.Values) }}
+    {{- include "gpumap.checkMonitor" (dict "name" $name "monitor" (index $.Values $name) "values" $.Values "namespace" (include "gpumap.namespace" $)) }}
   {{- end }}
 {{- end }}
 {{- end -}}
 
-{{/* A Service's name is a label of DNS that begins with a letter (RFC 1035); a release's need not be. */}}
+{{/* An empty name would end as ImagePullBackOff on every node. */}}
+{{- define "gpumap.checkImage" -}}
+{{- if not .Values.image.repository }}
+  {{- fail "image.repository is empty: set it to an image that the nodes can pull, such as registry.example.com/gpumap, which you build with `make image`." }}
+{{- end }}
+{{- end -}}
+
+{{/* A Service's name is a DNS label that starts with a letter (RFC 1035). A release's name may be another one. */}}
 {{- define "gpumap.checkName" -}}
 {{- $name := include "gpumap.fullname" . }}
 {{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) }}
-  {{- fail (printf "The release's full name is %s, and a Service's name has small letters, digits and - alone, a letter first. Set fullnameOverride." $name) }}
+  {{- fail (printf "The release's full name is %s. A Service's name must have only small letters, digits and -, and start with a letter. Set fullnameOverride." $name) }}
 {{- end }}
 {{- end -}}
 
@@ -29,7 +40,7 @@ values; each stops at the first mistake, in one line.
 {{- with .Values }}
   {{- $surge := dig "rollingUpdate" "maxSurge" 0 (.updateStrategy | default dict) | toString }}
   {{- if not (has $surge (list "0" "0%")) }}
-    {{- fail (printf "updateStrategy.rollingUpdate.maxSurge is %s: two agents of one node at once would tell two processes' counters under one name, and a bill would count them twice. Leave it 0." $surge) }}
+    {{- fail (printf "updateStrategy.rollingUpdate.maxSurge is %s: two agents on one node would export the counters of two processes under one name, and a bill would count them twice. Set it to 0." $surge) }}
   {{- end }}
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}
@@ -63,6 +74,11 @@ values; each stops at the first mistake, in one line.
   {{- end }}
   {{- $folders := include "gpumap.hostFolders" $ | fromYaml | keys }}
   {{- $own := concat $folders (include "gpumap.webSecrets" $ | fromYaml | keys) (list "tmp" "nvml" "state") }}
+  {{- range .initContainers }}
+    {{- if eq .name "gpumap" }}
+      {{- fail "initContainers: gpumap is the name of the chart's own container. Take another name." }}
+    {{- end }}
+  {{- end }}
   {{- range .extraVolumes }}
     {{- if has .name $own }}
       {{- fail (printf "extraVolumes: the chart has a volume called %s. Take another name." .name) }}
@@ -71,7 +87,7 @@ values; each stops at the first mistake, in one line.
 {{- end }}
 {{- end -}}
 
-{{/* The folder is written to by uid 0: it must be nobody else's. */}}
+{{/* uid 0 writes to the directory: no other program may use it. */}}
 {{- define "gpumap.checkStateFile" -}}
 {{- with .Values.stateFile.hostPath }}
   {{- $folder := printf "%s/" (clean .) }}
@@ -79,7 +95,7 @@ values; each stops at the first mistake, in one line.
   {{- range append $others $.Values.kubelet.rootDir }}
     {{- $other := printf "%s/" . }}
     {{- if or (hasPrefix $other $folder) (hasPrefix $folder $other) }}
-      {{- fail (printf "stateFile.hostPath %s lies in %s, or holds it: gpumap would have write access to what is the node's or other pods'. Take a folder of its own, such as /var/lib/gpumap." $.Values.stateFile.hostPath .) }}
+      {{- fail (printf "stateFile.hostPath %s lies in %s, or holds it: gpumap could write to files of the node or of other pods. Use a directory of its own, such as /var/lib/gpumap." $.Values.stateFile.hostPath .) }}
     {{- end }}
   {{- end }}
 {{- end }}
@@ -89,10 +105,10 @@ values; each stops at the first mistake, in one line.
 {{- with .Values }}
   {{- $own := .webConfig.secretName }}
   {{- if and $own (or .tls.secretName .tls.clientCaSecretName .tls.minVersion .basicAuth.users) }}
-    {{- fail "webConfig.secretName is a whole web-config.yml of your own, instead of tls and basicAuth. Leave one." }}
+    {{- fail "webConfig.secretName is a whole web-config.yml of your own, instead of tls and basicAuth. Remove one." }}
   {{- end }}
   {{- if and .webConfig.tls (not $own) }}
-    {{- fail "webConfig.tls says what the web-config.yml in webConfig.secretName does, and there is none. For TLS without a file of your own: tls.secretName." }}
+    {{- fail "webConfig.tls describes the web-config.yml in webConfig.secretName, which is empty. For TLS without a file of your own, set tls.secretName." }}
   {{- end }}
   {{- if and (or .tls.clientCaSecretName .tls.minVersion) (not .tls.secretName) }}
     {{- fail (printf "tls.%s is set, and there is no TLS without tls.secretName." (ternary "clientCaSecretName" "minVersion" (not (empty .tls.clientCaSecretName)))) }}
@@ -106,30 +122,34 @@ values; each stops at the first mistake, in one line.
 {{- end }}
 {{- end -}}
 
-{{/* What Prometheus, its operator, or the agents would refuse in `monitor`, called `name`, which is switched on. */}}
+{{/* What Prometheus, its operator or the agents would refuse in `monitor`, which is switched on and called `name`. */}}
 {{- define "gpumap.checkMonitor" -}}
 {{- $tls := .monitor.tlsConfig | default dict }}
 {{- with .monitor }}
   {{- if gt (include "gpumap.milliseconds" .scrapeTimeout | atoi) (include "gpumap.milliseconds" .interval | atoi) }}
-    {{- fail (printf "%s.scrapeTimeout %s is longer than %s.interval %s, which Prometheus does not take." $.name .scrapeTimeout $.name .interval) }}
+    {{- fail (printf "%s.scrapeTimeout %s is longer than %s.interval %s, which Prometheus refuses." $.name .scrapeTimeout $.name .interval) }}
   {{- end }}
 {{- end }}
 {{- range list (list "ca" "caFile") (list "cert" "certFile") (list "keySecret" "keyFile") }}
   {{- if and (index $tls (first .)) (index $tls (last .)) }}
-    {{- fail (printf "%s.tlsConfig has %s and %s. Leave one." $.name (first .) (last .)) }}
+    {{- fail (printf "%s.tlsConfig has %s and %s. Remove one." $.name (first .) (last .)) }}
   {{- end }}
+{{- end }}
+{{- $elsewhere := and .monitor.namespace (ne .monitor.namespace .namespace) }}
+{{- if and $elsewhere .values.tls.secretName (not (or $tls.ca $tls.caFile $tls.insecureSkipVerify)) }}
+  {{- fail (printf "%s.tlsConfig has no ca: Secret %s is in namespace %s, and the monitor in %s can read only Secrets of its own. Copy ca.crt there and name it in ca." .name .values.tls.secretName .namespace .monitor.namespace) }}
 {{- end }}
 {{- $certificate := or $tls.cert $tls.certFile }}
 {{- if ne (empty $certificate) (empty (or $tls.keySecret $tls.keyFile)) }}
   {{- fail (printf "%s.tlsConfig has a certificate without its key, or a key without its certificate: cert and keySecret%s go together." $.name (ternary ", or certFile and keyFile," "" (eq $.name "serviceMonitor"))) }}
 {{- end }}
 {{- if and .values.basicAuth.users (not .monitor.basicAuth) }}
-  {{- fail (printf "%s.basicAuth is missing: basicAuth.users wants a password, and Prometheus would be sent away (401). Name a Secret with it." .name) }}
+  {{- fail (printf "%s.basicAuth is missing: basicAuth.users requires a password, and the agents would answer Prometheus with 401. Name a Secret with it." .name) }}
 {{- end }}
 {{- if and .values.tls.clientCaSecretName (not $certificate) }}
-  {{- fail (printf "%s.tlsConfig has no cert and keySecret: tls.clientCaSecretName wants a client's certificate, and Prometheus has none." .name) }}
+  {{- fail (printf "%s.tlsConfig has no cert and keySecret: tls.clientCaSecretName requires a client certificate, and Prometheus has none." .name) }}
 {{- end }}
 {{- if and .values.webConfig.tls (not (or $tls.ca $tls.caFile $tls.insecureSkipVerify $tls.serverName)) }}
-  {{- fail (printf "%s.tlsConfig has no ca: with webConfig.tls the chart does not know which authority vouches for the agents' certificate, and Prometheus would trust none of them. Set ca, or serverName where a public authority does." .name) }}
+  {{- fail (printf "%s.tlsConfig has no ca: with webConfig.tls the chart does not know the authority of the agents' certificate, and Prometheus would not trust it. Set ca, or serverName for a public authority." .name) }}
 {{- end }}
 {{- end -}}

@@ -9,15 +9,26 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The job of the targets. Rules, boards, bill and HPA read jobs with gpumap in the name; a release's name is free. */}}
-{{- define "gpumap.job" -}}
-{{- $name := include "gpumap.fullname" . -}}
-{{- contains "gpumap" $name | ternary $name (printf "%s-gpumap" $name) -}}
+{{- define "gpumap.namespace" -}}
+{{ .Values.namespaceOverride | default .Release.Namespace }}
+{{- end -}}
+
+{{- define "gpumap.serviceAccountName" -}}
+{{ .Values.serviceAccount.name | default (ternary (include "gpumap.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end -}}
 
 {{/*
-The release; with the alias under which a parent chart has gpumap, if it has one: two of them in one release must not
-select each other's pods. No release's name has a "_" in it.
+`text` of a file of rules or of a board, for the job of `root`'s targets. The files read every job with gpumap in its name.
+With another name in `job`, the objects read this job only.
+*/}}
+{{- define "gpumap.ofJob" -}}
+{{- $job := .root.Values.job -}}
+{{ ternary .text (.text | replace ".*gpumap.*" $job) (contains "gpumap" $job) }}
+{{- end -}}
+
+{{/*
+The release's name, with the alias of gpumap in a parent chart, if it has one. Two aliases in one release must not select each
+other's pods. No release's name contains a "_".
 */}}
 {{- define "gpumap.instance" -}}
 {{- if eq .Chart.Name "gpumap" -}}
@@ -27,15 +38,15 @@ select each other's pods. No release's name has a "_" in it.
 {{- end -}}
 {{- end -}}
 
-{{/* The name is gpumap, whatever nameOverride or an alias says: `kubectl gpumap` looks for it. */}}
+{{/* The name is always gpumap, also with nameOverride or an alias: `kubectl gpumap` selects by it. */}}
 {{- define "gpumap.selectorLabels" -}}
 app.kubernetes.io/name: gpumap
 app.kubernetes.io/instance: {{ include "gpumap.instance" . | quote }}
 {{- end -}}
 
 {{/*
-By it a ServiceMonitor finds its Service, and nothing else does: Argo CD rewrites app.kubernetes.io/instance on the objects
-that it tracks by label, though not on the pods.
+Only the ServiceMonitor selects its Service by this label: Argo CD rewrites app.kubernetes.io/instance on the objects that it
+tracks by label, but not on the pods.
 */}}
 {{- define "gpumap.serviceLabel" -}}
 gpumap/release: {{ include "gpumap.fullname" . }}
@@ -48,7 +59,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* Whoever looks for the chart's objects finds them, whatever commonLabels say. */}}
+{{/* commonLabels cannot replace the chart's own labels, because selectors use them. */}}
 {{- define "gpumap.labels" -}}
 {{- $common := deepCopy (.Values.commonLabels | default dict) -}}
 {{ include "gpumap.ownLabels" . | fromYaml | mergeOverwrite $common | toYaml }}
@@ -59,7 +70,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- include "gpumap.labels" .root | fromYaml | mergeOverwrite (deepCopy (.more | default dict)) | toYaml -}}
 {{- end -}}
 
-{{/* Without the chart's version: a chart that changes nothing in the pods does not replace them. */}}
+{{/* The annotations of an object, as YAML: `own` and commonAnnotations of `root`, which cannot overwrite them. Or empty. */}}
+{{- define "gpumap.annotations" -}}
+{{- with mergeOverwrite (deepCopy (.root.Values.commonAnnotations | default dict)) (.own | default dict) }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* Without the chart's version, so a new chart with the same pods does not replace them. */}}
 {{- define "gpumap.podLabels" -}}
 {{- $own := include "gpumap.ownLabels" . | fromYaml -}}
 {{- $_ := unset $own "helm.sh/chart" -}}
@@ -82,8 +98,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{/*
-Where the sources are, if not where gpumap looks by itself, as a list of variables in YAML: not flags of `serve`, so that
-`kubectl exec … gpumap doctor` and its like know it too.
+Where the sources are, if not at gpumap's defaults: a list of variables in YAML. They are not flags of `serve`, because
+`kubectl exec … gpumap doctor` needs them too.
 */}}
 {{- define "gpumap.places" -}}
 {{- if ne .Values.kubelet.rootDir "/var/lib/kubelet" }}
@@ -107,8 +123,8 @@ Where the sources are, if not where gpumap looks by itself, as a list of variabl
 {{- end -}}
 
 {{/*
-The container's variables, as a list in YAML. One of extraEnv takes the place of the chart's own of its name: a name may
-stand in the list once alone, says the API server to whoever applies on its side.
+The container's variables, as a list in YAML. An entry of extraEnv replaces the chart's own of the same name: with
+server-side apply, the API server permits each name only once.
 */}}
 {{- define "gpumap.environment" -}}
 {{- $given := .Values.extraEnv | default list -}}
@@ -121,7 +137,7 @@ stand in the list once alone, says the API server to whoever applies on its side
 {{- concat $all $given | toYaml -}}
 {{- end -}}
 
-{{/* The last two tell NVIDIA's runtime to show every GPU and to bring NVML. No GPU is taken from the scheduler. */}}
+{{/* The last two make NVIDIA's runtime show every GPU and bring NVML. The scheduler loses no GPU. */}}
 {{- define "gpumap.ownEnvironment" -}}
 {{ include "gpumap.places" . | trim }}
 - name: NODE_NAME
@@ -138,7 +154,7 @@ stand in the list once alone, says the API server to whoever applies on its side
   value: utility
 {{- end -}}
 
-{{/* A duration that the schema lets in, in milliseconds. */}}
+{{/* A duration that fits the schema, in milliseconds. */}}
 {{- define "gpumap.milliseconds" -}}
 {{- $units := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 "d" 86400000 "w" 604800000 "y" 31536000000 -}}
 {{- $sum := 0 -}}
@@ -149,8 +165,8 @@ stand in the list once alone, says the API server to whoever applies on its side
 {{- end -}}
 
 {{/*
-How old data may be, where two collections take longer than gpumap's own 60 s; else empty. With less than the interval
-the agent does not start; with less than two, one that comes late would end every series.
+How old data may be, if two collections take longer than gpumap's default of 60 s, else empty. With less than one interval
+the agent does not start. With less than two, one late collection would end every series.
 */}}
 {{- define "gpumap.staleAfter" -}}
 {{- $two := include "gpumap.milliseconds" .Values.interval | atoi | mul 2 -}}
@@ -160,10 +176,10 @@ the agent does not start; with less than two, one that comes late would end ever
 {{- end -}}
 
 {{/*
-The node's folders that the agent reads, each at its own path: {"name": {"path": …, "type": …}}.
-Folders, never the socket itself: a restarting kubelet makes a new one. Only the first must exist (a wrong root then
-shows as a pod that waits); a missing folder of an optional step must not keep the agent from starting.
-Kubelets keep the checkpoint in /var/lib/kubelet, whatever their root.
+The node's directories that the agent reads, each at its own path: {"name": {"path": …, "type": …}}.
+They are directories, never the socket: a restarted kubelet makes a new socket. Only the first one must exist, so a pod with a
+wrong root waits. A missing directory of an optional step must not keep the agent from starting.
+Kubelets keep the checkpoint in /var/lib/kubelet, also with another root.
 */}}
 {{- define "gpumap.hostFolders" -}}
 {{- $root := .Values.kubelet.rootDir -}}
@@ -187,8 +203,8 @@ container-logs: {path: /var/log/containers, type: DirectoryOrCreate}
 {{- end -}}
 
 {{/*
-SELinux's label of the pod, as YAML; empty where the runtime chooses one. OpenShift's policy keeps the type container_t
-from connecting to the kubelet's sockets; spc_t is its type for containers that manage the node (container-selinux).
+SELinux label of the pod, as YAML; empty if the runtime chooses one. OpenShift's policy forbids the type container_t to
+connect to the kubelet's sockets; spc_t is the type for containers that manage the node (container-selinux).
 */}}
 {{- define "gpumap.seLinuxOptions" -}}
 {{- if .Values.seLinuxOptions -}}
@@ -196,4 +212,21 @@ from connecting to the kubelet's sockets; spc_t is its type for containers that 
 {{- else if .Values.openshift.securityContextConstraints -}}
 type: spc_t
 {{- end -}}
+{{- end -}}
+
+{{/* The pod's security context: the chart's own, and podSecurityContext over it. */}}
+{{- define "gpumap.podSecurityContext" -}}
+{{- /* The kubelet's socket and checkpoint open to uid 0 only; no capability is needed. */ -}}
+{{- $context := dict "runAsUser" 0 "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- with include "gpumap.seLinuxOptions" . | fromYaml -}}
+{{- $_ := set $context "seLinuxOptions" . -}}
+{{- end -}}
+{{- mergeOverwrite $context (.Values.podSecurityContext | default dict) | toYaml -}}
+{{- end -}}
+
+{{/* The container's: the chart's own, and securityContext over it. */}}
+{{- define "gpumap.securityContext" -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true -}}
+{{- $_ := set $context "capabilities" (dict "drop" (list "ALL")) -}}
+{{- mergeOverwrite $context (.Values.securityContext | default dict) | toYaml -}}
 {{- end -}}

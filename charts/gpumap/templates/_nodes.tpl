@@ -1,5 +1,5 @@
 {{/*
-Labels that call a node a GPU node, each with who sets it:
+Labels of a GPU node, each with the program or the cloud that sets it.
   nvidia.com/gpu.present         NVIDIA's GPU operator (gpu-operator, controllers/state_manager.go), and by hand where its
                                  device plugin's chart is to be forced onto a node (k8s-device-plugin, values.yaml)
   nvidia.com/gpu.count           GPU feature discovery (k8s-device-plugin, docs/gpu-feature-discovery)
@@ -44,12 +44,11 @@ Labels that call a node a GPU node, each with who sets it:
 {{- end -}}
 
 {{/*
-What keeps the agent off a node while its driver is taken away: the GPU operator labels GPU nodes "true" from 26.7 on
-(state_manager.go), its driver manager changes that to paused-for-driver-upgrade (k8s-driver-manager), its MIG manager to
-paused-for-mig-change (mig-parted), its vGPU manager to paused-for-vgpu-change; false is somebody else's no. The
-DaemonSet's controller then ends the pod; the managers wait only for pods with this label in their nodeSelector, which
-gpumap's have not. NotIn holds where there is no such label. In ["true"] would hold against pauses yet unknown too, and take
-each term below twice, for nodes without the label.
+Keeps the agent off a node while its driver changes. From 26.7 on, the GPU operator labels GPU nodes "true"
+(state_manager.go). Its driver manager changes that to paused-for-driver-upgrade (k8s-driver-manager), its MIG manager to
+paused-for-mig-change (mig-parted), its vGPU manager to paused-for-vgpu-change. An administrator may set false. The
+DaemonSet's controller then ends the pod. The managers wait only for pods with this label in their nodeSelector, which
+gpumap's pods do not have. NotIn also matches nodes without the label. In ["true"] would need each term below twice.
 */}}
 {{- define "gpumap.clientNotPaused" -}}
 key: nvidia.com/gpu.deploy.client
@@ -57,7 +56,7 @@ operator: NotIn
 values: ["false", paused-for-driver-upgrade, paused-for-mig-change, paused-for-vgpu-change]
 {{- end -}}
 
-{{/* "true" where nodeSelector or affinity says which nodes it shall be; a preference or other pods' nodes do not. */}}
+{{/* "true" if nodeSelector or affinity requires certain nodes. Preferences and affinity to pods do not count. */}}
 {{- define "gpumap.nodesChosen" -}}
 {{- if or .Values.nodeSelector (include "gpumap.requiredTerms" . | fromYamlArray) }}true{{ end -}}
 {{- end -}}
@@ -67,7 +66,7 @@ values: ["false", paused-for-driver-upgrade, paused-for-mig-change, paused-for-v
 {{- $required.nodeSelectorTerms | default list | toYaml -}}
 {{- end -}}
 
-{{/* Linux alone: clusters of AKS and EKS have GPU nodes with Windows. The kubelet itself sets this label. */}}
+{{/* Only Linux: clusters of AKS and EKS can have GPU nodes with Windows. The kubelet sets this label. */}}
 {{- define "gpumap.nodeSelector" -}}
 {{- $selector := mergeOverwrite (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict) -}}
 {{- if .Values.gpuOperator.followDcgmExporter -}}
@@ -76,7 +75,7 @@ values: ["false", paused-for-driver-upgrade, paused-for-mig-change, paused-for-v
 {{- toYaml $selector -}}
 {{- end -}}
 
-{{/* Terms of a node selector are alternatives: what must hold beside them is added to each. */}}
+{{/* Terms of a node selector are alternatives: a condition for all of them is added to each. */}}
 {{- define "gpumap.affinity" -}}
 {{- $affinity := deepCopy (.Values.affinity | default dict) -}}
 {{- $node := $affinity.nodeAffinity | default dict -}}

@@ -1,4 +1,4 @@
-{{/* One alert of the files, `rule`, as the `values` of prometheusRule want it, as YAML. */}}
+{{/* The alert `rule` of the files with the settings `values` of prometheusRule, as YAML. */}}
 {{- define "gpumap.alert" -}}
 {{- $rule := deepCopy .rule -}}
 {{- $_ := set $rule "labels" (mergeOverwrite ($rule.labels | default dict) (.values.alertLabels | default dict)) -}}
@@ -10,8 +10,8 @@
 {{- end -}}
 
 {{/*
-The groups of rules/ that are switched on, as YAML: alerts.yaml and autoscaling.yaml each by its own switch, every other
-file by `recording`. They are read and never executed as templates: their braces are Prometheus'.
+The groups of rules/ that are switched on, as YAML. alerts.yaml and autoscaling.yaml have their own switches; `recording`
+switches the others. The files are no templates of Helm: their braces are Prometheus's.
 */}}
 {{- define "gpumap.ruleGroups" -}}
 {{- $values := .Values.prometheusRule -}}
@@ -19,7 +19,7 @@ file by `recording`. They are read and never executed as templates: their braces
 {{- $alerts := list -}}
 {{- $groups := list -}}
 {{- range $path, $_ := .Files.Glob "rules/*.yaml" -}}
-  {{- range ($.Files.Get $path | fromYaml).groups -}}
+  {{- range (include "gpumap.ofJob" (dict "root" $ "text" ($.Files.Get $path)) | fromYaml).groups -}}
     {{- $rules := list -}}
     {{- range .rules -}}
       {{- if not .alert -}}
@@ -38,11 +38,11 @@ file by `recording`. They are read and never executed as templates: their braces
 {{- end -}}
 {{- range $values.disabledAlerts -}}
   {{- if not (has . $alerts) -}}
-    {{- fail (printf "prometheusRule.disabledAlerts: no alert is called %s; there are %s." . (join ", " $alerts)) -}}
+    {{- fail (printf "prometheusRule.disabledAlerts: no alert is called %s. Known alerts: %s." . (join ", " $alerts)) -}}
   {{- end -}}
 {{- end -}}
 {{- if not $groups -}}
-  {{- fail "prometheusRule.enabled is set, and alerts, recording and autoscaling are all off: nothing is left of it." -}}
+  {{- fail "prometheusRule.enabled is set, but alerts, recording and autoscaling are all off: nothing is left. Turn one on." -}}
 {{- end -}}
 {{- toYaml $groups -}}
 {{- end -}}

@@ -1,9 +1,9 @@
-{{/* "true" where the page is served by TLS, else empty. */}}
+{{/* "true" if the page is served by TLS, else empty. */}}
 {{- define "gpumap.tls" -}}
 {{- if or .Values.tls.secretName .Values.webConfig.tls }}true{{ end -}}
 {{- end -}}
 
-{{/* The Secret that holds web-config.yml; empty where there is none. */}}
+{{/* The Secret with web-config.yml, or empty. */}}
 {{- define "gpumap.webConfigSecret" -}}
 {{- if .Values.webConfig.secretName -}}
 {{ .Values.webConfig.secretName }}
@@ -35,8 +35,8 @@ basic_auth_users:
 {{- end -}}
 
 {{/*
-The Secrets that the page is served by, each mounted as a folder: {"name": {"secret": …, "path": …, "keys": […]}}. A
-folder and not a subPath: only in a folder does the kubelet put a renewed certificate.
+The Secrets for serving the page, each mounted as a directory: {"name": {"secret": …, "path": …, "keys": […]}}. It is not a
+subPath, because the kubelet renews certificates only in a directory.
 */}}
 {{- define "gpumap.webSecrets" -}}
 {{- with include "gpumap.webConfigSecret" . }}
