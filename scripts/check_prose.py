@@ -214,8 +214,8 @@ def mistakes(text: Text) -> Iterator[str]:
 
 def files() -> list[str]:
     """Return the project's files that have English."""
-    kinds = ("src/**/*.py", "src/**/*.js", "src/**/*.yaml", "charts/gpumap/rules/*.yaml")
-    more = ("scripts/*.py", "boards/*.py", "bench/*.py")
+    kinds = ("**/*.md", "src/**/*.py", "src/**/*.js", "src/**/*.yaml", "scripts/*.py", "boards/*.py", "bench/*.py")
+    more = ("charts/**/*.yaml", "charts/**/*.tpl", "charts/**/*.txt", "deploy/**/*.yaml")
     listed = subprocess.run(
         ["git", "ls-files", "--", *(f":(glob){one}" for one in (*kinds, *more))],
         cwd=ROOT, capture_output=True, text=True, check=True,
