@@ -48,7 +48,7 @@ e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbou
 	@echo "End-to-end tests: they start gpumap and its neighbours as real processes, and take minutes."
 	$(BIN)/python -m pytest -m e2e --hypothesis-profile=full $(ARGS)
 
-tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah and runc into .tools/bin where PATH lacks them
+tools: | $(BIN)/python ## Puts prometheus, promtool, chromium, shells, helm, kubectl, buildah, runc and systemd-analyze into .tools/bin where PATH lacks them
 	$(BIN)/python -m scripts.install_tools
 
 golden: .venv/.dev ## Rewrites the expected pages of tests/captures; `git diff` is the review

