@@ -233,7 +233,7 @@ def test_choices_that_are_not_known_are_refused() -> None:
     refused("--dialect", "prometheus", '"prometheus"; valid values: native, pod-gpu-map')
     refused("--collect", "everything", '"everything"; valid values: allocation, use, accounting')
     assert 'unknown value "a,b"' in mistake("--dialect", "a,b")
-    assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: "zzz" is not known')
+    assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: unknown value "zzz"')
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
     assert "none cannot be combined" in mistake(GPUMAP_DIALECT="native,none")
     assert '"none" is not known' in mistake("--collect", "none")

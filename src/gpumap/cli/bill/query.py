@@ -133,7 +133,7 @@ def _number(server: Prometheus, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise FatalError(f'{server.url} answered "{text:.40}", which is no value of a counter')
+        raise FatalError(f'{server.url} answered "{text:.40}", which is not a value of a counter')
     if number < 0:
         raise FatalError(f"{server.url} answered {text:.40}, which is not a value of a counter")
     return number
