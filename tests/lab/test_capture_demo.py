@@ -365,7 +365,7 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("a link out", _add_log("l 777 var/log/containers/x.log 9 -> /etc/passwd"), "is no link of var/log/containers/"),
     ("a link up", _add_log("l 777 var/log/containers/x.log 9 -> /var/log/pods/../../x"), "is no link of"),
     ("a linked pod", _add_log("l 777 var/log/pods/x 9 -> /var/log/pods/a/b/c"), "is no link of"),
-    ("below a file", _add_log("f 644 var/log/pods/x 0 -> \nd 755 var/log/pods/x/y 0 -> "), "stands below a file"),
+    ("below a file", _add_log("f 644 var/log/pods/x 0 -> \nd 755 var/log/pods/x/y 0 -> "), "is below a file"),
     ("twice", _add_log("f 644 var/log/pods/x 0 -> \nf 644 var/log/pods/x 0 -> "), "a name exists twice"),
     ("huge", _huge, "nvml.json: is larger than 64 MiB"),
     ("a link", _link, "nvml.json: is not a regular file"),
