@@ -43,7 +43,7 @@ def test_a_recovery_action_comes_and_goes(logged: Logged) -> None:
     assert logged(well, ill) == [f"gpu needs recovery {where} action=gpu_reset"]
     assert logged(ill, worse) == [f"gpu needs recovery {where} action=node_reboot"]
     assert logged(worse, worse) == []
-    assert logged(ill, well) == [f"gpu needs no recovery any more {where}"]
+    assert logged(ill, well) == [f"gpu needs no recovery {where}"]
     assert logged(replace(well, recovery_action=None), well) == []
 
 

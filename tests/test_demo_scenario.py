@@ -28,7 +28,7 @@ MISTAKES = [
     ("- a", "scenario: expected a mapping, found a list"),
     ("", "scenario: expected a mapping, found nothing"),
     ("gpus: [\npods", "line 2: not YAML: expected ',' or ']', but got '<stream end>'"),
-    ("node: a\nnode: b", 'line 2: key "node" stands twice'),
+    ("node: a\nnode: b", 'line 2: key "node" is set twice'),
     ("gpus: []\nrepeat:", 'line 2: key "repeat" has no value'),
     ("gpus: [{3: a}]", "gpus[0]: each key must be text (in quotes, if it looks like a number)"),
     ("gpus: []\nhost_processes: [{memory: 1GiB, mig: [{gpu: 0}]}]", 'host_processes[0].mig[0]: "instance" is missing'),

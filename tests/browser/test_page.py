@@ -543,8 +543,8 @@ async def test_what_is_wrong_with_a_gpu(site: Site, browser: Browser) -> None:
     async with tab(browser, site.url) as one:
         assert "slowed by heat (hardware)" in (await one.texts(".gpu .facts"))[0]
         failure, pending, errors = await one.texts(".ills li")
-        assert failure.startswith("A row of the GPU's memory could not be replaced:")
-        assert pending.startswith("Rows of the GPU's memory wait to be replaced")
+        assert failure.startswith("The GPU could not replace a bad row of its memory.")
+        assert pending.startswith("The GPU replaces bad rows of its memory at its next reset.")
         assert "nvidia-smi --gpu-reset -i 0" in pending
         assert errors.startswith("3 memory errors over its life were not correctable: dram 2, sram 1.")
         assert "field diagnostic" in errors
@@ -566,7 +566,7 @@ async def test_what_the_driver_asks_for(site: Site, browser: Browser, width: int
         notice = one.page.locator(".fault", has_text="drain_and_reset")
         await expect(notice).to_contain_text("Start no new work on it, and let running work finish")
         up, down = await one.texts(".ills li")
-        assert up.startswith("Recovery action: drain_and_reset. The GPU works at less than it has:")
+        assert up.startswith("Recovery action: drain_and_reset. The GPU works with reduced capacity.")
         assert down.startswith("Recovery action: node_reboot. The driver requests a reboot.")
         assert "<index>" not in up + down
         assert await one.width_over() <= 0
@@ -611,8 +611,8 @@ async def test_what_a_container_was_charged_for(site: Site, browser: Browser) ->
             for name in ("team/busy", "other/squatter")
         ]
         assert titles == [
-            "Since it was first seen: 1.50 GPU-hours held, 0.50 SM-hours, 2.0 GiB-hours, about 1.0 kWh",
-            "Since it was first seen: 1.0 GiB-hours",
+            "Since gpumap first saw it: 1.50 GPU-hours held, 0.50 SM-hours, 2.0 GiB-hours, about 1.0 kWh",
+            "Since gpumap first saw it: 1.0 GiB-hours",
         ]
 
 

@@ -54,6 +54,6 @@ def test_a_command_is_one_of_gpumaps(page: str, line: str) -> None:
     for flag in (word for word in words if word.startswith("--")):
         assert re.search(rf"{flag}\b", told), f"{page}: {line}"
     if "--sort-by" in words:
-        by = re.search(r"--sort-by COLUMN by ([a-z, ]+) \(default", told)
+        by = re.search(r"--sort-by COLUMN Sort by ([a-z, ]+)\. ", told)
         assert by
         assert words[words.index("--sort-by") + 1] in by[1].split(", "), f"{page}: {line}"
