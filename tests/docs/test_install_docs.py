@@ -38,7 +38,7 @@ class Fence(NamedTuple):
 
 
 def read_fences(word: str) -> Iterator[Fence]:
-    for document in OPERATORS:
+    for document in (*OPERATORS, DOCS / "how-to" / "replace" / "dcgm-exporter.md"):
         for block in read_blocks(document.read_text(encoding="utf-8"), "yaml"):
             if block.words == {word}:
                 yield Fence(f"{document.name}:{block.line}", block.body)
