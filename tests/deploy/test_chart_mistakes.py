@@ -201,6 +201,10 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         *(((*TLS, f"extraVolumes[0].name={name}"), f"a volume called {name}") for name in ("tmp", "state", "tls")),
         (("prometheusRule.enabled=true", "prometheusRule.disabledAlerts={GpumapDwn}"), "no alert is called GpumapDwn"),
         (
+            ("prometheusRule.autoscaling=true",),
+            "prometheusRule.autoscaling is set, but prometheusRule.enabled is false",
+        ),
+        (
             tuple(f"prometheusRule.{one}" for one in ("enabled=true", "alerts=false", "recording=false")),
             "nothing is left",
         ),

@@ -147,11 +147,13 @@ def test_the_readmes_kustomization_works(tmp_path: Path) -> None:
     assert pod["containers"][0]["image"] == "registry.example.com/gpumap:0.1.0"
     assert pod["runtimeClassName"] == "nvidia"
     for key in (("ServiceMonitor", "gpumap"), ("PrometheusRule", "gpumap")):
-        assert made[key]["metadata"]["labels"]["release"] == "prometheus"
+        assert made[key]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
     assert "release" not in made["Service", "gpumap"]["metadata"]["labels"]
 
 
 def test_the_readme_names_every_component() -> None:
     """Its table has a row for each folder of components."""
-    rows = [line.split("`")[1] for line in (DEPLOY / "README.md").read_text().splitlines() if line.startswith("| `")]
+    page = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    table = page.partition("| component |")[2].partition("\n\n")[0]
+    rows = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
     assert set(rows) == EVERY_COMPONENT

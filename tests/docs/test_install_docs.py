@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Fence(NamedTuple):
 
 
 def read_fences(word: str) -> Iterator[Fence]:
-    for document in OPERATORS:
+    for document in (*OPERATORS, DOCS / "how-to" / "replace" / "dcgm-exporter.md"):
         for block in read_blocks(document.read_text(encoding="utf-8"), "yaml"):
             if block.words == {word}:
                 yield Fence(f"{document.name}:{block.line}", block.body)
@@ -73,19 +73,31 @@ def test_the_pages_are_there() -> None:
     index = (DOCS / "how-to" / "install" / "README.md").read_text(encoding="utf-8")
     for page in INSTALL:
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
-        assert any(fence.place.startswith(f"{page.name}:") for fence in FENCES), page.name
+        (first, *_) = [fence for fence in FENCES if fence.place.startswith(f"{page.name}:")]
+        assert page.name == "README.md" or "image:" in first.body, page.name
+
+
+def made_by(fence: Fence, folder: Path) -> dict[str, Any]:
+    """Return the objects that helm makes of a values file, by kind.
+
+    A block without an image is a part: helm adds it to the page's first file. README.md has parts only.
+    """
+    page = fence.place.partition(":")[0]
+    first = next(one for one in FENCES if one.place.startswith(f"{page}:"))
+    image: Iterable[str] = settings(()) if page == "README.md" else ()
+    files = [fence] if "image" in yaml.safe_load(fence.body) or image else [first, fence]
+    for number, one in enumerate(files):
+        (folder / f"{number}.yaml").write_text(one.body, encoding="utf-8")
+    given = [word for number in range(len(files)) for word in ("--values", str(folder / f"{number}.yaml"))]
+    done = helm("template", "gpumap", CHART, "--namespace", "gpumap", *given, *image)
+    assert done.returncode == 0, done.stderr
+    return {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one and not is_hook(one)}
 
 
 @pytest.mark.parametrize("fence", FENCES, ids=lambda fence: fence.place)
 def test_a_values_file_renders(fence: Fence, tmp_path: Path) -> None:
-    """The chart takes it: no name is unknown, no value of the wrong shape; it makes an agent. README.md has parts."""
-    values = tmp_path / "values.yaml"
-    values.write_text(fence.body, encoding="utf-8")
-    image = settings(()) if fence.place.startswith("README.md:") else ()
-    done = helm("template", "gpumap", CHART, "--namespace", "gpumap", "--values", values, *image)
-    assert done.returncode == 0, done.stderr
-    made = [one for one in yaml.safe_load_all(done.stdout) if one and not is_hook(one)]
-    by_kind = {manifest["kind"]: manifest for manifest in made}
+    """The chart takes it: no name is unknown, no value of the wrong shape; it makes an agent."""
+    by_kind = made_by(fence, tmp_path)
     assert container_of(by_kind)["name"] == "gpumap"
     if "serviceMonitor" in yaml.safe_load(fence.body):
         assert "ServiceMonitor" in by_kind
@@ -131,12 +143,7 @@ def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
 
 def rendered(page: str, number: int, tmp_path: Path) -> dict[str, Any]:
     """What a page's values file, by its place on the page, makes of each kind."""
-    fence = [one for one in FENCES if one.place.startswith(f"{page}:")][number]
-    values = tmp_path / "values.yaml"
-    values.write_text(fence.body, encoding="utf-8")
-    done = helm("template", "gpumap", CHART, "--namespace", "gpumap", "--values", values)
-    assert done.returncode == 0, done.stderr
-    return {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one and not is_hook(one)}
+    return made_by([one for one in FENCES if one.place.startswith(f"{page}:")][number], tmp_path)
 
 
 def test_platforms_get_what_their_pages_say(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.command import run_command
 from tests.dashboards.test_fleet_rules import capture_pages, with_rules
 from tests.demo_process import GPUMAP as PROGRAM
 from tests.demo_process import demo, environment
-from tests.deploy.chart import CHART, container_of, helm
+from tests.deploy.chart import CHART, container_of, helm, settings
 from tests.fences import Block, read_blocks
 from tests.pages import serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
@@ -165,7 +165,7 @@ def fence(word: str) -> Block:
 def test_datadogs_check_is_in_the_pods_annotations(tmp_path: Path) -> None:
     """Helm renders it for the chart's container and port, as JSON. Each name in it is a family of gpumap."""
     (values := tmp_path / "values.yaml").write_text(fence("values").body)
-    done = helm("template", "gpumap", CHART, "--values", values)
+    done = helm("template", "gpumap", CHART, "--values", values, *settings(()))
     assert done.returncode == 0, done.stderr
     manifests: dict[str, dict[str, Any]] = {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one}
     container = container_of(manifests)

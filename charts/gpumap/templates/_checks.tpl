@@ -14,6 +14,9 @@ part of the values and stops at the first mistake, with one line.
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) }}
   {{- fail "serviceMonitor.enabled: a ServiceMonitor finds the pods through the Service. Set service.enabled, or use podMonitor." }}
 {{- end }}
+{{- if and .Values.prometheusRule.autoscaling (not .Values.prometheusRule.enabled) }}
+  {{- fail "prometheusRule.autoscaling is set, but prometheusRule.enabled is false: the chart would make no rules. Set prometheusRule.enabled." }}
+{{- end }}
 {{- range $name := list "serviceMonitor" "podMonitor" }}
   {{- if (index $.Values $name).enabled }}
     {{- include "gpumap.checkMonitor" (dict "name" $name "monitor" (index $.Values $name) "values" $.Values "namespace" (include "gpumap.namespace" $)) }}
