@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from gpumap.cli.bill.counting import Increases, Request, bill_of
-from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED
+from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Growth
 from gpumap.cli.tables.bill import bill_table
 from gpumap.cli.tables.layout import Shape
 from tests.command import run_command
@@ -70,7 +70,7 @@ def help_of(command: str) -> str:
 def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
     """Its table and the lines below have the form and the sums of `gpumap bill`."""
     gpu, mig = ("ml", "trainer", "main", "GPU-1"), ("serving", "web", "main", "MIG-1")
-    growth = {
+    growth: Growth = {
         HELD: {gpu: 5952.0 * GPU_HOUR, mig: 744.0 * GPU_HOUR},
         USED: {gpu: 4210.37 * GPU_HOUR},
         ENERGY: {gpu: 2419.8 * KWH},
@@ -188,7 +188,9 @@ def fence(word: str) -> Block:
 def test_datadogs_check_is_in_the_pods_annotations(tmp_path: Path) -> None:
     """Helm renders it for the chart's container and port, as JSON. Each name in it is a family of gpumap."""
     (values := tmp_path / "values.yaml").write_text(fence("values").body)
-    done = helm("template", "gpumap", CHART, "--values", values)
+    done = helm(
+        "template", "gpumap", CHART, "--values", values, "--set", "image.repository=registry.example.com/gpumap"
+    )
     assert done.returncode == 0, done.stderr
     manifests: dict[str, dict[str, Any]] = {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one}
     container = container_of(manifests)
