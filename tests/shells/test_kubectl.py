@@ -241,8 +241,8 @@ async def test_nodes_that_cannot_be_seen_are_named(cluster: Cluster, demos: dict
     assert "gpu-1" in done.stdout
     said = " ".join(done.stdout.split())
     for sentence in (
-        f'node gpu-2: User "jane" cannot get resource "pods/proxy" in API group "" in the namespace "gpumap"; ask for '
-        f"the rule {RULE}",
+        f'node gpu-2: User "jane" cannot get resource "pods/proxy" in API group "" in the namespace "gpumap"; a role '
+        f"needs the rule {RULE}",
         "node gpu-3: the API server cannot reach its agent: dial tcp 10.0.0.7:9401: connect: connection refused",
         "node gpu-4: its agent is not running (CrashLoopBackOff)",
         "node gpu-5: its agent answered 503: the first collection is not finished",
