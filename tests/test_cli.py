@@ -117,6 +117,21 @@ def test_help_fits_a_screen(command: str) -> None:
     assert "--token-file" in every
 
 
+def test_help_says_which_sums_require_a_server() -> None:
+    """`top` has sums only of a cluster, `waste` also of a node."""
+    top, waste = (" ".join(run_command(command, "--help").stdout.split()) for command in ("top", "waste"))
+    assert "--by WHAT With --prometheus: show sums by namespace or by node." in top
+    assert "--by WHAT Show sums by namespace or by node." in waste
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "record", "completion"])
+def test_help_all_of_a_short_help_is_the_same(command: str) -> None:
+    """A command whose --help has all flags also accepts --help-all, and does not mention it."""
+    short, every = (run_command(command, flag, COLUMNS="100") for flag in ("--help", "--help-all"))
+    assert (every.returncode, every.stdout) == (0, short.stdout)
+    assert "--help-all" not in short.stdout
+
+
 def test_without_a_command_help_is_shown() -> None:
     """On stderr, with 2: a container that has lost its arguments must not look as if it had done its work."""
     done = run_command()

@@ -518,6 +518,7 @@ def test_unmatched_slots_are_found() -> None:
     assert (one["finding"], one["pod"], one["device"], one["uuid"]) == ("unmatched", "odd", None, None)
     assert "aliyun.com/gpu-mem" in one["why"]
     assert one["remedy"]
+    assert f"\nunmatched of odd: {one['remedy']}\n" in waste_table(node_map(node.collect()), Shape(wide=True))
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ async def test_the_schema_is_served(site: Site) -> None:
     """/api/v1/map/schema.json is the schema of the docs, and the map follows it."""
     status, content_type, text = await site.get("/api/v1/map/schema.json")
     assert (status, content_type) == (200, "application/schema+json")
-    assert text == (Path(__file__).parent.parent / "docs" / "map.schema.json").read_text()
+    assert text == (Path(__file__).parent.parent / "docs" / "reference" / "map.schema.json").read_text()
     jsonschema.validate(json.loads((await site.get("/api/v1/map"))[2]), json.loads(text))
 
 
@@ -440,7 +440,7 @@ async def test_readiness_is_lost_without_new_snapshots(site: Site) -> None:
     status, _, text = await site.get("/readyz")
     assert (status, text) == (503, f"not ready: no collection for {seconds} s: somebody asked for it\n")
     site.pages.why_late = str
-    assert "collections are late, fail or do not end" in (await site.get("/readyz"))[2]
+    assert "collections are late, fail or hang" in (await site.get("/readyz"))[2]
     failed = SourceHealth(Source.KUBELET, up=False, reason="refused", detail="by kubelet")
     well = SourceHealth(Source.NVML, up=True, last_success=Moment(0.0, 0.0))
     site.pages.publish(replace(snapshot(), sources=(failed, well)))
@@ -726,7 +726,7 @@ async def test_there_is_a_bound_on_clients(caplog: pytest.LogCaptureFixture) -> 
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.to_thread(client.recv, 1) == b"", "the idlest was kept"
     assert [record.getMessage() for record in caplog.records if record.name == "gpumap.agent.web.port"] == [
-        "too many connections, closing the idlest max=8"
+        "too many connections, closing the one that was idle longest max=8"
     ]
 
 

@@ -154,6 +154,12 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("updateStrategy.rollingUpdate.maxSurge=10%",), "updateStrategy.rollingUpdate.maxSurge is 10%"),
         (("dialects={none,native}",), "dialects: none"),
         (("extraArgs={--no-native}",), "extraArgs: --no-native: set native: false"),
+        (("dialects={none}", "extraArgs={--dialect=dcgm}"), "extraArgs: --dialect=dcgm: set dialects instead"),
+        *(
+            ((f"extraEnv[0].name={name}", "extraEnv[0].value=x", *others), f"extraEnv: {name}: set {value} instead")
+            for name, value in (("GPUMAP_NO_NATIVE", "native"), ("GPUMAP_DIALECT", "dialects"))
+            for others in ((), ("prometheusRule.enabled=true",))
+        ),
         (("native=false", "dialects={none}"), "native is false, and dialects names no other"),
         (("native=false", "dialects={native}"), "native is false, and dialects names native"),
         (("native=false", "dialects={native,dcgm}"), "native is false, and dialects names native"),

@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from gpumap.cli.bill.counting import Increases, Request, bill_of
+from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Growth
+from gpumap.cli.tables.bill import bill_table
+from gpumap.cli.tables.layout import Shape
 from tests.command import run_command
 from tests.dashboards.test_fleet_rules import capture_pages, with_rules
 from tests.demo_process import GPUMAP as PROGRAM
@@ -26,6 +30,7 @@ from tests.prometheus import Prometheus, chart_job, each_second, eventually, pro
 from tests.promtool import accepted, assert_parses
 
 ROOT = Path(__file__).resolve().parents[2]
+GPU_HOUR, KWH = 3600, 3_600_000
 DOCS = ROOT / "docs" / "how-to"
 PAGES = [DOCS / f"{name}.md" for name in ("who-uses-a-gpu", "find-waste", "whole-cluster", "charge-teams")]
 COLLECTORS = DOCS / "datadog-opentelemetry.md"
@@ -60,6 +65,24 @@ ON_THE_DEMO = [one for one in GPUMAP if AGENT in one.words]
 @cache
 def help_of(command: str) -> str:
     return run_command(command, "--help-all").stdout
+
+
+def test_the_bill_on_the_page_is_one_that_the_command_prints() -> None:
+    """Its table and the lines below have the form and the sums of `gpumap bill`."""
+    gpu, mig = ("ml", "trainer", "main", "GPU-1"), ("serving", "web", "main", "MIG-1")
+    growth: Growth = {
+        HELD: {gpu: 5952.0 * GPU_HOUR, mig: 744.0 * GPU_HOUR},
+        USED: {gpu: 4210.37 * GPU_HOUR},
+        ENERGY: {gpu: 2419.8 * KWH},
+        MEMORY: {},
+        UNATTRIBUTED: {("GPU-1",): 118.42 * KWH},
+        NOT_MEASURED: {},
+    }
+    request = Request("namespace", "", None, 2.5, "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", 60)
+    bill = bill_of("http://prometheus:9090", request, Increases(growth, 0, ()), {})
+    printed = [line.rstrip() for line in bill_table(bill, Shape()).splitlines()]
+    page = (DOCS / "charge-teams.md").read_text(encoding="utf-8")
+    assert "\n".join(printed) in page
 
 
 def test_commands_are_found() -> None:

@@ -48,8 +48,19 @@ part of the values and stops at the first mistake, with one line.
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}
   {{- end }}
-  {{- if has "--no-native" .extraArgs }}
-    {{- fail "extraArgs: --no-native: set native: false instead, so that the chart knows of it." }}
+  {{- range .extraArgs }}
+    {{- if eq "--no-native" . }}
+      {{- fail "extraArgs: --no-native: set native: false instead, so that the chart knows of it." }}
+    {{- end }}
+    {{- if regexMatch "^--dialect(=|$)" . }}
+      {{- fail (printf "extraArgs: %s: set dialects instead, so that the chart knows of it." .) }}
+    {{- end }}
+  {{- end }}
+  {{- $values := dict "GPUMAP_NO_NATIVE" "native" "GPUMAP_DIALECT" "dialects" }}
+  {{- range .extraEnv }}
+    {{- if hasKey $values .name }}
+      {{- fail (printf "extraEnv: %s: set %s instead, so that the chart knows of it." .name (get $values .name)) }}
+    {{- end }}
   {{- end }}
   {{- if not .native }}
     {{- if has "native" .dialects }}

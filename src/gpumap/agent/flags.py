@@ -63,7 +63,7 @@ FLAGS = (
         "Start a collection when the kubelet allocates a device. With --no-push, collect only at the interval.",
     ),
     Flag("--nvml-release", "", "false", "Release the driver between collections. SIGUSR1 releases it once."),
-    Flag("--stale-after", "DURATION", "60s", "Maximum age of the data that gpumap serves."),
+    Flag("--stale-after", "DURATION", "60s", "Maximum age of the data that gpumap serves; at least --interval."),
     Flag("--node-name", "NAME", "", "Name of this node. Default: $NODE_NAME, or else the host name.", about="sources"),
     Flag("--node-ip", "IP", "", "Internal IP of this node. Default: $NODE_IP.", about="sources"),
     Flag("--kubelet-root", "DIR", "/var/lib/kubelet", "Root directory of the kubelet.", about="sources"),
@@ -123,7 +123,8 @@ FLAGS = (
         "--dialect",
         "NAME",
         ",".join(DEFAULT_DIALECTS),
-        f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all or none.",
+        f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all, none, or native, which adds "
+        "nothing.",
         repeatable=True,
         choices=(*DIALECTS, "all", "none"),
     ),

@@ -41,10 +41,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpAll(argparse.Action):
-    """--help-all prints the help with every flag."""
+    """--help-all prints the help with every flag. --help lists it only if it shows more than --help."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="Show all flags and exit.")
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(end=argparse.ArgumentParser.format_help(parser))
@@ -54,7 +54,7 @@ class _HelpAll(argparse.Action):
 def leave_to_help_all(parser: Parser, *titles: str) -> None:
     """Make --help shorter: only --help-all shows these groups of flags."""
     parser.seldom = titles
-    parser.add_argument("--help-all", action=_HelpAll)
+    parser._option_string_actions["--help-all"].help = "Show all flags and exit."
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):
@@ -114,6 +114,7 @@ def add_command(
         allow_abbrev=False,
         formatter_class=_Format,
     )
+    parser.add_argument("--help-all", action=_HelpAll)
     parser.set_defaults(run=run, command=name)
     return parser
 

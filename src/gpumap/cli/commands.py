@@ -67,7 +67,7 @@ def _add_top(commands: Commands) -> None:
             ("one row for each process, as in nvidia-smi", "gpumap top --processes"),
         ],
     )
-    add_processes(_add_table_flags(top, TOP_ORDERS, SUMS_BY))
+    add_processes(_add_table_flags(top, TOP_ORDERS, SUMS_BY, cluster=True))
     add_node_flags(top)
 
 
@@ -97,15 +97,20 @@ def _add_waste(commands: Commands) -> None:
     add_node_flags(waste)
 
 
-def _add_table_flags(parser: Parser, orders: Sequence[str], by: Sequence[str] = ()) -> argparse._ArgumentGroup:
-    """Add the flags of all tables. Return the group for the flags of a single table."""
+def _add_table_flags(
+    parser: Parser, orders: Sequence[str], by: Sequence[str] = (), *, cluster: bool = False
+) -> argparse._ArgumentGroup:
+    """Add the flags of all tables. Return the group for the flags of a single table.
+
+    `cluster`: the command has sums only of a cluster.
+    """
     output = add_output(parser, orders)
     what = parser.add_argument_group("selection")
     what.add_argument("-n", "--namespace", metavar="NAME", help="Show only rows of this namespace. (default: all)")
     what.add_argument("-A", "--all-namespaces", action="store_true", help="Show rows of all namespaces, also with -n.")
     where = add_url(parser)
     add_server_flags(parser, where)
-    add_row_flags(where, by)
+    add_row_flags(where, by, cluster=cluster)
     leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
     return output
 

@@ -58,16 +58,18 @@ def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required
     )
 
 
-def add_by(group: argparse._ArgumentGroup, by: Sequence[str]) -> None:
-    """Add the flag for sums instead of rows."""
-    help_ = f"Show sums by {by[0]} or by {by[1]}."
+def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool = False) -> None:
+    """Add the flag for sums instead of rows. `cluster`: the command has sums only of a cluster."""
+    help_ = f"{'With --prometheus: show' if cluster else 'Show'} sums by {by[0]} or by {by[1]}."
     group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
 
 
-def add_row_flags(group: argparse._ArgumentGroup, by: Sequence[str] = (), *, node: bool = True) -> None:
+def add_row_flags(
+    group: argparse._ArgumentGroup, by: Sequence[str] = (), *, node: bool = True, cluster: bool = False
+) -> None:
     """Add the flags that choose between rows and a summary of the cluster. Its default is the first of `by`."""
     if by:
-        add_by(group, by)
+        add_by(group, by, cluster=cluster)
     if node:
         group.add_argument("--node", metavar="NODE", help="With --prometheus: show the rows of one node.")
     help_ = "With --prometheus: show the rows of every node instead of sums."

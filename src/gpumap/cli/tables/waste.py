@@ -198,7 +198,8 @@ def _unknown(maps: NodeMaps, shape: Shape) -> Iterator[str]:
 
 def _remedy(one: Finding) -> str:
     """Return what to do about all findings of a kind; about slots on no device for each pod."""
-    return f"{one.container.pod if one.kind == 'unmatched' else one.kind}: {one.remedy}"
+    of_pod = f" of {one.container.pod}" if one.kind == "unmatched" else ""
+    return f"{one.kind}{of_pod}: {one.remedy}"
 
 
 def _groups(of_nodes: Iterable[_NodeFindings], by: str, namespace: str, *, reverse: bool = False) -> list[GroupSums]:
