@@ -108,7 +108,7 @@ async def test_a_recording_is_a_test_as_it_stands(node: Node, directory: Path, f
     code, out, errors = await run_record(node, str(directory / "new"), *flags)
     assert (code, errors) == (0, "")
     assert f"gpumap demo --capture {directory}/new" in out
-    assert ("as they are" in out) == (not flags)
+    assert ("names and UUIDs unchanged" in out) == (not flags)
     copied = shutil.copytree(directory / "new", directory / "copied")
     page = await replay.page(on_disk.load(copied))
     assert page == (copied / on_disk.EXPECTED).read_bytes()

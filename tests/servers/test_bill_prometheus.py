@@ -495,7 +495,7 @@ def test_a_pod_of_two_teams_at_once(known: Known) -> None:
     """Pods of one name in two clusters cannot be told apart by kube_pod_labels: --match chooses a cluster."""
     says = failure(known, *BY_TEAM, "--match", 'namespace=~"inside|moved"', "--label-match", "")
     assert says.startswith(
-        "has two values of label example.com/teamName for pod inside/inside-0 at the same time (blue, white): "
+        "has two values of label example.com/teamName for pod inside/inside-0 at the same time (blue, white). "
     )
     assert "--match 'cluster=" in says
 
@@ -503,7 +503,7 @@ def test_a_pod_of_two_teams_at_once(known: Known) -> None:
 def test_a_pod_that_has_the_label_in_one_cluster_only(known: Known) -> None:
     """The pods of that name without it are not charged to the team in silence."""
     says = failure(known, *BY_TEAM, "--match", 'namespace="steady"', "--label-match", "")
-    assert "for pod steady/steady-0 at the same time (none, blue): " in says
+    assert "for pod steady/steady-0 at the same time (none, blue). " in says
 
 
 def test_labels_of_pods_that_the_scraper_renamed(known: Known) -> None:
@@ -536,8 +536,8 @@ def test_counters_of_gpus_that_do_not_match(known: Known) -> None:
     """Nobody knows then whether anything is missing, and it is said."""
     (warning,) = ask(known.url, match='namespace="steady"')["warnings"]
     assert warning == (
-        'There are no counters of GPUs that match job=~".*gpumap.*",namespace="steady": whether the server '
-        "holds all of this time is not known."
+        'There are no counters of GPUs that match job=~".*gpumap.*",namespace="steady", so gpumap '
+        "cannot check the window for gaps."
     )
 
 
