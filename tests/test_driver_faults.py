@@ -403,8 +403,8 @@ def test_one_restart_never_leads_to_the_next(said: list[str]) -> None:
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        (Code.LIB_RM_VERSION_MISMATCH, "the driver was changed, and the library that this container was given does"),
-        (Code.UNKNOWN, "NVML, which had answered, fails for an unknown reason: this container may have lost its"),
+        (Code.LIB_RM_VERSION_MISMATCH, "the driver has changed, and the library in this container does not match it"),
+        (Code.UNKNOWN, "NVML answered before and now fails for an unknown reason. This container may have lost its"),
     ],
 )
 async def test_the_service_ends_where_the_driver_is_lost(node: Node, code: Code, why: str) -> None:

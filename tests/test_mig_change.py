@@ -200,7 +200,7 @@ async def test_the_service_ends_where_new_devices_are_hidden(node: MigNode) -> N
     assert code == 1
     assert log.count("mig device hidden") == 1
     assert log.splitlines()[-1] == (
-        f"gpumap: {HALF} came after gpumap's start, and the container runtime has not given gpumap its device nodes: "
+        f"gpumap: {HALF} appeared after gpumap's start, and this container does not have its device nodes: "
         "restarting to get them"
     )
     assert "Traceback" not in log
@@ -214,7 +214,7 @@ async def test_the_service_ends_where_new_devices_are_denied(node: MigNode) -> N
         node.partition(1, [small(0), small(1), small(2)])
         code, log = await agent.ended()
     assert code == 1
-    assert f"{SMALL[1]} came after gpumap's start" in log
+    assert f"{SMALL[1]} appeared after gpumap's start" in log
 
 
 async def test_what_was_missing_at_the_start_ends_no_service(node: MigNode) -> None:

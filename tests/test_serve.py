@@ -328,7 +328,7 @@ async def test_a_new_pid_namespace_sees_no_containers(directory: Path, library: 
     exporter = node.admit("gpumap", "monitoring", main=[])
     unshare = [*real.entering(exporter.cgroup("main")), "unshare", "--pid", "--fork", "--kill-child"]
     async with node.kubelet:
-        for parent, reason in (([*unshare, "--mount-proc"], "the pod needs hostPID"), (unshare, "PID namespace")):
+        for parent, reason in (([*unshare, "--mount-proc"], "set hostPID: true"), (unshare, "PID namespace")):
             async with serve(node, parent=parent) as agent:
                 page = await agent.later()
                 blind(page)
