@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     seldom: tuple[str, ...] = ()
+    help_all: argparse.Action
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument ").replace("expected one argument", "requires a value"))
@@ -54,7 +55,7 @@ class _HelpAll(argparse.Action):
 def leave_to_help_all(parser: Parser, *titles: str) -> None:
     """Make --help shorter: only --help-all shows these groups of flags."""
     parser.seldom = titles
-    parser._option_string_actions["--help-all"].help = "Show all flags and exit."
+    parser.help_all.help = "Show all flags and exit."
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):
@@ -114,7 +115,7 @@ def add_command(
         allow_abbrev=False,
         formatter_class=_Format,
     )
-    parser.add_argument("--help-all", action=_HelpAll)
+    parser.help_all = parser.add_argument("--help-all", action=_HelpAll)
     parser.set_defaults(run=run, command=name)
     return parser
 
