@@ -249,7 +249,7 @@ def _answer(
     down = [one.shown for one in down_nodes(fleet.agents.down, fleet.agents.targets, fleet.nodes)]
     current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
     ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
-    gaps = list(_gaps(current, question, troubles))
+    gaps = list(_gaps(current, question, troubles, recorded=fleet.records is not None))
     unjudged = {node for node, _ in (*ill, *gaps)}
     of_nodes = {node: row if node in unjudged else _judged(row, question) for node, row in current.items()}
     of_others = {
@@ -290,8 +290,13 @@ def _is_old(node: Node, fleet: _Fleet, values: Values) -> bool:
     return "gpus" not in values.get(node.shown, {}) and fleet.moment - target.collected_at > oldest
 
 
-def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]]) -> Iterator[tuple[str, str]]:
-    """Return nodes and what their gpumap does not report although its sources answer."""
+def _gaps(
+    current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]], *, recorded: bool
+) -> Iterator[tuple[str, str]]:
+    """Return nodes and what their gpumap does not report although its sources answer.
+
+    A rule has no value of a node, or of all nodes, until it is evaluated after the first scrape.
+    """
     ill = {node for one, node in troubles if not one.is_gap}
     for one, node in troubles:
         if one.is_gap and node in current and node not in ill and one.unless not in current[node]:
@@ -301,7 +306,8 @@ def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble
         for name, part, sentence in _LACKS:
             asked = name in (*_NODES, *question.of_all) and part in question.parts
             if asked and answers and node not in ill and name not in row:
-                yield node, sentence
+                late = recorded and QUANTITIES[name].by_node
+                yield node, f"{sentence}, or its recording rule is not evaluated yet" if late else sentence
 
 
 def _judged(row: Mapping[str, float], question: Question) -> dict[str, float]:
