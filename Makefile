@@ -41,7 +41,7 @@ check: .venv/.dev prose ## Format, lint, import layers, types, prose
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-prose: .venv/.dev ## Finds long sentences, and words that the style replaces, in messages, docstrings, comments and rules
+prose: .venv/.dev ## Finds long sentences, and words that the style replaces, in documents, messages, docstrings and comments
 	$(BIN)/python -m scripts.check_prose
 
 e2e: .venv/.dev tools ## The longer runs: gpumap as a process with real neighbours (Prometheus, …)

@@ -167,8 +167,8 @@ async def _answers() -> dict[str, list[bytes]]:
             for number, id_ in enumerate(ids)
         ]
     )
-    nobody = cast("grpc.aio.ServicerContext[bytes, bytes]", None)  # only a refusal would show it
-    return {method: [await kubelet.answer(method, b"", nobody) for _ in range(8)] for method in (LIST, ALLOCATABLE)}
+    no_context = cast("grpc.aio.ServicerContext[bytes, bytes]", None)  # only a refusal would show it
+    return {method: [await kubelet.answer(method, b"", no_context) for _ in range(8)] for method in (LIST, ALLOCATABLE)}
 
 
 def _container(name: str, *ids: DeviceId) -> ListedContainer:

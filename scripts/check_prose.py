@@ -51,7 +51,7 @@ _SENTENCE = re.compile(r"(?<=[.!?:;])[\"')*]*\s+(?=[A-Z`\"'(*0-9])|(?<=[.!?])\s+
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|approx|no|St|Fig)\.(?=\s)", re.IGNORECASE)
 _SYMBOLS = re.compile(r"`+[^`]*`+")
 _SKIPPED = ("src/gpumap/agent/_proto/", "scripts/check_prose.py", "charts/gpumap/templates/_nodes.tpl")
-"""Generated code, and this file, which contains the words."""
+"""Generated code, this file, which contains the words, and a table in a comment."""
 _QUOTED = ("A metric with a constant '1' value labeled by ",)
 """How texts of other projects begin, which dialects repeat word for word."""
 
