@@ -170,6 +170,7 @@ SAMPLES: Mapping[str, Callable[[], Snapshot]] = {
     "gpu-manager": tke,
     "nvidia-smi": original,
     "dcgm": sample_node,
+    "dcgm49": sample_node,
     "dcgm-join": sample_node,
     "arms": hangzhou,
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.model.families import Numbered
@@ -33,7 +34,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 FAMILIES = (
     *native(tuple(GROUPS), process_metrics=True),
     *self_families("1", "3.11"),
-    *(family for dialect in DIALECTS.values() for family in dialect.families),
+    *(family for name in ALL_DIALECTS for family in DIALECTS[name].families),
 )
 IGNORED = (
     "gpumap_source_",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpumap.agent.dialects.dcgm import FAMILIES
+from gpumap.agent.dialects.dcgm import BEFORE_4_9
 from gpumap.agent.dialects.dcgm_entities import Entity, cards, entities
 from gpumap.agent.exposition import Exposition
 from gpumap.model.observations import ContainerName, Moment, Source
@@ -59,7 +59,7 @@ Rows = dict[tuple[str, ...], float]
 
 
 def page(snapshot: Snapshot, *, openmetrics: bool = False) -> str:
-    return Exposition(FAMILIES, openmetrics=openmetrics).render(snapshot).decode()
+    return Exposition(BEFORE_4_9, openmetrics=openmetrics).render(snapshot).decode()
 
 
 def rows(snapshot: Snapshot, field: str, *labels: str) -> Rows:

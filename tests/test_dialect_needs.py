@@ -27,7 +27,7 @@ from tests.standin import Driver
 from tests.test_nvml_health import CALLS_OF_CODEC, CALLS_OF_THE_CARD, count_calls, healthy_gpu
 from tests.worker import Start
 
-OF_THE_CARD = {"nvidia-smi", "dcgm"}
+OF_THE_CARD = {"nvidia-smi", "dcgm", "dcgm49"}
 STEADY = """
 gpus:
   - {model: H100, memory: 80GiB}

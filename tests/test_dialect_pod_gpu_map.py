@@ -30,6 +30,7 @@ CONTRACT_DIALECTS = {
     "gpu-manager",
     "nvidia-smi",
     "dcgm",
+    "dcgm49",
     "dcgm-join",
     "arms",
 }

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.flags import ALL_DIALECTS, WITH_SHARED_NAMES
 from gpumap.agent.metrics import GROUPS, native, self_families
 from gpumap.model.families import Family, Numbered
 from gpumap.model.observations import ContainerName
@@ -30,7 +31,7 @@ NATIVE = (*native(GROUPS, process_metrics=True), *self_families("1.2.3", "3.11.7
 EVERY: dict[str, tuple[Family | Numbered, ...]] = {
     "native": NATIVE,
     **{name: dialect.families for name, dialect in DIALECTS.items()},
-    "all": (*NATIVE, *(family for dialect in DIALECTS.values() for family in dialect.families)),
+    "all": (*NATIVE, *(family for name in ALL_DIALECTS for family in DIALECTS[name].families)),
 }
 IN_THE_SNAPSHOTS_ORDER = {"nvidia-smi"}
 """Its lines follow the snapshot, which the step sorts."""
@@ -174,8 +175,12 @@ def test_order_does_not_matter(dialect: str) -> None:
 
 
 def test_no_two_dialects_emit_one_name() -> None:
-    """Each family of the page belongs to one dialect, so that all can be on at once."""
+    """Each family of the page belongs to one dialect, so that all can be on at once. The two of dcgm-exporter do."""
     assert [name for name, times in Counter(family.name for family in EVERY["all"]).items() if times > 1] == []
+    for name in DIALECTS.keys() - {*ALL_DIALECTS}:
+        shared = {family.name for family in EVERY["all"]} & {family.name for family in EVERY[name]}
+        others = {dialect for dialect in ALL_DIALECTS for family in EVERY[dialect] if family.name in shared}
+        assert {name, *others} == {*WITH_SHARED_NAMES}
 
 
 @each_dialect

@@ -223,13 +223,22 @@ def test_groups_and_dialects_replace_their_defaults() -> None:
     assert settle("--collect", "device", "--collect", "use").groups == ("use", "device")
     assert settle(GPUMAP_COLLECT=" use , device ").groups == ("use", "device")
     assert settle("--collect", "all").groups == tuple(GROUPS)
-    assert settle("--dialect", "all").dialects == tuple(DIALECTS)
+    assert settle("--dialect", "all").dialects == tuple(name for name in DIALECTS if name != "dcgm49")
+    assert settle("--dialect", "dcgm49", "--dialect", "arms").dialects == ("dcgm49", "arms")
     assert settle("--dialect", "dcgm", "--dialect", "pod-gpu-map").dialects == ("pod-gpu-map", "dcgm")
     assert settle("--dialect", "none").dialects == ()
     assert settle("--dialect", "dcgm", GPUMAP_DIALECT="none").dialects == ("dcgm",)
 
 
-@pytest.mark.parametrize("names", [("dcgm",), ("all",), ("none",), ("native",), ("native", "dcgm")])
+@pytest.mark.parametrize("other", ["dcgm", "all"])
+def test_dialects_that_share_names_exclude_each_other(other: str) -> None:
+    """One page cannot have a name twice; of the two, `all` has dcgm."""
+    why = "--dialect: dcgm and dcgm49 share metric names; select only one (all has dcgm)"
+    assert mistake("--dialect", "dcgm49", "--dialect", other) == why
+    assert mistake(GPUMAP_DIALECT=f"{other},dcgm49").startswith(f"--dialect (from $GPUMAP_DIALECT={other},dcgm49): ")
+
+
+@pytest.mark.parametrize("names", [("dcgm",), ("dcgm49",), ("all",), ("none",), ("native",), ("native", "dcgm")])
 def test_a_dialect_adds_to_the_native_families(names: tuple[str, ...]) -> None:
     """No value of --dialect turns the native families off. The word `native` is accepted and changes nothing."""
     settings = settle(*(word for name in names for word in ("--dialect", name)))

@@ -153,6 +153,8 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("updateStrategy.rollingUpdate.maxSurge=1",), "updateStrategy.rollingUpdate.maxSurge is 1"),
         (("updateStrategy.rollingUpdate.maxSurge=10%",), "updateStrategy.rollingUpdate.maxSurge is 10%"),
         (("dialects={none,native}",), "dialects: none"),
+        (("dialects={dcgm,dcgm49}",), "dialects: dcgm and dcgm49 share metric names"),
+        (("dialects={dcgm49,all}",), "dialects: all and dcgm49 share metric names"),
         (("extraArgs={--no-native}",), "extraArgs: --no-native: set native: false"),
         (("dialects={none}", "extraArgs={--dialect=dcgm}"), "extraArgs: --dialect=dcgm: set dialects instead"),
         *(

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 import gpumap
-from gpumap.agent.dialects import DIALECTS
-from gpumap.agent.flags import FLAGS, add_flags
+from gpumap.agent.flags import ALL_DIALECTS, FLAGS, add_flags
 from gpumap.agent.metrics import GROUPS
 from gpumap.agent.settings import resolve
 from tests.deploy.chart import CHART, Manifest, container_of, helm, host_paths, pod_of, render, render_all, settings
@@ -183,7 +182,7 @@ def test_the_library_can_come_from_the_node(library: str, host_path: str, flag: 
 
 def test_flags_have_values_of_their_own() -> None:
     """interval, dialects, native, collect and the state file are flags of `serve`, in front of extraArgs, which win."""
-    dialects = tuple(DIALECTS)
+    dialects = ALL_DIALECTS
     container = container_of(
         render(
             "interval=10s",

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpumap.agent.dialects import DIALECTS
+from gpumap.agent.flags import ALL_DIALECTS
 from gpumap.agent.metrics import GROUPS, PROCESSES
 from gpumap.model.families import Family, Numbered
 from tests.demo_process import demo, fetch
@@ -134,5 +135,5 @@ def by_part(page: str) -> Counter[str]:
 def _parts() -> Iterator[tuple[str, Sequence[Family | Numbered]]]:
     yield from GROUPS.items()
     yield "--process-metrics", PROCESSES
-    for name, dialect in DIALECTS.items():
-        yield name, dialect.families
+    for name in ALL_DIALECTS:
+        yield name, DIALECTS[name].families

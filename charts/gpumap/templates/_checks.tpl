@@ -48,6 +48,11 @@ part of the values and stops at the first mistake, with one line.
   {{- if and (has "none" .dialects) (gt (len .dialects) 1) }}
     {{- fail "dialects: none cannot be combined with other names." }}
   {{- end }}
+  {{- range list "dcgm" "all" }}
+    {{- if and (has . $.Values.dialects) (has "dcgm49" $.Values.dialects) }}
+      {{- fail (printf "dialects: %s and dcgm49 share metric names. Select only one." .) }}
+    {{- end }}
+  {{- end }}
   {{- range .extraArgs }}
     {{- if eq "--no-native" . }}
       {{- fail "extraArgs: --no-native: set native: false instead, so that the chart knows of it." }}

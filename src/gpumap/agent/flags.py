@@ -20,8 +20,11 @@ GROUPS = ("allocation", "use", "accounting", "device", "health", "links", "gpm",
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
 DIALECTS = (
     *("pod-gpu-map", "pod-gpu-map-deprecated", "gpu-mem-monitor", "cadvisor", "gpu-manager", "nvidia-smi"),
-    *("dcgm", "dcgm-join", "arms"),
+    *("dcgm", "dcgm49", "dcgm-join", "arms"),
 )
+WITH_SHARED_NAMES = ("dcgm", "dcgm49")
+"""Dialects that share names of metrics: at most one of them can be on. `all` has the first."""
+ALL_DIALECTS = tuple(name for name in DIALECTS if name not in WITH_SHARED_NAMES[1:])
 DEFAULT_DIALECTS = ("pod-gpu-map",)
 """In addition to the native families, which only --no-native turns off."""
 LOG_FORMATS = ("text", "json")
@@ -123,8 +126,8 @@ FLAGS = (
         "--dialect",
         "NAME",
         ",".join(DEFAULT_DIALECTS),
-        f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all, none, or native, which adds "
-        "nothing.",
+        f"Names to serve in addition to the native families: {', '.join(DIALECTS)}, all (with dcgm, "
+        "without dcgm49), none, or native, which adds nothing.",
         repeatable=True,
         choices=(*DIALECTS, "all", "none"),
     ),

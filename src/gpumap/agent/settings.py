@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gpumap.agent.flags import ABOUT, DIALECTS, FLAGS, GROUPS, LOG_FORMATS, LOG_LEVELS, Flag, add_flags
+from gpumap.agent.flags import (
+    ABOUT,
+    ALL_DIALECTS,
+    DIALECTS,
+    FLAGS,
+    GROUPS,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    WITH_SHARED_NAMES,
+    Flag,
+    add_flags,
+)
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 
@@ -123,7 +134,7 @@ def resolve(
 
 def with_everything(settings: Settings) -> Settings:
     """Return settings for a capture: gpumap asks NVML for all that any group or dialect shows."""
-    return replace(settings, groups=tuple(GROUPS), dialects=tuple(DIALECTS))
+    return replace(settings, groups=tuple(GROUPS), dialects=ALL_DIALECTS)
 
 
 def quiet(settings: Settings, given: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
@@ -163,8 +174,10 @@ class _Values:
         except ValueError as error:
             raise self.error(name, str(error)) from error
 
-    def choose(self, name: str, choices: Iterable[str], *, none: bool = False) -> tuple[str, ...]:
-        """Read a repeatable choice. `all` is every choice; a single `none` is nothing."""
+    def choose(
+        self, name: str, choices: Iterable[str], *, none: bool = False, left_out: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Read a repeatable choice. `all` is every choice except `left_out`; a single `none` is nothing."""
         words, choices = self._given[name].words, tuple(choices)
         if none and "none" in words:
             if len(set(words)) > 1:
@@ -174,15 +187,17 @@ class _Values:
             if word not in (*choices, "all"):
                 known = ", ".join((*choices, "all", *(("none",) if none else ())))
                 raise self.error(name, f'unknown value "{word}"; valid values: {known}')
-        return tuple(one for one in choices if one in words or "all" in words)
+        return tuple(one for one in choices if one in words or ("all" in words and one not in left_out))
 
 
 def _page(values: _Values) -> tuple[bool, tuple[str, ...]]:
     """Return --no-native and the dialects. The word `native` is accepted as a dialect and changes nothing."""
     no_native = values.parse("--no-native", _boolean)
-    chosen = values.choose("--dialect", (NATIVE, *DIALECTS), none=True)
+    chosen = values.choose("--dialect", (NATIVE, *DIALECTS), none=True, left_out=WITH_SHARED_NAMES[1:])
     named = NATIVE in values.words("--dialect")
     dialects = tuple(name for name in chosen if name != NATIVE)
+    if len(sharing := [name for name in dialects if name in WITH_SHARED_NAMES]) > 1:
+        raise values.error("--dialect", f"{' and '.join(sharing)} share metric names; select only one (all has dcgm)")
     if no_native and named:
         raise values.error("--no-native", "--dialect native contradicts it")
     if no_native and not dialects:

@@ -41,7 +41,8 @@ DIALECTS: Mapping[str, Dialect] = {
     "cadvisor": Dialect(cadvisor.FAMILIES),
     "gpu-manager": Dialect(gpu_manager.FAMILIES, pages=lambda node: {"/metric": gpu_manager.FAMILIES}),
     "nvidia-smi": Dialect(nvidia_smi.FAMILIES, nvidia_smi.NEEDS),
-    "dcgm": Dialect(dcgm.FAMILIES, dcgm.NEEDS),
+    "dcgm": Dialect(dcgm.BEFORE_4_9, dcgm.NEEDS),
+    "dcgm49": Dialect(dcgm.SINCE_4_9, dcgm.NEEDS),
     "dcgm-join": Dialect(dcgm_join.FAMILIES),
     "arms": Dialect(arms.FAMILIES),
 }
