@@ -47,6 +47,20 @@ def test_activity_is_that_between_two_readings(start: Start) -> None:
     assert read_after(worker, driver).activity == Activity(0.0, 0.0, 0.0, 0.0)
 
 
+def test_the_engine_and_the_pipes_are_told_where_they_are_measured(start: Start) -> None:
+    """Each metric has its own answer: one that the driver does not know, as code or by silence, costs no other."""
+    gpm = Gpm(sm=50.0, occupancy=25.0, graphics=75.0, fp64=0.0, fp32=37.5, fp16=Code.INVALID_ARGUMENT)
+    instance = MigInstance(MIG_A, gpm=Gpm(tensor=None, fp32=Code.NOT_SUPPORTED, fp16=12.5))
+    worker = start(groups=GPM)
+    driver = Driver(gpus=[Gpu(A, gpm=gpm), Gpu(B, gpm=Gpm(), instances=[instance])])
+    worker.read(driver)
+    time.sleep(0.11)
+    gpus = worker.read(driver).gpus
+    assert gpus[0].activity == Activity(0.5, 0.25, 0.0, 0.0, 0.75, 0.0, 0.375, None)
+    assert activities(gpus[1]) == [Activity(0.0, 0.0, None, 0.0, None, None, None, 0.125)]
+    assert [gpu.refusals for gpu in gpus.values()] == [(), ()]
+
+
 @pytest.mark.parametrize("said", [None, float("nan"), float("inf"), -0.5, 1e9, Code.NO_DATA, Code.NOT_SUPPORTED])
 def test_a_metric_that_is_no_share_is_absent(start: Start, said: float | Code | None) -> None:
     """What the driver does not tell, or what is no percentage, costs that metric, without complaint."""

@@ -74,6 +74,10 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_sm_occupancy_ratio": ("gauge", "uuid"),
         "gpumap_device_tensor_activity_ratio": ("gauge", "uuid"),
         "gpumap_device_dram_activity_ratio": ("gauge", "uuid"),
+        "gpumap_device_graphics_activity_ratio": ("gauge", "uuid"),
+        "gpumap_device_fp64_activity_ratio": ("gauge", "uuid"),
+        "gpumap_device_fp32_activity_ratio": ("gauge", "uuid"),
+        "gpumap_device_fp16_activity_ratio": ("gauge", "uuid"),
     },
     "health": {
         "gpumap_gpu_clock_hertz": ("gauge", "uuid domain"),

@@ -164,6 +164,10 @@ class Gpm:
     occupancy: float | Code | None = 0.0
     tensor: float | Code | None = 0.0
     dram: float | Code | None = 0.0
+    graphics: float | Code | None = None
+    fp64: float | Code | None = None
+    fp32: float | Code | None = None
+    fp16: float | Code | None = None
 
 
 @dataclass(slots=True)
@@ -490,5 +494,10 @@ def _health_lines(key: str, gpu: Gpu) -> Iterator[str]:
 
 def _gpm_lines(key: str, gpm: Gpm | None) -> Iterator[str]:
     if gpm is not None:
-        values = (gpm.sm, gpm.occupancy, gpm.tensor, gpm.dram)
-        yield _line(f"{key}.gpm", *(f"error:{int(one)}" if isinstance(one, Code) else one for one in values))
+        metrics = {1: gpm.graphics, 2: gpm.sm, 3: gpm.occupancy, 5: gpm.tensor, 10: gpm.dram}
+        metrics |= {11: gpm.fp64, 12: gpm.fp32, 13: gpm.fp16}
+        told = {metric: value for metric, value in metrics.items() if value is not None}
+        yield _line(
+            f"{key}.gpm",
+            *(f"{metric}={f'error:{int(one)}' if isinstance(one, Code) else one}" for metric, one in told.items()),
+        )

@@ -31,15 +31,16 @@
  *   gpu.N.performance_state NUMBER
  *   gpu.N.fans NUMBER, gpu.N.fan.I PERCENT       fan 0 is also what the call without a fan's number tells
  *   gpu.N.ecc.TYPE.COUNTER.LOCATION NUMBER       nvml.h's numbers; counter 1 is the aggregate one
- *   gpu.N.gpm SM OCCUPANCY TENSOR DRAM           percent; "-": not supported, "error:CODE": that code. GPM is
- *                                                supported where a GPU has this line, partitioned or not
+ *   gpu.N.gpm METRIC=VALUE …                     nvml.h's number and unit; "error:CODE": that code; others are not
+ *                                                supported. GPM is supported where a GPU has this line, partitioned or
+ *                                                not
  *   gpu.N.mig.S.gi|ci NUMBER                     gi is what makes the instance exist
  *   gpu.N.mig.S.uuid|name|memory.*|processes|process    as for a GPU
  *   gpu.N.mig.S.generation NUMBER                another number makes older handles stale
  *   gpu.N.mig.S.handle NUMBER                    the handle is made of this alone: devices that follow each other
  *                                                under one number have one handle, as a driver that recycles them
  *   gpu.N.mig.S.placement PROFILE START SIZE     of its GPU instance
- *   gpu.N.mig.S.gpm SM OCCUPANCY TENSOR DRAM     of its GPU instance
+ *   gpu.N.mig.S.gpm METRIC=VALUE …               of its GPU instance
  *   gpu.N.mig.S.attributes NINE NUMBERS          in the order of nvmlDeviceAttributes_t
  *
  *   gpu.N.events MASK                            the types of events that it tells
@@ -135,7 +136,7 @@ typedef struct { /* nvmlGpmSample_st is opaque, and this is ours */
     bool taken;
     uintptr_t of;
     double at;
-    char values[256];
+    char values[512];
 } GpmSample;
 enum { GPM_METRICS = 477 /* NVML_GPM_METRIC_MAX of nvml.h 13 */ };
 typedef struct {
@@ -1094,17 +1095,16 @@ Return nvmlGpmMigSampleGet(Device device, u32 gpu_instance, GpmSample *sample)
 
 static void answer_metric(const GpmSample *sample, GpmMetric *metric)
 {
-    static const u32 ids[] = {2 /* SM_UTIL */, 3 /* SM_OCCUPANCY */, 5 /* ANY_TENSOR_UTIL */, 10 /* DRAM_BW_UTIL */};
-    Line line = {.key = "gpm", .value = sample->values};
-    char copy[WORD_SPACE], *words[4];
-    split(&line, copy, words, 4);
+    char copy[sizeof sample->values], *rest = NULL;
+    memcpy(copy, sample->values, sizeof copy);
     metric->code = NOT_SUPPORTED;
-    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
-        if (ids[i] != metric->id || strcmp(words[i], "-") == 0)
+    for (char *word = strtok_r(copy, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, '=');
+        if (!value || strtoul(word, NULL, 10) != metric->id)
             continue;
-        bool failed = strncmp(words[i], "error:", 6) == 0;
-        metric->code = failed ? (u32)number(words[i] + 6) : SUCCESS;
-        metric->value = failed ? 0 : strtod(words[i], NULL); /* "nan" and "inf" too */
+        bool failed = strncmp(++value, "error:", 6) == 0;
+        metric->code = failed ? (u32)number(value + 6) : SUCCESS;
+        metric->value = failed ? 0 : strtod(value, NULL); /* "nan" and "inf" too */
     }
 }
 

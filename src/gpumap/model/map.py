@@ -216,6 +216,14 @@ class ActivityEntry(Entry, frozen=True, kw_only=True):
     """Share of time in which the tensor cores were busy."""
     dram_ratio: Share | None
     """Used memory bandwidth, as a ratio of the maximum."""
+    graphics_ratio: Share | None = None
+    """Share of time in which any graphics or compute engine was busy."""
+    fp64_ratio: Share | None = None
+    """Share of time in which the FP64 pipes were busy."""
+    fp32_ratio: Share | None = None
+    """Share of time in which the FP32 pipes were busy."""
+    fp16_ratio: Share | None = None
+    """Share of time in which the FP16 pipes were busy."""
 
 
 class SlotsEntry(Entry, frozen=True, kw_only=True):

@@ -105,6 +105,10 @@ class Activity(NamedTuple):
     sm_occupancy_ratio: float | None
     tensor_ratio: float | None
     dram_ratio: float | None
+    graphics_ratio: float | None = None
+    fp64_ratio: float | None = None
+    fp32_ratio: float | None = None
+    fp16_ratio: float | None = None
 
 
 class MigInstance(NamedTuple):

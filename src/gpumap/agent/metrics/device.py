@@ -276,4 +276,24 @@ GPM = (
         "Used share of the device's memory bandwidth (0-1), mean over the interval.",
         lambda activity: activity.dram_ratio,
     ),
+    _active(
+        "gpumap_device_graphics_activity_ratio",
+        "Share of time in which a graphics or compute engine of the device was busy (0-1), mean over the interval.",
+        lambda activity: activity.graphics_ratio,
+    ),
+    _active(
+        "gpumap_device_fp64_activity_ratio",
+        "Share of time in which the device's FP64 pipes were busy (0-1), without tensor cores, mean over the interval.",
+        lambda activity: activity.fp64_ratio,
+    ),
+    _active(
+        "gpumap_device_fp32_activity_ratio",
+        "Share of time in which the device's FP32 pipes were busy (0-1), mean over the interval.",
+        lambda activity: activity.fp32_ratio,
+    ),
+    _active(
+        "gpumap_device_fp16_activity_ratio",
+        "Share of time in which the device's FP16 pipes were busy (0-1), without tensor cores, mean over the interval.",
+        lambda activity: activity.fp16_ratio,
+    ),
 )

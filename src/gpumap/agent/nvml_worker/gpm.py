@@ -14,11 +14,17 @@ from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
 from gpumap.model.readings import Activity
 
+_UNKNOWN_METRIC = UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""The answers for a metric that the GPU does not measure, or that the driver does not know."""
 METRICS = (
     pynvml.NVML_GPM_METRIC_SM_UTIL,
     pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
     pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
     pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+    pynvml.NVML_GPM_METRIC_FP64_UTIL,
+    pynvml.NVML_GPM_METRIC_FP32_UTIL,
+    pynvml.NVML_GPM_METRIC_FP16_UTIL,
 )
 """In the order of `Activity`."""
 APART_SECONDS = 0.1
@@ -127,7 +133,7 @@ class Activities:
     def _ratio(self, metric: Any) -> float | None:
         """Return the activity. A refused metric affects only itself. A value that is not a percentage is absent."""
         code = metric.nvmlReturn
-        if code and code not in UNSUPPORTED:
+        if code and code not in _UNKNOWN_METRIC:
             call = f"nvmlGpmMetricsGet({metric.metricId})"
             self._calls.take(RefusedError(call, code), (call, "gpu"))
         percent = metric.value

@@ -289,4 +289,8 @@ def activity(load: float, memory_load: float) -> Activity:
         sm_occupancy_ratio=round(0.46 * load, 4),
         tensor_ratio=round(0.52 * load, 4),
         dram_ratio=round(0.9 * min(memory_load, 1.0), 4),
+        graphics_ratio=round(load, 4),
+        fp64_ratio=0.0,
+        fp32_ratio=round(0.14 * load, 4),
+        fp16_ratio=round(0.06 * load, 4),
     )

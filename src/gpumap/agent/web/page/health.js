@@ -61,7 +61,11 @@ export function activity(device) {
     ["warps", measured.sm_occupancy_ratio],
     ["tensor", measured.tensor_ratio],
     ["DRAM", measured.dram_ratio],
-  ].filter(([, ratio]) => ratio !== null);
+    ["engine", measured.graphics_ratio],
+    ["FP64", measured.fp64_ratio],
+    ["FP32", measured.fp32_ratio],
+    ["FP16", measured.fp16_ratio],
+  ].filter(([, ratio]) => typeof ratio === "number");
   const shown = parts.map(([part, ratio]) => `${part} ${percent(ratio)}`).join(" · ");
   return parts.length > 0 && ["active", h("span", { title: ACTIVITY }, shown)];
 }
@@ -69,7 +73,7 @@ export function activity(device) {
 const SINCE = "Since gpumap listens for them";
 const ACTIVITY =
   "Mean over the last interval: busy SMs; warps on them, as a share of their maximum; busy tensor cores; " +
-  "used memory bandwidth";
+  "used memory bandwidth; time in which any engine was busy; busy FP64, FP32 and FP16 pipes";
 
 /** Return one word for each problem and each finding of a GPU, the worst first. */
 export function marks({ gpu, devices }) {
