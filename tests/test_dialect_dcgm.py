@@ -50,10 +50,21 @@ from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu as NodeGpu
 from tests.nodes import Pod, Process, TestNode
-from tests.snapshots import busy_node
+from tests.snapshots import ACTIVITY, busy_node
 
 GOLDEN = Path(__file__).parent / "dialects" / "dcgm.prom"
 PODS = ("container", "namespace", "pod")
+PROFILING = {
+    "PROF_GR_ENGINE_ACTIVE": 0.75,
+    "PROF_SM_ACTIVE": 0.5,
+    "PROF_SM_OCCUPANCY": 0.25,
+    "PROF_PIPE_TENSOR_ACTIVE": 0.125,
+    "PROF_DRAM_ACTIVE": 0.0625,
+    "PROF_PIPE_FP64_ACTIVE": 0.0,
+    "PROF_PIPE_FP32_ACTIVE": 0.375,
+    "PROF_PIPE_FP16_ACTIVE": 0.03125,
+}
+"""What GPM measured of the cards of these tests."""
 
 Rows = dict[tuple[str, ...], float]
 
@@ -93,10 +104,7 @@ def test_a_mig_instance_is_the_originals_sample() -> None:
         "DCGM_FI_DEV_FB_USED",
         "DCGM_FI_DEV_FB_RESERVED",
         "DCGM_FI_DEV_FB_TOTAL",
-        "DCGM_FI_PROF_SM_ACTIVE",
-        "DCGM_FI_PROF_SM_OCCUPANCY",
-        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-        "DCGM_FI_PROF_DRAM_ACTIVE",
+        *(f"DCGM_FI_{field}" for field in PROFILING),
     ]
     assert all(f'UUID="{PARTITIONED}"' in line and line.split("} ")[0].endswith('pod="job-0"') for line in lines)
 
@@ -116,6 +124,32 @@ def test_containers_of_a_shared_gpu_have_their_own_values() -> None:
     assert rows(snapshot, "DEV_GPU_UTIL", *PODS) == {("a", "ml", "p1"): 25, ("a", "ml", "p2"): 50}
     for field in ("DEV_FB_FREE", "DEV_POWER_USAGE", "DEV_MEM_COPY_UTIL", "DEV_XID_ERRORS", "PROF_SM_ACTIVE"):
         assert list(rows(snapshot, field, *PODS)) == [("", "", "")]
+
+
+@pytest.mark.parametrize("field", PROFILING)
+def test_activity_is_the_devices_and_names_its_only_container(field: str) -> None:
+    """Each of GPM's metrics under its own name; no value of a shared GPU or GPU instance is on a pod."""
+    value, entity = PROFILING[field], ("UUID", "GPU_I_ID", "GPU_I_PROFILE", "pod")
+    assert rows(sample_node(), field, *entity) == {
+        (CARD, "", "", "job-0"): value,
+        (SHARED, "", "", ""): value,
+        (PARTITIONED, "3", "1g.10gb", "job-0"): value,
+        (PARTITIONED, "5", "2g.20gb", ""): value,
+    }
+    on = card(partitioned=True)
+    leaves = (leaf(on, instance=(made := instance(3))),)
+    shared = node(holder(P1, made.uuid), holder(P2, made.uuid), gpus=(on,), leaves=leaves)
+    assert rows(shared, field, "GPU_I_ID", *PODS) == {("3", "", "", ""): value}
+
+
+def test_activity_that_the_driver_does_not_report_is_absent() -> None:
+    """Each metric for itself, and all of them on GPUs before Hopper: never a 0."""
+    older = ACTIVITY._replace(graphics_ratio=None, fp16_ratio=None)
+    for activity, known in ((older, {*PROFILING} - {"PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_FP16_ACTIVE"}), (None, set())):
+        reading = card().reading
+        assert reading is not None
+        snapshot = node(gpus=(replace(card(), reading=reading._replace(activity=activity)),))
+        assert {field for field in PROFILING if rows(snapshot, field)} == known
 
 
 def test_idle_holders_have_zeros() -> None:

@@ -398,6 +398,12 @@ FIELDS: tuple[Field, ...] = (
         on_cards(lambda reading: whether(reading.row_remap_failure)),
     ),
     Field(
+        "PROF_GR_ENGINE_ACTIVE",
+        "PROF_GR_ENGINE_UTIL_RATIO",
+        "Ratio of time the graphics engine is active.",
+        of_activity(lambda activity: activity.graphics_ratio),
+    ),
+    Field(
         "PROF_SM_ACTIVE",
         "PROF_SM_UTIL_RATIO",
         "The ratio of cycles an SM has at least 1 warp assigned.",
@@ -420,6 +426,24 @@ FIELDS: tuple[Field, ...] = (
         "PROF_DRAM_UTIL_RATIO",
         "Ratio of cycles the device memory interface is active sending or receiving data.",
         of_activity(lambda activity: activity.dram_ratio),
+    ),
+    Field(
+        "PROF_PIPE_FP64_ACTIVE",
+        "PROF_FP64_UTIL_RATIO",
+        "Ratio of cycles the fp64 pipes are active.",
+        of_activity(lambda activity: activity.fp64_ratio),
+    ),
+    Field(
+        "PROF_PIPE_FP32_ACTIVE",
+        "PROF_FP32_UTIL_RATIO",
+        "Ratio of cycles the fp32 pipes are active.",
+        of_activity(lambda activity: activity.fp32_ratio),
+    ),
+    Field(
+        "PROF_PIPE_FP16_ACTIVE",
+        "PROF_FP16_UTIL_RATIO",
+        "Ratio of cycles the fp16 pipes are active.",
+        of_activity(lambda activity: activity.fp16_ratio),
     ),
 )
 """The fields of ECC and the times of throttling have the same names before and since 4.9."""
