@@ -6,6 +6,7 @@ EVERYTHING = (
     "serviceMonitor.enabled=true",
     "prometheusRule.enabled=true",
     "prometheusRule.autoscaling=true",
+    "prometheusRule.opencost=true",
     "dashboards.enabled=true",
     "networkPolicy.enabled=true",
     "openshift.securityContextConstraints=true",

@@ -208,9 +208,9 @@ def test_a_mistake_in_the_values_is_refused(name: str, value: str) -> None:
         (("extraEnv[0].name=GPUMAP_LISTEN", "extraEnv[0].value=:9500"), "extraEnv: GPUMAP_LISTEN"),
         *(((*TLS, f"extraVolumes[0].name={name}"), f"a volume called {name}") for name in ("tmp", "state", "tls")),
         (("prometheusRule.enabled=true", "prometheusRule.disabledAlerts={GpumapDwn}"), "no alert is called GpumapDwn"),
-        (
-            ("prometheusRule.autoscaling=true",),
-            "prometheusRule.autoscaling is set, but prometheusRule.enabled is false",
+        *(
+            ((f"prometheusRule.{one}=true",), f"prometheusRule.{one} is set, but prometheusRule.enabled is false")
+            for one in ("autoscaling", "opencost")
         ),
         (
             tuple(f"prometheusRule.{one}" for one in ("enabled=true", "alerts=false", "recording=false")),

@@ -39,17 +39,12 @@ def alerts(groups: list[dict[str, Any]]) -> dict[str, Rule]:
 
 def test_the_rules_are_those_of_the_files() -> None:
     """Word for word: nothing in them is a template of Helm's, and each file is behind its switch."""
-    others = [
-        path.name for path in sorted(RULES.glob("*.yaml")) if path.name not in ("alerts.yaml", "autoscaling.yaml")
-    ]
+    own = ("alerts", "autoscaling", "opencost")
+    others = [path.name for path in sorted(RULES.glob("*.yaml")) if path.stem not in own]
     recorded = [group for name in others for group in groups_of(name)]
-    switched = {
-        "alerts=true": groups_of("alerts.yaml"),
-        "recording=true": recorded,
-        "autoscaling=true": groups_of("autoscaling.yaml"),
-    }
+    switched = {f"{name}=true": groups_of(f"{name}.yaml") for name in own} | {"recording=true": recorded}
     for switch, expected in switched.items():
-        off = (f"prometheusRule.{name}=false" for name in ("alerts", "recording", "autoscaling"))
+        off = (f"prometheusRule.{name}=false" for name in (*own, "recording"))
         assert rendered_groups(*off, f"prometheusRule.{switch}") == expected, switch
     assert rendered_groups() == [*switched["alerts=true"], *switched["recording=true"]]
 
@@ -78,7 +73,8 @@ def test_a_record_of_a_fleet_is_read_after_it_is_made() -> None:
 
 def test_promtool_takes_the_rendered_rules(tmp_path: Path) -> None:
     """All of them together, with labels of one's own."""
-    groups = rendered_groups("prometheusRule.autoscaling=true", "prometheusRule.alertLabels.team=platform")
+    switches = ("prometheusRule.autoscaling=true", "prometheusRule.opencost=true")
+    groups = rendered_groups(*switches, "prometheusRule.alertLabels.team=platform")
     file = tmp_path / "rules.yaml"
     file.write_text(json.dumps({"groups": groups}))
     accepted("check", "rules", file)

@@ -118,6 +118,7 @@ REACHES: dict[str, Tried] = {
     "prometheusRule.runbookUrl": Tried("https://git.example.com/runbooks", RULES),
     "prometheusRule.recording": Tried("false", RULES),
     "prometheusRule.autoscaling": Tried("true", RULES),
+    "prometheusRule.opencost": Tried("true", RULES),
     "dashboards.enabled": Tried("true"),
     "dashboards.namespace": Tried("grafana", BOARDS),
     "dashboards.labels.grafana_dashboard": Tried("yes", BOARDS),

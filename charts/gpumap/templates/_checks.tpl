@@ -14,8 +14,10 @@ part of the values and stops at the first mistake, with one line.
 {{- if and .Values.serviceMonitor.enabled (not .Values.service.enabled) }}
   {{- fail "serviceMonitor.enabled: a ServiceMonitor finds the pods through the Service. Set service.enabled, or use podMonitor." }}
 {{- end }}
-{{- if and .Values.prometheusRule.autoscaling (not .Values.prometheusRule.enabled) }}
-  {{- fail "prometheusRule.autoscaling is set, but prometheusRule.enabled is false: the chart would make no rules. Set prometheusRule.enabled." }}
+{{- range list "autoscaling" "opencost" }}
+  {{- if and (index $.Values.prometheusRule .) (not $.Values.prometheusRule.enabled) }}
+    {{- fail (printf "prometheusRule.%s is set, but prometheusRule.enabled is false: the chart would make no rules. Set prometheusRule.enabled." .) }}
+  {{- end }}
 {{- end }}
 {{- range $name := list "serviceMonitor" "podMonitor" }}
   {{- if (index $.Values $name).enabled }}

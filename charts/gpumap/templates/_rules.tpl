@@ -10,12 +10,12 @@
 {{- end -}}
 
 {{/*
-The groups of rules/ that are switched on, as YAML. alerts.yaml and autoscaling.yaml have their own switches; `recording`
-switches the others. The files are no templates of Helm: their braces are Prometheus's.
+The groups of rules/ that are switched on, as YAML. alerts.yaml, autoscaling.yaml and opencost.yaml have their own switches;
+`recording` switches the others. The files are no templates of Helm: their braces are Prometheus's.
 */}}
 {{- define "gpumap.ruleGroups" -}}
 {{- $values := .Values.prometheusRule -}}
-{{- $switches := dict "alerts.yaml" $values.alerts "autoscaling.yaml" $values.autoscaling -}}
+{{- $switches := dict "alerts.yaml" $values.alerts "autoscaling.yaml" $values.autoscaling "opencost.yaml" $values.opencost -}}
 {{- $alerts := list -}}
 {{- $groups := list -}}
 {{- range $path, $_ := .Files.Glob "rules/*.yaml" -}}
@@ -42,7 +42,7 @@ switches the others. The files are no templates of Helm: their braces are Promet
   {{- end -}}
 {{- end -}}
 {{- if not $groups -}}
-  {{- fail "prometheusRule.enabled is set, but alerts, recording and autoscaling are all off: nothing is left. Turn one on." -}}
+  {{- fail "prometheusRule.enabled is set, but alerts, recording, autoscaling and opencost are all off: nothing is left. Turn one on." -}}
 {{- end -}}
 {{- toYaml $groups -}}
 {{- end -}}
