@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from gpumap.agent.dialects.dcgm import BEFORE_4_9, SINCE_4_9
+from tests.dcgm_exporter import RENAMED
 from tests.fences import read_blocks
 from tests.promtool import accepted, assert_parses
 
@@ -75,6 +79,33 @@ def test_opencost_charges_what_the_example_says(tmp_path: Path, *, by_use: bool)
         )
     )
     accepted("test", "rules", file)
+
+
+def test_the_dialect_has_what_the_page_says() -> None:
+    """Each series that the page promises of the dialect `dcgm` is its own; none of the renamed ones is dcgm49's."""
+    table = PAGE.split("\n| OpenCost's column |", 1)[1].split("\n\n", 1)[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    promised = {name for _, series, origin in cells if "dialect `dcgm`" in origin for name in names_of(series)}
+    dcgm = {family.name for family in BEFORE_4_9}
+    assert len(promised) > 8
+    assert promised <= dcgm
+    assert not (promised & RENAMED.keys()) & {family.name for family in SINCE_4_9}
+    missing = {name for _, series, origin in cells if origin == "none" for name in names_of(series)}
+    assert missing
+    assert not missing & dcgm
+
+
+def names_of(cell: str) -> Iterator[str]:
+    """The series of a cell: `DCGM_FI_DEV_A`, `_B`, `DCGM_FI_PROF_{C,D}` and `DCGM_FI_DEV_*_VIOLATION` are several."""
+    prefix = ""
+    for text in re.findall("`([A-Z_{},*]+)`", cell):
+        name = text if text.startswith("DCGM_") else prefix + text
+        prefix = "_".join(name.split("_")[:3])
+        parts = [part.strip("{}").split(",") for part in re.split(r"({[^}]*})", name)]
+        for chosen in itertools.product(*parts):
+            pattern = re.compile(re.escape("".join(chosen)).replace(r"\*", "[A-Z_]+"))
+            found = [family.name for family in BEFORE_4_9 if pattern.fullmatch(family.name)]
+            yield from found or ["".join(chosen)]
 
 
 def test_the_queries_of_the_page_are_promql(tmp_path: Path) -> None:
