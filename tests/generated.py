@@ -21,6 +21,8 @@ MIG_SHAPES: list[list[tuple[int, int, int]] | None] = [
     [(1, 0, 1), (1, 1, 2), (5, 0, 1)],
     [],
 ]
+ALONE = [(1, 0), (2, 0), (5, 0)]
+"""MIG devices that GPM may measure. Some have their GPU instance alone, in some of the shapes."""
 
 
 @st.composite
@@ -34,6 +36,7 @@ def nodes(draw: st.DrawFn) -> TestNode:
             tells_samples=draw(st.booleans()),
             minor=minors[index],
             tells_places=draw(st.booleans()),
+            activities=draw(st.fixed_dictionaries({}, optional=dict.fromkeys(ALONE, st.sampled_from([0.0, 0.5])))),
         )
         for index in range(draw(st.integers(1, 3)))
     ]

@@ -39,7 +39,7 @@ from gpumap.model.observations import (
     ProcTable,
     ResourceDevices,
 )
-from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
+from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 
@@ -158,6 +158,8 @@ class Gpu:
     """Whether the driver tells where MIG devices lie."""
     millijoules: int | None = None
     """What it counted of energy since its driver was loaded; `None`: it counts none."""
+    activities: dict[tuple[int, int], float] = field(default_factory=dict)
+    """SM activity of MIG devices, by their (gpu instance, compute instance)."""
     watts_max: float | None = None
     """Its enforced power limit."""
 
@@ -337,7 +339,11 @@ class TestNode:
         leaf = mig_uuid(gpu.index, gi, ci)
         memory = self._memory(replace(gpu, total=gpu.total // 8), shared)
         place = (19 if gpu.tells_places else None, gi if gpu.tells_places else None, 1 if gpu.tells_places else None)
-        return MigInstance(leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf), *place)
+        told = gpu.activities.get((gi, ci))
+        activity = None if told is None else Activity(told, None, None, None)
+        return MigInstance(
+            leaf, gi, ci, f"{slices}g.10gb", slices, memory, self._on(leaf), *place, denied=False, activity=activity
+        )
 
     def _on(self, leaf: Uuid) -> tuple[GpuProcess, ...]:
         return tuple(

@@ -141,6 +141,8 @@ def instances(on: Gpu) -> tuple[MigInstance, ...]:
 def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
     """A holder that is measured in every way, or one that uses what it does not hold."""
     use = ContainerUse(GIB, 2 * GIB, 1, 0.25, 0.125, 0.5, 0.0, unassigned=not holds, last_active=1e9)
+    if uuid.startswith("MIG-"):
+        use = replace(use, sm_ratio=None, memory_controller_ratio=None, sm_activity_ratio=0.25)
     name = ContainerName("team", pod, "main")
     if not holds:
         return ContainerOnDevice(name, Uuid(uuid), use=use)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumap.agent.exposition import Exposition
+from gpumap.agent.join.attribution import MPS_SERVER_COMM
 from gpumap.agent.metrics import native, self_families
 from gpumap.model.device_ids import ByUuid
 from gpumap.model.observations import CgroupKind, ContainerName, DeviceId
@@ -22,13 +23,14 @@ from tests.examples import examples
 from tests.generated import nodes, runs
 from tests.nodes import RULES, Gpu, TestNode
 
-FAMILIES = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("1", "3.11"))
+FAMILIES = (*native(("allocation", "use", "device", "gpm", "codec"), process_metrics=True), *self_families("1", "3.11"))
 
 
 def check(node: TestNode, snapshot: Snapshot) -> None:
     """Assert every law that one snapshot can show."""
     conservation(node, snapshot)
     unknown_is_absent(node, snapshot)
+    activity_is_a_sole_users(node, snapshot)
     idle_is_zero(node, snapshot)
     one_series_each(snapshot)
     nothing_is_lost(node, snapshot)
@@ -58,6 +60,21 @@ def unknown_is_absent(node: TestNode, snapshot: Snapshot) -> None:
     for row in snapshot.containers:
         if row.use is not None and row.uuid.startswith("MIG-"):
             assert row.use.sm_ratio is None, "L3: SM is absent on MIG"
+
+
+def activity_is_a_sole_users(node: TestNode, snapshot: Snapshot) -> None:
+    """The activity of a MIG device is the container's whose processes are all there are; it is 0 only without one."""
+    measured = {leaf.uuid: leaf.activity.sm_ratio for leaf in snapshot.leaves if leaf.instance and leaf.activity}
+    for row in snapshot.containers:
+        if row.use is None or row.use.sm_activity_ratio is None:
+            continue
+        there = [one for one in node.processes if one.leaf == row.uuid and one.comm != MPS_SERVER_COMM]
+        own = [one for one in there if one.pod and one.pod.full(one.container) == row.name]
+        if row.use.sm_activity_ratio:
+            assert row.use.sm_activity_ratio == measured[row.uuid], "L4"
+            assert own == there, "L10: it may be another one's"
+        else:
+            assert not measured[row.uuid] or (there and not own), "L10"
 
 
 def idle_is_zero(node: TestNode, snapshot: Snapshot) -> None:

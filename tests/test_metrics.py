@@ -78,6 +78,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_fp64_activity_ratio": ("gauge", "uuid"),
         "gpumap_device_fp32_activity_ratio": ("gauge", "uuid"),
         "gpumap_device_fp16_activity_ratio": ("gauge", "uuid"),
+        "gpumap_container_sm_activity_ratio": ("gauge", CONTAINER),
     },
     "health": {
         "gpumap_gpu_clock_hertz": ("gauge", "uuid domain"),

@@ -73,7 +73,7 @@ class _HolderUse(NamedTuple):
     memory_bytes: int | None
     memory_peak_bytes: int | None
     processes: int
-    sm_ratio: float | None
+    busy_ratio: float | None
     last_active: float | None
     seen_seconds: float | None
     pod_at_work: bool
@@ -203,7 +203,7 @@ def _of_holder(
         return None
     why = "" if busy_for_nobody else _idle_because(use, idle_seconds, thresholds)
     if why:
-        return finding._replace(kind="idle", why=why, idle_seconds=None if use.sm_ratio is None else idle_seconds)
+        return finding._replace(kind="idle", why=why, idle_seconds=None if use.busy_ratio is None else idle_seconds)
     if granted is not None and used is not None and use.memory_peak_bytes is not None:
         why = f"peak so far {size(use.memory_peak_bytes)}"
         finding = finding._replace(waste_bytes=max(granted - max(used, use.memory_peak_bytes), 0), why=why)
@@ -230,11 +230,11 @@ def _is_busy_for_nobody(on: NodeDevice) -> bool:
 def _idle_because(use: _HolderUse, idle_seconds: float | None, thresholds: Thresholds) -> str:
     """Return why a holder is idle; empty if it is not, or if that is unknown."""
     shortest = min(thresholds.grace_seconds, thresholds.idle_after_seconds)
-    rested = use.sm_ratio is not None and idle_seconds is not None and idle_seconds >= shortest
+    rested = use.busy_ratio is not None and idle_seconds is not None and idle_seconds >= shortest
     rests = f"SM 0 for {_at_least(use, idle_seconds or 0)}{age(idle_seconds or 0)}" if rested else ""
-    if use.processes == 0 and use.memory_bytes == 0 and not use.sm_ratio:
+    if use.processes == 0 and use.memory_bytes == 0 and not use.busy_ratio:
         return f"no process; {rests}" if rests else "no process"
-    if use.sm_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
+    if use.busy_ratio == 0 and idle_seconds is not None and idle_seconds >= thresholds.idle_after_seconds:
         return rests
     return ""
 
@@ -267,7 +267,7 @@ def _use_by(users: Sequence[UserEntry], *, pod_at_work: bool) -> _HolderUse:
         memory_bytes=sum(memories) if len(memories) == len(users) else None,
         memory_peak_bytes=sum(peaks) if len(peaks) == len(users) else None,
         processes=sum(user.processes for user in users),
-        sm_ratio=only.sm_ratio if only else None,
+        busy_ratio=only.busy_ratio if only else None,
         last_active=only.last_active if only else None,
         seen_seconds=min(seen, default=None),
         pod_at_work=pod_at_work,
@@ -284,7 +284,7 @@ def _leaves(on: NodeDevice, partitioned: Container[str]) -> Sequence[DeviceEntry
 def _is_at_work(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     """Return whether it has processes or memory, and has not rested for long."""
     rested = 0.0 if user.last_active is None else now - user.last_active
-    rests = user.sm_ratio == 0 and rested >= thresholds.idle_after_seconds
+    rests = user.busy_ratio == 0 and rested >= thresholds.idle_after_seconds
     return bool(user.processes or user.memory_bytes) and not rests
 
 
@@ -509,12 +509,12 @@ def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
 
 def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
     holders = {container_of(one) for one in in_namespace(device.holders, namespace)}
-    return any(user.sm_ratio is None for user in device.users if container_of(user) in holders)
+    return any(user.busy_ratio is None for user in device.users if container_of(user) in holders)
 
 
 def _may_become_idle(user: UserEntry, now: float, thresholds: Thresholds) -> bool:
     return (
-        user.sm_ratio == 0
+        user.busy_ratio == 0
         and bool(user.memory_bytes)
         and not _is_young(user.seen_seconds, thresholds)
         and user.last_active is not None

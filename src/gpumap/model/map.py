@@ -295,6 +295,14 @@ class UserEntry(ContainerEntry, frozen=True, kw_only=True):
     on the device, too."""
     seen_seconds: Seconds | None = None
     """How long gpumap has seen the container on the device, at least. Null if it was there when gpumap first looked."""
+    sm_activity_ratio: Share | None = None
+    """Share of the MIG device's SMs that were busy, mean over the interval. Null on other devices, and if several \
+containers or unknown processes use the MIG device."""
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """Return its SM time, or its SM activity on a MIG device; `None` if unknown."""
+        return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
 class ProcessEntry(Entry, frozen=True, kw_only=True):

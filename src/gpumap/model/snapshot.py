@@ -93,6 +93,13 @@ class ContainerUse:
     """The pod that was measured: one of the same name may also have processes here."""
     seen_seconds: float | None = None
     """How long gpumap has seen the container here. `None` if it was there when gpumap first looked."""
+    sm_activity_ratio: float | None = None
+    """SM activity of a MIG device that no other container uses."""
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """Return its SM time, or its SM activity on a MIG device."""
+        return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,8 @@ PEAK = 2.0
 
 
 class Measurements(NamedTuple):
-    """The inputs of one collection. `sm_ratios` are the known SM ratios of containers; they may exceed 1."""
+    """The inputs of one collection. `sm_ratios` are the known SM ratios of containers, as shares of the GPU. They may
+    exceed 1."""
 
     at: Moment
     """When NVML's answer or failure arrived."""
@@ -359,7 +360,8 @@ def _with_state(
     """Note a container's present state. A counter starts at 0 when its value is first known: a scraper then sees its
     whole increase."""
     memory_bytes = row.use.memory_bytes if row.use else None
-    has_energy = sm_ratio is not None and gpu is not None and gpu.counter_millijoules is not None
+    is_mig_device = row.uuid != charge.gpu  # nothing measures its energy
+    has_energy = sm_ratio is not None and not is_mig_device and gpu is not None and gpu.counter_millijoules is not None
     return Charge(
         charge.gpu,
         _started(charge.allocated_gpu_seconds, row.allocated_gpus is not None),

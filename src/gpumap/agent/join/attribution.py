@@ -115,6 +115,10 @@ class LastProcess(NamedTuple):
     pod_uid: PodUid | None
 
 
+User = tuple[ContainerName, PodUid | None]
+"""A container, and the UID of its pod."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeafProcesses:
     """The processes of one leaf: as NVML lists them, with their owners, and what follows from both.
@@ -133,6 +137,9 @@ class LeafProcesses:
     by_owner: Mapping[Owner, tuple[Attributed, ...]]
     last: Mapping[int, LastProcess]
     """What the next collection needs of each process, by PID."""
+    users: frozenset[User | None]
+    """Containers whose processes may compute. `None`: one that no container is known to own. Without MPS servers,
+    because their clients are listed, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,11 @@ def attribute(
     )
 
 
+def _user(item: Attributed) -> User | None:
+    name = item.name
+    return (name, item.pod_uid) if item.is_measured and name is not None and name.container else None
+
+
 def _measured_uids(leaves: Iterable[LeafProcesses]) -> dict[PodName, PodUid]:
     measured = (item for leaf in leaves for items in leaf.by_container.values() for item in items)
     return {item.name.pod_name: item.pod_uid for item in measured if item.name and item.pod_uid}
@@ -246,6 +258,7 @@ class OwnerClassifier:
                 for item in attributed
                 if item.start is not None
             },
+            users=frozenset(_user(item) for item in attributed if item.owner is not Owner.MPS_SERVER),
         )
 
     def _attributed(self, process: GpuProcess, leaf: Uuid) -> Attributed:

@@ -14,7 +14,7 @@ from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
-from gpumap.agent.join.usage import LeafUse, RecentProcesses, measure_leaf, update_recent
+from gpumap.agent.join.usage import LeafUse, MigActivity, RecentProcesses, measure_leaf, update_recent
 from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Node
@@ -117,7 +117,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         procs=procs,
         attribution=attribution,
         recent_processes=recent,
-        leaf_uses=_leaf_uses(inventory, attribution, recent),
+        leaf_uses=_leaf_uses(inventory, attribution, memory.recent_processes, recent),
         stale_after_seconds=rules.stale_after_seconds,
         uids={**attribution.measured_uids, **pod_table.uid_of},
     )
@@ -151,10 +151,21 @@ def _pod_table(
 
 
 def _leaf_uses(
-    inventory: Inventory, attribution: Attribution, recent: Mapping[Uuid, RecentProcesses]
+    inventory: Inventory,
+    attribution: Attribution,
+    before: Mapping[Uuid, RecentProcesses],
+    recent: Mapping[Uuid, RecentProcesses],
 ) -> dict[Uuid, LeafUse]:
-    readings = {gpu.uuid: gpu.reading for gpu in inventory.gpus if gpu.reading and not gpu.partitioned}
+    answering = [gpu.reading for gpu in inventory.gpus if gpu.reading]
+    readings = {reading.uuid: reading for reading in answering if not reading.partitioned}
+    activities = {
+        mig.uuid: MigActivity(min(mig.activity.sm_ratio, 1.0), before[mig.uuid].users | recent[mig.uuid].users)
+        for reading in answering
+        for mig in reading.instances
+        if mig.activity is not None and mig.activity.sm_ratio is not None
+        if mig.uuid in before and mig.uuid in attribution.by_leaf
+    }
     return {
-        leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended)
+        leaf: measure_leaf(processes, readings.get(leaf), recent[leaf].ended, activities.get(leaf))
         for leaf, processes in attribution.by_leaf.items()
     }

@@ -182,7 +182,8 @@ def container_rows(
 ) -> tuple[tuple[ContainerOnDevice, ...], dict[Key, UseMemory], dict[Key, float]]:
     """Combine grants and uses to one row per (container, device).
 
-    Also returns the use of each container to remember, and its SM ratio for accounting, which may exceed 1.
+    Also returns the use of each container to remember, and its SM ratio for accounting: a share of the GPU's SMs, also
+    on a MIG device. It may exceed 1.
     """
     at = joined.observations.finished
     sm_ratios: dict[Key, float] = {}
@@ -190,14 +191,16 @@ def container_rows(
     kept = {key: before for key, before in joined.memory.uses.items() if before.kept_until > at.monotonic}
     expired = joined.memory.uses.keys() - kept.keys()
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
-        profile = joined.inventory.leaves[leaf].profile
+        known = joined.inventory.leaves[leaf]
         for name, measured in use.by_container(_idle(joined, leaf), joined.uids).items():
             watched = leaf in joined.memory.recent_processes and (name, leaf) not in expired
             uses[name, leaf], kept[name, leaf] = with_history(
-                measured, kept.get((name, leaf)), profile, at, joined.stale_after_seconds, watched=watched
+                measured, kept.get((name, leaf)), known.profile, at, joined.stale_after_seconds, watched=watched
             )
-            if measured.times is not None:
-                sm_ratios[name, leaf] = measured.times.sm_sum
+            # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
+            is_known = measured.times is not None or len(_holders_of(joined, leaf)) <= 1
+            if measured.busy_ratio is not None and known.share is not None and is_known:
+                sm_ratios[name, leaf] = measured.busy_ratio * known.share
     rows = []
     for key in sorted({*uses, *joined.allocation.grants}):
         grant = joined.allocation.grants.get(key)
@@ -215,12 +218,16 @@ def container_rows(
     return tuple(rows), kept, sm_ratios
 
 
+def _holders_of(joined: Joined, leaf: Uuid) -> tuple[ContainerName, ...]:
+    """Return the holders of a leaf, and those of its partitioned GPU."""
+    holders = joined.allocation.holders
+    parent = joined.inventory.gpu_of_leaf[leaf].uuid
+    return (*holders.get(leaf, ()), *(holders.get(parent, ()) if parent != leaf else ()))
+
+
 def _idle(joined: Joined, leaf: Uuid) -> Iterator[ContainerName]:
     """Return the holders of a leaf, or of its partitioned GPU, that certainly have no process."""
-    holders = joined.allocation.holders.get(leaf, ())
-    parent = joined.inventory.gpu_of_leaf[leaf].uuid
-    if parent != leaf:
-        holders = (*holders, *joined.allocation.holders.get(parent, ()))
+    holders = _holders_of(joined, leaf)
     pod_table = joined.pod_table
     # Older files lack a pod that was re-created since, and a log directory may be the predecessor's.
     is_read_now = isinstance(joined.observations.pod_identity, Observed)

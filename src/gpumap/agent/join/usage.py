@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
-from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses
+from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses, User
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
 from gpumap.model.readings import DeviceMemory, GpuReading, ProcessSample, Uuid
 from gpumap.model.snapshot import ContainerUse, Owner, OwnerUse
@@ -47,6 +47,13 @@ class Measured(NamedTuple):
     times: _Times | None
     unassigned: bool
     pod_uid: PodUid | None
+    sm_activity_ratio: float | None = None
+    """Of a MIG device, which has no `times`."""
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """Return its SM time, or its SM activity on a MIG device; `None` if unknown. SM time may exceed 1."""
+        return self.times.sm_sum if self.times else self.sm_activity_ratio
 
 
 def _ratio(total: float) -> float:
@@ -79,6 +86,24 @@ class _EndedTime(NamedTuple):
         return self.time if uid == self.pod_uid else _NO_TIME
 
 
+class MigActivity(NamedTuple):
+    """The SM activity of a MIG device since the last collection, and who used the device at both ends of that time.
+
+    GPM measures the device, not its processes. So the activity is a container's only if no other process was there.
+    """
+
+    sm_ratio: float
+    users: frozenset[User | None]
+
+    def of(self, name: ContainerName, uid: PodUid | None) -> float | None:
+        """Return the activity of a container; `None` if it may be another one's. A holder without a process has 0."""
+        if self.users == {(name, uid)}:
+            return self.sm_ratio
+        if None in self.users or any(user and user[0] == name for user in self.users):
+            return None
+        return 0.0 if self.users or not self.sm_ratio else None
+
+
 @dataclass(frozen=True, slots=True)
 class LeafUse:
     """All measurements on one leaf."""
@@ -93,6 +118,8 @@ class LeafUse:
     has_stray_time: bool = False
     """SM time was used, but by no listed process: by one that began and ended between two collections, or one that
     the driver does not report. A container without SM time may have caused it."""
+    activity: MigActivity | None = None
+    """`None` on a GPU that is not partitioned, or if unknown."""
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
@@ -103,7 +130,9 @@ class LeafUse:
         measured = {}
         for name, items in of_container.items():
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
-            measured[name] = self._measured(uid, items, [one.for_pod(uid) for one in self.ended_times.get(name, ())])
+            ended = [one.for_pod(uid) for one in self.ended_times.get(name, ())]
+            activity = self.activity.of(name, uid) if self.activity else None
+            measured[name] = self._measured(uid, items, ended)._replace(sm_activity_ratio=activity)
         return measured
 
     def _measured(
@@ -139,15 +168,17 @@ def measure_leaf(
     processes: LeafProcesses,
     reading: GpuReading | None,
     ended: tuple[EndedProcess, ...],
+    activity: MigActivity | None = None,
 ) -> LeafUse:
-    """Combine processes and samples. `reading` is that of the GPU, `None` for a MIG device.
+    """Combine processes and samples. `reading` is that of the GPU, `None` for a MIG device, which has `activity`.
 
     A process without a sample has time 0, or no time if the driver cannot know it, or if its samples are impossible.
     Samples may contain the time of processes that have `ended`.
     """
     samples = reading.samples if reading is not None else None
     if reading is None or samples is None:
-        return LeafUse(processes, dict.fromkeys((item.process.pid for item in processes.attributed), None), {}, False)
+        unknown = dict.fromkeys((item.process.pid for item in processes.attributed), None)
+        return LeafUse(processes, unknown, {}, has_samples=False, activity=activity)
     by_pid: dict[int, ProcessSample | None] = dict.fromkeys(reading.unsampled)
     by_pid.update((sample.pid, sample) for sample in samples)
     times: dict[int, ProcessSample | None] = {}
@@ -286,13 +317,15 @@ def with_history(
     elif before.pod_uid and uid is None:
         return _use(measured), before._replace(kept_until=at.monotonic + KEPT_SECONDS)
     peaks = [value for value in (before.peak_bytes, measured.memory_bytes) if value is not None]
-    times = measured.times
+    busy_ratio = measured.busy_ratio
     after = UseMemory(
         pod_uid=uid or before.pod_uid,
         profile=profile or before.profile,
         peak_bytes=max(peaks, default=None),
-        last_active=_last_active(times, before, at, stale_after_seconds) if times else before.last_active,
-        measured=at if times else before.measured,
+        last_active=before.last_active
+        if busy_ratio is None
+        else _last_active(busy_ratio, before, at, stale_after_seconds),
+        measured=before.measured if busy_ratio is None else at,
         kept_until=at.monotonic + KEPT_SECONDS,
         first_seen=before.first_seen,
     )
@@ -300,13 +333,13 @@ def with_history(
     return _use(measured, after.peak_bytes, after.last_active, seen_seconds), after
 
 
-def _last_active(times: _Times, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:
+def _last_active(busy_ratio: float, before: UseMemory, at: Moment, stale_after_seconds: float) -> float:
     """Return when it last used SMs, by the wall clock of now.
 
     A time with unknown SM use of more than `stale_after_seconds` counts as use.
     """
     unknown_seconds = elapsed(at) - elapsed(before.measured)
-    if times.sm or unknown_seconds > stale_after_seconds + LATE_SECONDS:
+    if busy_ratio or unknown_seconds > stale_after_seconds + LATE_SECONDS:
         return at.wall
     clock_step = at.wall - before.measured.wall - unknown_seconds
     return before.last_active + (clock_step if abs(clock_step) > SLEEP_SECONDS else 0.0)
@@ -332,9 +365,10 @@ def _use(
         encoder_ratio=times.encoder if times else None,
         decoder_ratio=times.decoder if times else None,
         unassigned=measured.unassigned,
-        last_active=last_active if times else None,
+        last_active=None if measured.busy_ratio is None else last_active,
         pod_uid=measured.pod_uid,
         seen_seconds=seen_seconds,
+        sm_activity_ratio=measured.sm_activity_ratio,
     )
 
 
@@ -353,6 +387,8 @@ class RecentProcesses(NamedTuple):
     """The processes of a leaf's last reading, by PID, and those that ended recently: samples may contain them."""
 
     last: Mapping[int, LastProcess]
+    users: frozenset[User | None]
+    """Of the last reading."""
     ended: tuple[EndedProcess, ...] = ()
 
 
@@ -368,7 +404,7 @@ def update_recent(
 def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, at: float) -> RecentProcesses:
     present = processes.last
     if before is None:
-        return RecentProcesses(present)
+        return RecentProcesses(present, processes.users)
     if present is before.last and not before.ended:
         return before
     # NVML lists it and /proc does not have it: it may be one of the ended ones, and still compute.
@@ -376,7 +412,9 @@ def _update_leaf(before: RecentProcesses | None, processes: LeafProcesses, at: f
     ended = [one._replace(by=at) if one.pid in unseen else one for one in before.ended]
     ended += [EndedProcess(pid, process, at) for pid, process in before.last.items()]
     return RecentProcesses(
-        present, tuple(one for one in ended if at - one.by < SAMPLED_SECONDS and not _is_present(one, present))
+        present,
+        processes.users,
+        tuple(one for one in ended if at - one.by < SAMPLED_SECONDS and not _is_present(one, present)),
     )
 
 

@@ -34,7 +34,8 @@ ACCOUNTING = (
     ),
     _charged(
         "gpumap_container_sm_seconds_total",
-        "Time that the container's kernels kept the device's SMs busy. Its rate() is the mean SM utilization.",
+        "Time that the container's kernels kept the GPU's SMs busy. Its rate() is the mean SM utilization. On a MIG "
+        "device: its SM activity, times its share of the GPU.",
         lambda account: account.sm_seconds,
     ),
     _charged(

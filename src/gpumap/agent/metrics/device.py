@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from gpumap.agent.metrics.use import used
 from gpumap.model.families import Family, Kind, Series
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading
 from gpumap.model.snapshot import Gpu, Leaf, Snapshot
@@ -295,5 +296,11 @@ GPM = (
         "gpumap_device_fp16_activity_ratio",
         "Share of time in which the device's FP16 pipes were busy (0-1), without tensor cores, mean over the interval.",
         lambda activity: activity.fp16_ratio,
+    ),
+    used(
+        "gpumap_container_sm_activity_ratio",
+        "Share of the MIG device's SMs that were busy (0-1), mean over the interval. Absent if several containers or "
+        "unknown processes use the MIG device.",
+        lambda use: use.sm_activity_ratio,
     ),
 )

@@ -9,7 +9,7 @@ from gpumap.model.families import Family, Series
 from gpumap.model.snapshot import ContainerUse, Snapshot
 
 
-def _used(name: str, help: str, value: Callable[[ContainerUse], float | None]) -> Family:
+def used(name: str, help: str, value: Callable[[ContainerUse], float | None]) -> Family:
     """Return a family on the measured use of containers."""
 
     def read(snapshot: Snapshot) -> Iterator[Series]:
@@ -35,33 +35,33 @@ def _owner_processes(snapshot: Snapshot) -> Iterator[Series]:
 
 
 USE = (
-    _used(
+    used(
         "gpumap_container_gpu_memory_used_bytes",
         "Used GPU memory of the container on the device, as reported by the driver for each process.",
         lambda use: use.memory_bytes,
     ),
-    _used(
+    used(
         "gpumap_container_gpu_memory_peak_bytes",
         "Highest GPU memory use since gpumap first saw the container, sampled at the collection interval.",
         lambda use: use.memory_peak_bytes,
     ),
-    _used("gpumap_container_gpu_processes", "Processes of the container on the device.", lambda use: use.processes),
-    _used(
+    used("gpumap_container_gpu_processes", "Processes of the container on the device.", lambda use: use.processes),
+    used(
         "gpumap_container_sm_utilization_ratio",
         "Share of time in which the container's kernels kept the device's SMs busy (0-1), mean over the interval.",
         lambda use: use.sm_ratio,
     ),
-    _used(
+    used(
         "gpumap_container_memory_controller_busy_ratio",
         "Share of time in which the container kept the memory controller busy (0-1), mean over the interval.",
         lambda use: use.memory_controller_ratio,
     ),
-    _used(
+    used(
         "gpumap_container_unassigned_use",
         "1: the container uses a device that it does not hold.",
         lambda use: 1 if use.unassigned else None,
     ),
-    _used(
+    used(
         "gpumap_container_last_active_timestamp_seconds",
         "Unix time at which the container last used SMs. Until then, when gpumap first saw it, or the end of a long "
         "time without known SM use.",
@@ -84,12 +84,12 @@ USE = (
 )
 
 CODEC = (
-    _used(
+    used(
         "gpumap_container_encoder_utilization_ratio",
         "Share of time in which the container kept the video encoders busy (0-1), mean over the interval.",
         lambda use: use.encoder_ratio,
     ),
-    _used(
+    used(
         "gpumap_container_decoder_utilization_ratio",
         "Share of time in which the container kept the video decoders busy (0-1), mean over the interval.",
         lambda use: use.decoder_ratio,

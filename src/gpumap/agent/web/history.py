@@ -136,8 +136,8 @@ def _measured(snapshot: Snapshot) -> Iterator[tuple[_Key, int | None, float | No
             yield (leaf.uuid, None), leaf.memory.used_bytes if leaf.memory else None, sm
     for row in snapshot.containers:
         use = row.use
-        if use is not None and (use.memory_bytes is not None or use.sm_ratio is not None):
-            yield (row.uuid, row.name), use.memory_bytes, use.sm_ratio
+        if use is not None and (use.memory_bytes is not None or use.busy_ratio is not None):
+            yield (row.uuid, row.name), use.memory_bytes, use.busy_ratio
 
 
 class SeriesDocument(msgspec.Struct, frozen=True):

@@ -127,6 +127,7 @@ USED = Family("gpumap_container_gpu_memory_used_bytes", _ON_DEVICE, USE)
 UNASSIGNED = Family("gpumap_container_unassigned_use", _ON_DEVICE, USE)
 PEAK = Family("gpumap_container_gpu_memory_peak_bytes", _ON_DEVICE, PEAKS)
 SM = Family("gpumap_container_sm_utilization_ratio", _ON_DEVICE, ACTIVITY)
+SM_ACTIVITY = Family("gpumap_container_sm_activity_ratio", _ON_DEVICE, ACTIVITY)
 LAST_ACTIVE = Family("gpumap_container_last_active_timestamp_seconds", _ON_DEVICE, LAST_SEEN)
 OWNER_BYTES = Family(
     *("gpumap_device_memory_used_by_owner_bytes", ("uuid", "owner"), OWNERS), kept="!= 0", always='owner="unaccounted"'
@@ -151,7 +152,19 @@ FAMILIES = (
     ),
     *(GPU_MEMORY_TOTAL, GPU_MEMORY_USED, GPU_DOWN, GPU_FAULT),
     *(SLOTS, HOLDER_COUNT, ALLOCATED_GPUS, ALLOCATED_MEMORY, UNMATCHED, ALLOCATABLE, POD_INFO),
-    *(PROCESSES, USED, UNASSIGNED, PEAK, SM, LAST_ACTIVE, OWNER_BYTES, OWNER_PROCESSES, UTILIZATION, STUCK),
+    *(
+        PROCESSES,
+        USED,
+        UNASSIGNED,
+        PEAK,
+        SM,
+        SM_ACTIVITY,
+        LAST_ACTIVE,
+        OWNER_BYTES,
+        OWNER_PROCESSES,
+        UTILIZATION,
+        STUCK,
+    ),
 )
 """All but NODE_INFO, which is asked for first: it may select targets."""
 _OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}

@@ -116,8 +116,9 @@ def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry
 def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at: float) -> entries.UserEntry:
     namespace, pod, container = name
     sm_ratio, last_active = cluster.value(families.SM, *name, uuid), cluster.value(families.LAST_ACTIVE, *name, uuid)
+    sm_activity_ratio = cluster.value(families.SM_ACTIVITY, *name, uuid)
     # For an idle container, series report only its last use or the time when it was first seen, whichever was later.
-    rested = None if sm_ratio or last_active is None else max(collected_at - last_active, 0.0)
+    rested = None if sm_ratio or sm_activity_ratio or last_active is None else max(collected_at - last_active, 0.0)
     return entries.UserEntry(
         namespace=namespace,
         pod=pod,
@@ -131,6 +132,7 @@ def _user(name: Container, uuid: str, cluster: Cluster, owner: str, collected_at
         unassigned=(*name, uuid) in cluster.of(families.UNASSIGNED),
         last_active=last_active,
         seen_seconds=rested,
+        sm_activity_ratio=sm_activity_ratio,
     )
 
 

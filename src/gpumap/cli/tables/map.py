@@ -168,7 +168,7 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         sort=lambda one: one.user.memory_bytes if one.user else None,
         sort_name="memory",
     )._replace(spans=True),
-    _of_user("SM", lambda user: percent(user.sm_ratio), lambda user: user.sm_ratio),
+    _of_user("SM", lambda user: percent(user.busy_ratio), lambda user: user.busy_ratio),
     _column("OWNER", _state, lambda one: shown_owner(_owner_of(one)), lambda other: other.owner)._replace(
         colour=_owner_colour
     ),

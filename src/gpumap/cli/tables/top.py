@@ -77,6 +77,15 @@ class DeviceUse(NamedTuple):
         return self.holder.allocated_memory_bytes if self.holder else None
 
     @property
+    def sm_activity_ratio(self) -> float | None:
+        return self.user.sm_activity_ratio if self.user else None
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """SM time, or SM activity on a MIG device."""
+        return self.user.busy_ratio if self.user else self.sm_ratio
+
+    @property
     def last_active(self) -> float | None:
         return self.user.last_active if self.user else None
 
@@ -103,6 +112,7 @@ class TopRow(Entry, frozen=True, kw_only=True):
     sm_ratio: float | None
     processes: int | None
     last_active: float | None
+    sm_activity_ratio: float | None
     pid: int | UnsetType | None = UNSET
     type: str | UnsetType | None = UNSET
     name: str | UnsetType | None = UNSET
@@ -125,7 +135,7 @@ _MEMORY: tuple[Column[DeviceUse], ...] = (
     amount("MEMORY", size, lambda use: use.memory_bytes),
     Column("MEMORY%", lambda use: percent(use.memory_ratio), spare=4),
 )
-_SM: Column[DeviceUse] = amount("SM", percent, lambda use: use.sm_ratio)
+_SM: Column[DeviceUse] = amount("SM", percent, lambda use: use.busy_ratio)
 _OWNER: Column[DeviceUse] = Column(
     "OWNER",
     lambda use: shown_owner(use.owner),
@@ -240,6 +250,7 @@ def _value(use: DeviceUse, *, fleet: bool, processes: bool) -> TopRow:
         sm_ratio=use.sm_ratio,
         processes=use.processes,
         last_active=use.last_active,
+        sm_activity_ratio=use.sm_activity_ratio,
         pid=use.pid if processes else UNSET,
         type=(process.type if process else None) if processes else UNSET,
         name=(process.name if process else None) if processes else UNSET,

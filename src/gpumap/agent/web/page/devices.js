@@ -222,7 +222,7 @@ function containerRow(row, device, context) {
       known(
         row.last,
         (last) =>
-          user.sm_ratio > 0 ? "now" : h("span", { title: moment(last) }, duration(context.map.timestamp - last)),
+          row.sm > 0 ? "now" : h("span", { title: moment(last) }, duration(context.map.timestamp - last)),
         why.sm,
       ),
     ),

@@ -101,7 +101,7 @@ function containerRows(device, whole, findings) {
       slots: holder ? holder.slots.map((one) => one.slots) : null, // of different units: not to be added up
       gpus: holder?.allocated_gpus ?? null,
       peak: user?.memory_peak_bytes ?? null,
-      sm: user?.sm_ratio ?? null,
+      sm: user?.sm_ratio ?? user?.sm_activity_ratio ?? null,
       whole: holdWhole.has(key),
       processes: processes.get(key) ?? [],
       finding: findings.get(`${device.uuid} ${key}`) ?? null,

@@ -1,0 +1,220 @@
+"""The SM activity of MIG devices: whose it is, since when a holder rests, and what is charged for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumap.agent.node_map import node_map
+from gpumap.model.findings import findings
+from gpumap.model.snapshot import ContainerAccount, ContainerUse, Snapshot
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, mig_uuid, use
+
+LEAF = mig_uuid(0, 1, 0)
+ALONE = (1, 0)
+
+
+def mig_pod(name: str = "a", *ids: str) -> Pod:
+    return Pod("ml", name, {"main": {"nvidia.com/mig-3g.40gb": list(ids or (LEAF,))}})
+
+
+def mig_node(*pods: Pod, activity: float | None = 0.5) -> TestNode:
+    """A Hopper GPU whose MIG device of three slices these pods hold, read once."""
+    activities = {} if activity is None else {ALONE: activity}
+    return TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)], millijoules=0, activities=activities)], list(pods))
+
+
+def used(snapshot: Snapshot, pod: Pod, container: str = "main") -> ContainerUse:
+    found = use(snapshot, pod.full(container), LEAF)
+    assert found is not None
+    return found
+
+
+def activity(snapshot: Snapshot, pod: Pod, container: str = "main") -> float | None:
+    return used(snapshot, pod, container).sm_activity_ratio
+
+
+def charged(snapshot: Snapshot, pod: Pod) -> ContainerAccount:
+    return next(one for one in snapshot.accounts if (one.name, one.uuid) == (pod.full(), LEAF))
+
+
+# --- whose it is ------------------------------------------------------------------------------------------------------
+
+
+def test_the_activity_is_its_only_users() -> None:
+    """Two processes of a container have it together, from the second reading on: of the first, nothing was before."""
+    pod = mig_pod()
+    node = mig_node(pod)
+    node.processes = [Process(100, LEAF, pod), Process(101, LEAF, pod)]
+    assert activity(node.collect(), pod) is None
+    snapshot = node.collect()
+    assert (used(snapshot, pod).sm_activity_ratio, used(snapshot, pod).sm_ratio) == (0.5, None)
+
+
+def test_of_a_gpu_that_does_not_measure_it_there_is_none() -> None:
+    """Before Hopper, for a holder with and without a process."""
+    busy, idle = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
+    node = mig_node(busy, idle, activity=None)
+    node.processes = [Process(100, LEAF, busy)]
+    node.collect()
+    snapshot = node.collect()
+    assert (activity(snapshot, busy), activity(snapshot, idle)) == (None, None)
+    assert used(snapshot, busy).last_active is None
+
+
+@pytest.mark.parametrize("who", ["holder", "squatter", "other container", "host", "gone", "hidden"])
+def test_of_two_users_it_is_no_ones(who: str) -> None:
+    """Whoever else has a process there, known or not: neither is credited with what both did."""
+    pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1") if who == "holder" else Pod("ml", "b")
+    pod.ids["side"] = {}
+    node = mig_node(pod, other)
+    node.processes = [Process(100, LEAF, pod), Process(101, LEAF, other)]
+    if who == "other container":
+        node.processes[1] = Process(101, LEAF, pod, "side")
+    elif who == "host":
+        node.processes[1] = Process(101, LEAF, None)
+    elif who == "gone":
+        node.pods = [pod]
+    elif who == "hidden":
+        node.processes[1].readable = False
+    for _ in range(3):
+        snapshot = node.collect()
+    assert [row.use and row.use.sm_activity_ratio for row in snapshot.containers] == [None] * len(snapshot.containers)
+
+
+def test_the_interval_in_which_another_ended_is_no_ones() -> None:
+    """What it did before it ended is in the device's activity. One interval later it is the other's alone."""
+    pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
+    node = mig_node(pod, other)
+    node.processes = [Process(100, LEAF, pod), Process(101, LEAF, other)]
+    node.collect()
+    del node.processes[1]
+    snapshot = node.collect()
+    assert (activity(snapshot, pod), activity(snapshot, other)) == (None, None)
+    snapshot = node.collect()
+    assert (activity(snapshot, pod), activity(snapshot, other)) == (0.5, 0.0)
+
+
+def test_a_pod_is_not_credited_with_that_of_its_namesake() -> None:
+    """A StatefulSet's pod begins anew under the same name: what ran between the two readings was of both."""
+    pod = mig_pod()
+    node = mig_node(pod)
+    node.processes = [Process(100, LEAF, pod)]
+    node.collect()
+    successor = mig_pod()
+    successor.generation = 1
+    node.pods, node.processes = [successor], [Process(101, LEAF, successor)]
+    assert activity(node.collect(), successor) is None
+    assert activity(node.collect(), successor) == 0.5
+
+
+def test_a_holder_without_a_process_rests() -> None:
+    """Its zero is there while the device rests too: what computes without a process that anybody saw may be its own."""
+    pod = mig_pod()
+    node = mig_node(pod, activity=0.0)
+    node.collect()
+    assert activity(node.collect(), pod) == 0.0
+    node.gpus[0].activities[ALONE] = 0.25
+    assert activity(node.collect(), pod) is None
+
+
+def test_the_server_of_mps_computes_for_its_client() -> None:
+    """NVML lists both. The client is the only user."""
+    pod = mig_pod()
+    node = mig_node(pod)
+    node.processes = [
+        Process(100, LEAF, pod, types="M"),
+        Process(101, LEAF, None, comm="nvidia-cuda-mps-server"[:15]),
+    ]
+    node.collect()
+    assert activity(node.collect(), pod) == 0.5
+
+
+def test_without_the_other_processes_in_sight_it_is_no_ones() -> None:
+    """Who sees only its own pod cannot know that a container is alone."""
+    pod = mig_pod()
+    node = mig_node(pod)
+    node.visible = False
+    node.processes = [Process(100, LEAF, pod)]
+    node.collect()
+    assert use(node.collect(), pod.full(), LEAF) is None
+
+
+# --- rest -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mig_pod_that_rests_is_an_idle_holder() -> None:
+    """With a process and memory, and activity 0 for as long as `waste` waits; the time counts from its last work."""
+    pod = mig_pod()
+    node = mig_node(pod, activity=0.5)
+    node.processes = [Process(100, LEAF, pod, memory=GIB)]
+    node.collect()
+    last = node.collect().at.wall
+    node.gpus[0].activities[ALONE] = 0.0
+    for _ in range(59):
+        snapshot = node.collect()
+    assert used(snapshot, pod).last_active == last
+    assert [one.kind for one in findings(node_map(snapshot, interval_seconds=5.0))] == ["unused"]
+    found = findings(node_map(node.collect(5.0), interval_seconds=5.0))
+    assert [(one.kind, one.why, one.idle_seconds) for one in found] == [("idle", "SM 0 for at least 5m", 300.0)]
+    node.gpus[0].activities[ALONE] = 0.001
+    assert "idle" not in [one.kind for one in findings(node_map(node.collect(), interval_seconds=5.0))]
+
+
+def test_a_mig_pod_of_unknown_activity_is_not_judged() -> None:
+    """As before Hopper: it has a process, so nothing says that it is idle."""
+    pod = mig_pod()
+    node = mig_node(pod, activity=None)
+    node.processes = [Process(100, LEAF, pod, memory=GIB)]
+    for _ in range(100):
+        snapshot = node.collect()
+    assert "idle" not in [one.kind for one in findings(node_map(snapshot, interval_seconds=5.0))]
+
+
+# --- what is charged --------------------------------------------------------------------------------------------------
+
+
+def test_sm_seconds_of_a_mig_device_are_its_share_of_the_gpu() -> None:
+    """Half of three of seven slices for five seconds; and no energy, which is told of the whole GPU alone."""
+    pod = mig_pod()
+    node = mig_node(pod)
+    node.processes = [Process(100, LEAF, pod)]
+    node.collect()
+    assert charged(node.collect(), pod).sm_seconds == 0.0
+    snapshot = node.collect()
+    account = charged(snapshot, pod)
+    assert account.sm_seconds == pytest.approx(5.0 * 0.5 * 3 / 7)
+    assert account.allocated_gpu_seconds == pytest.approx(10.0 * 3 / 7)
+    assert account.energy_joules is None
+
+
+def test_the_idle_are_charged_no_time_from_the_start() -> None:
+    """The counter is there, at 0: an autoscaler needs it."""
+    pod = mig_pod()
+    node = mig_node(pod, activity=0.0)
+    for _ in range(3):
+        snapshot = node.collect()
+    assert charged(snapshot, pod).sm_seconds == 0.0
+
+
+def test_where_several_hold_a_mig_device_no_time_is_charged() -> None:
+    """Their activity is known only while one of them computes: a counter that stands still the rest of the time would
+    say that they were idle."""
+    pod, other = mig_pod("a", f"{LEAF}::0"), mig_pod("b", f"{LEAF}::1")
+    node = mig_node(pod, other)
+    node.processes = [Process(100, LEAF, pod)]
+    for _ in range(3):
+        snapshot = node.collect()
+    assert (activity(snapshot, pod), activity(snapshot, other)) == (0.5, 0.0)
+    assert (charged(snapshot, pod).sm_seconds, charged(snapshot, other).sm_seconds) == (None, None)
+
+
+def test_without_the_share_of_the_device_no_time_is_charged() -> None:
+    """The driver may keep the number of slices back."""
+    pod = mig_pod()
+    node = mig_node(pod)
+    node.gpus[0].mig = [(1, 0, 0)]
+    node.processes = [Process(100, LEAF, pod)]
+    for _ in range(3):
+        snapshot = node.collect()
+    assert activity(snapshot, pod) == 0.5
+    assert charged(snapshot, pod).sm_seconds is None
