@@ -86,7 +86,8 @@ FLAGS = (
         "--pods-api-socket",
         "PATH",
         "",
-        "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids and device health. Default: not used.",
+        "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids, device health and granted shares. "
+        "Default: not used.",
         about="sources",
     ),
     Flag(
