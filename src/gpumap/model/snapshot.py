@@ -101,6 +101,9 @@ class ContainerUse:
         """Return its SM time, or its SM activity on a MIG device."""
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
+    scheduled: bool = False
+    """A scheduler beside the kubelet lets it use the device."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerOnDevice:
@@ -114,10 +117,14 @@ class ContainerOnDevice:
     use: ContainerUse | None = None
     admin_access: bool | None = False
     """It holds the device by DRA claims with admin access only. `None` if unknown."""
+    reservation: bool = False
+    """It holds the device for a scheduler that shares it among other pods. Nothing is granted to it."""
+    scheduled: bool = False
+    """A scheduler granted it a share of the device, and the kubelet no slot."""
 
     @property
     def holds(self) -> bool:
-        return bool(self.slots)
+        return bool(self.slots) or self.scheduled
 
 
 @dataclass(frozen=True, slots=True)

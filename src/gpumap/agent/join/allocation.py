@@ -13,6 +13,7 @@ from gpumap.agent.join.grants import Grant, Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
+from gpumap.agent.join.shares import Schedulers, find_reservations, place_shares
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.observations import (
     CheckpointEntry,
@@ -59,6 +60,11 @@ class Allocation:
     incomplete: frozenset[ContainerName]
     """Containers of which gpumap does not know all devices: they have unmatched slots, or a claim without devices."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
+    """Containers with a slot or a scheduled share of each device, sorted."""
+    reservations: frozenset[PodName]
+    """Pods that hold their devices for a scheduler."""
+    sharers: frozenset[tuple[PodName, Uuid]]
+    """(pod, device) pairs of scheduled shares. The kubelet assigned no slot."""
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
@@ -85,16 +91,17 @@ def allocate(
     offer: Offer,
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
+    schedulers: Schedulers,
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
     before: Allocation | None,
 ) -> Allocation:
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
     `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation.
+    last allocation. `schedulers` add their own shares of devices.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (pod_table, placed_offer, pods, prepared, inventory.shape)
+    basis = (pod_table, placed_offer, pods, prepared, schedulers.shares, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
@@ -104,15 +111,21 @@ def allocate(
     holdings, unmatched = placer.holdings(), placer.unmatched
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
+    holders = _holders((one.container, one.uuid) for one in holdings)
+    reservations = find_reservations(pods, schedulers.is_reserving)
+    scheduled = place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()
+    granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
-        grants=grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory),
+        grants=granted,
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
         incomplete=frozenset(
             (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
         ),
-        holders=_holders(holdings),
+        holders=_holders(granted),
+        reservations=reservations,
+        sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,
@@ -218,10 +231,10 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
 
 
-def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...]]:
+def _holders(held: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
     holders: dict[Uuid, set[ContainerName]] = {}
-    for one in holdings:
-        holders.setdefault(one.uuid, set()).add(one.container)
+    for name, uuid in held:
+        holders.setdefault(uuid, set()).add(name)
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 

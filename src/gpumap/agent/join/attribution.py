@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +61,8 @@ class Evidence:
     identity_read_now: bool
     list_current: bool
     can_report_unassigned: bool
+    is_trusted: Callable[[str], bool]
+    """Whether pods of a namespace may use devices that a scheduler granted in its own way."""
     last_names: Mapping[PodUid, PodName]
     pending_before: frozenset[PendingOwner]
     """Of the last snapshot."""
@@ -339,11 +341,11 @@ class OwnerClassifier:
         holds = self._holds(pod.pod_uid, name, leaf)
         if holds:
             owner = Owner.ASSIGNED
-        elif (
-            holds is None
-            or self._allocation_is_incomplete(pod.pod_uid, name, leaf)
-            or self._may_be_init_container(name)
-        ):
+        elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name, leaf):
+            owner = Owner.UNKNOWN
+        elif self._is_scheduled(name.pod_name, leaf):
+            owner = Owner.SCHEDULED
+        elif self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
@@ -383,6 +385,24 @@ class OwnerClassifier:
         listed = {one in holders for one in self._listed_containers.get(name.pod_name, ())}
         init = {self._row_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
         return None if len(listed | init) > 1 else True in listed | init
+
+    def _is_scheduled(self, pod: PodName, leaf: Uuid) -> bool:
+        """Whether a scheduler beside the kubelet lets the pod use a leaf: by its reservation, or by its own notes."""
+        if pod in self._evidence.allocation.reservations:
+            return False
+        return self._evidence.is_trusted(pod.namespace) or leaf in self._reserved or (pod, leaf) in self._sharers
+
+    @functools.cached_property
+    def _reserved(self) -> frozenset[Uuid]:
+        reservations = self._evidence.allocation.reservations
+        return frozenset(
+            leaf for leaf, names in self._holders.items() if any(name.pod_name in reservations for name in names)
+        )
+
+    @functools.cached_property
+    def _sharers(self) -> frozenset[tuple[PodName, Uuid]]:
+        leaves_of = self._evidence.inventory.leaves_of
+        return frozenset((pod, leaf) for pod, uuid in self._evidence.allocation.sharers for leaf in leaves_of(uuid))
 
     @functools.cached_property
     def _listed_containers(self) -> Mapping[PodName, set[ContainerName]]:
@@ -425,9 +445,9 @@ class OwnerClassifier:
 
 
 def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
-    """Return the holders of each leaf. The holder of a partitioned GPU holds all of its leaves."""
+    """Return the containers with a slot of each leaf. Those of a partitioned GPU hold all of its leaves."""
     holders: dict[Uuid, set[ContainerName]] = {}
-    for uuid, names in allocation.holders.items():
-        for leaf in inventory.leaves_of(uuid):
-            holders.setdefault(leaf, set()).update(names)
+    for (name, uuid), grant in allocation.grants.items():
+        for leaf in inventory.leaves_of(uuid) if grant.slots else ():
+            holders.setdefault(leaf, set()).add(name)
     return holders

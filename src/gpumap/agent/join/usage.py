@@ -46,6 +46,7 @@ class Measured(NamedTuple):
     processes: int
     times: _Times | None
     unassigned: bool
+    scheduled: bool
     pod_uid: PodUid | None
     sm_activity_ratio: float | None = None
     """Of a MIG device, which has no `times`."""
@@ -145,6 +146,7 @@ class LeafUse:
             processes=len(items),
             times=self._times(items, ended),
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
+            scheduled=any(item.owner is Owner.SCHEDULED for item in items),
             pod_uid=uid,
         )
 
@@ -369,6 +371,7 @@ def _use(
         pod_uid=measured.pod_uid,
         seen_seconds=seen_seconds,
         sm_activity_ratio=measured.sm_activity_ratio,
+        scheduled=measured.scheduled,
     )
 
 
