@@ -77,6 +77,7 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
         Path("/b/pod-resources/kubelet.sock"),
     ),
     "--kubelet-socket": ("/a.sock", "/b.sock", "kubelet_socket", Path("/a.sock"), Path("/b.sock")),
+    "--pod-resources-socket": ("/a.sock", "/b.sock", "pod_resources_socket", Path("/a.sock"), Path("/b.sock")),
     "--device-checkpoint": ("/a", "/b", "checkpoint_candidates", (Path("/a"),), (Path("/b"),)),
     "--pods-api-socket": ("/a.sock", "/b.sock", "pods_api_socket", Path("/a.sock"), Path("/b.sock")),
     "--pod-log-root": ("/a", "/b", "pod_log_root", Path("/a"), Path("/b")),
@@ -131,6 +132,7 @@ def test_defaults() -> None:
     assert settings.dra_state == Path("/var/lib/kubelet/dra_manager_state")
     assert settings.dra_driver_checkpoint == Path("/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json")
     assert settings.pods_api_socket is None, "it is asked only where a user asks for it"
+    assert settings.pod_resources_socket is None, "it is asked only where a user asks for it"
     assert settings.resource.fullmatch("nvidia.com/gpu.shared")
     assert settings.groups == DEFAULT_GROUPS
     assert (settings.native, settings.dialects) == (True, ("pod-gpu-map",))
@@ -313,6 +315,7 @@ def test_log_choices() -> None:
         ("--kubelet-socket", "folder", "is a directory, not a socket"),
         ("--kubelet-socket", "file", "is not a socket"),
         ("--pods-api-socket", "file", "is not a socket"),
+        ("--pod-resources-socket", "folder", "is a directory, not a socket"),
         ("--proc", "file", "is not a directory"),
         ("--pod-log-root", "file", "is not a directory"),
         ("--pod-log-root", "socket", "is not a directory"),

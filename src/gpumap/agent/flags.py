@@ -75,6 +75,13 @@ FLAGS = (
         about="sources",
     ),
     Flag(
+        "--pod-resources-socket",
+        "PATH",
+        "",
+        "PodResources socket of a scheduler's agent that corrects the kubelet's List (Koordinator). Default: not used.",
+        about="sources",
+    ),
+    Flag(
         "--device-checkpoint",
         "PATH",
         "",

@@ -37,7 +37,9 @@ from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
 
 if TYPE_CHECKING:
+    from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
+    from gpumap.agent.sources.second_list import CorrectedKubelet
     from gpumap.agent.state_file import StateFile
     from gpumap.agent.web.config.watch import Watch
 
@@ -113,9 +115,8 @@ async def collector(
     await nvml.start()
     from gpumap.agent.sources.checkpoint import CheckpointSource
     from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
-    from gpumap.agent.sources.kubelet import KubeletSource
 
-    kubelet = KubeletSource(settings.kubelet_socket)
+    kubelet = _kubelet(settings)
     pods = _pods_api(settings.pods_api_socket)
     identity = PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates),
@@ -173,6 +174,16 @@ def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, .
     """Return what gpumap asks NVML for: the chosen native groups, and what the dialects need."""
     wanted = {*groups, *(group for dialect in chosen_dialects(dialects) for group in dialect.needs)}
     return tuple(group for group in (*GROUPS, CARD) if group in wanted)
+
+
+def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet:
+    from gpumap.agent.sources.kubelet import KubeletSource
+    from gpumap.agent.sources.second_list import CorrectedKubelet
+
+    kubelet = KubeletSource(settings.kubelet_socket)
+    if settings.pod_resources_socket is None:
+        return kubelet
+    return CorrectedKubelet(kubelet, KubeletSource(settings.pod_resources_socket, list_only=True))
 
 
 def _pods_api(path: Path | None) -> PodsApiSource | None:

@@ -38,6 +38,18 @@ SOURCES: dict[Source, dict[str, str]] = {
         "update the kubelet before its answer becomes too large.",
         "odd_name": "The kubelet lists a name that is not valid in Kubernetes, or not UTF-8. gpumap keeps it, escapes "
         "characters that are not printable, and cuts names of more than 4096 characters.",
+        "pod_resources_socket_missing": "The scheduler's agent does not run on this node, does not serve the socket "
+        "(koordlet: feature gate `PodResourcesProxy`), or its directory is not mounted. Mount the directory, not the "
+        "socket. Until the agent answers, gpumap reports no squatter.",
+        "pod_resources_connection_refused": "The scheduler's agent is down or restarting. gpumap serves its last "
+        "answer until `--stale-after`, and reports no squatter until the agent answers.",
+        "pod_resources_permission_denied": "Run as user 0. If SELinux denies the connection, allow it.",
+        "pod_resources_deadline_exceeded": "The scheduler's agent hangs or is overloaded. Check its log.",
+        "pod_resources_unimplemented": "The server at `--pod-resources-socket` has no PodResources API. Check the "
+        "path.",
+        "pod_resources_unknown": "The scheduler's agent cannot read the kubelet. Check its log.",
+        "pod_resources_unavailable": "The scheduler's agent drops the connection. Check its log.",
+        "pod_resources_decode": "The answer is not a List of PodResources. Check `--pod-resources-socket`.",
     },
     Source.NVML: {
         "library_not_found": "Provide the driver's library in the container: set `runtimeClassName: nvidia` or "

@@ -31,6 +31,16 @@ from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import UnmatchedSlots
 
+Pods = tuple[ListedPod, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SecondListing:
+    """The List of a scheduler's agent, with its pods that are young enough to serve. `read_now`: in this collection."""
+
+    pods: Pods
+    read_now: bool
+
 
 @dataclass(frozen=True, slots=True)
 class RowAllocation:
@@ -72,6 +82,13 @@ class Allocation:
     """The kubelet listed a claim's device, now or earlier: then it lists every claim."""
     may_be_claimed: frozenset[Uuid]
     """Leaves that a claim may hold which the kubelet does not list, or lists without its devices."""
+    uncorrected: frozenset[PodName]
+    """Pods whose devices the second List may add to, and that it does not have in this collection."""
+    may_be_shared: bool
+    """The second List that gpumap serves lacks a pod: it may hold any device."""
+    shared: frozenset[tuple[PodName, Uuid]]
+    """(pod, leaf) pairs that only the second List has. Koordinator gives a device to all containers of a pod. Its List
+    names the first one, which may be a sidecar."""
     offer: PlacedOffer
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]]
     """For each plugin answer: the GPU of each NVML index when gpumap first saw the answer. NVML renumbers its GPUs when
@@ -79,7 +96,8 @@ class Allocation:
 
 
 def allocate(
-    pods: tuple[ListedPod, ...],
+    pods: Pods,
+    second: SecondListing | None,
     pod_table: PodTable,
     prepared: tuple[PreparedDevice, ...],
     offer: Offer,
@@ -90,17 +108,20 @@ def allocate(
 ) -> Allocation:
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
-    `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation.
+    `second` is the List of a scheduler's agent: its additional ids are shares of unknown size. `pod_table` has the
+    plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the last allocation.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (pod_table, placed_offer, pods, prepared, inventory.shape)
+    basis = (pod_table, placed_offer, pods, second, prepared, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
+    for name, container in _only_in_second(pods, second.pods if second else ()):
+        placer.place(name, container, shared=True)
+    uncovered = _uncovered(pods, second.pods) if second else frozenset()
     holdings, unmatched = placer.holdings(), placer.unmatched
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
@@ -113,7 +134,9 @@ def allocate(
             (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
         ),
         holders=_holders(holdings),
-        named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
+        named=frozenset(
+            (one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID and not one.shared
+        ),
         init_containers=init_containers,
         left_out=left_out,
         # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.
@@ -124,6 +147,11 @@ def allocate(
         may_be_claimed=frozenset()
         if lists_claims or pod_table.claims == () or not offer.may_have_claims
         else _offered_by_no_plugin(placed_offer, holdings, inventory),
+        uncorrected=frozenset(pod.pod_name for pod in pods) if second and not second.read_now else uncovered,
+        may_be_shared=bool(uncovered),
+        shared=frozenset(
+            (one.container.pod_name, leaf) for one in holdings if one.shared for leaf in inventory.leaves_of(one.uuid)
+        ),
         offer=placed_offer,
         gpu_indices=placer.gpu_indices if pods else gpu_indices,
     )
@@ -135,6 +163,7 @@ class _HoldingKey(NamedTuple):
     uuid: Uuid
     plugin: Plugin
     claim: ClaimDevice | None = None
+    shared: bool = False
 
 
 class _Placer:
@@ -166,8 +195,8 @@ class _Placer:
     def holdings(self) -> list[Holding]:
         return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
 
-    def place(self, name: ContainerName, container: ListedContainer) -> None:
-        """Place all devices of one listed container."""
+    def place(self, name: ContainerName, container: ListedContainer, *, shared: bool = False) -> None:
+        """Place all devices of one listed container. `shared`: the ids of the second List."""
         for devices in container.devices:
             answers = self._answers.for_devices(name, devices, container)
             answer = next(iter(answers), None)
@@ -177,8 +206,9 @@ class _Placer:
             for one in placed:
                 for uuid in self._devices(name, devices.resource, one):
                     if one.plugin is not None:
-                        key = _HoldingKey(name, devices.resource, uuid, one.plugin)
-                        self._add(key, one, Holding(*key[:4], (), len(placed), answer, one.position))
+                        key = _HoldingKey(name, devices.resource, uuid, one.plugin, shared=shared)
+                        holding = Holding(*key[:4], (), len(placed), answer, one.position, shared=shared)
+                        self._add(key, one, holding)
         for device in container.claims:
             found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, found, device.share_id):
@@ -216,6 +246,35 @@ class _Placer:
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     """Compare two bases. The first two parts must be the same objects: they are while nothing in them changes."""
     return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
+
+
+def _only_in_second(pods: Pods, second: Pods) -> Iterator[tuple[ContainerName, ListedContainer]]:
+    """Return the listed containers with the ids that only the second List gives to them."""
+    known = {
+        ContainerName(pod.namespace, pod.name, container.name): container
+        for pod in pods
+        for container in pod.containers
+    }
+    for pod in second:
+        for container in pod.containers:
+            name = ContainerName(pod.namespace, pod.name, container.name)
+            if name in known and container.devices != known[name].devices:
+                listed = {(devices.resource, id_) for devices in known[name].devices for id_ in devices.ids}
+                added = (
+                    ResourceDevices(one.resource, tuple(id_ for id_ in one.ids if (one.resource, id_) not in listed))
+                    for one in container.devices
+                )
+                yield name, ListedContainer(container.name, tuple(one for one in added if one.ids))
+
+
+def _uncovered(pods: Pods, second: Pods) -> frozenset[PodName]:
+    """Return the listed pods that the second List does not have, or has with other containers."""
+
+    def containers(listed: Pods) -> dict[PodName, set[str]]:
+        return {pod.pod_name: {container.name for container in pod.containers} for pod in listed}
+
+    covered = containers(second)
+    return frozenset(name for name, names in containers(pods).items() if covered.get(name) != names)
 
 
 def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...]]:

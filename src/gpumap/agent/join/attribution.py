@@ -359,10 +359,12 @@ class OwnerClassifier:
         return is_pending
 
     def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool | None:
-        """Whether the container holds the leaf.
+        """Whether the container holds the leaf. What a scheduler shares with a pod is for all of its containers.
 
         If its name is unknown: whether every container of its pod does; `None` if some do, and others do not.
         """
+        if (name.pod_name, leaf) in self._evidence.allocation.shared:
+            return True
         holders = self._holders.get(leaf, set())
         init_containers = self._evidence.allocation.init_containers
         if name.container:
@@ -385,10 +387,11 @@ class OwnerClassifier:
     def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
         """Whether gpumap does not know all devices of the container; if its name is unknown: of one of its pod.
 
-        This includes a claim that the kubelet does not list, and a row for the leaf whose device it does not list.
+        This includes a claim that the kubelet does not list, a row for the leaf whose device it does not list, and a
+        second List that lacks the pod.
         """
         allocation = self._evidence.allocation
-        if leaf in allocation.may_be_claimed:
+        if leaf in allocation.may_be_claimed or name.pod_name in allocation.uncorrected:
             return True
         rows = [*allocation.init_containers.items(), *allocation.left_out.items()]
         own = [one for key, one in rows if key[0] == uid and key[1] == (name.container or key[1])]

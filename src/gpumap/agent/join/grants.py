@@ -51,6 +51,8 @@ class Holding(NamedTuple):
     """Position of the device in the plugin's answer."""
     claim: ClaimDevice | None = None
     prepared: PreparedDevice | None = None
+    shared: bool = False
+    """Only a scheduler's agent lists it: a share of unknown size."""
 
 
 class GrantInputs(NamedTuple):
@@ -102,6 +104,8 @@ class _NodeHoldings:
         """Partitioned GPUs with a MIG device that a container holds."""
         self._claims: dict[Uuid, set[tuple[str, str]]] = {}
         for one in holdings:
+            if one.shared:
+                continue
             self._leaves_held.update({_gpu_uuid(one.uuid, inventory)} - {one.uuid})
             if one.plugin.unit is Unit.REPLICA:
                 self._held.setdefault((one.uuid, one.resource), set()).update(one.ids)
@@ -128,6 +132,8 @@ class _NodeHoldings:
 
     def inputs(self, holding: Holding) -> GrantInputs:
         """Return the shares and bytes that a holding contributes."""
+        if holding.shared:
+            return GrantInputs((None,), (None,))
         return self._by_unit[holding.plugin.unit](holding)
 
     def _device(self, holding: Holding) -> GrantInputs:

@@ -75,6 +75,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         pods = add_left_out(pods, pod_table, procs)
     allocation = allocate(
         pods,
+        listing.second if listing.current else None,
         pod_table,
         (files.dra.prepared or ()) if files else (),
         Offer(
