@@ -37,11 +37,14 @@ from gpumap.model.observations import (
     PreparedDevice,
     ProcEntry,
     ProcTable,
+    ReportedContainer,
+    ReportedPod,
     ResourceDevices,
+    ScheduledShare,
     SecondList,
 )
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
-from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
 
 T = TypeVar("T")
@@ -52,6 +55,7 @@ RULES = Rules(
     node=Node("node-a", "10.0.0.1"),
     is_gpu_resource=lambda name: re.fullmatch(DEFAULT_RESOURCE_PATTERN, name) is not None,
     stale_after_seconds=60.0,
+    is_reserving=lambda namespace: re.fullmatch(DEFAULT_RESERVATION_NAMESPACES, namespace) is not None,
 )
 
 
@@ -112,6 +116,10 @@ class Pod:
     in_checkpoint: bool = True
     has_tree: bool = True
     has_links: bool = True
+    groups: tuple[str, ...] = ()
+    """Of GPUs that a scheduler shares."""
+    shares: tuple[ScheduledShare, ...] = ()
+    """What a scheduler noted at the pod; its UID is put in."""
 
     @property
     def uid(self) -> PodUid:
@@ -209,6 +217,11 @@ class TestNode:
     """How long the machine has been suspended, which `clock` does not count."""
     memory: Memory = field(default_factory=Memory, repr=False)
     prepared: tuple[PreparedDevice, ...] | None = None
+    reports_pods: bool = False
+    """The kubelet has the Pods API."""
+    shares: tuple[ScheduledShare, ...] = ()
+    """What a scheduler wrote into files."""
+    rules: Rules = RULES
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
     """Resources whose devices an old kubelet does not list."""
@@ -222,7 +235,7 @@ class TestNode:
     def collect(self, seconds: float = 5.0) -> Snapshot:
         """Let time pass and collect once."""
         self.clock += seconds
-        self.memory, snapshot = step(self.memory, self.observe(), RULES)
+        self.memory, snapshot = step(self.memory, self.observe(), self.rules)
         return snapshot
 
     @property
@@ -307,7 +320,26 @@ class TestNode:
                 for container in {*pod.ids, *pod.init, *pod.claims}
             )
             logs = PodLogs(trees, links)
-        return PodIdentity(self._same(checkpoint), self._same(logs), self._same(DraState(None, self.prepared)))
+        dra = self._same(DraState(None, self.prepared))
+        return PodIdentity(self._same(checkpoint), self._same(logs), dra, self._reported(), self.shares)
+
+    def _reported(self) -> tuple[ReportedPod, ...] | None:
+        if not self.reports_pods:
+            return None
+        return self._same(
+            tuple(
+                ReportedPod(
+                    pod.uid,
+                    pod.namespace,
+                    pod.name,
+                    tuple(ReportedContainer(name, pod.container_id(name)) for name in sorted({*pod.ids, *pod.init})),
+                    pod.groups,
+                    tuple(replace(share, pod_uid=pod.uid) for share in pod.shares),
+                )
+                for pod in self.pods
+                if pod.listed
+            )
+        )
 
     def _proc(self) -> ProcTable:
         here = {process.pid: process for process in self.processes if not process.left}

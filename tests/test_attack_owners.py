@@ -544,7 +544,6 @@ def test_device_that_an_old_kubelet_leaves_out_has_not_0_holders() -> None:
 # --- reservations -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="reservations of schedulers are not known yet")
 def test_pod_on_a_reserved_card_is_no_squatter() -> None:
     """KAI-Scheduler and Run:ai: a reservation pod holds the card, and the users request nothing of the kubelet
     (contract, section 9: `scheduled`, never `unassigned`; a reservation is not idle)."""

@@ -186,7 +186,7 @@ def _device(
     mig = leaf.instance
     rows, processes = rows_of.get(leaf.uuid, []), list(processes)
     held_whole = rows_of.get(gpu.uuid, []) if gpu else []
-    holders = {row.name for row in (*rows, *held_whole) if row.holds}
+    held = {row.name: Owner.SCHEDULED if row.scheduled else Owner.ASSIGNED for row in (*held_whole, *rows) if row.holds}
     return DeviceEntry(
         uuid=leaf.uuid,
         gpu_uuid=gpu.uuid if gpu else None,
@@ -209,24 +209,24 @@ def _device(
                 allocated_gpus=row.allocated_gpus,
                 allocated_memory_bytes=row.allocated_memory_bytes,
                 admin_access=row.admin_access,
+                reservation=row.reservation,
             )
             for row in rows
             if row.holds
         ),
         holders_known=leaf.holders is not None,
-        users=tuple(_user(row.name, row.use, _owner_of(row.name, holders, processes)) for row in rows if row.use),
+        users=tuple(_user(row.name, row.use, _owner_of(row.name, held, processes)) for row in rows if row.use),
         processes=tuple(map(_process, processes)),
     )
 
 
-def _owner_of(name: ContainerName, holders: set[ContainerName], processes: list[ProcessUse]) -> Owner:
+def _owner_of(name: ContainerName, held: Mapping[ContainerName, Owner], processes: list[ProcessUse]) -> Owner:
     """Return the container's owner category on a device: it holds the device or its GPU, or what its processes are."""
-    if name in holders:
-        return Owner.ASSIGNED
+    if name in held:
+        return held[name]
     owners = {process.owner for process in processes if process.name == name}
-    return next(
-        (owner for owner in (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.ASSIGNED) if owner in owners), Owner.UNKNOWN
-    )
+    worst_first = (Owner.UNASSIGNED, Owner.UNKNOWN, Owner.SCHEDULED, Owner.ASSIGNED)
+    return next((owner for owner in worst_first if owner in owners), Owner.UNKNOWN)
 
 
 def _user(name: ContainerName, use: ContainerUse, owner: Owner) -> entries.UserEntry:

@@ -100,6 +100,11 @@ def containers_on(device: DeviceEntry) -> list[DeviceContainer]:
     return [DeviceContainer(name, holders.get(name), users.get(name)) for name in sorted({*holders, *users})]
 
 
+def grantees(device: DeviceEntry) -> list[HolderEntry]:
+    """Return the holders with a grant of their own: those that are no scheduler's reservation."""
+    return [one for one in device.holders if not one.reservation]
+
+
 def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
     """Return other use by owner, then by container. Leaves out owners without memory and processes."""
     users = {container_of(one): one for one in device.users}
@@ -112,7 +117,7 @@ def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
             if owner.memory_bytes:
                 yield OtherUse(owner.owner, NO_CONTAINER, owner.memory_bytes, (), None)
             continue
-        if not device.processes and owner.owner not in ("assigned", "unassigned"):
+        if not device.processes and owner.owner not in ("assigned", "unassigned", "scheduled"):
             yield from _without_processes(device, owner)
         for name, processes in sorted(rest.items(), key=lambda pair: pair[0]):
             memory_bytes = sum_of(one.memory_bytes for one in processes)

@@ -9,6 +9,7 @@ from gpumap.model.devices import (
     NodeDevice,
     container_of,
     device_name,
+    grantees,
     in_namespace,
     node_devices,
     other_uses,
@@ -168,12 +169,12 @@ def _of_holders(
 def _uses(
     on: NodeDevice, namespace: str, partitioned: Container[str], thresholds: Thresholds = DEFAULTS
 ) -> Iterator[tuple[HolderEntry, _HolderUse | None]]:
-    """Return the holders of a device, each with what it uses. `None`: unknown."""
+    """Return the holders of a device with a grant of their own, each with what it uses. `None`: unknown."""
     leaves = _leaves(on, partitioned)
     users: dict[tuple[str, str], list[UserEntry]] = {}
     for user in (user for leaf in leaves for user in leaf.users):
         users.setdefault((user.namespace, user.pod), []).append(user)
-    for holder in in_namespace(on.device.holders, namespace):
+    for holder in in_namespace(grantees(on.device), namespace):
         of_pod = users.get((holder.namespace, holder.pod), ())
         yield holder, _use_of(on, holder, of_pod, len(leaves), thresholds)
 
@@ -444,8 +445,7 @@ def unknown(node_map: NodeMap, thresholds: Thresholds = DEFAULTS, namespace: str
 
 def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Iterator[str]:
     """Name holders that may be found later: those that have just started, and those that have just stopped."""
-    users = [user for device in node_map.devices for user in in_namespace(device.users, namespace)]
-    users = [user for user in users if user.owner == "assigned"]
+    users = [user for on in node_devices(node_map) for user in in_namespace(_judged_users(on), namespace)]
     young = [user for user in users if _is_young(user.seen_seconds, thresholds)]
     if young:
         yield f"First seen less than {age(thresholds.grace_seconds)} ago, so not checked yet: {_pods_of(young)}."
@@ -453,6 +453,12 @@ def _not_yet(node_map: NodeMap, thresholds: Thresholds, namespace: str) -> Itera
     if resting:
         since = age(thresholds.idle_after_seconds)
         yield f"Not idle for {since} yet, but no SM use now: {_pods_of(resting)}."
+
+
+def _judged_users(on: NodeDevice) -> Iterator[UserEntry]:
+    """Return the users that hold the device, or its partitioned GPU, with a grant of their own."""
+    grants = {container_of(one): not one.reservation for one in on.device.holders}
+    return (user for user in on.device.users if grants.get(container_of(user), user.owner == "assigned"))
 
 
 def _pods_of(users: Iterable[UserEntry]) -> str:
@@ -498,7 +504,7 @@ def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
     without = [
         (device, "/".join(container_of(holder)[:2]))
         for device in node_map.devices
-        for holder in in_namespace(device.holders, namespace)
+        for holder in in_namespace(grantees(device), namespace)
         if holder.allocated_memory_bytes is None
     ]
     if without:
@@ -508,7 +514,7 @@ def _without_grant(node_map: NodeMap, namespace: str) -> Iterator[str]:
 
 
 def _has_no_sm_time(device: DeviceEntry, namespace: str) -> bool:
-    holders = {container_of(one) for one in in_namespace(device.holders, namespace)}
+    holders = {container_of(one) for one in in_namespace(grantees(device), namespace)}
     return any(user.sm_ratio is None for user in device.users if container_of(user) in holders)
 
 

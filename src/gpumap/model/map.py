@@ -28,9 +28,10 @@ OwnerWord = Annotated[
     Meta(
         extra_json_schema={"enum": [owner.value for owner in Owner]},
         description="Owner of a process or of memory. assigned: a container that holds the device. unassigned: a "
-        "container of a live pod that does not hold it. gone: a pod that no longer exists. host: no pod. mps_server: "
-        "the MPS server. sibling: processes of another compute instance of the same GPU instance. unknown: no source "
-        "can name it. unaccounted: memory that no process explains (negative if processes share memory).",
+        "container of a live pod that does not hold it. gone: a pod that no longer exists. scheduled: a pod that a "
+        "scheduler lets use the device beside the kubelet. host: no pod. mps_server: the MPS server. sibling: "
+        "processes of another compute instance of the same GPU instance. unknown: no source can name it. unaccounted: "
+        "memory that no process explains (negative if processes share memory).",
     ),
 ]
 """A word of `snapshot.Owner`. A later agent may report another one."""
@@ -249,10 +250,10 @@ class ContainerEntry(Entry, frozen=True, kw_only=True):
 
 
 class HolderEntry(ContainerEntry, frozen=True, kw_only=True):
-    """A container to which the kubelet assigned slots of the device."""
+    """A container to which the kubelet assigned slots of the device, or a scheduler beside it a share."""
 
     slots: tuple[SlotsEntry, ...]
-    """Slots that it holds of this device."""
+    """Slots that it holds of this device. Empty if a scheduler granted its share."""
     allocated_gpus: Share | None
     """Share of a physical GPU. Null where it cannot be known."""
     allocated_memory_bytes: Bytes | None
@@ -260,6 +261,8 @@ class HolderEntry(ContainerEntry, frozen=True, kw_only=True):
     admin_access: bool | None = False
     """It holds the device by DRA claims with admin access, which do not reserve it. Null if unknown: only the
     checkpoint of the DRA driver shows it."""
+    reservation: bool = False
+    """It keeps the device for a scheduler that shares it among other pods. Nothing is granted to it."""
 
 
 class UserEntry(ContainerEntry, frozen=True, kw_only=True):

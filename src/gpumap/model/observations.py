@@ -272,14 +272,38 @@ class ReportedContainer:
     health: tuple[DeviceHealth, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
+class ScheduledShare:
+    """A container's share of a GPU that a scheduler granted beside the kubelet, so that the List does not have it.
+
+    The container is known by its name, or by its id if the name is empty. The GPU is known by its uuid, by its minor,
+    or by the group of the reservation that holds it. `gpus` is a ratio of the device, 0-1. An amount that the
+    scheduler did not grant is `None`.
+    """
+
+    pod_uid: PodUid
+    container: str = ""
+    container_id: str = ""
+    group: str = ""
+    uuid: Uuid | None = None
+    minor: int | None = None
+    gpus: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReportedPod:
-    """A pod of the kubelet's Pods API."""
+    """A pod of the kubelet's Pods API.
+
+    `gpu_groups` are the groups of shared GPUs that the pod belongs to: as their reservation, or with `shares`.
+    """
 
     pod_uid: PodUid
     namespace: str
     pod: str
     containers: tuple[ReportedContainer, ...] = ()
+    gpu_groups: tuple[str, ...] = ()
+    shares: tuple[ScheduledShare, ...] = ()
 
     @property
     def pod_name(self) -> PodName:
@@ -295,6 +319,8 @@ class PodIdentity:
     dra: DraState = DraState()
     pods: tuple[ReportedPod, ...] | None = None
     """Pods of the Pods API, if it is enabled and current."""
+    shares: tuple[ScheduledShare, ...] = ()
+    """Shares of GPUs in files of a scheduler. `pods` may have others."""
 
 
 # --- processes in /proc -----------------------------------------------------------------------------------------------

@@ -107,10 +107,14 @@ class ContainerOnDevice:
     use: ContainerUse | None = None
     admin_access: bool | None = False
     """It holds the device by DRA claims with admin access only. `None` if unknown."""
+    reservation: bool = False
+    """It holds the device for a scheduler that shares it among other pods. Nothing is granted to it."""
+    scheduled: bool = False
+    """A scheduler granted it a share of the device, and the kubelet no slot."""
 
     @property
     def holds(self) -> bool:
-        return bool(self.slots)
+        return bool(self.slots) or self.scheduled
 
 
 @dataclass(frozen=True, slots=True)

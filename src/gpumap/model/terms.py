@@ -36,6 +36,7 @@ class Owner(enum.StrEnum):
     ASSIGNED = "assigned"
     UNASSIGNED = "unassigned"
     GONE = "gone"
+    SCHEDULED = "scheduled"
     HOST = "host"
     MPS_SERVER = "mps_server"
     SIBLING = "sibling"

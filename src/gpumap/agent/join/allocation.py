@@ -13,6 +13,14 @@ from gpumap.agent.join.grants import Grant, Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
+from gpumap.agent.join.shares import (
+    PlacedShare,
+    Schedulers,
+    find_reservations,
+    not_in_second,
+    only_in_second,
+    place_shares,
+)
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.observations import (
     CheckpointEntry,
@@ -30,16 +38,6 @@ from gpumap.model.observations import (
 from gpumap.model.plugins import Plugin, Trust, family, named_devices, recognise
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import UnmatchedSlots
-
-Pods = tuple[ListedPod, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SecondListing:
-    """The List of a scheduler's agent, with its pods that are young enough to serve. `read_now`: in this collection."""
-
-    pods: Pods
-    read_now: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +67,15 @@ class Allocation:
     incomplete: frozenset[ContainerName]
     """Containers of which gpumap does not know all devices: they have unmatched slots, or a claim without devices."""
     holders: Mapping[Uuid, tuple[ContainerName, ...]]
+    """Containers with a slot or a scheduled share of each device, sorted."""
+    reservations: frozenset[PodName]
+    """Pods that hold their devices for a scheduler."""
+    sharers: frozenset[tuple[PodName, Uuid]]
+    """(pod, device) pairs of scheduled shares. The kubelet assigned no slot."""
+    uncorrected: frozenset[PodName]
+    """Pods that may have more devices: the second List was not read in this collection, or lacks them."""
+    may_be_shared: bool
+    """The second List that gpumap serves lacks a pod: it may hold any device."""
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
@@ -82,13 +89,6 @@ class Allocation:
     """The kubelet listed a claim's device, now or earlier: then it lists every claim."""
     may_be_claimed: frozenset[Uuid]
     """Leaves that a claim may hold which the kubelet does not list, or lists without its devices."""
-    uncorrected: frozenset[PodName]
-    """Pods whose devices the second List may add to, and that it does not have in this collection."""
-    may_be_shared: bool
-    """The second List that gpumap serves lacks a pod: it may hold any device."""
-    shared: frozenset[tuple[PodName, Uuid]]
-    """(pod, leaf) pairs that only the second List has. Koordinator gives a device to all containers of a pod. Its List
-    names the first one, which may be a sidecar."""
     offer: PlacedOffer
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]]
     """For each plugin answer: the GPU of each NVML index when gpumap first saw the answer. NVML renumbers its GPUs when
@@ -96,47 +96,60 @@ class Allocation:
 
 
 def allocate(
-    pods: Pods,
-    second: SecondListing | None,
+    pods: tuple[ListedPod, ...],
     pod_table: PodTable,
     prepared: tuple[PreparedDevice, ...],
     offer: Offer,
     inventory: Inventory,
     is_gpu_resource: Callable[[str], bool],
+    schedulers: Schedulers,
     gpu_indices: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
     before: Allocation | None,
 ) -> Allocation:
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
-    `second` is the List of a scheduler's agent: its additional ids are shares of unknown size. `pod_table` has the
-    plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the last allocation.
+    `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
+    last allocation. `schedulers` add their own shares of devices, with unknown amounts for the ids of a second List.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (pod_table, placed_offer, pods, second, prepared, inventory.shape)
+    basis = (pod_table, placed_offer, pods, prepared, schedulers.shares, schedulers.second, inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
     for pod in pods:
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
-    for name, container in _only_in_second(pods, second.pods if second else ()):
-        placer.place(name, container, shared=True)
-    uncovered = _uncovered(pods, second.pods) if second else frozenset()
     holdings, unmatched = placer.holdings(), placer.unmatched
+    second = schedulers.second.pods if schedulers.second else ()
+    agents_placer = _Placer(PluginAnswers(pod_table), (), inventory, is_gpu_resource, {}, unmatched)
+    for name, container in only_in_second(pods, second):
+        agents_placer.place(name, container)
+    uncovered = not_in_second(pods, second) if schedulers.second else frozenset()
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
+    holders = _holders((one.container, one.uuid) for one in holdings)
+    reservations = find_reservations(pods, schedulers.is_reserving)
+    scheduled = (
+        *(PlacedShare(one.container, one.uuid, None, None) for one in agents_placer.holdings()),
+        *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
+    )
+    granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
     return Allocation(
         basis=basis,
-        grants=grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory),
+        grants=granted,
         unmatched=tuple(UnmatchedSlots(*key, len(slots)) for key, slots in sorted(unmatched.items())),
         incomplete=frozenset(
             (*(key[0] for key in unmatched), *(name for name, one in _claims(pods) if not one.driver))
         ),
-        holders=_holders(holdings),
-        named=frozenset(
-            (one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID and not one.shared
-        ),
+        holders=_holders(granted),
+        reservations=reservations,
+        sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
+        uncorrected=uncovered
+        if schedulers.second is None or schedulers.second.read_now
+        else frozenset(pod.pod_name for pod in pods),
+        may_be_shared=bool(uncovered),
+        named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,
         # Only kubelets before 1.23 leave devices of live pods out. Later ones do so for pods that have ended.
@@ -146,15 +159,14 @@ def allocate(
         lists_claims=lists_claims,
         may_be_claimed=frozenset()
         if lists_claims or pod_table.claims == () or not offer.may_have_claims
-        else _offered_by_no_plugin(placed_offer, holdings, inventory),
-        uncorrected=frozenset(pod.pod_name for pod in pods) if second and not second.read_now else uncovered,
-        may_be_shared=bool(uncovered),
-        shared=frozenset(
-            (one.container.pod_name, leaf) for one in holdings if one.shared for leaf in inventory.leaves_of(one.uuid)
-        ),
+        else _offered_by_no_plugin(placed_offer, holdings, scheduled, inventory),
         offer=placed_offer,
         gpu_indices=placer.gpu_indices if pods else gpu_indices,
     )
+
+
+Unmatched = dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]]
+"""(id, share) pairs by container, resource and reason."""
 
 
 class _HoldingKey(NamedTuple):
@@ -163,7 +175,6 @@ class _HoldingKey(NamedTuple):
     uuid: Uuid
     plugin: Plugin
     claim: ClaimDevice | None = None
-    shared: bool = False
 
 
 class _Placer:
@@ -179,8 +190,10 @@ class _Placer:
         inventory: Inventory,
         is_gpu_resource: Callable[[str], bool],
         indices_before: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
+        unmatched: Unmatched | None = None,
     ) -> None:
-        self.unmatched: dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]] = {}
+        """`unmatched` is what another placer found."""
+        self.unmatched: Unmatched = {} if unmatched is None else unmatched
         self.gpu_indices: dict[PluginGpuRefs, Mapping[int, Uuid]] = {}
         self._indices_before = indices_before
         self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}
@@ -195,8 +208,8 @@ class _Placer:
     def holdings(self) -> list[Holding]:
         return [self._firsts[key]._replace(ids=tuple(ids)) for key, ids in self._ids.items()]
 
-    def place(self, name: ContainerName, container: ListedContainer, *, shared: bool = False) -> None:
-        """Place all devices of one listed container. `shared`: the ids of the second List."""
+    def place(self, name: ContainerName, container: ListedContainer) -> None:
+        """Place all devices of one listed container."""
         for devices in container.devices:
             answers = self._answers.for_devices(name, devices, container)
             answer = next(iter(answers), None)
@@ -206,9 +219,8 @@ class _Placer:
             for one in placed:
                 for uuid in self._devices(name, devices.resource, one):
                     if one.plugin is not None:
-                        key = _HoldingKey(name, devices.resource, uuid, one.plugin, shared=shared)
-                        holding = Holding(*key[:4], (), len(placed), answer, one.position, shared=shared)
-                        self._add(key, one, holding)
+                        key = _HoldingKey(name, devices.resource, uuid, one.plugin)
+                        self._add(key, one, Holding(*key[:4], (), len(placed), answer, one.position))
         for device in container.claims:
             found, prepared = place_claim(device, self._prepared.get(device.device, ()), self._inventory)
             for uuid in self._devices(name, device.driver, found, device.share_id):
@@ -248,39 +260,10 @@ def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     return one[0] is other[0] and one[1] is other[1] and all(a is b or a == b for a, b in zip(one, other, strict=True))
 
 
-def _only_in_second(pods: Pods, second: Pods) -> Iterator[tuple[ContainerName, ListedContainer]]:
-    """Return the listed containers with the ids that only the second List gives to them."""
-    known = {
-        ContainerName(pod.namespace, pod.name, container.name): container
-        for pod in pods
-        for container in pod.containers
-    }
-    for pod in second:
-        for container in pod.containers:
-            name = ContainerName(pod.namespace, pod.name, container.name)
-            if name in known and container.devices != known[name].devices:
-                listed = {(devices.resource, id_) for devices in known[name].devices for id_ in devices.ids}
-                added = (
-                    ResourceDevices(one.resource, tuple(id_ for id_ in one.ids if (one.resource, id_) not in listed))
-                    for one in container.devices
-                )
-                yield name, ListedContainer(container.name, tuple(one for one in added if one.ids))
-
-
-def _uncovered(pods: Pods, second: Pods) -> frozenset[PodName]:
-    """Return the listed pods that the second List does not have, or has with other containers."""
-
-    def containers(listed: Pods) -> dict[PodName, set[str]]:
-        return {pod.pod_name: {container.name for container in pod.containers} for pod in listed}
-
-    covered = containers(second)
-    return frozenset(name for name, names in containers(pods).items() if covered.get(name) != names)
-
-
-def _holders(holdings: Iterable[Holding]) -> dict[Uuid, tuple[ContainerName, ...]]:
+def _holders(held: Iterable[tuple[ContainerName, Uuid]]) -> dict[Uuid, tuple[ContainerName, ...]]:
     holders: dict[Uuid, set[ContainerName]] = {}
-    for one in holdings:
-        holders.setdefault(one.uuid, set()).add(one.container)
+    for name, uuid in held:
+        holders.setdefault(uuid, set()).add(name)
     return {uuid: tuple(sorted(names)) for uuid, names in holders.items()}
 
 
@@ -291,8 +274,10 @@ def _claims(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, ClaimDev
             yield from ((name, claim) for claim in container.claims)
 
 
-def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inventory: Inventory) -> frozenset[Uuid]:
-    """Return the leaves that no device plugin offers or has assigned. A DRA driver may have them.
+def _offered_by_no_plugin(
+    offer: PlacedOffer, holdings: Iterable[Holding], scheduled: Iterable[PlacedShare], inventory: Inventory
+) -> frozenset[Uuid]:
+    """Return the leaves that no device plugin offers or has assigned, nor a scheduler. A DRA driver may have them.
 
     Kubelets before 1.34 list no claims, and 1.27 to 1.30 list them without devices.
     """
@@ -300,6 +285,7 @@ def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inven
         return frozenset()
     offered = {uuid for uuid, _ in offer.allocatable}
     offered.update(one.uuid for one in holdings if one.claim is None)
+    offered.update(one.uuid for one in scheduled)
     return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
 
 

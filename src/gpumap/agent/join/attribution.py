@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,6 +61,8 @@ class Evidence:
     identity_read_now: bool
     list_current: bool
     can_report_unassigned: bool
+    is_trusted: Callable[[str], bool]
+    """Whether pods of a namespace may use devices that a scheduler granted in its own way."""
     last_names: Mapping[PodUid, PodName]
     pending_before: frozenset[PendingOwner]
     """Of the last snapshot."""
@@ -326,11 +328,13 @@ class OwnerClassifier:
         holds = self._holds(pod.pod_uid, name, leaf)
         if holds:
             owner = Owner.ASSIGNED
-        elif (
-            holds is None
-            or self._allocation_is_incomplete(pod.pod_uid, name, leaf)
-            or self._may_be_init_container(name)
-        ):
+        elif (name.pod_name, leaf) in self._sharers:
+            owner = Owner.SCHEDULED
+        elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name, leaf):
+            owner = Owner.UNKNOWN
+        elif self._is_scheduled(name.pod_name, leaf):
+            owner = Owner.SCHEDULED
+        elif name.pod_name in evidence.allocation.uncorrected or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
@@ -359,12 +363,10 @@ class OwnerClassifier:
         return is_pending
 
     def _holds(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool | None:
-        """Whether the container holds the leaf. What a scheduler shares with a pod is for all of its containers.
+        """Whether the container holds the leaf.
 
         If its name is unknown: whether every container of its pod does; `None` if some do, and others do not.
         """
-        if (name.pod_name, leaf) in self._evidence.allocation.shared:
-            return True
         holders = self._holders.get(leaf, set())
         init_containers = self._evidence.allocation.init_containers
         if name.container:
@@ -372,6 +374,25 @@ class OwnerClassifier:
         listed = {one in holders for one in self._listed_containers.get(name.pod_name, ())}
         init = {self._row_holds(one, leaf) for (pod, _), one in init_containers.items() if pod == uid}
         return None if len(listed | init) > 1 else True in listed | init
+
+    def _is_scheduled(self, pod: PodName, leaf: Uuid) -> bool:
+        """Whether a scheduler beside the kubelet may have granted a leaf to the pod, as far as its reservation or the
+        pod's namespace shows it."""
+        if pod in self._evidence.allocation.reservations:
+            return False
+        return self._evidence.is_trusted(pod.namespace) or leaf in self._reserved
+
+    @functools.cached_property
+    def _reserved(self) -> frozenset[Uuid]:
+        reservations = self._evidence.allocation.reservations
+        return frozenset(
+            leaf for leaf, names in self._holders.items() if any(name.pod_name in reservations for name in names)
+        )
+
+    @functools.cached_property
+    def _sharers(self) -> frozenset[tuple[PodName, Uuid]]:
+        leaves_of = self._evidence.inventory.leaves_of
+        return frozenset((pod, leaf) for pod, uuid in self._evidence.allocation.sharers for leaf in leaves_of(uuid))
 
     @functools.cached_property
     def _listed_containers(self) -> Mapping[PodName, set[ContainerName]]:
@@ -387,11 +408,10 @@ class OwnerClassifier:
     def _allocation_is_incomplete(self, uid: PodUid, name: ContainerName, leaf: Uuid) -> bool:
         """Whether gpumap does not know all devices of the container; if its name is unknown: of one of its pod.
 
-        This includes a claim that the kubelet does not list, a row for the leaf whose device it does not list, and a
-        second List that lacks the pod.
+        This includes a claim that the kubelet does not list, and a row for the leaf whose device it does not list.
         """
         allocation = self._evidence.allocation
-        if leaf in allocation.may_be_claimed or name.pod_name in allocation.uncorrected:
+        if leaf in allocation.may_be_claimed:
             return True
         rows = [*allocation.init_containers.items(), *allocation.left_out.items()]
         own = [one for key, one in rows if key[0] == uid and key[1] == (name.container or key[1])]
@@ -415,9 +435,9 @@ class OwnerClassifier:
 
 
 def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:
-    """Return the holders of each leaf. The holder of a partitioned GPU holds all of its leaves."""
+    """Return the containers with a slot of each leaf. Those of a partitioned GPU hold all of its leaves."""
     holders: dict[Uuid, set[ContainerName]] = {}
-    for uuid, names in allocation.holders.items():
-        for leaf in inventory.leaves_of(uuid):
-            holders.setdefault(leaf, set()).update(names)
+    for (name, uuid), grant in allocation.grants.items():
+        for leaf in inventory.leaves_of(uuid) if grant.slots else ():
+            holders.setdefault(leaf, set()).add(name)
     return holders

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import IdsByDevice
+from gpumap.agent.join.shares import PlacedShare
 from gpumap.model.device_ids import is_gpu
-from gpumap.model.observations import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PreparedDevice
+from gpumap.model.observations import ClaimDevice, ContainerName, DeviceId, PluginAnswer, PodName, PreparedDevice
 from gpumap.model.plugins import GIB, MIB, Plugin, Unit, gpushare_slot_bytes
 from gpumap.model.readings import Uuid
 
@@ -29,11 +30,13 @@ class Grant(NamedTuple):
     """What one container holds of one device."""
 
     slots: tuple[tuple[str, int], ...]
-    """By resource, sorted."""
-    gpus: float | None
-    memory_bytes: int | None
+    """By resource, sorted. Empty if a scheduler beside the kubelet granted it."""
+    gpus: float | None = None
+    memory_bytes: int | None = None
     admin_access: bool | None = False
     """All of it are DRA claims with admin access, which do not reserve the device. `None` if unknown."""
+    reservation: bool = False
+    """A scheduler's reservation, which grants nothing: the GPU is shared among other pods."""
 
 
 class Holding(NamedTuple):
@@ -51,8 +54,6 @@ class Holding(NamedTuple):
     """Position of the device in the plugin's answer."""
     claim: ClaimDevice | None = None
     prepared: PreparedDevice | None = None
-    shared: bool = False
-    """Only a scheduler's agent lists it: a share of unknown size."""
 
 
 class GrantInputs(NamedTuple):
@@ -65,26 +66,30 @@ class GrantInputs(NamedTuple):
 
 
 def grants(
-    holdings: Collection[Holding], offered: IdsByDevice, registered: IdsByDevice, inventory: Inventory
+    holdings: Collection[Holding],
+    offered: IdsByDevice,
+    registered: IdsByDevice,
+    inventory: Inventory,
+    reservations: Container[PodName] = (),
+    scheduled: Iterable[PlacedShare] = (),
 ) -> dict[tuple[ContainerName, Uuid], Grant]:
-    """Compute every container's grant of every device that it holds."""
+    """Compute every container's grant of every device that it holds: of the kubelet, or of a scheduler beside it."""
     by_holder: dict[tuple[ContainerName, Uuid], list[Holding]] = {}
     for holding in holdings:
         by_holder.setdefault((holding.container, holding.uuid), []).append(holding)
     node = _NodeHoldings(holdings, offered, registered, inventory)
-    inputs = {holder: [node.inputs(holding) for holding in of_holder] for holder, of_holder in by_holder.items()}
-    shares = {holder: _share([gpus for one in of_holder for gpus in one.gpus]) for holder, of_holder in inputs.items()}
-    scale = _overcommitment(shares, inventory)
-    return {
-        holder: Grant(
-            slots=_slots(of_holder),
-            gpus=_scaled(shares[holder], scale.get(_gpu_uuid(holder[1], inventory), 1.0)),
-            memory_bytes=_total_bytes(holder[1], inventory)
-            if any(one.is_whole for one in inputs[holder])
-            else _bytes([memory for one in inputs[holder] for memory in one.memory]),
-            admin_access=_admin_access(of_holder),
-        )
+    found = {
+        holder: Grant(_slots(of_holder), reservation=True)
+        if holder[0].pod_name in reservations
+        else node.grant(holder[1], of_holder)
         for holder, of_holder in by_holder.items()
+    }
+    by_scheduler = {one[:2]: _scheduled(one, inventory) for one in scheduled if one.container.container}
+    found = {**by_scheduler, **found}
+    totals = _overcommitment(found, inventory)
+    return {
+        holder: grant._replace(gpus=_scaled(grant.gpus, totals.get(_gpu_uuid(holder[1], inventory), 1.0)))
+        for holder, grant in found.items()
     }
 
 
@@ -104,8 +109,6 @@ class _NodeHoldings:
         """Partitioned GPUs with a MIG device that a container holds."""
         self._claims: dict[Uuid, set[tuple[str, str]]] = {}
         for one in holdings:
-            if one.shared:
-                continue
             self._leaves_held.update({_gpu_uuid(one.uuid, inventory)} - {one.uuid})
             if one.plugin.unit is Unit.REPLICA:
                 self._held.setdefault((one.uuid, one.resource), set()).update(one.ids)
@@ -130,11 +133,17 @@ class _NodeHoldings:
             Unit.UNKNOWN: lambda _: GrantInputs(),
         }
 
-    def inputs(self, holding: Holding) -> GrantInputs:
-        """Return the shares and bytes that a holding contributes."""
-        if holding.shared:
-            return GrantInputs((None,), (None,))
-        return self._by_unit[holding.plugin.unit](holding)
+    def grant(self, uuid: Uuid, of_holder: Sequence[Holding]) -> Grant:
+        """Add up what the holdings of one container contribute to its grant of a device."""
+        inputs = [self._by_unit[holding.plugin.unit](holding) for holding in of_holder]
+        return Grant(
+            slots=_slots(of_holder),
+            gpus=_share([gpus for one in inputs for gpus in one.gpus]),
+            memory_bytes=_total_bytes(uuid, self._inventory)
+            if any(one.is_whole for one in inputs)
+            else _bytes([memory for one in inputs for memory in one.memory]),
+            admin_access=_admin_access(of_holder),
+        )
 
     def _device(self, holding: Holding) -> GrantInputs:
         """Whole; or a share of consumable capacity, with the size in the driver's notes; or nothing."""
@@ -207,6 +216,17 @@ class _NodeHoldings:
         return len(known) if known and known.issuperset(held) else None
 
 
+def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
+    """Return the grant of a scheduler. It shares a device by memory: each amount gives the other one."""
+    own, total = _own_share(share.uuid, inventory), _total_bytes(share.uuid, inventory)
+    gpus, memory = share.gpus, share.memory_bytes
+    if gpus is None and memory is not None and total:
+        gpus = min(memory / total, 1.0)
+    if memory is None and gpus is not None and total is not None:
+        memory = int(gpus * total)
+    return Grant((), None if gpus is None or own is None else own * gpus, memory)
+
+
 def _cores(holding: Holding) -> GrantInputs:
     return GrantInputs((len(holding.ids) / 100,))
 
@@ -256,13 +276,11 @@ def _is_share(holding: Holding) -> bool:
     return bool(share_id) or (holding.claim is not None and bool(holding.claim.share_id))
 
 
-def _overcommitment(
-    shares: Mapping[tuple[ContainerName, Uuid], float | None], inventory: Inventory
-) -> dict[Uuid, float]:
+def _overcommitment(found: Mapping[tuple[ContainerName, Uuid], Grant], inventory: Inventory) -> dict[Uuid, float]:
     """Return the sum of a GPU's shares, for each GPU with a sum over 1: its devices are offered twice."""
     by_gpu: dict[Uuid, list[float]] = {}
-    for (_, uuid), share in shares.items():
-        by_gpu.setdefault(_gpu_uuid(uuid, inventory), []).append(share or 0.0)
+    for (_, uuid), grant in found.items():
+        by_gpu.setdefault(_gpu_uuid(uuid, inventory), []).append(grant.gpus or 0.0)
     # fsum is exact: ten tenths are 1 in any order.
     return {gpu: total for gpu, of_gpu in by_gpu.items() if (total := math.fsum(of_gpu)) > 1.0}
 

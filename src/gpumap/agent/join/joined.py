@@ -14,21 +14,38 @@ from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import RESTART_AFTER_SECONDS
 from gpumap.agent.join.placement import Offer
 from gpumap.agent.join.pods import PodTable, tabulate
+from gpumap.agent.join.shares import Schedulers
 from gpumap.agent.join.usage import LeafUse, RecentProcesses, measure_leaf, update_recent
-from gpumap.model.observations import Failed, Observations, Observed, PodIdentity, PodName, PodUid, ProcTable
+from gpumap.model.observations import (
+    Failed,
+    Observations,
+    Observed,
+    PodIdentity,
+    PodName,
+    PodUid,
+    ProcTable,
+    ScheduledShare,
+)
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Node
 
 NO_PROCESSES = ProcTable((), (), pid_visibility=False, visibility_reason="/proc was not read")
 
 
+def _none(_namespace: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Decisions of the user: the node's name, which resources are GPUs, and for how long gpumap serves old data."""
+    """Decisions of the user: the node's name, which resources are GPUs, for how long gpumap serves old data, and the
+    namespaces of reservations and of trusted pods."""
 
     node: Node
     is_gpu_resource: Callable[[str], bool]
     stale_after_seconds: float
+    is_reserving: Callable[[str], bool] = _none
+    is_trusted: Callable[[str], bool] = _none
     restart_after_seconds: float = RESTART_AFTER_SECONDS
     """For how long a fault that only a new container solves must last before gpumap reports it."""
 
@@ -75,7 +92,6 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         pods = add_left_out(pods, pod_table, procs)
     allocation = allocate(
         pods,
-        listing.second if listing.current else None,
         pod_table,
         (files.dra.prepared or ()) if files else (),
         Offer(
@@ -86,6 +102,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         ),
         inventory,
         rules.is_gpu_resource,
+        Schedulers(rules.is_reserving, _shares(files), listing.second),
         memory.gpu_indices,
         memory.allocation,
     )
@@ -98,6 +115,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         identity_read_now=isinstance(observations.pod_identity, Observed),
         list_current=listing.current,
         can_report_unassigned=can_report_unassigned,
+        is_trusted=rules.is_trusted,
         last_names=memory.names,
         pending_before=frozenset(memory.pending_owners),
         confirmed=confirmed_owners(memory.pending_owners, observations),
@@ -139,6 +157,13 @@ def _newest_identity(
 def _can_report_unassigned(listing: Listing, observations: Observations) -> bool:
     """List and identity are both of this collection. Older ones lack a pod that has just started."""
     return listing.read_now and isinstance(observations.pod_identity, Observed)
+
+
+def _shares(files: PodIdentity | None) -> tuple[ScheduledShare, ...]:
+    """Return the shares that schedulers noted: in files, which come from the container itself, then in pods."""
+    if files is None:
+        return ()
+    return (*files.shares, *(share for pod in files.pods or () for share in pod.shares))
 
 
 def _pod_table(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpumap.agent.join.allocation import Pods, SecondListing
 from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.shares import SecondListing
 from gpumap.model.observations import (
     DeviceId,
     Failed,
@@ -25,6 +25,8 @@ from gpumap.model.observations import (
     ProcTable,
     ResourceDevices,
 )
+
+Pods = tuple[ListedPod, ...]
 
 GRACE_SECONDS = 60.0
 REASONS_OF_RESTART = frozenset({"socket_missing", "connection_refused", "unavailable"})

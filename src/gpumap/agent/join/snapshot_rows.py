@@ -212,6 +212,8 @@ def container_rows(
                 allocated_memory_bytes=grant.memory_bytes if grant else None,
                 use=uses.get(key),
                 admin_access=grant.admin_access if grant else False,
+                reservation=grant is not None and grant.reservation,
+                scheduled=grant is not None and not grant.slots,
             )
         )
     return tuple(rows), kept, sm_ratios

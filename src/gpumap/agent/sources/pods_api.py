@@ -137,7 +137,8 @@ class PodsApiSource:
             digest = hashlib.blake2b(chunk).digest()
             known[digest] = self._known.get(digest) or decode_pod(chunk)
         self._known = known
-        return tuple(sorted({pod for pod in known.values() if pod.pod_uid}))
+        pods = {pod for pod in known.values() if pod.pod_uid}
+        return tuple(sorted(pods, key=lambda pod: (pod.pod_uid, *pod.pod_name)))
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
         details = (error.details() or "").lower()

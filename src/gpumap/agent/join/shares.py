@@ -1,0 +1,152 @@
+"""GPUs that a scheduler shares among pods beside the kubelet (KAI-Scheduler, Run:ai, Koordinator).
+
+The kubelet assigns such a GPU to a reservation, a pod that keeps it for the scheduler, or to none, and nothing to the
+pods that share it. Their shares come from the scheduler's own notes, or from the List of its agent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpumap.agent.join.inventory import Inventory
+from gpumap.agent.join.pods import PodTable
+from gpumap.model.device_ids import ByMinor, ByUuid
+from gpumap.model.observations import (
+    ContainerName,
+    ListedContainer,
+    ListedPod,
+    PodName,
+    ResourceDevices,
+    ScheduledShare,
+)
+from gpumap.model.readings import Uuid
+
+_RESERVATION_POD = re.compile("(gpu-reservation|runai-reservation-gpu)-.+", re.DOTALL)
+_RESERVATION_CONTAINERS = frozenset({"resource-reservation", "runai-reservation"})
+"""Names of KAI-Scheduler's reservations since 0.5, and before (pkg/binder/binding/resourcereservation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondListing:
+    """The List of a scheduler's agent, with its pods that are young enough to serve. `read_now`: in this collection."""
+
+    pods: tuple[ListedPod, ...]
+    read_now: bool
+
+
+class Schedulers(NamedTuple):
+    """Schedulers beside the kubelet: the namespaces of their reservations, the shares that they noted, and the List of
+    their agent. `second` is `None` without --pod-resources-socket."""
+
+    is_reserving: Callable[[str], bool]
+    shares: tuple[ScheduledShare, ...] = ()
+    second: SecondListing | None = None
+
+
+class PlacedShare(NamedTuple):
+    """A share on its device. `gpus` is a ratio of the device; an amount that was not granted is `None`."""
+
+    container: ContainerName
+    """Empty if only the pod is known."""
+    uuid: Uuid
+    gpus: float | None
+    memory_bytes: int | None
+
+
+def find_reservations(pods: Iterable[ListedPod], is_reserving: Callable[[str], bool]) -> frozenset[PodName]:
+    """Return the listed pods whose devices are a scheduler's reservations."""
+    return frozenset(pod.pod_name for pod in pods if is_reserving(pod.namespace) or _is_named_as_reservation(pod))
+
+
+def _is_named_as_reservation(pod: ListedPod) -> bool:
+    names = {container.name for container in pod.containers}
+    return _RESERVATION_POD.fullmatch(pod.name) is not None and bool(names & _RESERVATION_CONTAINERS)
+
+
+def place_shares(
+    shares: Iterable[ScheduledShare],
+    reservations: frozenset[PodName],
+    holders: Mapping[Uuid, Iterable[ContainerName]],
+    pod_table: PodTable,
+    inventory: Inventory,
+) -> tuple[PlacedShare, ...]:
+    """Return the shares of listed pods on known devices. `holders` are the kubelet's.
+
+    Two notes about the same share are one share: the first one that has an amount counts.
+    """
+    groups = _devices_by_group(reservations, holders, pod_table)
+    placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
+    for share in shares:
+        pod = pod_table.name_of.get(share.pod_uid)
+        devices = groups.get(share.group, ()) if share.group else _devices(share, inventory)
+        if pod is None or pod in reservations or len(devices) != 1:
+            continue
+        (uuid,) = devices
+        one = PlacedShare(_container(share, pod, pod_table), uuid, share.gpus, share.memory_bytes)
+        before = placed.get(one[:2])
+        placed[one[:2]] = one if before is None else _merged(before, one)
+    return tuple(placed.values())
+
+
+def only_in_second(
+    pods: Iterable[ListedPod], second: Iterable[ListedPod]
+) -> Iterator[tuple[ContainerName, ListedContainer]]:
+    """Return the kubelet's containers with the ids that only the second List gives to them."""
+    known = {ContainerName(*pod.pod_name, container.name): container for pod in pods for container in pod.containers}
+    for pod in second:
+        for container in pod.containers:
+            name = ContainerName(*pod.pod_name, container.name)
+            if name in known and container.devices != known[name].devices:
+                listed = {(devices.resource, id_) for devices in known[name].devices for id_ in devices.ids}
+                added = (
+                    ResourceDevices(one.resource, tuple(id_ for id_ in one.ids if (one.resource, id_) not in listed))
+                    for one in container.devices
+                )
+                yield name, ListedContainer(container.name, tuple(one for one in added if one.ids))
+
+
+def not_in_second(pods: Iterable[ListedPod], second: Iterable[ListedPod]) -> frozenset[PodName]:
+    """Return the kubelet's pods that the second List does not have, or has with other containers."""
+    covered, listed = _containers(second), _containers(pods)
+    return frozenset(name for name, containers in listed.items() if covered.get(name) != containers)
+
+
+def _containers(pods: Iterable[ListedPod]) -> dict[PodName, set[str]]:
+    return {pod.pod_name: {container.name for container in pod.containers} for pod in pods}
+
+
+def _devices_by_group(
+    reservations: frozenset[PodName], holders: Mapping[Uuid, Iterable[ContainerName]], pod_table: PodTable
+) -> dict[str, set[Uuid]]:
+    """Return the devices that the reservations of each group hold: one, unless a scheduler made two reservations."""
+    groups_of = {pod.pod_uid: pod.gpu_groups for pod in pod_table.reported or () if pod.gpu_groups}
+    devices: dict[str, set[Uuid]] = {}
+    for uuid, names in holders.items() if groups_of else ():
+        for pod in {name.pod_name for name in names} & reservations:
+            uid = pod_table.uid_of.get(pod)
+            for group in groups_of.get(uid, ()) if uid is not None else ():
+                devices.setdefault(group, set()).add(uuid)
+    return devices
+
+
+def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
+    if share.uuid is not None:
+        return inventory.resolve(ByUuid(share.uuid))
+    return inventory.resolve(ByMinor(share.minor)) if share.minor is not None else ()
+
+
+def _container(share: ScheduledShare, pod: PodName, pod_table: PodTable) -> ContainerName:
+    """Return the listed container of a share. If no source names it, it is the only one of the pod."""
+    named = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
+    listed = [one for one in pod_table.containers if one.pod_name == pod and one.container == (named or one.container)]
+    return listed[0] if len(listed) == 1 else ContainerName(*pod, "")
+
+
+def _merged(one: PlacedShare, other: PlacedShare) -> PlacedShare:
+    return one._replace(
+        gpus=other.gpus if one.gpus is None else one.gpus,
+        memory_bytes=other.memory_bytes if one.memory_bytes is None else one.memory_bytes,
+    )

@@ -1,0 +1,306 @@
+"""GPUs that a scheduler shares among pods beside the kubelet: reservations, the owner `scheduled`, and shares."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpumap.agent.node_map import node_map
+from gpumap.model.findings import findings
+from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
+from gpumap.model.readings import Uuid
+from gpumap.model.snapshot import Snapshot
+from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+
+CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
+WHOLE = "nvidia.com/gpu"
+GROUP = "5f1c4b5e-group"
+OFFER = {WHOLE: [str(CARD), str(OTHER)]}
+
+
+def reservation(uuid: Uuid = CARD, namespace: str = "kai-resource-reservation", group: str = GROUP) -> Pod:
+    """The pod that keeps a GPU for KAI-Scheduler."""
+    name = f"gpu-reservation-{uuid[-16:]}"
+    return Pod(namespace, name, {"resource-reservation": {WHOLE: [str(uuid)]}}, groups=(group,))
+
+
+def sharer(name: str, gpus: float | None = None, memory_bytes: int | None = None) -> Pod:
+    """A pod that shares a GPU: the kubelet assigned it nothing."""
+    share = ScheduledShare(PodUid(""), "main", group=GROUP, gpus=gpus, memory_bytes=memory_bytes)
+    return Pod("ml", name, {"main": {}}, groups=(GROUP,), shares=(share,))
+
+
+def node_with(*pods: Pod, **more: object) -> TestNode:
+    """A node with two cards, of which a plugin offers both."""
+    made = TestNode([Gpu(0), Gpu(1)], list(pods), allocatable=OFFER)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def found_kinds(snapshot: Snapshot) -> list[tuple[str, str]]:
+    return [(one.kind, one.container.pod) for one in findings(node_map(snapshot))]
+
+
+def test_pods_on_a_reserved_card_are_scheduled() -> None:
+    """Each has its own use and none is a squatter. The reservation is neither idle nor granted anything."""
+    keeper, one, two = reservation(), sharer("one"), sharer("two")
+    node = node_with(keeper, one, two)
+    node.processes = [Process(10, CARD, one, memory=3 * GIB, sm=0.4), Process(11, CARD, two, memory=GIB)]
+    for _ in range(3):
+        snapshot = node.collect(200.0)
+        split = owners(snapshot, CARD)
+        assert (split["scheduled"], split["assigned"], split["unassigned"], split["unknown"]) == (4 * GIB, 0, 0, 0)
+    for pod, bytes_ in ((one, 3 * GIB), (two, GIB)):
+        used = use(snapshot, pod.full(), CARD)
+        assert used is not None
+        assert (used.memory_bytes, used.unassigned) == (bytes_, False)
+    held = row(snapshot, keeper.full("resource-reservation"), CARD)
+    assert held is not None
+    assert (held.reservation, held.allocated_gpus, held.allocated_memory_bytes) == (True, None, None)
+    assert found_kinds(snapshot) == []
+    assert not [one for one in snapshot.accounts if one.allocated_gpu_seconds is not None]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "container", "is_one"),
+    [
+        ("runai-reservation", "anything", "main", True),
+        ("kai-resource-reservation", "x", "y", True),
+        ("kai-resource-reservation-2", "x", "y", False),
+        ("ml", "gpu-reservation-0123456789abcdef", "resource-reservation", True),
+        ("ml", "runai-reservation-gpu-node-a-x7k2p", "runai-reservation", True),
+        ("ml", "gpu-reservation-0123456789abcdef", "main", False),
+        ("ml", "train", "resource-reservation", False),
+        ("ml", "gpu-reservation-", "resource-reservation", False),
+    ],
+)
+def test_reservations_by_namespace_or_name(namespace: str, name: str, container: str, is_one: bool) -> None:
+    """The whole namespace must match, or the pod's name together with its container's."""
+    keeper, user = Pod(namespace, name, {container: {WHOLE: [str(CARD)]}}), Pod("ml", "user", {"main": {}})
+    node = node_with(keeper, user)
+    node.processes = [Process(10, CARD, user)]
+    node.collect()
+    snapshot = node.collect()
+    held = row(snapshot, keeper.full(container), CARD)
+    assert held is not None
+    assert held.reservation is is_one
+    assert (owners(snapshot, CARD).get("scheduled", 0), owners(snapshot, CARD)["unassigned"]) == (
+        (GIB, 0) if is_one else (0, GIB)
+    )
+
+
+def test_other_cards_are_not_covered() -> None:
+    """A sharer that also uses a card without a reservation is a squatter there."""
+    one = sharer("one")
+    node = node_with(reservation(), one)
+    node.processes = [Process(10, CARD, one), Process(11, OTHER, one)]
+    node.collect()
+    snapshot = node.collect()
+    assert (owners(snapshot, CARD)["scheduled"], owners(snapshot, OTHER)["unassigned"]) == (GIB, GIB)
+    assert "scheduled" not in owners(snapshot, OTHER)
+
+
+def test_reserved_mig_devices() -> None:
+    """A reservation of a MIG device covers that one; of a partitioned GPU, all of its devices."""
+    first, second = mig_uuid(0, 1, 0), mig_uuid(0, 2, 0)
+    for held, expected in ((first, {first}), (CARD, {first, second})):
+        user = Pod("ml", "user", {"main": {}})
+        node = TestNode([Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])], [reservation(held), user])
+        node.allocatable = {WHOLE: [str(held)]}
+        node.processes = [Process(10, first, user), Process(11, second, user)]
+        node.collect()
+        snapshot = node.collect()
+        assert {leaf for leaf in (first, second) if owners(snapshot, leaf).get("scheduled")} == expected
+
+
+def test_without_a_current_list_it_is_unknown() -> None:
+    """It needs the List, as `assigned` does; the measured use stays."""
+    one = sharer("one", 0.5)
+    node = node_with(reservation(), one, reports_pods=True)
+    node.processes = [Process(10, CARD, one)]
+    node.collect()
+    node.down = {"kubelet"}
+    assert owners(node.collect(), CARD)["scheduled"] == GIB, "the List is young enough"
+    snapshot = node.collect(RULES.stale_after_seconds)
+    assert (owners(snapshot, CARD)["unknown"], "scheduled" in owners(snapshot, CARD)) == (GIB, False)
+    assert not any(one.holds for one in snapshot.containers)
+    assert use(snapshot, one.full(), CARD) is not None
+
+
+def test_ended_sharer_is_gone() -> None:
+    """A process that a deleted pod left on a reserved card is a leftover."""
+    one = sharer("one")
+    node = node_with(reservation(), one, sharer("two"))
+    node.processes = [Process(10, CARD, one)]
+    node.collect()
+    one.listed = False
+    node.collect()
+    assert owners(node.collect(), CARD)["gone"] == GIB
+
+
+def test_pod_without_a_name_is_unknown() -> None:
+    """No source names it: it may be anybody's."""
+    one = sharer("one")
+    node = node_with(reservation(), one)
+    one.has_tree = one.has_links = False
+    node.processes = [Process(10, CARD, one)]
+    node.collect()
+    split = owners(node.collect(), CARD)
+    assert (split["unknown"], split.get("scheduled"), split["unassigned"]) == (GIB, None, 0)
+
+
+def test_trusted_namespaces() -> None:
+    """A pod there that uses a card without a grant is scheduled; holders and other namespaces are as ever."""
+    rules = replace(RULES, is_trusted=lambda namespace: re.fullmatch("ray-.+", namespace) is not None)
+    trusted, other = Pod("ray-a", "t", {"main": {}}), Pod("ray", "o", {"main": {}})
+    holder = Pod("ray-a", "h", {"main": {WHOLE: [str(CARD)]}})
+    node = node_with(trusted, other, holder, rules=rules)
+    node.processes = [
+        Process(10, CARD, trusted),
+        Process(11, CARD, other, memory=2 * GIB),
+        Process(12, CARD, holder, memory=3 * GIB),
+    ]
+    node.collect()
+    split = owners(node.collect(), CARD)
+    assert (split["scheduled"], split["unassigned"], split["assigned"]) == (GIB, 2 * GIB, 3 * GIB)
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def granted(snapshot: Snapshot, pod: Pod, uuid: Uuid = CARD) -> tuple[float | None, int | None] | None:
+    """The share and the bytes of a pod that holds a device by a scheduler; `None`: it holds none."""
+    found = row(snapshot, pod.full(), uuid)
+    if found is None or not found.holds:
+        return None
+    assert (found.scheduled, found.slots) == (True, ())
+    return found.allocated_gpus, found.allocated_memory_bytes
+
+
+def test_idle_sharer_is_a_holder() -> None:
+    """By the group of its reservation. Fraction and memory give each other, and its use is 0."""
+    half, small = sharer("half", 0.5), sharer("small", memory_bytes=20 * GIB)
+    node = node_with(reservation(), half, small, reports_pods=True)
+    snapshot = node.collect()
+    assert granted(snapshot, half) == (0.5, 40 * GIB)
+    assert granted(snapshot, small) == (0.25, 20 * GIB)
+    for pod in (half, small):
+        used = use(snapshot, pod.full(), CARD)
+        assert used is not None
+        assert (used.memory_bytes, used.processes, used.sm_ratio) == (0, 0, 0.0)
+    (leaf,) = (leaf for leaf in snapshot.leaves if leaf.uuid == CARD)
+    assert leaf.holders == 3
+    snapshot = node.collect(400.0)
+    assert sorted(found_kinds(snapshot)) == [("idle", "half"), ("idle", "small")]
+    assert granted(node_with(reservation(), half).collect(), half) is None, "the Pods API is off"
+
+
+def test_process_of_a_sharer_is_scheduled_also_with_its_share() -> None:
+    """The kubelet assigned it nothing. More memory than granted is a finding."""
+    one = sharer("one", 0.25)
+    node = node_with(reservation(), one, reports_pods=True)
+    node.processes = [Process(10, CARD, one, memory=30 * GIB)]
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["scheduled"] == 30 * GIB
+    assert found_kinds(snapshot) == [("over", "one")]
+
+
+def test_shares_of_a_card_are_at_most_one() -> None:
+    """Shares are scaled, bytes are not; the reservation's whole card does not count in addition."""
+    pods = [sharer(f"p{number}", 0.5) for number in range(3)]
+    snapshot = node_with(reservation(), *pods, reports_pods=True).collect()
+    for pod in pods:
+        gpus, memory_bytes = granted(snapshot, pod) or (None, None)
+        assert (round(gpus or 0, 9), memory_bytes) == (0.333333333, 40 * GIB)
+    assert sum(one.allocated_gpus or 0 for one in snapshot.containers) == pytest.approx(1)
+
+
+def test_seconds_are_charged_to_the_sharers() -> None:
+    one = sharer("one", 0.25)
+    node = node_with(reservation(), one, reports_pods=True)
+    node.collect()
+    node.collect()
+    charged = {account.name: account.allocated_gpu_seconds for account in node.collect().accounts}
+    assert charged[one.full()] == pytest.approx(2.5)
+    assert [seconds for name, seconds in charged.items() if name.namespace == "kai-resource-reservation"] == [None]
+
+
+def test_two_groups_are_two_cards() -> None:
+    """With several devices, the share is of each."""
+    pod = sharer("pair", 0.5)
+    pod.shares = (pod.shares[0], replace(pod.shares[0], group="second"))
+    snapshot = node_with(reservation(), reservation(OTHER, group="second"), pod, reports_pods=True).collect()
+    assert [granted(snapshot, pod, uuid) for uuid in (CARD, OTHER)] == [(0.5, 40 * GIB)] * 2
+
+
+def test_group_on_two_cards_is_on_neither() -> None:
+    """KAI-Scheduler before 0.16 could make two reservations for one group: the card of a sharer is then unknown."""
+    pod = sharer("one", 0.5)
+    snapshot = node_with(reservation(), reservation(OTHER), pod, reports_pods=True).collect()
+    assert (granted(snapshot, pod), granted(snapshot, pod, OTHER)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        {"group": "", "uuid": CARD},
+        {"group": "", "minor": 0},
+        {"group": "", "minor": 0, "container": "", "container_id": "x"},
+        {"group": "", "minor": 0, "container": ""},
+    ],
+    ids=["uuid", "minor", "unknown id", "no container"],
+)
+def test_shares_of_files(share: dict[str, object]) -> None:
+    """They name the card themselves, and need no reservation for the owner. The only container needs no name."""
+    pod = Pod("ml", "one", {"main": {}})
+    base = ScheduledShare(pod.uid, "main", group=GROUP, memory_bytes=20 * GIB)
+    node = node_with(pod, shares=(replace(base, **share),))  # type: ignore[arg-type]
+    node.processes = [Process(10, CARD, pod, memory=GIB)]
+    snapshot = node.collect()
+    assert granted(snapshot, pod) == (0.25, 20 * GIB)
+    assert owners(snapshot, CARD)["scheduled"] == GIB
+
+
+def test_container_by_its_id() -> None:
+    """Of several containers, the one with the id of the note."""
+    pod = Pod("ml", "one", {"main": {}, "side": {}})
+    share = ScheduledShare(pod.uid, container_id=pod.container_id("side"), uuid=CARD, memory_bytes=GIB)
+    node = node_with(pod, shares=(share,))
+    assert [one.name.container for one in node.collect().containers] == ["side"]
+    pod.has_links = False
+    snapshot = node.collect()
+    assert snapshot.containers == (), "nobody knows which one it is"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pod_uid": PodUid("another")}, {"group": "another"}, {"container": "init"}, {"group": "", "uuid": gpu_uuid(9)}],
+    ids=["pod", "group", "container", "card"],
+)
+def test_share_of_something_unknown_is_none(change: dict[str, object]) -> None:
+    """Nobody holds a card by a note that does not fit."""
+    pod = Pod("ml", "one", {"main": {}})
+    share = replace(ScheduledShare(pod.uid, "main", group=GROUP, gpus=0.5), **change)  # type: ignore[arg-type]
+    snapshot = node_with(reservation(), pod, shares=(share,), reports_pods=True).collect()
+    assert [one.name.pod for one in snapshot.containers if one.scheduled] == []
+
+
+def test_two_notes_of_one_share_are_one_share() -> None:
+    """A file of the container and the annotations of its pod: the file counts, the other completes it."""
+    pod = sharer("one", 0.5)
+    file = ScheduledShare(pod.uid, "main", minor=0, memory_bytes=10 * GIB)
+    snapshot = node_with(reservation(), pod, reports_pods=True, shares=(file,)).collect()
+    assert granted(snapshot, pod) == (0.5, 10 * GIB)
+
+
+def test_kubelets_grant_counts_before_a_note() -> None:
+    """A container with a slot of the card holds that."""
+    pod = Pod("ml", "one", {"main": {WHOLE: [str(CARD)]}})
+    node = node_with(pod, shares=(ScheduledShare(pod.uid, "main", uuid=CARD, gpus=0.5),))
+    node.processes = [Process(10, CARD, pod)]
+    snapshot = node.collect()
+    held = row(snapshot, ContainerName("ml", "one", "main"), CARD)
+    assert held is not None
+    assert (held.scheduled, held.allocated_gpus) == (False, 1.0)
+    assert owners(snapshot, CARD)["assigned"] == GIB
