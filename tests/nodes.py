@@ -221,6 +221,9 @@ class TestNode:
     """The kubelet has the Pods API."""
     shares: tuple[ScheduledShare, ...] = ()
     """What a scheduler wrote into files."""
+    noted: tuple[ContainerLink, ...] = ()
+    """Containers in a scheduler's files, without their names."""
+    noted_all: bool = True
     rules: Rules = RULES
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
@@ -321,7 +324,9 @@ class TestNode:
             )
             logs = PodLogs(trees, links)
         dra = self._same(DraState(None, self.prepared))
-        return PodIdentity(self._same(checkpoint), self._same(logs), dra, self._reported(), self.shares)
+        return PodIdentity(
+            self._same(checkpoint), self._same(logs), dra, self._reported(), self.shares, self.noted, self.noted_all
+        )
 
     def _reported(self) -> tuple[ReportedPod, ...] | None:
         if not self.reports_pods:

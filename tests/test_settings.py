@@ -80,6 +80,7 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--pod-resources-socket": ("/a.sock", "/b.sock", "pod_resources_socket", Path("/a.sock"), Path("/b.sock")),
     "--device-checkpoint": ("/a", "/b", "checkpoint_candidates", (Path("/a"),), (Path("/b"),)),
     "--pods-api-socket": ("/a.sock", "/b.sock", "pods_api_socket", Path("/a.sock"), Path("/b.sock")),
+    "--gpu-fractioning-map": ("/a", "/b", "gpu_fractioning_map", Path("/a"), Path("/b")),
     "--pod-log-root": ("/a", "/b", "pod_log_root", Path("/a"), Path("/b")),
     "--proc": ("/a", "/b", "proc", Path("/a"), Path("/b")),
     "--nvml-library": ("/a.so", "/b.so", "nvml_library", "/a.so", "/b.so"),
@@ -133,6 +134,7 @@ def test_defaults() -> None:
     assert settings.dra_driver_checkpoint == Path("/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json")
     assert settings.pods_api_socket is None, "it is asked only where a user asks for it"
     assert settings.pod_resources_socket is None, "it is asked only where a user asks for it"
+    assert settings.gpu_fractioning_map is None, "it is read only where a user asks for it"
     assert settings.resource.fullmatch("nvidia.com/gpu.shared")
     assert settings.groups == DEFAULT_GROUPS
     assert (settings.native, settings.dialects) == (True, ("pod-gpu-map",))
@@ -317,6 +319,7 @@ def test_log_choices() -> None:
         ("--pods-api-socket", "file", "is not a socket"),
         ("--pod-resources-socket", "folder", "is a directory, not a socket"),
         ("--proc", "file", "is not a directory"),
+        ("--gpu-fractioning-map", "file", "is not a directory"),
         ("--pod-log-root", "file", "is not a directory"),
         ("--pod-log-root", "socket", "is not a directory"),
         ("--kubelet-root", "file", "is not a directory"),

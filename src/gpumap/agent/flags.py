@@ -97,6 +97,14 @@ FLAGS = (
         about="sources",
     ),
     Flag(
+        "--gpu-fractioning-map",
+        "DIR",
+        "",
+        "Directory with the files of KAI-Scheduler (0.18 and later) about containers that share GPUs, such as "
+        "/var/run/gpu-fractioning/map. Default: not used.",
+        about="sources",
+    ),
+    Flag(
         "--pod-log-root",
         "DIR",
         "/var/log",

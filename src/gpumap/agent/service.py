@@ -32,7 +32,7 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import Moment
+from gpumap.model.observations import Moment, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
 
@@ -124,6 +124,7 @@ async def collector(
         DraSource(settings.dra_state, settings.dra_driver_checkpoint),
         time.time,
         pods.read if pods is not None else not_asked,
+        _sharing(settings.gpu_fractioning_map),
     )
     procfs = ProcfsSource(settings.proc, settings.own)
     watcher = Watcher(watched(settings)) if settings.push else None
@@ -192,6 +193,13 @@ def _pods_api(path: Path | None) -> PodsApiSource | None:
     from gpumap.agent.sources.pods_api import PodsApiSource
 
     return PodsApiSource(path)
+
+
+def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
+    from gpumap.agent.sources.fractioning import FractioningSource
+    from gpumap.agent.sources.identity import none_noted
+
+    return none_noted if directory is None else FractioningSource(directory).read
 
 
 def _state_file(path: Path | None) -> StateFile | None:

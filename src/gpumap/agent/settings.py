@@ -57,6 +57,7 @@ class Settings:
     dra_state: Path
     dra_driver_checkpoint: Path
     pods_api_socket: Path | None
+    gpu_fractioning_map: Path | None
     pod_log_root: Path
     proc: Path
     nvml_library: str
@@ -106,6 +107,7 @@ def resolve(
         dra_state=root / "dra_manager_state",
         dra_driver_checkpoint=root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
         pods_api_socket=_optional(values, "--pods-api-socket", _socket),
+        gpu_fractioning_map=_optional(values, "--gpu-fractioning-map", _directory),
         pod_log_root=values.parse("--pod-log-root", _directory),
         proc=values.parse("--proc", _directory),
         nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",

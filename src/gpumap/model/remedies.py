@@ -109,6 +109,13 @@ SOURCES: dict[Source, dict[str, str]] = {
         "pods_api_stream_ended": "The kubelet ended the stream of its Pods API. gpumap connects again each second, and "
         "takes names from files until then.",
         "pods_api_decode": "The answer is not from a kubelet's Pods API. Check `--pods-api-socket`.",
+        "gpu_fractioning_missing": "KAI-Scheduler's fractiond does not run on this node (0.18 and later, "
+        "`global.gpuSharingMode: NvFractions`), or its directory is not mounted (`privileges.gpuFractioning=true`). "
+        "gpumap reports no squatter, because it cannot know who shares GPUs.",
+        "gpu_fractioning_unreadable": "gpumap may not read a mapping file of fractiond (run as user 0), it is no plain "
+        "file, or it is larger than 64 KiB. gpumap reads the others, and reports no squatter.",
+        "gpu_fractioning_corrupt": "A mapping file of fractiond is damaged, or newer than gpumap supports. Report it "
+        "with `gpumap record`. gpumap reads the others, and reports no squatter.",
         "dra_state_unreadable": "gpumap may not read the kubelet's `dra_manager_state` (run as user 0), or it is "
         "larger than 24 MiB.",
         "dra_state_corrupt": "The kubelet's `dra_manager_state` is damaged, or newer than gpumap supports. Report it "

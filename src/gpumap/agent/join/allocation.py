@@ -73,9 +73,11 @@ class Allocation:
     sharers: frozenset[tuple[PodName, Uuid]]
     """(pod, device) pairs of scheduled shares. The kubelet assigned no slot."""
     uncorrected: frozenset[PodName]
-    """Pods that may have more devices: the second List was not read in this collection, or lacks them."""
+    """Pods that may have more devices: a scheduler's files or its second List could not be read in this collection, or
+    the second List lacks them."""
     may_be_shared: bool
-    """The second List that gpumap serves lacks a pod: it may hold any device."""
+    """A scheduler's file could not be read, or the second List that gpumap serves lacks a pod, which may hold any
+    device."""
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
@@ -112,7 +114,7 @@ def allocate(
     last allocation. `schedulers` add their own shares of devices, with unknown amounts for the ids of a second List.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (pod_table, placed_offer, pods, prepared, schedulers.shares, schedulers.second, inventory.shape)
+    basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
@@ -145,10 +147,8 @@ def allocate(
         holders=_holders(granted),
         reservations=reservations,
         sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
-        uncorrected=uncovered
-        if schedulers.second is None or schedulers.second.read_now
-        else frozenset(pod.pod_name for pod in pods),
-        may_be_shared=bool(uncovered),
+        uncorrected=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
+        may_be_shared=bool(uncovered) or not schedulers.noted_all,
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,

@@ -38,12 +38,18 @@ class SecondListing:
 
 
 class Schedulers(NamedTuple):
-    """Schedulers beside the kubelet: the namespaces of their reservations, the shares that they noted, and the List of
-    their agent. `second` is `None` without --pod-resources-socket."""
+    """Schedulers beside the kubelet: the namespaces of their reservations, the shares that they noted, whether gpumap
+    could read all notes, and the List of their agent. `second` is `None` without --pod-resources-socket."""
 
     is_reserving: Callable[[str], bool]
     shares: tuple[ScheduledShare, ...] = ()
+    noted_all: bool = True
     second: SecondListing | None = None
+
+    @property
+    def read_now(self) -> bool:
+        """Whether all that they add was read in this collection."""
+        return self.noted_all and (self.second is None or self.second.read_now)
 
 
 class PlacedShare(NamedTuple):
