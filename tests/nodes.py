@@ -41,6 +41,7 @@ from gpumap.model.observations import (
     ReportedPod,
     ResourceDevices,
     ScheduledShare,
+    SecondList,
 )
 from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
@@ -222,10 +223,18 @@ class TestNode:
     """The kubelet has the Pods API."""
     shares: tuple[ScheduledShare, ...] = ()
     """What a scheduler wrote into files."""
+    noted: tuple[ContainerLink, ...] = ()
+    """Containers in a scheduler's files, without their names."""
+    noted_all: bool = True
     rules: Rules = RULES
     trigger: str = "interval"
     left_out: set[str] = field(default_factory=set)
     """Resources whose devices an old kubelet does not list."""
+    second: dict[str, list[str]] | None = None
+    """Ids that a scheduler's agent adds to the first container of a pod, by the pod's name; `None`: there is no agent.
+    Its source is `second`."""
+    unknown_to_agent: set[str] = field(default_factory=set)
+    """Names of pods that the agent's List does not have."""
     given: dict[Hashable, Hashable] = field(default_factory=dict, repr=False)
 
     def collect(self, seconds: float = 5.0) -> Snapshot:
@@ -270,7 +279,22 @@ class TestNode:
         pods = tuple(sorted({pod.as_listed(self.left_out) for pod in self.pods if pod.listed}))
         allocatable = tuple(resources(self.allocatable)) if self.allocatable else None
         is_old = bool(self.left_out)
-        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, is_old, not is_old)
+        second = None if self.second is None else SecondList(None if "second" in self.down else self._corrected(pods))
+        return KubeletAnswer(self._same(pods), self._same(allocatable), self.socket, is_old, not is_old, second)
+
+    def _corrected(self, pods: tuple[ListedPod, ...]) -> tuple[ListedPod, ...]:
+        """As Koordinator's koordlet does it: the kubelet's List, and ids for the first container of pods that share."""
+        found = []
+        for pod in pods:
+            added = (self.second or {}).get(pod.name, ())
+            first, *others = pod.containers
+            if added:
+                known = {one.resource: list(one.ids) for one in first.devices}
+                both = {**known, "nvidia.com/gpu": [*known.get("nvidia.com/gpu", ()), *added]}
+                first = replace(first, devices=tuple(resources(both)))
+            if pod.name not in self.unknown_to_agent:
+                found.append(replace(pod, containers=(first, *others)))
+        return self._same(tuple(found))
 
     def _identity(self) -> PodIdentity:
         checkpoint = None
@@ -302,7 +326,9 @@ class TestNode:
             )
             logs = PodLogs(trees, links)
         dra = self._same(DraState(None, self.prepared))
-        return PodIdentity(self._same(checkpoint), self._same(logs), dra, self._reported(), self.shares)
+        return PodIdentity(
+            self._same(checkpoint), self._same(logs), dra, self._reported(), self.shares, self.noted, self.noted_all
+        )
 
     def _reported(self) -> tuple[ReportedPod, ...] | None:
         if not self.reports_pods:

@@ -146,6 +146,51 @@ def test_kubelet_away(reason: str, state: str) -> None:
     assert "kubelet does not work, but is required." in doctor_table(tuple(found.values()), Shape())
 
 
+def test_second_list_has_a_row_of_its_own() -> None:
+    """With the flag, here or in an agent's map while it fails; the kubelet's row is not affected."""
+    node = well()
+    assert "second_list" not in examined(node)
+    node.second = {}
+    ok = examined(node, replace(ALL_WELL, second_list=Answer("7 pods listed")))["second_list"]
+    assert (ok.state, ok.seen, ok.required) == ("ok", "7 pods listed", False)
+    reason = "pod_resources_connection_refused"
+    failed = replace(ALL_WELL, second_list=Answer(reason=reason, detail="no process"))
+    snapshot = node.collect()
+    sources = tuple(
+        replace(one, reason=reason, detail="no process") if one.source is Source.KUBELET else one
+        for one in snapshot.sources
+    )
+    remote = by_name(examine(node_map(replace(snapshot, sources=sources)), None))
+    for found in (examined(node, failed), remote):
+        assert found["kubelet"].state == "ok"
+        assert (found["second_list"].state, found["second_list"].why) == ("failed", f"{reason}: no process")
+        assert found["second_list"].remedy == remedies.SOURCES[Source.KUBELET][reason]
+        assert works(tuple(found.values()))
+
+
+@pytest.mark.parametrize(("reason", "state"), [("missing", "missing"), ("corrupt", "failed")])
+def test_mapping_files_have_a_row(reason: str, state: str) -> None:
+    """Only with the flag, or while they fail."""
+    node = well()
+    assert "gpu_fractioning" not in examined(node)
+    ok = examined(node, replace(ALL_WELL, gpu_fractioning=Answer("files of 2 containers")))["gpu_fractioning"]
+    assert (ok.state, ok.seen) == ("ok", "files of 2 containers")
+    facts = replace(ALL_WELL, gpu_fractioning=Answer(reason=f"gpu_fractioning_{reason}", detail="here"))
+    found = examined(node, facts)["gpu_fractioning"]
+    assert (found.state, found.why) == (state, f"gpu_fractioning_{reason}: here")
+    assert found.remedy == remedies.SOURCES[Source.POD_IDENTITY][f"gpu_fractioning_{reason}"]
+
+
+async def test_facts_of_both_flags(tmp_path: Path) -> None:
+    """What this node's own sockets and files show: None without a flag, a reason while they are missing."""
+    here = resolve(command_parser().parse_args(["doctor"]), {})
+    assert ((await look(here)).second_list, (await look(here)).gpu_fractioning) == (None, None)
+    facts = await look(replace(here, pod_resources_socket=tmp_path / "none", gpu_fractioning_map=tmp_path))
+    assert facts.second_list is not None
+    assert facts.second_list.reason == "pod_resources_socket_missing"
+    assert facts.gpu_fractioning == Answer("files of 0 containers")
+
+
 def test_gpu_that_is_down() -> None:
     """It has a line of its own; one of several is no reason to fail, all of them are."""
     node = well()

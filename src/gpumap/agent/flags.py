@@ -78,6 +78,13 @@ FLAGS = (
         about="sources",
     ),
     Flag(
+        "--pod-resources-socket",
+        "PATH",
+        "",
+        "PodResources socket of a scheduler's agent that corrects the kubelet's List (Koordinator). Default: not used.",
+        about="sources",
+    ),
+    Flag(
         "--device-checkpoint",
         "PATH",
         "",
@@ -91,6 +98,14 @@ FLAGS = (
         "",
         "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids, device health and granted shares. "
         "Default: not used.",
+        about="sources",
+    ),
+    Flag(
+        "--gpu-fractioning-map",
+        "DIR",
+        "",
+        "Directory with the files of KAI-Scheduler (0.18 and later) about containers that share GPUs, such as "
+        "/var/run/gpu-fractioning/map. Default: not used.",
         about="sources",
     ),
     Flag(

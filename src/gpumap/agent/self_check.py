@@ -16,9 +16,11 @@ from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.service import watched
 from gpumap.agent.settings import Settings
 from gpumap.agent.sources.checkpoint import CheckpointSource
+from gpumap.agent.sources.fractioning import FractioningSource
 from gpumap.agent.sources.identity import PodLogsSource
 from gpumap.agent.sources.inotify import Watcher
 from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.agent.sources.second_list import PREFIX
 from gpumap.model import cgroups
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.observations import KubeletAnswer, SourceError
@@ -56,13 +58,15 @@ WORST_FIRST = (
 
 async def look(settings: Settings) -> Facts:
     """Ask everything at once."""
-    kubelet, checkpoint, pod_logs, push = await asyncio.gather(
+    kubelet, checkpoint, pod_logs, push, second_list, gpu_fractioning = await asyncio.gather(
         _kubelet(settings),
         _in_time(_checkpoint(settings)),
         _in_time(_pod_logs(settings)),
         _push(settings),
+        _second_list(settings.pod_resources_socket),
+        _gpu_fractioning(settings.gpu_fractioning_map),
     )
-    return Facts(kubelet, checkpoint, pod_logs, push, privileges())
+    return Facts(kubelet, checkpoint, pod_logs, push, privileges(), second_list, gpu_fractioning)
 
 
 def privileges(proc_self: Path = PROC_SELF, root: Path = Path("/")) -> Privileges:
@@ -98,15 +102,38 @@ def _text(path: Path) -> str:
 
 
 async def _kubelet(settings: Settings) -> Answer:
-    source = KubeletSource(settings.kubelet_socket)
+    return await _ask(KubeletSource(settings.kubelet_socket), lambda answer: _listed(answer, settings))
+
+
+async def _second_list(socket: Path | None) -> Answer | None:
+    if socket is None:
+        return None
+    source = KubeletSource(socket, list_only=True)
+    return await _ask(source, lambda answer: f"{counted(len(answer.pods), 'pod')} listed", PREFIX)
+
+
+async def _ask(source: KubeletSource, words: Callable[[KubeletAnswer], str], prefix: str = "") -> Answer:
     try:
         answer = await source.read(DEADLINE_SECONDS)
     except SourceError as error:
         last = error.complaints[-1]
-        return Answer(reason=last.reason, detail=last.detail)
+        return Answer(reason=f"{prefix}{last.reason}", detail=last.detail)
     finally:
         await source.close()
-    return Answer(_listed(answer.value, settings))
+    return Answer(words(answer.value))
+
+
+async def _gpu_fractioning(directory: Path | None) -> Answer | None:
+    if directory is None:
+        return None
+
+    def read() -> str:
+        found, complaints = FractioningSource(directory).read()
+        if complaints:
+            raise SourceError(*complaints[-1])
+        return f"files of {counted(len(found.links), 'container')}"
+
+    return await _in_time(read)
 
 
 def _listed(answer: KubeletAnswer, settings: Settings) -> str:

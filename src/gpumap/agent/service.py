@@ -33,12 +33,14 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import Moment
+from gpumap.model.observations import Moment, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
 
 if TYPE_CHECKING:
+    from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
+    from gpumap.agent.sources.second_list import CorrectedKubelet
     from gpumap.agent.state_file import StateFile
     from gpumap.agent.web.config.watch import Watch
 
@@ -114,9 +116,8 @@ async def collector(
     await nvml.start()
     from gpumap.agent.sources.checkpoint import CheckpointSource
     from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
-    from gpumap.agent.sources.kubelet import KubeletSource
 
-    kubelet = KubeletSource(settings.kubelet_socket)
+    kubelet = _kubelet(settings)
     pods = _pods_api(settings.pods_api_socket)
     identity = PodIdentitySource(
         CheckpointSource(settings.checkpoint_candidates),
@@ -124,6 +125,7 @@ async def collector(
         DraSource(settings.dra_state, settings.dra_driver_checkpoint),
         time.time,
         pods.read if pods is not None else not_asked,
+        _sharing(settings.gpu_fractioning_map),
     )
     procfs = ProcfsSource(settings.proc, settings.own)
     watcher = Watcher(watched(settings)) if settings.push else None
@@ -182,12 +184,29 @@ def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, .
     return tuple(group for group in (*GROUPS, CARD) if group in wanted)
 
 
+def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet:
+    from gpumap.agent.sources.kubelet import KubeletSource
+    from gpumap.agent.sources.second_list import CorrectedKubelet
+
+    kubelet = KubeletSource(settings.kubelet_socket)
+    if settings.pod_resources_socket is None:
+        return kubelet
+    return CorrectedKubelet(kubelet, KubeletSource(settings.pod_resources_socket, list_only=True))
+
+
 def _pods_api(path: Path | None) -> PodsApiSource | None:
     if path is None:
         return None
     from gpumap.agent.sources.pods_api import PodsApiSource
 
     return PodsApiSource(path)
+
+
+def _sharing(directory: Path | None) -> Callable[[], SourceAnswer[SharingContainers]]:
+    from gpumap.agent.sources.fractioning import FractioningSource
+    from gpumap.agent.sources.identity import none_noted
+
+    return none_noted if directory is None else FractioningSource(directory).read
 
 
 def _state_file(path: Path | None) -> StateFile | None:

@@ -63,10 +63,12 @@ class Settings:
     node_name: str
     node_ip: str
     kubelet_socket: Path
+    pod_resources_socket: Path | None
     checkpoint_candidates: tuple[Path, ...]
     dra_state: Path
     dra_driver_checkpoint: Path
     pods_api_socket: Path | None
+    gpu_fractioning_map: Path | None
     pod_log_root: Path
     proc: Path
     nvml_library: str
@@ -113,10 +115,12 @@ def resolve(
         node_name=values.word("--node-name") or environment.get("NODE_NAME", "") or socket.gethostname(),
         node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
         kubelet_socket=values.parse("--kubelet-socket", _socket) if kubelet_socket else _socket_below(root, values),
+        pod_resources_socket=_optional(values, "--pod-resources-socket", _socket),
         checkpoint_candidates=(values.parse("--device-checkpoint", _file),) if checkpoint else tuple(candidates),
         dra_state=root / "dra_manager_state",
         dra_driver_checkpoint=root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
-        pods_api_socket=values.parse("--pods-api-socket", _socket) if values.word("--pods-api-socket") else None,
+        pods_api_socket=_optional(values, "--pods-api-socket", _socket),
+        gpu_fractioning_map=_optional(values, "--gpu-fractioning-map", _directory),
         pod_log_root=values.parse("--pod-log-root", _directory),
         proc=values.parse("--proc", _directory),
         nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
@@ -131,8 +135,8 @@ def resolve(
         process_metrics=values.parse("--process-metrics", _boolean),
         log_format=values.parse("--log-format", _one_of(*LOG_FORMATS)),
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
-        state_file=values.parse("--state-file", _file_to_write) if values.word("--state-file") else None,
-        web_config=values.parse("--web-config", _file) if values.word("--web-config") else None,
+        state_file=_optional(values, "--state-file", _file_to_write),
+        web_config=_optional(values, "--web-config", _file),
     )
 
 
@@ -192,6 +196,10 @@ class _Values:
                 known = ", ".join((*choices, "all", *(("none",) if none else ())))
                 raise self.error(name, f'unknown value "{word}"; valid values: {known}')
         return tuple(one for one in choices if one in words or ("all" in words and one not in left_out))
+
+
+def _optional(values: _Values, name: str, parse: Callable[[str], Path]) -> Path | None:
+    return values.parse(name, parse) if values.word(name) else None
 
 
 def _page(values: _Values) -> tuple[bool, tuple[str, ...]]:

@@ -132,6 +132,13 @@ class ListedPod:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondList:
+    """The List of a scheduler's agent that corrects the kubelet's. `pods` is `None` if the agent did not answer."""
+
+    pods: tuple[ListedPod, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class KubeletAnswer:
     """List and GetAllocatableResources of one kubelet.
 
@@ -147,6 +154,8 @@ class KubeletAnswer:
     1.22 do not list devices without NUMA topology (kubernetes/kubernetes#103289)."""
     may_have_claims: bool = True
     """The kubelet is not older than 1.23: it may have DRA claims, which kubelets before 1.34 do not list."""
+    second: SecondList | None = None
+    """Read after the kubelet's List; `None` without --pod-resources-socket."""
 
 
 # --- pod identity: local files that connect UIDs, names and container ids ---------------------------------------------
@@ -201,7 +210,10 @@ class LogTree:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContainerLink:
-    """A link of `/var/log/containers`. `container_id` is cut if the names are long."""
+    """A link of `/var/log/containers`, or a note of a scheduler. `container_id` is cut if the names are long.
+
+    The container is empty in a note that has only the pod.
+    """
 
     container_id: str
     pod_uid: PodUid
@@ -302,6 +314,16 @@ class ReportedPod:
 
 
 @dataclass(frozen=True, slots=True)
+class SharingContainers:
+    """What a scheduler noted in files about the containers that share GPUs: their pods, and their shares."""
+
+    links: tuple[ContainerLink, ...] = ()
+    shares: tuple[ScheduledShare, ...] = ()
+    complete: bool = True
+    """Every file was readable."""
+
+
+@dataclass(frozen=True, slots=True)
 class PodIdentity:
     """The identity sources. `None` is not readable; at least one of checkpoint, logs and Pods API is readable."""
 
@@ -312,6 +334,10 @@ class PodIdentity:
     """Pods of the Pods API, if it is enabled and current."""
     shares: tuple[ScheduledShare, ...] = ()
     """Shares of GPUs in files of a scheduler. `pods` may have others."""
+    noted: tuple[ContainerLink, ...] = ()
+    """Containers in files of a scheduler. They have no names."""
+    noted_all: bool = True
+    """Every file of the scheduler was readable."""
 
 
 # --- processes in /proc -----------------------------------------------------------------------------------------------

@@ -38,6 +38,18 @@ SOURCES: dict[Source, dict[str, str]] = {
         "update the kubelet before its answer becomes too large.",
         "odd_name": "The kubelet lists a name that is not valid in Kubernetes, or not UTF-8. gpumap keeps it, escapes "
         "characters that are not printable, and cuts names of more than 4096 characters.",
+        "pod_resources_socket_missing": "The scheduler's agent does not run on this node, does not serve the socket "
+        "(koordlet: feature gate `PodResourcesProxy`), or its directory is not mounted. Mount the directory, not the "
+        "socket. Until the agent answers, gpumap reports no squatter.",
+        "pod_resources_connection_refused": "The scheduler's agent is down or restarting. gpumap serves its last "
+        "answer until `--stale-after`, and reports no squatter until the agent answers.",
+        "pod_resources_permission_denied": "Run as user 0. If SELinux denies the connection, allow it.",
+        "pod_resources_deadline_exceeded": "The scheduler's agent hangs or is overloaded. Check its log.",
+        "pod_resources_unimplemented": "The server at `--pod-resources-socket` has no PodResources API. Check the "
+        "path.",
+        "pod_resources_unknown": "The scheduler's agent cannot read the kubelet. Check its log.",
+        "pod_resources_unavailable": "The scheduler's agent drops the connection. Check its log.",
+        "pod_resources_decode": "The answer is not a List of PodResources. Check `--pod-resources-socket`.",
     },
     Source.NVML: {
         "library_not_found": "Provide the driver's library in the container: set `runtimeClassName: nvidia` or "
@@ -97,6 +109,13 @@ SOURCES: dict[Source, dict[str, str]] = {
         "pods_api_stream_ended": "The kubelet ended the stream of its Pods API. gpumap connects again each second, and "
         "takes names from files until then.",
         "pods_api_decode": "The answer is not from a kubelet's Pods API. Check `--pods-api-socket`.",
+        "gpu_fractioning_missing": "KAI-Scheduler's fractiond does not run on this node (0.18 and later, "
+        "`global.gpuSharingMode: NvFractions`), or its directory is not mounted (`privileges.gpuFractioning=true`). "
+        "gpumap reports no squatter, because it cannot know who shares GPUs.",
+        "gpu_fractioning_unreadable": "gpumap may not read a mapping file of fractiond (run as user 0), it is no plain "
+        "file, or it is larger than 64 KiB. gpumap reads the others, and reports no squatter.",
+        "gpu_fractioning_corrupt": "A mapping file of fractiond is damaged, or newer than gpumap supports. Report it "
+        "with `gpumap record`. gpumap reads the others, and reports no squatter.",
         "dra_state_unreadable": "gpumap may not read the kubelet's `dra_manager_state` (run as user 0), or it is "
         "larger than 24 MiB.",
         "dra_state_corrupt": "The kubelet's `dra_manager_state` is damaged, or newer than gpumap supports. Report it "

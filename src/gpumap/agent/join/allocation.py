@@ -13,7 +13,14 @@ from gpumap.agent.join.grants import Grant, Holding, grants
 from gpumap.agent.join.inventory import Inventory
 from gpumap.agent.join.placement import NO_INDICES, Offer, Placed, PlacedOffer, place, place_claim, place_offer
 from gpumap.agent.join.pods import PodTable
-from gpumap.agent.join.shares import Schedulers, find_reservations, place_shares
+from gpumap.agent.join.shares import (
+    PlacedShare,
+    Schedulers,
+    find_reservations,
+    not_in_second,
+    only_in_second,
+    place_shares,
+)
 from gpumap.model.device_ids import ByIndex, DeviceRef
 from gpumap.model.observations import (
     CheckpointEntry,
@@ -65,6 +72,12 @@ class Allocation:
     """Pods that hold their devices for a scheduler."""
     sharers: frozenset[tuple[PodName, Uuid]]
     """(pod, device) pairs of scheduled shares. The kubelet assigned no slot."""
+    uncorrected: frozenset[PodName]
+    """Pods that may have more devices: a scheduler's files or its second List could not be read in this collection, or
+    the second List lacks them."""
+    may_be_shared: bool
+    """A scheduler's file could not be read, or the second List that gpumap serves lacks a pod, which may hold any
+    device."""
     named: frozenset[tuple[Uuid, str]]
     """(device, resource) pairs of held ids that name their device: the kubelet must have offered it."""
     init_containers: Mapping[tuple[PodUid, str], RowAllocation]
@@ -98,10 +111,10 @@ def allocate(
     """Place every id of the List on a device. Returns `before` itself while its inputs are the same.
 
     `pod_table` has the plugins' answers, `prepared` the notes of NVIDIA's DRA driver, and `gpu_indices` those of the
-    last allocation. `schedulers` add their own shares of devices.
+    last allocation. `schedulers` add their own shares of devices, with unknown amounts for the ids of a second List.
     """
     placed_offer = place_offer(offer, inventory, is_gpu_resource, before.offer if before else None)
-    basis = (pod_table, placed_offer, pods, prepared, schedulers.shares, inventory.shape)
+    basis = (pod_table, placed_offer, pods, prepared, schedulers[1:], inventory.shape)
     if before is not None and _same(before.basis, basis):
         return before
     placer = _Placer(PluginAnswers(pod_table), prepared, inventory, is_gpu_resource, gpu_indices)
@@ -109,11 +122,19 @@ def allocate(
         for container in pod.containers:
             placer.place(ContainerName(pod.namespace, pod.name, container.name), container)
     holdings, unmatched = placer.holdings(), placer.unmatched
+    second = schedulers.second.pods if schedulers.second else ()
+    agents_placer = _Placer(PluginAnswers(pod_table), (), inventory, is_gpu_resource, {}, unmatched)
+    for name, container in only_in_second(pods, second):
+        agents_placer.place(name, container)
+    uncovered = not_in_second(pods, second) if schedulers.second else frozenset()
     init_containers = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in pod_table.unlisted.items()}
     left_out = {key: _by_rows(rows, inventory, is_gpu_resource) for key, rows in _left_out(pods, pod_table).items()}
     holders = _holders((one.container, one.uuid) for one in holdings)
     reservations = find_reservations(pods, schedulers.is_reserving)
-    scheduled = place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()
+    scheduled = (
+        *(PlacedShare(one.container, one.uuid, None, None) for one in agents_placer.holdings()),
+        *(place_shares(schedulers.shares, reservations, holders, pod_table, inventory) if pods else ()),
+    )
     granted = grants(holdings, placed_offer.allocatable, placed_offer.registered, inventory, reservations, scheduled)
     lists_claims = offer.listed_claims or any(one.driver for _, one in _claims(pods))
     return Allocation(
@@ -126,6 +147,8 @@ def allocate(
         holders=_holders(granted),
         reservations=reservations,
         sharers=frozenset((one.container.pod_name, one.uuid) for one in scheduled),
+        uncorrected=uncovered if schedulers.read_now else frozenset(pod.pod_name for pod in pods),
+        may_be_shared=bool(uncovered) or not schedulers.noted_all,
         named=frozenset((one.uuid, one.resource) for one in holdings if one.plugin.trust is Trust.ID),
         init_containers=init_containers,
         left_out=left_out,
@@ -136,10 +159,14 @@ def allocate(
         lists_claims=lists_claims,
         may_be_claimed=frozenset()
         if lists_claims or pod_table.claims == () or not offer.may_have_claims
-        else _offered_by_no_plugin(placed_offer, holdings, inventory),
+        else _offered_by_no_plugin(placed_offer, holdings, scheduled, inventory),
         offer=placed_offer,
         gpu_indices=placer.gpu_indices if pods else gpu_indices,
     )
+
+
+Unmatched = dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]]
+"""(id, share) pairs by container, resource and reason."""
 
 
 class _HoldingKey(NamedTuple):
@@ -163,8 +190,10 @@ class _Placer:
         inventory: Inventory,
         is_gpu_resource: Callable[[str], bool],
         indices_before: Mapping[PluginGpuRefs, Mapping[int, Uuid]],
+        unmatched: Unmatched | None = None,
     ) -> None:
-        self.unmatched: dict[tuple[ContainerName, str, str], set[tuple[DeviceId, str]]] = {}
+        """`unmatched` is what another placer found."""
+        self.unmatched: Unmatched = {} if unmatched is None else unmatched
         self.gpu_indices: dict[PluginGpuRefs, Mapping[int, Uuid]] = {}
         self._indices_before = indices_before
         self._ids: dict[_HoldingKey, dict[DeviceId, None]] = {}
@@ -245,8 +274,10 @@ def _claims(pods: Iterable[ListedPod]) -> Iterator[tuple[ContainerName, ClaimDev
             yield from ((name, claim) for claim in container.claims)
 
 
-def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inventory: Inventory) -> frozenset[Uuid]:
-    """Return the leaves that no device plugin offers or has assigned. A DRA driver may have them.
+def _offered_by_no_plugin(
+    offer: PlacedOffer, holdings: Iterable[Holding], scheduled: Iterable[PlacedShare], inventory: Inventory
+) -> frozenset[Uuid]:
+    """Return the leaves that no device plugin offers or has assigned, nor a scheduler. A DRA driver may have them.
 
     Kubelets before 1.34 list no claims, and 1.27 to 1.30 list them without devices.
     """
@@ -254,6 +285,7 @@ def _offered_by_no_plugin(offer: PlacedOffer, holdings: Iterable[Holding], inven
         return frozenset()
     offered = {uuid for uuid, _ in offer.allocatable}
     offered.update(one.uuid for one in holdings if one.claim is None)
+    offered.update(one.uuid for one in scheduled)
     return frozenset(inventory.leaves) - {leaf for uuid in offered for leaf in inventory.leaves_of(uuid)}
 
 

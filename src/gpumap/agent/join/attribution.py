@@ -341,11 +341,13 @@ class OwnerClassifier:
         holds = self._holds(pod.pod_uid, name, leaf)
         if holds:
             owner = Owner.ASSIGNED
+        elif (name.pod_name, leaf) in self._sharers:
+            owner = Owner.SCHEDULED
         elif holds is None or self._allocation_is_incomplete(pod.pod_uid, name, leaf):
             owner = Owner.UNKNOWN
         elif self._is_scheduled(name.pod_name, leaf):
             owner = Owner.SCHEDULED
-        elif self._may_be_init_container(name):
+        elif name.pod_name in evidence.allocation.uncorrected or self._may_be_init_container(name):
             owner = Owner.UNKNOWN
         else:
             owner = self._report_if_confirmed(pod, leaf, Owner.UNASSIGNED)
@@ -387,10 +389,11 @@ class OwnerClassifier:
         return None if len(listed | init) > 1 else True in listed | init
 
     def _is_scheduled(self, pod: PodName, leaf: Uuid) -> bool:
-        """Whether a scheduler beside the kubelet lets the pod use a leaf: by its reservation, or by its own notes."""
+        """Whether a scheduler beside the kubelet may have granted a leaf to the pod, as far as its reservation or the
+        pod's namespace shows it."""
         if pod in self._evidence.allocation.reservations:
             return False
-        return self._evidence.is_trusted(pod.namespace) or leaf in self._reserved or (pod, leaf) in self._sharers
+        return self._evidence.is_trusted(pod.namespace) or leaf in self._reserved
 
     @functools.cached_property
     def _reserved(self) -> frozenset[Uuid]:

@@ -102,7 +102,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         ),
         inventory,
         rules.is_gpu_resource,
-        Schedulers(rules.is_reserving, _shares(files)),
+        Schedulers(rules.is_reserving, _shares(files), files is None or files.noted_all, listing.second),
         memory.gpu_indices,
         memory.allocation,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpumap.agent.join.memory import Memory
+from gpumap.agent.join.shares import SecondListing
 from gpumap.model.observations import (
     DeviceId,
     Failed,
@@ -24,6 +25,8 @@ from gpumap.model.observations import (
     ProcTable,
     ResourceDevices,
 )
+
+Pods = tuple[ListedPod, ...]
 
 GRACE_SECONDS = 60.0
 REASONS_OF_RESTART = frozenset({"socket_missing", "connection_refused", "unavailable"})
@@ -45,6 +48,10 @@ class Listing:
     """Pods from before a restart that the kubelet has not listed again."""
     kept: Mapping[PodName, PodUid]
     """Those of `pods` that the grace period keeps, with the UIDs from before the restart."""
+    second: SecondListing | None
+    """`None` without --pod-resources-socket."""
+    second_answer: Observed[Pods] | None
+    """The last second List, with pods that the grace period keeps."""
 
 
 def choose_listing(
@@ -62,6 +69,7 @@ def choose_listing(
     back_at, awaited = _after_restart(memory, answer, now)
     kept = _still_present(memory, awaited, identity, procs) if awaited else {}
     pods = answer.value.pods
+    second_answer = _second_answer(memory, answer, kept)
     return Listing(
         pods=tuple(sorted((*pods, *(pod for pod in awaited if pod.pod_name in kept)))) if kept else pods,
         allocatable=answer.value.allocatable,
@@ -72,6 +80,8 @@ def choose_listing(
         away=False,
         awaited=awaited,
         kept=kept,
+        second=_second(answer, second_answer, now, stale_after_seconds, read_now=_has_second(answer.value)),
+        second_answer=second_answer,
     )
 
 
@@ -88,7 +98,40 @@ def _remembered_listing(memory: Memory, failed: Failed, now: float, stale_after_
         awaited=memory.awaited,
         kept=memory.pod_table.kept if memory.pod_table else {},
         away=memory.kubelet_away or failed.complaints[-1].reason in REASONS_OF_RESTART,
+        second=_second(before, memory.second, now, stale_after_seconds, read_now=False),
+        second_answer=memory.second,
     )
+
+
+def _second_answer(
+    memory: Memory, answer: Observed[KubeletAnswer], kept: Mapping[PodName, PodUid]
+) -> Observed[Pods] | None:
+    """Return the newest second List. A kubelet that has restarted also shortens the List that its agent forwards."""
+    pods = answer.value.second.pods if answer.value.second else None
+    if pods is None:
+        return memory.second
+    listed = {pod.pod_name for pod in pods}
+    before = memory.second.value if kept and memory.second else ()
+    kept_pods = [pod for pod in before if pod.pod_name in kept and pod.pod_name not in listed]
+    return Observed(tuple(sorted((*pods, *kept_pods))) if kept_pods else pods, answer.at, 0.0)
+
+
+def _has_second(answer: KubeletAnswer) -> bool:
+    return answer.second is not None and answer.second.pods is not None
+
+
+def _second(
+    kubelet: Observed[KubeletAnswer] | None,
+    newest: Observed[Pods] | None,
+    now: float,
+    stale_after_seconds: float,
+    *,
+    read_now: bool,
+) -> SecondListing | None:
+    if kubelet is None or kubelet.value.second is None:
+        return None
+    is_young = newest is not None and now - newest.at.monotonic < stale_after_seconds
+    return SecondListing(newest.value if newest and is_young else (), read_now)
 
 
 def _after_restart(

@@ -61,7 +61,7 @@ class CheckpointRows:
 
 @dataclass(frozen=True, slots=True)
 class PodTable:
-    """The join of one List with one identity reading. The first seven fields are its inputs."""
+    """The join of one List with one identity reading. The first eight fields are its inputs."""
 
     pods: tuple[ListedPod, ...]
     kept: Mapping[PodName, PodUid]
@@ -73,6 +73,8 @@ class PodTable:
     claims: tuple[ClaimPods, ...] | None
     reported: tuple[ReportedPod, ...] | None
     """Pods of the Pods API, if it is current."""
+    noted: tuple[ContainerLink, ...]
+    """Containers in a scheduler's files."""
     rows: CheckpointRows
     listed: frozenset[PodName]
     containers: frozenset[ContainerName]
@@ -90,6 +92,7 @@ class PodTable:
     unlisted: Mapping[tuple[PodUid, str], tuple[CheckpointEntry, ...]]
     """Rows of containers that the List does not contain, by pod and container: init containers of live pods."""
     trees: Mapping[PodUid, LogTree]
+    """For a pod without a log tree, a scheduler's file gives one without containers."""
     superseded: frozenset[PodUid]
     """UIDs with a log tree whose pod has ended, or was re-created under its name."""
     links: Mapping[str, ContainerLink]
@@ -120,6 +123,7 @@ class PodTable:
             and self.logs is files.logs
             and self.claims is files.dra.claims
             and self.reported is files.pods
+            and self.noted == files.noted
         )
 
     def name(self, uid: PodUid) -> PodName | None:
@@ -142,7 +146,7 @@ class PodTable:
     def container(self, uid: PodUid, container_id: str, *, read_now: bool) -> str:
         """Return the name of a container; empty if unknown. `read_now`: the log directories are of this collection."""
         link = self._link(container_id)
-        if link is not None and link.pod_uid == uid:
+        if link is not None and link.pod_uid == uid and link.name.container:
             return link.name.container
         tree, name = self.trees.get(uid), self.name(uid)
         if not (read_now and container_id and tree and name and len(tree.containers) == 1):
@@ -160,8 +164,10 @@ class PodTable:
     def _link(self, container_id: str) -> ContainerLink | None:
         if not container_id:
             return None
-        cut = (link for link in self.cut_links if container_id.startswith(link.container_id))
-        return self.links.get(container_id) or next(cut, None)
+        known = self.links.get(container_id)
+        if known is not None and known.name.container:
+            return known
+        return next((link for link in self.cut_links if container_id.startswith(link.container_id)), known)
 
     def state(self, uid: PodUid, last_name: PodName | None) -> PodUidState:
         """Return whether the kubelet still has the pod of a running process (owner `gone`, attribution.md).
@@ -201,7 +207,7 @@ def tabulate(
     """
     files = identity or _NOTHING_READ
     rows = CheckpointRows(files.checkpoint)
-    trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
+    trees = _trees(files)
     reported_names = {pod.pod_uid: pod.pod_name for pod in files.pods or ()}
     fixed_before = before.fixed_names if before else {}
     superseded = _superseded(pods, trees if files.logs else None, before) if before else frozenset()
@@ -225,6 +231,7 @@ def tabulate(
         logs=files.logs,
         claims=files.dra.claims,
         reported=files.pods,
+        noted=files.noted,
         rows=rows,
         listed=listed,
         containers=containers,
@@ -250,6 +257,17 @@ def tabulate(
     )
 
 
+def _trees(files: PodIdentity) -> dict[PodUid, LogTree]:
+    """Return the log trees, and a tree without containers for a pod that only a scheduler's file names.
+
+    Such a file may remain after its container, and a log tree is newer: it counts alone for its name.
+    """
+    trees = {tree.pod_uid: tree for tree in (files.logs.trees if files.logs else ())}
+    with_tree = {tree.pod_name for tree in trees.values()}
+    noted = (LogTree(one.pod_uid, one.name.namespace, one.name.pod, ()) for one in files.noted)
+    return {**trees, **{tree.pod_uid: tree for tree in noted if tree.pod_name not in with_tree}}
+
+
 def _known_uids(files: PodIdentity) -> frozenset[PodUid]:
     """Return the UIDs in the checkpoint, the claims, the log directories and the Pods API."""
     return frozenset(
@@ -258,19 +276,21 @@ def _known_uids(files: PodIdentity) -> frozenset[PodUid]:
             *(uid for claim in files.dra.claims or () for uid in claim.pod_uids),
             *(tree.pod_uid for tree in (files.logs.trees if files.logs else ())),
             *(pod.pod_uid for pod in files.pods or ()),
+            *(one.pod_uid for one in files.noted),
         )
     )
 
 
 def _links(files: PodIdentity) -> tuple[ContainerLink, ...]:
-    """Return the links of the log directory, and those that follow from the container ids of the Pods API."""
+    """Return the links of a scheduler's files, which have no names, of the log directory, and those that follow from
+    the container ids of the Pods API."""
     reported = (
         ContainerLink(container.container_id, pod.pod_uid, ContainerName(pod.namespace, pod.pod, container.name))
         for pod in files.pods or ()
         for container in pod.containers
         if len(container.container_id) == _CONTAINER_ID_DIGITS
     )
-    return (*(files.logs.links if files.logs else ()), *reported)
+    return (*files.noted, *(files.logs.links if files.logs else ()), *reported)
 
 
 def _container_names(pods: Iterable[ListedPod]) -> frozenset[ContainerName]:

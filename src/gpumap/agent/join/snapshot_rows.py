@@ -100,8 +100,10 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether an unlisted claim, or a row that only the checkpoint has, may assign a device without holders."""
-    return not allocation.holders.get(uuid) and uuid in allocation.may_be_claimed | allocation.held_by_rows
+    """Whether an unlisted claim, a row that only the checkpoint has, or a scheduler's agent that did not answer, may
+    assign a device without holders."""
+    may_be = allocation.may_be_shared or uuid in allocation.may_be_claimed | allocation.held_by_rows
+    return may_be and not allocation.holders.get(uuid)
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:

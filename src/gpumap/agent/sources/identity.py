@@ -1,8 +1,8 @@
 """Pod identity: which pod UID and container id has which name.
 
-Log directories and links name them without any API. The device checkpoint, DRA's state and the Pods API add to that.
-Each is optional, and one must answer. DRA's state does not count: it ties UIDs to claims, but names no pod and no
-container.
+Log directories and links name them without any API. The device checkpoint, DRA's state, the Pods API and the files of
+a scheduler add to that. Each is optional, and one must answer. DRA's state and a scheduler's files do not count: they
+have only pods with claims, and pods that share GPUs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from gpumap.model.observations import (
     PodLogs,
     PodUid,
     ReportedPod,
+    SharingContainers,
     SourceAnswer,
     SourceError,
 )
@@ -47,6 +48,11 @@ def not_asked() -> SourceAnswer[tuple[ReportedPod, ...] | None]:
     return SourceAnswer(None)
 
 
+def none_noted() -> SourceAnswer[SharingContainers]:
+    """The files of a scheduler if they are not configured."""
+    return SourceAnswer(SharingContainers())
+
+
 class PodIdentitySource:
     """Reads all identity sources. A file that is not mounted is not a complaint: the user did not grant this
     privilege."""
@@ -58,18 +64,21 @@ class PodIdentitySource:
         dra: DraSource,
         wall: Callable[[], float],
         read_pods: Callable[[], SourceAnswer[tuple[ReportedPod, ...] | None]] = not_asked,
+        read_sharing: Callable[[], SourceAnswer[SharingContainers]] = none_noted,
     ) -> None:
         self._checkpoint = checkpoint
         self._logs = logs
         self._dra = dra
         self._wall = wall
         self._read_pods = read_pods
+        self._read_sharing = read_sharing
 
     def read(self) -> SourceAnswer[PodIdentity]:
         """Return what is readable. Raises SourceError with all reasons if no required source is readable."""
         pods, complaints_of_pods = self._read_pods()
         dra, complaints_of_dra = self._dra.read()
-        complaints: list[Complaint] = [*complaints_of_pods, *complaints_of_dra]
+        sharing, complaints_of_sharing = self._read_sharing()
+        complaints: list[Complaint] = [*complaints_of_pods, *complaints_of_dra, *complaints_of_sharing]
         checkpoint = logs = None
         try:
             checkpoint, partly = self._checkpoint.read()
@@ -85,7 +94,8 @@ class PodIdentitySource:
             last = complaints[-1]
             raise SourceError(last.reason, last.detail, tuple(complaints[:-1]))
         broken = tuple(one for one in complaints if one.reason not in _NOT_TAKEN)
-        return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods), broken)
+        noted = sharing.shares, sharing.links, sharing.complete
+        return SourceAnswer(PodIdentity(checkpoint, logs, dra, pods, *noted), broken)
 
 
 # --- the names of log directories and links ---------------------------------------------------------------------------

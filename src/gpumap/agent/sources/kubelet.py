@@ -64,9 +64,15 @@ class KubeletSource:
         socket_path: Path,
         heard: Callable[[str, bytes], None] = lambda method, answer: None,
         idle_seconds: float = IDLE_SECONDS,
+        *,
+        list_only: bool = False,
     ) -> None:
-        """`heard` gets each answer as it came, for recordings. Reads that are further apart keep no channel."""
+        """`heard` gets each answer as it came, for recordings. Reads that are further apart keep no channel.
+
+        With `list_only` it never calls GetAllocatableResources.
+        """
         self._path = socket_path
+        self._list_only = list_only
         self._heard = heard
         self._idle_seconds = idle_seconds
         self._channel: grpc.aio.Channel | None = None
@@ -161,7 +167,7 @@ class KubeletSource:
     async def _allocatable_resources(self, deadline: float, complaints: list[Complaint]) -> Offer | None:
         """Return what plugins offer; `None` if this kubelet does not support it, or if plugins are about to
         register."""
-        if not self._tells_allocatable or self._list_method == _LIST_V1ALPHA1:
+        if self._list_only or not self._tells_allocatable or self._list_method == _LIST_V1ALPHA1:
             return None
         try:
             answer = await self._call(_ALLOCATABLE_V1, v1_pb2.AllocatableResourcesRequest(), deadline, complaints)

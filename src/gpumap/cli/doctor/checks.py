@@ -19,6 +19,8 @@ from gpumap.model.words import listed
 
 _ABSENT = ("_missing", "_not_found", "_not_loaded")
 """Endings of the reasons of something that does not exist. What fails with another reason exists."""
+SECOND_LIST = "pod_resources_"
+"""Beginning of the reasons of the second List, which are the kubelet's: the kubelet itself answers."""
 _NO_ANSWER = SourceEntry(source="", up=False, reason=None, detail=None, remedy=None, last_success=None, errors={})
 """A source that the map does not have."""
 
@@ -92,6 +94,8 @@ def _kubelet(node_map: NodeMap, facts: Facts | None) -> Verdict:
     seen = [facts.kubelet.seen] if facts and facts.kubelet.seen else []
     seen += [f"{counted(pods, 'pod')} with GPUs"]
     seen += [f"{counted(sum(offered), 'slot')} offered on devices" if offered else "slots offered on devices: unknown"]
+    if (source.reason or "").startswith(SECOND_LIST):
+        return Verdict("ok", ", ".join(seen))
     return _answered(source, ", ".join(seen))
 
 
@@ -147,6 +151,25 @@ def _identity_remedy(node_map: NodeMap, capability: str, reason: str) -> str | N
     """Return the remedy of the reason, or of the missing capability if the source does not exist."""
     of_reason = remedies.SOURCES[Source.POD_IDENTITY].get(reason) if not reason.endswith(_ABSENT) else None
     return of_reason or node_map.remedies.get(capability) or remedies.CAPABILITIES.get(capability)
+
+
+def _second_list(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+    return _on_request(node_map, Source.KUBELET, SECOND_LIST, facts.second_list if facts else None)
+
+
+def _gpu_fractioning(node_map: NodeMap, facts: Facts | None) -> Verdict | None:
+    return _on_request(node_map, Source.POD_IDENTITY, "gpu_fractioning_", facts.gpu_fractioning if facts else None)
+
+
+def _on_request(node_map: NodeMap, source: Source, prefix: str, answer: Answer | None) -> Verdict | None:
+    """Judge a part of a source that a flag turns on. A map shows it only while it fails."""
+    reported = _source(node_map, source)
+    reason, detail = (reported.reason, reported.detail) if (reported.reason or "").startswith(prefix) else ("", "")
+    if answer is not None:
+        reason, detail = answer.reason, answer.detail
+    if not reason:
+        return Verdict("ok", answer.seen) if answer else None
+    return Verdict(_state_of(reason), "", _words(reason, detail), remedies.SOURCES[source].get(reason))
 
 
 def _push(node_map: NodeMap, facts: Facts | None) -> Verdict:
@@ -287,6 +310,8 @@ DRIVER_CHECKS = (
 OPTIONAL_CHECKS = (
     Check("device_checkpoint", _device_checkpoint),
     Check("pod_logs", _pod_logs),
+    Check("second_list", _second_list),
+    Check("gpu_fractioning", _gpu_fractioning),
     Check("push", _push),
     Check("proc", _proc),
     Check("pid_visibility", _pid_visibility),

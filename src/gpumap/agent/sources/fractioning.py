@@ -1,0 +1,180 @@
+"""The mapping files of KAI-Scheduler's NvFractions: which container shares which GPU, and how much memory it may use.
+
+From KAI-Scheduler 0.18 on, a daemon (kai-scheduler/kai-gpu-fractioning, fractiond) writes one file for each container
+that shares a GPU: `<container id>.json`, by a rename, readable for everybody. gpumap does not trust them. It follows no
+link, waits for no pipe, and a damaged file affects only itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+
+from gpumap.agent.sources.json_files import Name, decode
+from gpumap.agent.sources.names import fit
+from gpumap.model.device_ids import ByUuid, parse
+from gpumap.model.observations import (
+    Complaint,
+    ContainerLink,
+    ContainerName,
+    DeviceId,
+    PodUid,
+    ScheduledShare,
+    SharingContainers,
+    SourceAnswer,
+)
+from gpumap.model.plugins import MIB
+from gpumap.model.units import and_more
+
+MISSING, UNREADABLE, CORRUPT = "gpu_fractioning_missing", "gpu_fractioning_unreadable", "gpu_fractioning_corrupt"
+FILES_MAX = 4096
+"""A directory with more names is not read. A node has a few hundred containers."""
+FILE_BYTES_MAX = 1 << 16
+_VERSION = 1
+_FILE = re.compile(r"([0-9a-f]{64})\.json")
+
+
+class FractioningSource:
+    """Reads one directory of mapping files. It parses a file again only after it changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[_Stamp, _Record]] = {}
+        self._value = SharingContainers()
+
+    def read(self) -> SourceAnswer[SharingContainers]:
+        """Return what the files note, the very same object while it is unchanged; nothing without a directory.
+
+        Complaints: `gpu_fractioning_missing` (no directory), `gpu_fractioning_unreadable`, `gpu_fractioning_corrupt`.
+        """
+        try:
+            with os.scandir(self._directory) as entries:
+                names = [entry.name for entry in itertools.islice(entries, FILES_MAX + 1)]
+        except FileNotFoundError:
+            return self._answer({}, [Complaint(MISSING, f"no directory {self._directory}")])
+        except OSError as error:
+            return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: {error.strerror}")])
+        if len(names) > FILES_MAX:
+            return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: more than {FILES_MAX} files")])
+        found: dict[str, tuple[_Stamp, _Record]] = {}
+        unreadable: list[str] = []
+        corrupt: list[str] = []
+        for name in sorted(names):
+            match = _FILE.fullmatch(name)
+            if match is None:
+                continue  # a temporary name of the writer
+            try:
+                found[match[1]] = self._file(match[1], self._directory / name)
+            except FileNotFoundError:
+                continue  # removed between two reads
+            except OSError as error:
+                unreadable.append(f"{name}: {error.strerror}")
+            except ValueError as error:
+                corrupt.append(f"{name}: {error}")
+        return self._answer(found, [*_complaint(UNREADABLE, unreadable), *_complaint(CORRUPT, corrupt)])
+
+    def _answer(
+        self, found: dict[str, tuple[_Stamp, _Record]], complaints: list[Complaint]
+    ) -> SourceAnswer[SharingContainers]:
+        self._known = found
+        records = [(container_id, record) for container_id, (_, record) in sorted(found.items())]
+        value = SharingContainers(
+            tuple(record.link(container_id) for container_id, record in records),
+            tuple(share for container_id, record in records for share in record.shares(container_id)),
+            complete=not complaints,
+        )
+        if value != self._value:
+            self._value = value
+        return SourceAnswer(self._value, tuple(complaints))
+
+    def _file(self, container_id: str, path: Path) -> tuple[_Stamp, _Record]:
+        """Raises OSError and ValueError."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            seen = os.fstat(descriptor)
+            if not stat.S_ISREG(seen.st_mode):
+                raise OSError(0, "not a regular file")
+            if seen.st_size > FILE_BYTES_MAX:
+                raise OSError(0, f"larger than {FILE_BYTES_MAX >> 10} KiB")
+            stamp = _Stamp(seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            known = self._known.get(container_id)
+            if known is not None and known[0] == stamp:
+                return known
+            return stamp, _record(file.read(FILE_BYTES_MAX))
+
+
+class _Stamp(NamedTuple):
+    inode: int
+    changed_ns: int
+    size: int
+
+
+# --- one file ---------------------------------------------------------------------------------------------------------
+
+_Number = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+
+class _Gpu(Struct, frozen=True):
+    """`uuid` is empty if fractiond found the device by its device node."""
+
+    index: _Number | None = None
+    minorNumber: _Number | None = None  # noqa: N815 - a key of the file
+    uuid: str | None = None
+
+
+class _Record(Struct, frozen=True):
+    """A file (fractiond, pkg/fsstore/record.go). Drafts before version 1 have no version, the number in another key,
+    and the minor as `index`."""
+
+    pod: Name
+    namespace: Name
+    podUID: Name  # noqa: N815 - a key of the file
+    schemaVersion: int | None = None  # noqa: N815 - a key of the file
+    gpuDevices: tuple[_Gpu, ...] | None = None  # noqa: N815 - a key of the file
+    requestedMemoryMiB: _Number | None = None  # noqa: N815 - a key of the file
+    RequestedMemoryMB: _Number | None = None
+
+    def link(self, container_id: str) -> ContainerLink:
+        """Return the pod of the container. No file has the container's name."""
+        return ContainerLink(
+            container_id, PodUid(fit(self.podUID)), ContainerName(fit(self.namespace), fit(self.pod), "")
+        )
+
+    def shares(self, container_id: str) -> Iterator[ScheduledShare]:
+        """Return a share for each GPU. 0 is no limit. Of several GPUs, the file does not show what the amount is of."""
+        amount = self.RequestedMemoryMB if self.schemaVersion is None else self.requestedMemoryMiB
+        gpus = self.gpuDevices or ()
+        memory_bytes = amount * MIB if amount and len(gpus) == 1 else None
+        for gpu in gpus:
+            minor = gpu.index if self.schemaVersion is None and gpu.minorNumber is None else gpu.minorNumber
+            meaning = parse(DeviceId(gpu.uuid)) if gpu.uuid else None
+            if meaning is not None and isinstance(meaning.device, ByUuid):
+                yield ScheduledShare(
+                    PodUid(fit(self.podUID)),
+                    container_id=container_id,
+                    uuid=meaning.device.uuid,
+                    memory_bytes=memory_bytes,
+                )
+            elif minor is not None and not gpu.uuid:
+                yield ScheduledShare(
+                    PodUid(fit(self.podUID)), container_id=container_id, minor=minor, memory_bytes=memory_bytes
+                )
+
+
+def _record(text: bytes) -> _Record:
+    record = decode(text, _Record)
+    if record.schemaVersion not in (None, _VERSION):
+        raise ValueError(f"schemaVersion {record.schemaVersion} is not {_VERSION}")
+    return record
+
+
+def _complaint(reason: str, details: list[str]) -> Iterable[Complaint]:
+    """One complaint for all files with the same problem."""
+    return [Complaint(reason, and_more(details[0], len(details) - 1, "more file", "more files"))] if details else ()

@@ -1,0 +1,334 @@
+"""A second List, of a scheduler's agent, beside the kubelet's: whom it makes a holder, and whom nothing accuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpumap.agent.node_map import node_map
+from gpumap.agent.sources.kubelet import KubeletSource
+from gpumap.agent.sources.second_list import CorrectedKubelet
+from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
+from gpumap.model.findings import findings
+from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
+from gpumap.model.snapshot import Snapshot
+from tests import agent
+from tests.examples import examples
+from tests.generated import nodes
+from tests.koordlet import FakeKoordlet
+from tests.node import Node
+from tests.node import gpu_uuid as driver_uuid
+from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid, owners, row, use
+from tests.processes import PlainProcesses
+from tests.test_laws import conservation, one_series_each, sums_mean_something, the_page_is_valid
+
+CARD, OTHER = gpu_uuid(0), gpu_uuid(1)
+GPU = "nvidia.com/gpu"
+
+
+def koordinated(**second: list[str]) -> TestNode:
+    """Two pods that share the first card, one that shares nothing, one with a card of the kubelet."""
+    pods = [Pod("ml", name, {"main": {}, "side": {}}) for name in ("half", "rest", "none")]
+    owner = Pod("ml", "owner", {"main": {GPU: [str(OTHER)]}})
+    return TestNode([Gpu(0), Gpu(1)], [*pods, owner], second=second or {"half": [str(CARD)], "rest": [str(CARD)]})
+
+
+def pod(node: TestNode, name: str) -> Pod:
+    return next(one for one in node.pods if one.name == name)
+
+
+def collected(node: TestNode, times: int = 3) -> Snapshot:
+    for _ in range(times):
+        snapshot = node.collect()
+    return snapshot
+
+
+# --- the snapshot -----------------------------------------------------------------------------------------------------
+
+
+def test_pods_that_only_the_second_list_gives_a_card_share_it() -> None:
+    """Both are holders without known share, the idle one has zeros, and the kubelet's own holder keeps its card."""
+    node = koordinated()
+    half, rest, owner = pod(node, "half"), pod(node, "rest"), pod(node, "owner")
+    node.processes = [Process(10, CARD, half, memory=3 * GIB), Process(11, OTHER, owner)]
+    snapshot = collected(node)
+    rows = {(one.name.pod, one.name.container, one.uuid): one for one in snapshot.containers}
+    assert set(rows) == {("half", "main", CARD), ("rest", "main", CARD), ("owner", "main", OTHER)}
+    for name in ("half", "rest"):
+        shared = rows[name, "main", CARD]
+        assert (shared.holds, shared.slots) == (True, ())
+        assert (shared.allocated_gpus, shared.allocated_memory_bytes) == (None, None)
+    assert rows["owner", "main", OTHER].allocated_gpus == 1.0
+    found = use(snapshot, rest.full(), CARD)
+    assert found is not None
+    assert (found.memory_bytes, found.processes) == (0, 0)
+    assert owners(snapshot, CARD)["scheduled"] == 3 * GIB
+    assert [leaf.holders for leaf in snapshot.leaves] == [2, 1]
+
+
+def test_one_sharer_of_a_card_has_no_known_share_either() -> None:
+    """Half a card and a whole one look the same in the second List."""
+    snapshot = collected(koordinated(half=[str(CARD)]))
+    found = row(snapshot, Pod("ml", "half").full(), CARD)
+    assert found is not None
+    assert (found.allocated_gpus, found.allocated_memory_bytes) == (None, None)
+
+
+def test_a_card_of_the_kubelet_that_the_agent_shares_too_is_given_once() -> None:
+    """The kubelet's holder keeps its share of 1, whatever the agent adds."""
+    snapshot = collected(koordinated(half=[str(OTHER)]))
+    shares = {one.name.pod: one.allocated_gpus for one in snapshot.containers}
+    assert shares == {"half": None, "owner": 1.0}
+    of_owner = row(snapshot, Pod("ml", "owner").full(), OTHER)
+    assert of_owner is not None
+    assert of_owner.allocated_memory_bytes == 80 * GIB
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("container", ["main", "side", "warm"])
+def test_every_container_of_a_sharing_pod_may_use_its_card(container: str, has_links: bool) -> None:
+    """The agent names the first container. The others and init containers are no holders, but `scheduled`."""
+    node = koordinated()
+    half = pod(node, "half")
+    half.init["warm"] = {}
+    node.processes = [Process(10, CARD, half, container)]
+    half.has_links = has_links
+    snapshot = collected(node)
+    assert owners(snapshot, CARD)["scheduled"] == GIB
+    assert {one.name.container for one in snapshot.containers if one.holds and one.uuid == CARD} == {"main"}
+
+
+def test_a_pod_beyond_its_share_and_one_without_are_squatters() -> None:
+    """The second List has both pods, and gives neither of them the leaf that it uses."""
+    node = koordinated()
+    node.processes = [Process(10, OTHER, pod(node, "half")), Process(11, CARD, pod(node, "none"))]
+    snapshot = collected(node)
+    assert owners(snapshot, OTHER)["unassigned"] == owners(snapshot, CARD)["unassigned"] == GIB
+
+
+def test_while_the_agent_never_answered_nobody_is_accused() -> None:
+    """The kubelet's holders remain, nobody is a squatter, a card without a holder has an unknown number of them."""
+    node = koordinated()
+    node.down = {"second"}
+    node.processes = [Process(10, CARD, pod(node, "half")), Process(11, OTHER, pod(node, "none"))]
+    snapshot = collected(node)
+    assert [one.name.pod for one in snapshot.containers if one.holds] == ["owner"]
+    assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
+    for leaf in (CARD, OTHER):
+        assert (owners(snapshot, leaf)["unassigned"], owners(snapshot, leaf)["unknown"]) == (0, GIB)
+    found = use(snapshot, pod(node, "half").full(), CARD)
+    assert found is not None
+    assert (found.memory_bytes, found.unassigned) == (GIB, False)
+
+
+def test_an_agent_that_stops_answering_is_remembered_until_it_is_too_old() -> None:
+    """Its holders remain for a minute. From the first failure on it accuses nobody; deleted pods stay `gone`."""
+    node = koordinated()
+    node.processes = [Process(10, CARD, pod(node, "half")), Process(11, CARD, pod(node, "none"))]
+    assert owners(collected(node), CARD)["unassigned"] == GIB
+    node.down = {"second"}
+    snapshot = node.collect()
+    assert {one.name.pod for one in snapshot.containers if one.holds} == {"half", "rest", "owner"}
+    split = owners(snapshot, CARD)
+    assert (split["scheduled"], split["unassigned"], split["unknown"]) == (GIB, 0, GIB)
+    assert snapshot.expires == node.memory.second.at.monotonic + 60.0  # type: ignore[union-attr]
+    node.pods.remove(pod(node, "rest"))
+    snapshot = node.collect(60.0)
+    assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
+    assert [leaf.holders for leaf in snapshot.leaves] == [None, 1]
+    assert owners(snapshot, CARD)["unknown"] == 2 * GIB
+
+
+def test_a_deleted_pods_process_is_gone_although_the_agent_is_down() -> None:
+    """Only the kubelet decides which pods exist."""
+    node = koordinated()
+    half = pod(node, "half")
+    node.processes = [Process(10, CARD, half)]
+    collected(node)
+    node.down, node.pods = {"second"}, [one for one in node.pods if one is not half]
+    assert owners(collected(node), CARD)["gone"] == GIB
+
+
+def test_a_pod_that_only_one_of_the_lists_has() -> None:
+    """The agent's pod without the kubelet does not exist; the kubelet's pod without the agent may hold any device."""
+    node = koordinated()
+    none = pod(node, "none")
+    node.unknown_to_agent = {"none"}
+    node.processes = [Process(10, CARD, none)]
+    snapshot = collected(node)
+    assert owners(snapshot, CARD)["unknown"] == GIB
+    pod(node, "half").listed = False
+    agents_list = node.memory.second
+    assert agents_list is not None
+    observed = node.observe()
+    stale = replace(observed.kubelet.value, second=replace(observed.kubelet.value.second, pods=agents_list.value))  # type: ignore
+    node._kubelet = lambda: stale  # type: ignore[method-assign]
+    assert {one.name.pod for one in collected(node).containers if one.holds} == {"rest", "owner"}
+
+
+def test_a_kubelet_that_restarts_shortens_both_lists() -> None:
+    """For the grace period a sharing pod that it does not list again keeps what the agent listed before."""
+    node = koordinated()
+    node.processes = [Process(10, CARD, pod(node, "half"))]
+    collected(node)
+    pod(node, "half").listed = pod(node, "rest").listed = False
+    node.socket = "second"
+    snapshot = collected(node)
+    assert {one.name.pod for one in snapshot.containers if one.holds} == {"half", "rest", "owner"}
+    assert owners(snapshot, CARD)["scheduled"] == GIB
+    snapshot = node.collect(70.0)
+    assert {one.name.pod for one in snapshot.containers if one.holds} == {"owner"}
+
+
+def test_ids_of_the_second_list_are_placed_or_counted_like_the_kubelets() -> None:
+    """A MIG device is a leaf, a partitioned GPU gives all of its leaves, an id of no device is unmatched."""
+    node = koordinated(half=[str(mig_uuid(0, 1, 0))], rest=[str(CARD)], none=["GPU-0"])
+    node.gpus[0] = Gpu(0, mig=[(1, 0, 3), (2, 0, 4)])
+    node.processes = [Process(10, mig_uuid(0, 2, 0), pod(node, "rest"))]
+    snapshot = collected(node)
+    held = {(one.name.pod, one.uuid) for one in snapshot.containers if one.holds}
+    assert held == {("half", mig_uuid(0, 1, 0)), ("rest", CARD), ("owner", OTHER)}
+    assert owners(snapshot, mig_uuid(0, 2, 0))["scheduled"] == GIB
+    assert [(one.name.pod, one.resource, one.slots) for one in snapshot.unmatched] == [("none", GPU, 1)]
+
+
+def test_a_pod_that_works_in_another_container_is_no_waste() -> None:
+    """The container that the agent named is idle; its pod is not."""
+    node = koordinated(half=[str(CARD)])
+    node.processes = [Process(10, CARD, pod(node, "half"), "side", sm=0.5)]
+    assert [one.container.pod for one in findings(node_map(collected(node, 70)))] == ["owner"]
+
+
+@settings(max_examples=examples(100))
+@given(nodes(), st.data())
+def test_a_second_list_takes_nothing_from_the_kubelets(node: TestNode, data: st.DataObject) -> None:
+    """On any node: the kubelet's grants are as without it, no sharer is accused, and the laws of numbers hold."""
+    leaves = [leaf for gpu in node.gpus for leaf in gpu.leaves]
+    ids = st.lists(st.sampled_from([*map(str, leaves), str(gpu_uuid(77))]), max_size=2, unique=True)
+    alone = replace(node)
+    node.second = {one.name: data.draw(ids) for one in node.pods}
+    for _ in range(3):
+        node.down = set(data.draw(st.lists(st.just("second"), max_size=1)))
+        snapshot, without = node.collect(), alone.collect()
+        grants = {(one.name, one.uuid): one for one in snapshot.containers if one.holds}
+        for one in without.containers:
+            if one.holds:
+                assert replace(grants[one.name, one.uuid], use=None) == replace(one, use=None)
+        conservation(node, snapshot)
+        one_series_each(snapshot)
+        sums_mean_something(node, snapshot)
+        the_page_is_valid(snapshot)
+        for process in snapshot.processes:
+            if process.name and str(process.uuid) in node.second.get(process.name.pod, ()):
+                assert process.owner.value != "unassigned"
+            assert "second" not in node.down or process.owner.value != "unassigned"
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+LISTED = [ListedPod("ml", f"pod-{number}", (ListedContainer("main"),)) for number in range(2)]
+
+
+@pytest.fixture
+async def kubelet(tmp_path: Path) -> AsyncIterator[FakeKubelet]:
+    async with FakeKubelet(tmp_path / "kubelet.sock") as running:
+        running.set_pods(LISTED)
+        yield running
+
+
+@pytest.fixture
+async def koordlet(tmp_path: Path, kubelet: FakeKubelet) -> AsyncIterator[FakeKoordlet]:
+    async with FakeKoordlet(tmp_path / "agent" / "kubelet.sock", kubelet.socket_path) as running:
+        running.allocations = {("ml", "pod-1"): {GPU: [str(CARD)], "koordinator.sh/rdma": ["0000:1f:00.2"]}}
+        yield running
+
+
+@pytest.fixture
+async def source(kubelet: FakeKubelet, koordlet: FakeKoordlet) -> AsyncIterator[CorrectedKubelet]:
+    made = CorrectedKubelet(KubeletSource(kubelet.socket_path), KubeletSource(koordlet.socket_path, list_only=True))
+    yield made
+    await made.close()
+
+
+async def test_both_lists_are_read(kubelet: FakeKubelet, koordlet: FakeKoordlet, source: CorrectedKubelet) -> None:
+    """The kubelet's pods are as without an agent; the agent is asked for its List alone."""
+    answer, complaints = await source.read(5.0)
+    assert (answer.pods, complaints) == (tuple(LISTED), ())
+    assert answer.second is not None
+    assert answer.second.pods is not None
+    added = {
+        one.name: [devices for container in one.containers for devices in container.devices]
+        for one in answer.second.pods
+    }
+    assert added["pod-0"] == []
+    assert added["pod-1"] == [
+        ResourceDevices("koordinator.sh/rdma", (DeviceId("0000:1f:00.2"),)),
+        ResourceDevices(GPU, (DeviceId(CARD),)),
+    ]
+    assert koordlet.calls == {LIST: 1}
+    assert kubelet.calls == {LIST: 2, ALLOCATABLE: 1}, "the agent's List asks the kubelet too"
+    assert (await source.read(5.0)).value.second.pods is answer.second.pods  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (None, "pod_resources_connection_refused"),
+        (Refuse(grpc.StatusCode.UNKNOWN, "kubelet stub: certificate expired"), "pod_resources_unknown"),
+        (Refuse(grpc.StatusCode.PERMISSION_DENIED, "not for you"), "pod_resources_permission_denied"),
+    ],
+)
+async def test_a_failing_agent_is_a_complaint(
+    koordlet: FakeKoordlet, source: CorrectedKubelet, refusal: Refuse | None, reason: str
+) -> None:
+    """The kubelet's answer remains, and the agent's is taken again as soon as it is there."""
+    koordlet.refusal = refusal
+    if refusal is None:
+        await koordlet.stop()
+        koordlet.socket_path.touch()
+    answer, complaints = await source.read(5.0)
+    assert (answer.pods, answer.second.pods) == (tuple(LISTED), None)  # type: ignore[union-attr]
+    assert [one.reason for one in complaints] == [reason]
+    koordlet.refusal = None
+    if refusal is None:
+        await koordlet.start()
+    assert (await source.read(5.0)).value.second.pods is not None  # type: ignore[union-attr]
+
+
+async def test_a_failing_kubelet_fails_the_source(kubelet: FakeKubelet, source: CorrectedKubelet) -> None:
+    """The agent alone says nothing of who exists."""
+    await kubelet.stop()
+    with pytest.raises(SourceError):
+        await source.read(5.0)
+
+
+async def test_agent_with_koordlets_proxy(directory: Path, library: Path) -> None:
+    """The whole service: sharers are holders on the page. Without the proxy its complaint is counted."""
+    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
+    half = node.admit("half", main=[])
+    node.run(half.cgroup("main"), 1, 8 * GIB, sm_percent=70)
+    koordlet = FakeKoordlet(directory / "koordlet.sock", node.kubelet.socket_path)
+    koordlet.allocations = {("ml", "half"): {GPU: [str(driver_uuid(1))]}}
+    async with node.kubelet, koordlet:
+        flags = ("--pod-resources-socket", str(koordlet.socket_path), "--interval", "200ms")
+        async with agent.serve(node, *flags, library=library) as running:
+            page = await running.later(3)
+            assert page.by("gpumap_allocation_info", "pod", uuid=driver_uuid(1)) == {"half": 1}
+            assert page.by("gpumap_allocation_slots", "pod") == {}
+            assert page.by("gpumap_container_allocated_gpus", "pod") == {}
+            assert (
+                page.value("gpumap_device_memory_used_by_owner_bytes", uuid=driver_uuid(1), owner="scheduled")
+                == 8 * GIB
+            )
+            koordlet.refusal = Refuse(grpc.StatusCode.UNKNOWN, "no")
+            page = await running.later(3)
+            assert page.up("kubelet")
+            errors = page.by("gpumap_source_errors_total", "reason", source="kubelet")
+            assert errors["pod_resources_unknown"] > 0
+            assert page.by("gpumap_container_unassigned_use", "pod") == {}
