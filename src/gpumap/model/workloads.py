@@ -39,6 +39,26 @@ class Workload(NamedTuple):
     name: str
 
 
+OTHER = Workload("other", "other")
+"""Work that nothing names, and all work after the first `NAMES_MAX` names of a node."""
+NAMES_MAX = 200
+
+
+def is_sluid(found: Workload) -> bool:
+    """Return whether a Slurm job is named by the id in its path, as Slurm 26.05 has it, instead of its job id."""
+    return found.kind == "slurm_job" and found.name.startswith("s")
+
+
+def named(before: Sequence[Workload], present: Iterable[Workload]) -> tuple[Workload, ...]:
+    """Return the work that keeps a name of its own, of all that is present: at most `NAMES_MAX`, the oldest first.
+
+    Work that had a name keeps it while it is present: a series does not change its name because another work starts.
+    """
+    here = set(present) - {OTHER}
+    kept = [one for one in before if one in here]
+    return (*kept, *sorted(here.difference(kept)))[:NAMES_MAX]
+
+
 def workload(paths: Iterable[str], uid: int | None) -> Workload | None:
     """Return the work that a process with these cgroup paths and this user id belongs to; `None` if nothing names it.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from gpumap.model.observations import (
 )
 from gpumap.model.readings import GpuProcess, Uuid
 from gpumap.model.snapshot import Owner
+from gpumap.model.workloads import OTHER, Workload
 
 CONFIRM_SECONDS = 0.4
 """How long an owner is pending after a pushed collection, which can follow the last one after a quarter of a second.
@@ -105,6 +106,8 @@ class Attributed(NamedTuple):
     """Its use counts for its container."""
     unresolved: bool
     """Its owner is uncertain. A holder that may own it is not certainly idle."""
+    workload: Workload | None = None
+    """What a process of the host belongs to."""
 
 
 class LastProcess(NamedTuple):
@@ -144,6 +147,11 @@ class Attribution:
     missing: frozenset[tuple[Uuid, int]]
     measured_uids: Mapping[PodName, PodUid]
     """UIDs of pods with measured processes."""
+
+    def workloads(self) -> Iterator[Workload]:
+        """Yield the work of the host on all leaves."""
+        for processes in self.by_leaf.values():
+            yield from (item.workload for item in processes.by_owner.get(Owner.HOST, ()) if item.workload)
 
 
 def confirmed_owners(pending: Mapping[PendingOwner, float], observations: Observations) -> frozenset[PendingOwner]:
@@ -270,6 +278,7 @@ class OwnerClassifier:
             decision.name,
             decision.is_measured,
             decision.unresolved,
+            (entry.workload or OTHER) if decision.owner is Owner.HOST else None,
         )
 
     def _decide_mps_server(self, decision: OwnerDecision) -> OwnerDecision:

@@ -15,7 +15,8 @@ from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECON
 from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
 from gpumap.model.readings import DeviceMemory, GpuReading, ProcessSample, Uuid
-from gpumap.model.snapshot import ContainerUse, Owner, OwnerUse
+from gpumap.model.snapshot import ContainerUse, HostUse, Owner, OwnerUse
+from gpumap.model.workloads import OTHER, Workload
 
 SAMPLED_SECONDS = 90.0
 """Longer than any sample is kept: a driver has the last 72, of at most a second each (open-gpu-kernel-modules,
@@ -105,6 +106,19 @@ class LeafUse:
             uid = items[0].pod_uid if items else uid_of.get(name.pod_name)
             measured[name] = self._measured(uid, items, [one.for_pod(uid) for one in self.ended_times.get(name, ())])
         return measured
+
+    def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
+        """Return the sums of each work of the host. Work that is not in `names` is added up as `OTHER`."""
+        of_work: dict[Workload, list[Attributed]] = {}
+        for item in self.processes.by_owner.get(Owner.HOST, ()):
+            work = item.workload if item.workload in names else OTHER
+            of_work.setdefault(work or OTHER, []).append(item)
+        return tuple(self._host_use(work, tuple(items)) for work, items in sorted(of_work.items()))
+
+    def _host_use(self, work: Workload, items: tuple[Attributed, ...]) -> HostUse:
+        measured = self._measured(None, items, ())
+        times = measured.times
+        return HostUse(work, measured.memory_bytes, measured.processes, times.sm if times else None)
 
     def _measured(
         self, uid: PodUid | None, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]

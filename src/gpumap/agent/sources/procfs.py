@@ -4,8 +4,10 @@ It reads `cgroup` and `stat`, which need no right over the process; never `envir
 consist of plain files. What it remembers only saves reads: one PID to ask first, and processes that still run.
 """
 
+import contextlib
 import errno
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,15 +25,23 @@ from gpumap.model.observations import (
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.workloads import Workload, is_sluid, workload
 
 SELF = Path("/proc/self")
 FILE_BYTES_MAX = 1 << 16
 """The kernel writes at most a page for each hierarchy of cgroups (kernel/cgroup/cgroup.c: proc_cgroup_show)."""
 
 
+_ANCESTORS_MAX = 16
+"""Between a process and its slurmstepd: srun's shell, a launcher, a Python that starts others."""
+_STEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)[.\]]")
+"""slurm, src/slurmd/slurmstepd/slurmstepd.c, _set_job_log_prefix: `slurmstepd: [3385.0]`."""
+
+
 class _Stat(NamedTuple):
     comm: str
     is_ending: bool
+    parent: int
     start: int
 
 
@@ -127,11 +137,15 @@ class ProcfsSource:
         pidfd = self._known.open(pid) if is_real else None
         kept = False
         try:
-            stat, cgroup = self._files(pid)
-            entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own))
-            if stat.is_ending:
-                entry = replace(entry, cgroup=_of_ending(entry.cgroup))
-            elif pidfd is not None:
+            with _opened(self._root / str(pid)) as folder:
+                # All files are read below one open directory: it stays the process's own if its PID is used again.
+                stat, cgroup = _stat(_text("stat", folder)), _text("cgroup", folder)
+                entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own))
+                if stat.is_ending:
+                    entry = replace(entry, cgroup=_of_ending(entry.cgroup))
+                elif entry.cgroup.kind is CgroupKind.HOST:
+                    entry = replace(entry, workload=self._workload(folder, stat.parent, cgroups.paths(cgroup)))
+            if not stat.is_ending and pidfd is not None:
                 self._known.keep(pidfd, entry, time.monotonic())
                 kept = True
             return entry
@@ -139,13 +153,30 @@ class ProcfsSource:
             if pidfd is not None and not kept:
                 os.close(pidfd)
 
-    def _files(self, pid: int) -> tuple[_Stat, str]:
-        # Both files are read below one open directory: it stays that of the process, also if its PID is reused.
-        folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            return _stat(_text("stat", folder)), _text("cgroup", folder)
-        finally:
-            os.close(folder)
+    def _workload(self, folder: int, parent: int, paths: tuple[str, ...]) -> Workload | None:
+        """Name the work of a process of the host. Its user id is read only if its paths name nothing."""
+        found = workload(paths, None) or workload(paths, _uid(folder))
+        if found is None or not is_sluid(found):
+            return found
+        job = self._slurm_job(parent)
+        return found._replace(name=job) if job else found
+
+    def _slurm_job(self, pid: int) -> str | None:
+        """Return the job id in the title of the step's slurmstepd, which is an ancestor of the job's processes.
+
+        This is the only `cmdline` that gpumap reads: Slurm 26.05 has no job id in the cgroup path.
+        """
+        for _ in range(_ANCESTORS_MAX):
+            try:
+                with _opened(self._root / str(pid)) as folder:
+                    stat = _stat(_text("stat", folder))
+                    if stat.comm == "slurmstepd":
+                        match = _STEPD_TITLE.match(_text("cmdline", folder))
+                        return match[1] if match else None
+            except (OSError, ValueError):
+                return None
+            pid = stat.parent
+        return None
 
     def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
         """Decide from visible processes whether PIDs of other containers are visible (attribution.md)."""
@@ -207,7 +238,27 @@ def _stat(text: str) -> _Stat:
     fields = rest.split()
     if len(fields) < 20:
         raise ValueError("its stat has too few fields")
-    return _Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), start=int(fields[19]))
+    return _Stat(
+        name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), parent=int(fields[1]), start=int(fields[19])
+    )
+
+
+def _uid(folder: int) -> int | None:
+    """Return the real user id of a process; `None` if the tree does not have it."""
+    try:
+        match = re.search(r"^Uid:\s+(\d+)", _text("status", folder), re.MULTILINE)
+    except FileNotFoundError:
+        return None
+    return int(match[1]) if match else None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:
