@@ -12,11 +12,12 @@ from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
 from gpumap.model.observations import Source
-from gpumap.model.snapshot import Owner, OwnerUse, Snapshot
+from gpumap.model.snapshot import HostUse, Owner, OwnerUse, Snapshot
+from gpumap.model.workloads import Workload
 from tests.snapshots import busy_node
 from tests.test_metrics import OF_GPUS
 
-MOST = {"container": 14, "leaf": 24, "gpu": 55, "agent": 60, "pod": 1}
+MOST = {"container": 14, "leaf": 24, "gpu": 55, "agent": 60, "pod": 1, "work": 3}
 """Written from the contract. XID errors by code are beyond it: they are as many as there are codes."""
 BY_CODE = ("gpumap_container_xid_errors_total", "gpumap_gpu_xid_errors_by_code_total")
 PROCESS_COLLECTOR_SERIES = 6
@@ -31,6 +32,7 @@ def whole_node() -> Snapshot:
             leaf,
             allocatable=leaf.allocatable[-1:],
             owners=(*leaf.owners, OwnerUse(Owner.MPS_SERVER, 1 << 20, 1)) if leaf.memory else leaf.owners,
+            host=(HostUse(Workload("docker", "4f1c9e0b7a2d"), 1 << 20, 1, 0.5),),
         )
         for leaf in snapshot.leaves
     )
@@ -43,6 +45,8 @@ def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...
         return "container", labels[:4]
     if family.name.startswith(OF_GPUS):
         return "gpu", labels[:1]
+    if family.labels == ("kind", "name", "uuid"):
+        return "work", labels
     if family.labels[:1] == ("uuid",):
         return "leaf", labels[:1]
     if family.labels[:2] == ("namespace", "pod"):
@@ -51,7 +55,7 @@ def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...
 
 
 def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
-    """The series of each container on a leaf, each leaf, each GPU, each pod, and of the agent."""
+    """The series of each container on a leaf, each leaf, GPU, pod and work outside pods, and of the agent."""
     counts: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in MOST}
     for family in (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "2")):
         for series in family.read(snapshot) if family.name not in BY_CODE else ():

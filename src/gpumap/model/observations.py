@@ -326,7 +326,7 @@ class ProcEntry:
     comm: str
     cgroup: CgroupMembership
     workload: Workload | None = None
-    """The work of a process of the host, if something names it."""
+    """The work of a process outside pods, or the Slurm job of one in a pod, if something names it."""
 
 
 @dataclass(frozen=True, slots=True)

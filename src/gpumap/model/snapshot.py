@@ -79,7 +79,7 @@ class Leaf:
 
 
 class HostUse(NamedTuple):
-    """Measurements of one work of the host on a leaf. They divide the owner `host`. An unknown value is `None`."""
+    """Measurements of one work outside pods on a leaf. They split the owner `host`. An unknown value is `None`."""
 
     workload: Workload
     memory_bytes: int | None
@@ -188,6 +188,8 @@ class ProcessUse(NamedTuple):
     memory_controller_ratio: float | None = None
     encoder_ratio: float | None = None
     decoder_ratio: float | None = None
+    workload: Workload | None = None
+    """What a process outside pods belongs to; of one in a pod the Slurm job, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

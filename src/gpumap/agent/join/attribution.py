@@ -107,15 +107,18 @@ class Attributed(NamedTuple):
     unresolved: bool
     """Its owner is uncertain. A holder that may own it is not certainly idle."""
     workload: Workload | None = None
-    """What a process of the host belongs to."""
+    """What a process outside pods belongs to; of one in a pod the Slurm job, if there is one."""
 
 
 class LastProcess(NamedTuple):
-    """A process of the last snapshot. Its start reveals a reused PID; its container gets its time until it ended."""
+    """A process of the last snapshot. Its start reveals a reused PID; its container or work gets its time until it
+    ended."""
 
     start: int
     container: ContainerName | None
     pod_uid: PodUid | None
+    workload: Workload | None = None
+    """Only of a process outside pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ class Attribution:
     """UIDs of pods with measured processes."""
 
     def workloads(self) -> Iterator[Workload]:
-        """Yield the work of the host on all leaves."""
+        """Yield the work outside pods on all leaves."""
         for processes in self.by_leaf.values():
             yield from (item.workload for item in processes.by_owner.get(Owner.HOST, ()) if item.workload)
 
@@ -250,7 +253,12 @@ class OwnerClassifier:
             {name: tuple(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
             last={
-                item.process.pid: LastProcess(item.start, item.name if item.is_measured else None, item.pod_uid)
+                item.process.pid: LastProcess(
+                    item.start,
+                    item.name if item.is_measured else None,
+                    item.pod_uid,
+                    item.workload if item.owner is Owner.HOST else None,
+                )
                 for item in attributed
                 if item.start is not None
             },
@@ -278,7 +286,7 @@ class OwnerClassifier:
             decision.name,
             decision.is_measured,
             decision.unresolved,
-            (entry.workload or OTHER) if decision.owner is Owner.HOST else None,
+            _workload(entry, decision.owner),
         )
 
     def _decide_mps_server(self, decision: OwnerDecision) -> OwnerDecision:
@@ -418,6 +426,13 @@ class OwnerClassifier:
         if name in pod_table.containers:
             return False
         return pod_table.checkpoint is None or name.pod_name in pod_table.claimants
+
+
+def _workload(entry: ProcEntry, owner: Owner) -> Workload | None:
+    """Return the work of a process. One without a pod in its path may be in a pod's container: that does not count."""
+    if owner is Owner.HOST:
+        return entry.workload or OTHER
+    return entry.workload if entry.cgroup.kind is CgroupKind.POD else None
 
 
 def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:

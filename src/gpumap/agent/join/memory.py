@@ -46,7 +46,7 @@ class Memory:
     pending_owners: Mapping[PendingOwner, float] = field(default_factory=dict)
     """Unconfirmed owners of the last snapshot, with the monotonic time of the first snapshot that had them."""
     workloads: tuple[Workload, ...] = ()
-    """Work of the host that has a name of its own, at most 200."""
+    """Work outside pods that has a name of its own, oldest first, at most `NAMES_MAX`."""
     uses: Mapping[Key, UseMemory] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""

@@ -250,6 +250,7 @@ def process_rows(joined: Joined) -> Iterator[ProcessUse]:
                 sample.memory_controller_ratio if sample is not None else None,
                 sample.encoder_ratio if sample is not None else None,
                 sample.decoder_ratio if sample is not None else None,
+                item.workload,
             )
 
 

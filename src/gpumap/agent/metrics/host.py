@@ -1,4 +1,4 @@
-"""The group `host`: use by work outside pods. It divides the owner `host` of gpumap_device_*."""
+"""The group `host`: use by processes outside pods. It splits the owner `host` of gpumap_device_*."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def _used(name: str, help: str, value: Callable[[HostUse], float | None]) -> Fam
 HOST = (
     _used(
         "gpumap_host_gpu_memory_used_bytes",
-        "GPU memory of processes outside pods, by container, job, unit or user.",
+        "GPU memory of processes outside pods, by container, job, systemd unit or user.",
         lambda use: use.memory_bytes,
     ),
     _used(
         "gpumap_host_sm_utilization_ratio",
-        "Share of time in which processes outside pods kept the device's SMs busy (0-1), mean over the interval.",
+        "Share of time in which the kernels of processes outside pods kept the device's SMs busy (0-1), mean over the "
+        "interval.",
         lambda use: use.sm_ratio,
     ),
     _used("gpumap_host_gpu_processes", "Processes outside pods on the device.", lambda use: use.processes),
