@@ -12,8 +12,7 @@ from gpumap.agent.metrics import native, self_families
 from gpumap.agent.metrics.allocation import CONTAINER_LABELS
 from gpumap.model.families import Family
 from gpumap.model.observations import Source
-from gpumap.model.snapshot import HostUse, Owner, OwnerUse, Snapshot
-from gpumap.model.workloads import Workload
+from gpumap.model.snapshot import Owner, OwnerUse, Snapshot
 from tests.snapshots import busy_node
 from tests.test_metrics import OF_GPUS
 
@@ -32,7 +31,6 @@ def whole_node() -> Snapshot:
             leaf,
             allocatable=leaf.allocatable[-1:],
             owners=(*leaf.owners, OwnerUse(Owner.MPS_SERVER, 1 << 20, 1)) if leaf.memory else leaf.owners,
-            host=(HostUse(Workload("docker", "4f1c9e0b7a2d"), 1 << 20, 1, 0.5),),
         )
         for leaf in snapshot.leaves
     )
