@@ -25,6 +25,7 @@ _GENERATED = re.compile(r"(?<=-->\n).*?(?=<!-- end of what is generated -->)", r
 GROUP_TITLES = {
     "allocation": "Allocation: reported by the kubelet",
     "use": "Use: measured",
+    "host": "Processes outside pods: measured",
     "accounting": "Accounting: counters for chargeback",
     "device": "Devices and GPUs",
     "health": "Health of GPUs",

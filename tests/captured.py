@@ -187,6 +187,8 @@ KEPT = frozenset(
         "nvidia-mps",
         "nvidia-smi",
         "Xorg",
+        "slurmd",
+        "slurmstepd",
         "compute",
         "gpumap",
         "mig",

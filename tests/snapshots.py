@@ -12,6 +12,7 @@ from gpumap.model.snapshot import (
     Gpu,
     GpuAccount,
     GpuXids,
+    HostUse,
     Leaf,
     NamelessGpu,
     Node,
@@ -24,6 +25,7 @@ from gpumap.model.snapshot import (
     SourceHealth,
     UnmatchedSlots,
 )
+from gpumap.model.workloads import Workload
 
 GIB = 1 << 30
 MODEL = "NVIDIA H100 80GB HBM3"
@@ -108,6 +110,9 @@ def pascal(index: int) -> Gpu:
     return replace(card, reading=of_its_age)
 
 
+WORK = Workload("docker", "4f1c9e0b7a2d")
+
+
 def leaf(on: Gpu, uuid: str, instance: MigInstance | None = None, *, holders: int = 1) -> Leaf:
     """A leaf whose used memory is told apart by every owner there is."""
     owners = [OwnerUse(owner, GIB, 1) for owner in OWNERS]
@@ -119,6 +124,7 @@ def leaf(on: Gpu, uuid: str, instance: MigInstance | None = None, *, holders: in
         holders,
         (("nvidia.com/gpu", 0), ("nvidia.com/gpu.shared", 10)),
         (*owners, OwnerUse(Owner.UNACCOUNTED, 35 * GIB, None)),
+        (HostUse(WORK, GIB, 1, 0.25),),
     )
 
 
@@ -158,7 +164,8 @@ def reservation(on: Leaf) -> ContainerOnDevice:
 
 def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
     name = ContainerName("team", pod, "main") if pod else None
-    return ProcessUse(pid, Uuid(uuid), "C", "python", Owner.ASSIGNED if pod else Owner.HOST, name, None, GIB, 0.25)
+    use = ProcessUse(pid, Uuid(uuid), "C", "python", Owner.ASSIGNED if pod else Owner.HOST, name, None, GIB, 0.25)
+    return use if pod else use._replace(workload=WORK)
 
 
 def account(of: ContainerOnDevice) -> ContainerAccount:

@@ -16,7 +16,7 @@ from gpumap.model.snapshot import Owner, OwnerUse, Snapshot
 from tests.snapshots import busy_node
 from tests.test_metrics import OF_GPUS
 
-MOST = {"container": 14, "leaf": 28, "gpu": 55, "agent": 60, "pod": 1}
+MOST = {"container": 14, "leaf": 28, "gpu": 55, "agent": 60, "pod": 1, "work": 3}
 """Written from the contract. XID errors by code are beyond it: they are as many as there are codes."""
 MORE_IF_RESERVED = 3
 BY_CODE = ("gpumap_container_xid_errors_total", "gpumap_gpu_xid_errors_by_code_total")
@@ -44,6 +44,8 @@ def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...
         return "container", labels[:4]
     if family.name.startswith(OF_GPUS):
         return "gpu", labels[:1]
+    if family.labels == ("kind", "name", "uuid"):
+        return "work", labels
     if family.labels[:1] == ("uuid",):
         return "leaf", labels[:1]
     if family.labels[:2] == ("namespace", "pod"):
@@ -52,7 +54,7 @@ def bearer(family: Family, labels: tuple[str, ...]) -> tuple[str, tuple[str, ...
 
 
 def count_series(snapshot: Snapshot) -> dict[str, Counter[tuple[str, ...]]]:
-    """The series of each container on a leaf, each leaf, each GPU, each pod, and of the agent."""
+    """The series of each container on a leaf, each leaf, GPU, pod and work outside pods, and of the agent."""
     counts: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in MOST}
     for family in (*native(DEFAULT_GROUPS, process_metrics=False), *self_families("1", "2")):
         for series in family.read(snapshot) if family.name not in BY_CODE else ():

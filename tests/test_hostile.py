@@ -22,7 +22,10 @@ from tests.examples import examples
 from tests.nodes import RULES, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
 from tests.sharing import answer
 
-FAMILIES = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("1", "3.11"))
+FAMILIES = (
+    *native(("allocation", "use", "host", "device", "codec"), process_metrics=True),
+    *self_families("1", "3.11"),
+)
 CARD = gpu_uuid(0)
 MIG = [(1, 0, 1), (2, 0, 3)]
 SEEDS = [

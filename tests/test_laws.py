@@ -24,7 +24,10 @@ from tests.generated import nodes, runs
 from tests.nodes import RULES, Gpu, TestNode
 
 RESERVING = "kai-resource-reservation"
-FAMILIES = (*native(("allocation", "use", "device", "gpm", "codec"), process_metrics=True), *self_families("1", "3.11"))
+FAMILIES = (
+    *native(("allocation", "use", "host", "device", "gpm", "codec"), process_metrics=True),
+    *self_families("1", "3.11"),
+)
 
 
 def check(node: TestNode, snapshot: Snapshot) -> None:
@@ -48,6 +51,10 @@ def conservation(node: TestNode, snapshot: Snapshot) -> None:
     for leaf in snapshot.leaves:
         if leaf.memory is not None:
             assert sum(use.memory_bytes or 0 for use in leaf.owners) == leaf.memory.used_bytes, "L1"
+        host = [use for use in leaf.owners if use.owner is Owner.HOST]
+        assert sum(use.processes for use in leaf.host) == sum(use.processes or 0 for use in host)
+        if all(use.memory_bytes is not None for use in leaf.host):
+            assert sum(use.memory_bytes or 0 for use in leaf.host) == sum(use.memory_bytes or 0 for use in host)
 
 
 def unknown_is_absent(node: TestNode, snapshot: Snapshot) -> None:

@@ -42,6 +42,11 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_device_memory_used_by_owner_bytes": ("gauge", "uuid owner"),
         "gpumap_device_processes": ("gauge", "uuid owner"),
     },
+    "host": {
+        "gpumap_host_gpu_memory_used_bytes": ("gauge", "kind name uuid"),
+        "gpumap_host_sm_utilization_ratio": ("gauge", "kind name uuid"),
+        "gpumap_host_gpu_processes": ("gauge", "kind name uuid"),
+    },
     "device": {
         "gpumap_device_info": ("gauge", DEVICE_INFO),
         "gpumap_device_memory_total_bytes": ("gauge", "uuid"),

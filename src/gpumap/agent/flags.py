@@ -16,7 +16,7 @@ LONGEST_DEFAULT_SHOWN = 60
 """Longer defaults are not useful in --help."""
 ABOUT = {"serving": "exporter", "sources": "sources on this node", "log": "log"}
 """Parts of --help, with their titles."""
-GROUPS = ("allocation", "use", "accounting", "device", "health", "links", "gpm", "codec")
+GROUPS = ("allocation", "use", "host", "accounting", "device", "health", "links", "gpm", "codec")
 DEFAULT_GROUPS = tuple(group for group in GROUPS if group != "codec")
 DIALECTS = (
     *("pod-gpu-map", "pod-gpu-map-deprecated", "gpu-mem-monitor", "cadvisor", "gpu-manager", "nvidia-smi"),

@@ -216,6 +216,15 @@ def _device(
         ),
         holders_known=leaf.holders is not None,
         users=tuple(_user(row.name, row.use, _owner_of(row.name, held, processes)) for row in rows if row.use),
+        host=tuple(
+            entries.HostEntry(
+                **use.workload._asdict(),
+                memory_used_bytes=use.memory_bytes,
+                sm_utilization_ratio=use.sm_ratio,
+                processes=use.processes,
+            )
+            for use in leaf.host
+        ),
         processes=tuple(map(_process, processes)),
     )
 
@@ -259,6 +268,7 @@ def _process(process: ProcessUse) -> entries.ProcessEntry:
         pod_uid=process.pod_uid,
         memory_bytes=process.memory_bytes,
         sm_ratio=process.sm_ratio,
+        work=entries.WorkEntry(**process.workload._asdict()) if process.workload else None,
     )
 
 

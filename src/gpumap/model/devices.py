@@ -190,5 +190,6 @@ def _device_of_namespace(device: DeviceEntry, namespace: str) -> DeviceEntry:
         owners=tuple(owner for owner in device.owners if owner.owner in remaining),
         holders=in_namespace(device.holders, namespace),
         users=in_namespace(device.users, namespace),
+        host=(),
         processes=processes,
     )

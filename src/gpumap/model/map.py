@@ -308,6 +308,26 @@ containers or unknown processes use the MIG device."""
         return self.sm_activity_ratio if self.sm_ratio is None else self.sm_ratio
 
 
+class WorkEntry(Entry, frozen=True, kw_only=True):
+    """Work outside pods."""
+
+    kind: str
+    """docker, podman, containerd, lxc, slurm_job, pbs_job, htcondor_slot, systemd_unit, user or other."""
+    name: str
+    """Short container id, job id, slot, unit or user, by kind."""
+
+
+class HostEntry(WorkEntry, frozen=True, kw_only=True):
+    """Measurements of work outside pods on the device."""
+
+    memory_used_bytes: Bytes | None
+    """Memory of its processes. Null if the driver does not report that of one."""
+    sm_utilization_ratio: Ratio | None
+    """SM time, mean over the interval. Null if unknown, as for containers."""
+    processes: Count
+    """Number of processes on the device."""
+
+
 class ProcessEntry(Entry, frozen=True, kw_only=True):
     """A process on the device."""
 
@@ -330,6 +350,8 @@ class ProcessEntry(Entry, frozen=True, kw_only=True):
     """Memory on the device. Null if the driver does not report it."""
     sm_ratio: Ratio | None
     """SM time, mean over the interval."""
+    work: WorkEntry | None = None
+    """Work that a process outside pods belongs to; of a process in a pod the Slurm job. Null if there is none."""
 
 
 class DeviceEntry(Entry, frozen=True, kw_only=True):
@@ -364,6 +386,8 @@ kubelet names while NVML does not answer, and a partitioned GPU that was assigne
     """Whether the holders are known. If not, an empty list of holders means nothing."""
     users: tuple[UserEntry, ...]
     """Containers that were measured on the device. Idle holders have 0."""
+    host: tuple[HostEntry, ...] = ()
+    """Work outside pods: it splits the owner host. Empty if there is none, or if owners are unknown."""
     processes: tuple[ProcessEntry, ...]
     """Processes on the device."""
 

@@ -21,6 +21,7 @@ from gpumap.model.readings import XidError as XidError
 from gpumap.model.terms import ContainerName as ContainerName
 from gpumap.model.terms import PodName as PodName
 from gpumap.model.terms import Source as Source
+from gpumap.model.workloads import Workload
 
 DeviceId = NewType("DeviceId", str)
 """The kubelet's string for one slot of a device."""
@@ -376,6 +377,8 @@ class ProcEntry:
     start: int
     comm: str
     cgroup: CgroupMembership
+    workload: Workload | None = None
+    """The work of a process outside pods, or the Slurm job of one in a pod, if something names it."""
 
 
 @dataclass(frozen=True, slots=True)

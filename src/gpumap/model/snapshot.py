@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gpumap.model.observations import ContainerName, DeviceHealth, Moment, NvmlReading, PodUid, Source
 from gpumap.model.readings import Activity, DeviceMemory, GpuReading, MigInstance, Uuid
 from gpumap.model.terms import Owner as Owner
+from gpumap.model.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Leaf:
     """Containers that certainly hold it; `None` without a current List."""
     allocatable: tuple[tuple[str, int], ...] = ()
     owners: tuple[OwnerUse, ...] = ()
+    host: tuple[HostUse, ...] = ()
     may_have_more: bool = False
     """A slot that gpumap could not place may be on it: `holders` is the least."""
 
@@ -74,6 +76,15 @@ class Leaf:
             return self.instance.activity
         reading = self.gpu.reading if self.gpu is not None else None
         return reading.activity if reading is not None and not reading.partitioned else None
+
+
+class HostUse(NamedTuple):
+    """Measurements of one work outside pods on a leaf. They split the owner `host`. An unknown value is `None`."""
+
+    workload: Workload
+    memory_bytes: int | None
+    processes: int
+    sm_ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,8 @@ class ProcessUse(NamedTuple):
     memory_controller_ratio: float | None = None
     encoder_ratio: float | None = None
     decoder_ratio: float | None = None
+    workload: Workload | None = None
+    """What a process outside pods belongs to; of one in a pod the Slurm job, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

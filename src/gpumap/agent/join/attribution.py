@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from gpumap.model.observations import (
 )
 from gpumap.model.readings import GpuProcess, Uuid
 from gpumap.model.snapshot import Owner
+from gpumap.model.workloads import OTHER, Workload
 
 CONFIRM_SECONDS = 0.4
 """How long an owner is pending after a pushed collection, which can follow the last one after a quarter of a second.
@@ -107,14 +108,19 @@ class Attributed(NamedTuple):
     """Its use counts for its container."""
     unresolved: bool
     """Its owner is uncertain. A holder that may own it is not certainly idle."""
+    workload: Workload | None = None
+    """What a process outside pods belongs to; of one in a pod the Slurm job, if there is one."""
 
 
 class LastProcess(NamedTuple):
-    """A process of the last snapshot. Its start reveals a reused PID; its container gets its time until it ended."""
+    """A process of the last snapshot. Its start reveals a reused PID; its container or work gets its time until it
+    ended."""
 
     start: int
     container: ContainerName | None
     pod_uid: PodUid | None
+    workload: Workload | None = None
+    """Only of a process outside pods."""
 
 
 User = tuple[ContainerName, PodUid | None]
@@ -153,6 +159,11 @@ class Attribution:
     missing: frozenset[tuple[Uuid, int]]
     measured_uids: Mapping[PodName, PodUid]
     """UIDs of pods with measured processes."""
+
+    def workloads(self) -> Iterator[Workload]:
+        """Yield the work outside pods on all leaves."""
+        for processes in self.by_leaf.values():
+            yield from (item.workload for item in processes.by_owner.get(Owner.HOST, ()) if item.workload)
 
 
 def confirmed_owners(pending: Mapping[PendingOwner, float], observations: Observations) -> frozenset[PendingOwner]:
@@ -256,7 +267,12 @@ class OwnerClassifier:
             {name: tuple(items) for name, items in by_container.items()},
             {owner: tuple(items) for owner, items in by_owner.items()},
             last={
-                item.process.pid: LastProcess(item.start, item.name if item.is_measured else None, item.pod_uid)
+                item.process.pid: LastProcess(
+                    item.start,
+                    item.name if item.is_measured else None,
+                    item.pod_uid,
+                    item.workload if item.owner is Owner.HOST else None,
+                )
                 for item in attributed
                 if item.start is not None
             },
@@ -285,6 +301,7 @@ class OwnerClassifier:
             decision.name,
             decision.is_measured,
             decision.unresolved,
+            _workload(entry, decision.owner),
         )
 
     def _decide_mps_server(self, decision: OwnerDecision) -> OwnerDecision:
@@ -445,6 +462,13 @@ class OwnerClassifier:
         if name in pod_table.containers:
             return False
         return pod_table.checkpoint is None or name.pod_name in pod_table.claimants
+
+
+def _workload(entry: ProcEntry, owner: Owner) -> Workload | None:
+    """Return the work of a process. One without a pod in its path may be in a pod's container: that does not count."""
+    if owner is Owner.HOST:
+        return entry.workload or OTHER
+    return entry.workload if entry.cgroup.kind is CgroupKind.POD else None
 
 
 def _holders_by_leaf(allocation: Allocation, inventory: Inventory) -> dict[Uuid, set[ContainerName]]:

@@ -17,6 +17,7 @@ from gpumap.agent.join.xids import XidMemory
 from gpumap.model.observations import KubeletAnswer, ListedPod, Observed, PodIdentity, PodName, PodUid
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import SourceHealth
+from gpumap.model.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Memory:
     """(leaf, resource) pairs that the kubelet has offered. If one is missing later, the device is unhealthy."""
     pending_owners: Mapping[PendingOwner, float] = field(default_factory=dict)
     """Unconfirmed owners of the last snapshot, with the monotonic time of the first snapshot that had them."""
+    workloads: tuple[Workload, ...] = ()
+    """Work outside pods that has a name of its own, oldest first, at most `NAMES_MAX`."""
     uses: Mapping[Key, UseMemory] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""

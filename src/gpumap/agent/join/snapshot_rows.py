@@ -9,6 +9,7 @@ from gpumap.agent.join.allocation import Allocation
 from gpumap.agent.join.attribution import Attributed, Attribution
 from gpumap.agent.join.inventory import Inventory, KnownGpu, KnownLeaf
 from gpumap.agent.join.joined import Joined
+from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.placement import DEVICE_DOWN, NOT_IN_NVML
 from gpumap.agent.join.usage import OwnerInputs, UseMemory, certainly_idle, owner_uses, with_history
 from gpumap.model.observations import ContainerName, DeviceHealth, Failed, Observed, PodIdentity, PodName
@@ -39,7 +40,7 @@ def ever_offered(
     return frozenset(pair for pair in everything if pair[0] in inventory.leaves or pair[0] in inventory.parents)
 
 
-def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Leaf, ...]:
+def leaf_rows(joined: Joined, after: Memory) -> tuple[Leaf, ...]:
     """Return every leaf of the node, and the devices that only the kubelet names."""
     inventory, allocation, attribution = joined.inventory, joined.allocation, joined.attribution
     inputs = OwnerInputs(
@@ -69,8 +70,9 @@ def leaf_rows(joined: Joined, offered: frozenset[tuple[Uuid, str]]) -> tuple[Lea
                 memory=memory,
                 holders=_holders(joined, leaf.uuid, gpu),
                 may_have_more=may_be_on(leaf.uuid) or _may_be_held(allocation, leaf.uuid),
-                allocatable=_allocatable(leaf, inventory, allocation, offered),
+                allocatable=_allocatable(leaf, inventory, allocation, after.offered),
                 owners=owner_uses(memory, processes, siblings, inputs) if gpu.reading else (),
+                host=use.by_workload(after.workloads) if (use := joined.leaf_uses.get(leaf.uuid)) else (),
             )
     offered_now = allocation.offer.slots or {}
     for uuid in {*allocation.holders, *offered_now} - rows.keys():
@@ -259,6 +261,7 @@ def process_rows(joined: Joined) -> Iterator[ProcessUse]:
                 sample.memory_controller_ratio if sample is not None else None,
                 sample.encoder_ratio if sample is not None else None,
                 sample.decoder_ratio if sample is not None else None,
+                item.workload,
             )
 
 

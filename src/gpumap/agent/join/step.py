@@ -23,6 +23,7 @@ from gpumap.agent.join.xids import count_xids
 from gpumap.model.observations import Failed, Observations, Observed
 from gpumap.model.readings import GpuReading
 from gpumap.model.snapshot import ContainerOnDevice, HiddenDevice, Snapshot
+from gpumap.model.workloads import named
 
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
@@ -71,7 +72,7 @@ def _describe(joined: Joined, after: Memory, containers: tuple[ContainerOnDevice
         driver=replace(observations.nvml.value, gpus=()) if isinstance(observations.nvml, Observed) else None,
         gpus=inventory.gpus,
         nameless_gpus=inventory.nameless,
-        leaves=leaf_rows(joined, after.offered),
+        leaves=leaf_rows(joined, after),
         containers=containers,
         processes=tuple(process_rows(joined)),
         unmatched=joined.allocation.unmatched,
@@ -158,6 +159,7 @@ def _remember(joined: Joined) -> Memory:
             joined.observations.finished,
         ),
         recent_processes=joined.recent_processes,
+        workloads=named(memory.workloads, attribution.workloads()) if joined.inventory.up else memory.workloads,
         missing=attribution.missing,
         gpu_indices=joined.allocation.gpu_indices,
         listed_claims=joined.allocation.lists_claims,

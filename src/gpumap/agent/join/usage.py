@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpumap.agent.join.accounting import KEPT_SECONDS, LATE_SECONDS, SLEEP_SECONDS, elapsed
 from gpumap.agent.join.attribution import Attributed, LastProcess, LeafProcesses, User
 from gpumap.model.observations import ContainerName, Moment, PodName, PodUid
 from gpumap.model.readings import DeviceMemory, GpuReading, ProcessSample, Uuid
-from gpumap.model.snapshot import ContainerUse, Owner, OwnerUse
+from gpumap.model.snapshot import ContainerUse, HostUse, Owner, OwnerUse
+from gpumap.model.workloads import OTHER, Workload
 
 SAMPLED_SECONDS = 90.0
 """Longer than any sample is kept: a driver has the last 72, of at most a second each (open-gpu-kernel-modules,
@@ -121,6 +122,8 @@ class LeafUse:
     the driver does not report. A container without SM time may have caused it."""
     activity: MigActivity | None = None
     """`None` on a GPU that is not partitioned, or if unknown."""
+    ended_work_times: Mapping[Workload, list[ProcessSample | None]] = field(default_factory=dict)
+    """Time of ended processes outside pods, by their work; `None` if some of it may be another process's."""
 
     def by_container(
         self, idle: Iterable[ContainerName], uid_of: Mapping[PodName, PodUid]
@@ -135,6 +138,21 @@ class LeafUse:
             activity = self.activity.of(name, uid) if self.activity else None
             measured[name] = self._measured(uid, items, ended)._replace(sm_activity_ratio=activity)
         return measured
+
+    def by_workload(self, names: Container[Workload]) -> tuple[HostUse, ...]:
+        """Return the sums of each work outside pods. Work that is not in `names` counts as `OTHER`."""
+        of_work: dict[Workload, list[Attributed]] = {}
+        for item in self.processes.by_owner.get(Owner.HOST, ()):
+            of_work.setdefault(_named(item.workload, names), []).append(item)
+        ended: dict[Workload, list[ProcessSample | None]] = {}
+        for work, samples in self.ended_work_times.items():
+            ended.setdefault(_named(work, names), []).extend(samples)
+        uses = []
+        for work, items in sorted(of_work.items()):
+            measured = self._measured(None, tuple(items), ended.get(work, ()))
+            sm_ratio = measured.times.sm if measured.times else None
+            uses.append(HostUse(work, measured.memory_bytes, measured.processes, sm_ratio))
+        return tuple(uses)
 
     def _measured(
         self, uid: PodUid | None, items: tuple[Attributed, ...], ended: Iterable[ProcessSample | None]
@@ -189,6 +207,7 @@ def measure_leaf(
         # The driver counts MPS clients' time for their server: a client without a sample may have time.
         times[process.pid] = by_pid.get(process.pid, None if "M" in process.types else _NO_TIME)
     ended_times: dict[ContainerName, list[_EndedTime]] = {}
+    ended_work_times: dict[Workload, list[ProcessSample | None]] = {}
     reused = _reused_pids(processes, ended)
     for one in ended:
         if one.pid not in by_pid:
@@ -198,11 +217,17 @@ def measure_leaf(
             sample = times[one.pid] = None  # a sample has only a PID, which several processes had
         if one.process.container is not None:
             ended_times.setdefault(one.process.container, []).append(_EndedTime(one.process.pod_uid, sample))
+        elif one.process.workload is not None:
+            ended_work_times.setdefault(one.process.workload, []).append(sample)
     known = {*times, *(one.pid for one in ended)}
     has_stray_time = any(sample.sm_ratio and sample.pid not in known for sample in samples) or bool(
         reading.utilization_ratio and not any(sample.sm_ratio for sample in samples)
     )
-    return LeafUse(processes, times, ended_times, True, has_stray_time)
+    return LeafUse(processes, times, ended_times, True, has_stray_time, ended_work_times)
+
+
+def _named(work: Workload | None, names: Container[Workload]) -> Workload:
+    return work if work is not None and work in names else OTHER
 
 
 def _reused_pids(processes: LeafProcesses, ended: tuple[EndedProcess, ...]) -> frozenset[int]:

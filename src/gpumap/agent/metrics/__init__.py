@@ -13,6 +13,7 @@ from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.agent.metrics.allocation import ALLOCATION
 from gpumap.agent.metrics.device import DEVICE, GPM, LINKS
 from gpumap.agent.metrics.health import HEALTH
+from gpumap.agent.metrics.host import HOST
 from gpumap.agent.metrics.itself import self_families
 from gpumap.agent.metrics.use import PROCESSES, USE
 from gpumap.model.families import Family
@@ -22,6 +23,7 @@ __all__ = ["GROUPS", "PROCESSES", "native", "self_families"]
 GROUPS: Mapping[str, tuple[Family, ...]] = {
     "allocation": ALLOCATION,
     "use": USE,
+    "host": HOST,
     "accounting": ACCOUNTING,
     "device": DEVICE,
     "health": HEALTH,

@@ -1,18 +1,19 @@
 """The /proc entries of GPU processes, and whether PIDs of other containers are visible.
 
-It reads `cgroup` and `stat`, which need no right over the process; never `environ`, `cmdline` or `ns/`. The tree may
-consist of plain files. What it remembers only saves reads: one PID to ask first, and processes that still run.
+It reads `cgroup` and `stat`, which need no right over the process; never `environ` or `ns/`. `sources/workloads.py`
+reads two more files of some. The tree may consist of plain files. What it remembers only saves reads: one PID to ask
+first, and processes that still run.
 """
 
-import errno
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from gpumap.agent.sources.pidfds import KnownProcesses
+from gpumap.agent.sources.proc_files import opened, stat, text
+from gpumap.agent.sources.workloads import WorkloadReader
 from gpumap.model import cgroups
 from gpumap.model.observations import (
     CgroupKind,
@@ -25,14 +26,6 @@ from gpumap.model.observations import (
 )
 
 SELF = Path("/proc/self")
-FILE_BYTES_MAX = 1 << 16
-"""The kernel writes at most a page for each hierarchy of cgroups (kernel/cgroup/cgroup.c: proc_cgroup_show)."""
-
-
-class _Stat(NamedTuple):
-    comm: str
-    is_ending: bool
-    start: int
 
 
 class ProcfsSource:
@@ -43,6 +36,7 @@ class ProcfsSource:
         self._own = own
         self._is_real = False
         self._witness: int | None = None
+        self._stepds: set[int] = set()
         self._known = KnownProcesses()
         self._held: ProcTable | None = None  # the last table, if every process in it is held by a pidfd
         self._held_pids: frozenset[int] = frozenset()
@@ -53,6 +47,11 @@ class ProcfsSource:
     def witness(self) -> int | None:
         """The process that showed in the last read that PIDs of other containers are visible."""
         return self._witness
+
+    @property
+    def stepds(self) -> Set[int]:
+        """PIDs of the slurmstepds that gave a job id in any read."""
+        return self._stepds
 
     @property
     def is_real(self) -> bool:
@@ -91,9 +90,11 @@ class ProcfsSource:
         entries: list[ProcEntry] = []
         unreadable: list[int] = []
         complaints: list[Complaint] = []
+        passwd = self._own / "root/etc/passwd" if self._is_on_bare_host(own) else None
+        workloads = WorkloadReader(self._root, self._pids, passwd)
         for pid in sorted(wanted):
             try:
-                entry = self._known.get(pid) or self._read(pid, own, is_real=not_after is not None)
+                entry = self._known.get(pid) or self._read(pid, own, workloads, is_real=not_after is not None)
             except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
                 continue
             except (OSError, ValueError, OverflowError) as error:
@@ -105,6 +106,7 @@ class ProcfsSource:
                 entries.append(entry)
             else:  # it may use the GPU: NVML read it late, or it has a reused PID
                 unreadable.append(pid)
+        self._stepds |= workloads.stepds
         return SourceAnswer(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
 
     def clock_ticks(self) -> int | None:
@@ -122,30 +124,25 @@ class ProcfsSource:
         """Release every process."""
         self._known.close()
 
-    def _read(self, pid: int, own: cgroups.OwnCgroup, *, is_real: bool) -> ProcEntry:
+    def _read(self, pid: int, own: cgroups.OwnCgroup, workloads: WorkloadReader, *, is_real: bool) -> ProcEntry:
         """Read an entry. A process of a real tree is held, so that the next read can skip it."""
         pidfd = self._known.open(pid) if is_real else None
         kept = False
         try:
-            stat, cgroup = self._files(pid)
-            entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own))
-            if stat.is_ending:
-                entry = replace(entry, cgroup=_of_ending(entry.cgroup))
-            elif pidfd is not None:
+            with opened(self._root / str(pid)) as folder:
+                now, cgroup = stat(text("stat", folder)), text("cgroup", folder)
+                member = cgroups.parse(cgroup, own)
+                if now.is_ending:
+                    member = _of_ending(member)
+                work = None if now.is_ending else workloads.read(member.kind, cgroups.paths(cgroup), folder)
+            entry = ProcEntry(pid, now.start, now.comm, member, work)
+            if not now.is_ending and pidfd is not None:
                 self._known.keep(pidfd, entry, time.monotonic())
                 kept = True
             return entry
         finally:
             if pidfd is not None and not kept:
                 os.close(pidfd)
-
-    def _files(self, pid: int) -> tuple[_Stat, str]:
-        # Both files are read below one open directory: it stays that of the process, also if its PID is reused.
-        folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            return _stat(_text("stat", folder)), _text("cgroup", folder)
-        finally:
-            os.close(folder)
 
     def _visibility(self, own: cgroups.OwnCgroup) -> tuple[bool, str]:
         """Decide from visible processes whether PIDs of other containers are visible (attribution.md)."""
@@ -155,23 +152,26 @@ class ProcfsSource:
             named = None  # a tree of plain files
         if named is not None and named != str(os.getpid()):
             return False, f"{self._root} is of another PID namespace: its self is {named}, gpumap is {os.getpid()}"
-        if cgroups.is_bare_host(own) and (self._root / str(os.getpid())).exists():
+        if self._is_on_bare_host(own):
             return True, "gpumap runs on the bare host"
         for pid in self._candidates():
             try:
-                text = _text(str(self._root / str(pid) / "cgroup"))
+                found = text(str(self._root / str(pid) / "cgroup"))
             except OSError:
                 continue
-            if cgroups.is_outside(text, own) and not self._is_ending(pid):
+            if cgroups.is_outside(found, own) and not self._is_ending(pid):
                 self._witness = pid
                 return True, f"PID {pid} is outside gpumap's own pod"
         self._witness = None
         return False, f"no process outside gpumap's own pod in {self._root}: set hostPID: true for the pod"
 
+    def _is_on_bare_host(self, own: cgroups.OwnCgroup) -> bool:
+        return cgroups.is_bare_host(own) and (self._root / str(os.getpid())).exists()
+
     def _is_ending(self, pid: int) -> bool:
         """On cgroup v1 a zombie has left its cgroups: its bare `/` does not show that it came from outside."""
         try:
-            return _stat(_text(str(self._root / str(pid) / "stat"))).is_ending
+            return stat(text(str(self._root / str(pid) / "stat"))).is_ending
         except FileNotFoundError:
             return False  # a tree of plain files may have only cgroups
         except (OSError, ValueError):
@@ -180,34 +180,14 @@ class ProcfsSource:
     def _candidates(self) -> Iterator[int]:
         if self._witness is not None:
             yield self._witness
+        yield from self._pids()
+
+    def _pids(self) -> Iterator[int]:
         yield from sorted(int(name) for name in os.listdir(self._root) if name.isascii() and name.isdigit())
 
 
 def _all_before(table: ProcTable, not_after: int | None) -> bool:
     return not_after is None or all(entry.start <= not_after for entry in table.entries)
-
-
-def _text(path: str, folder: int | None = None) -> str:
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)  # a pipe in a plain tree does not block a read
-    try:
-        data = b""
-        while part := os.read(file, FILE_BYTES_MAX):
-            data += part
-            if len(data) > FILE_BYTES_MAX:
-                raise OSError(errno.EFBIG, f"larger than {FILE_BYTES_MAX >> 10} KiB", path)
-    finally:
-        os.close(file)
-    return data.decode(errors="replace")
-
-
-def _stat(text: str) -> _Stat:
-    """Return fields 2, 3 and 22 of /proc/PID/stat. The name is in brackets and may itself contain blanks and
-    brackets."""
-    name, _, rest = text.rpartition(")")
-    fields = rest.split()
-    if len(fields) < 20:
-        raise ValueError("its stat has too few fields")
-    return _Stat(name.partition("(")[2], is_ending=fields[0] in ("Z", "X"), start=int(fields[19]))
 
 
 def _of_ending(cgroup: CgroupMembership) -> CgroupMembership:

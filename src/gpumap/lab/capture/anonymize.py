@@ -22,6 +22,7 @@ IsGpuResource = Callable[[str], bool]
 _LOG_PATH = re.compile(r"(/?var/log/pods/)([^/_]*)_([^/_]*)_([^/_]*)(?:/([^/]+)(?:/([0-9]+\.log))?)?")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _STAT = re.compile(r"([0-9]{1,10} )\((.*)\)( [A-Za-z](?: -?[0-9]+)*\s*)", re.DOTALL)
+_ID_LINE = re.compile(r"(Uid:\s+|slurmstepd: \[)([0-9]{1,10})")
 _CALL = re.compile(r"nvml[A-Za-z0-9]{1,80}(?:_v[0-9])?")
 
 
@@ -89,6 +90,8 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
         return _cgroup(content, names)
     if name.endswith("/stat"):
         return _stat(content, names)
+    if name.endswith(("/status", "/cmdline")):
+        return _id_line(content, names)
     if name == contents.SOCKET:
         return b"%d\n" % contents.starts({name: content})
     return b""  # own/pid_in_tree
@@ -186,3 +189,9 @@ def _stat(content: bytes, names: Pseudonyms) -> bytes:
     """The name of the process is replaced, numbers stay. A line of another form could not have been read."""
     found = _STAT.fullmatch(content.decode(errors="replace"))
     return f"{found[1]}({names.comm(found[2])}){found[3]}".encode() if found else b""
+
+
+def _id_line(content: bytes, names: Pseudonyms) -> bytes:
+    """A uid, or the job id in the title of slurmstepd: replaced as in cgroup paths."""
+    found = _ID_LINE.match(content.decode(errors="replace"))
+    return f"{found[1]}{names.cgroup(found[2])}\n".encode() if found else b""

@@ -31,7 +31,8 @@ EXPECTED = "expected.prom"
 
 _FILE = re.compile(
     r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
-    r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
+    r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
+    r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)",
     re.ASCII,
 )
 """A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""

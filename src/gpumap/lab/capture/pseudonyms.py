@@ -18,6 +18,8 @@ KEPT_WORDS = frozenset(
         """
         kubepods kubelet besteffort burstable guaranteed pod pods system user session app init slice scope service
         gpumap docker cri containerd crio conmon libpod podman lxc payload container containers default machine deleted
+        nerdctl incus monitor htcondor pbs jobs jobid slurm slurmd slurmstepd job step task uid batch extern interactive
+        special
         GPU MIG gpu mig vfio core memory tencent com vcuda nvidia all tegra none void vgpu mps dev tmp run
         cdi k8s io device plugin volcano sh index ids new node management runtime compute utility graphics video
         nvidiactl uvm tools modeset caps dri nvswitch var devices
@@ -27,9 +29,10 @@ KEPT_WORDS = frozenset(
 """Words of ids, cgroups and plugins that identify no one."""
 KEPT_COMMS = re.compile(
     r"nvidia-(?:smi|persiste|cuda-mps|modeset/|powerd|imex|settings)|nv-fabricmanage|python[0-9]?(?:\.[0-9]{1,2})?|Xorg"
+    r"|slurmstepd"
 )
 """Programs of NVIDIA's driver, as the kernel cuts their names at 15 characters (nvidia-persistenced, nv-fabricmanager,
-nvidia-cuda-mps-control and -server), and two that are everywhere.
+nvidia-cuda-mps-control and -server), and three that are everywhere.
 """
 KEPT_CONTROLLERS = frozenset(
     re.findall(
@@ -41,8 +44,9 @@ KEPT_CONTROLLERS = frozenset(
 )
 """Words of the kernel's controllers (net_cls, net_prio, perf_event), and systemd's hierarchy."""
 
-_LETTERS = "bcdfghjklmnpqrstvwxz"
-"""Without vowels they form no words."""
+_LETTERS = "bcdfghjkmnpqrstvwxz"
+"""Without vowels they form no words. The ids of Slurm have no L."""
+_SLUID = re.compile(r"s[0-9A-Z]{13}")
 _UUID = r"[0-9a-fA-F]{8}(?:[-_][0-9a-fA-F]{4}){3}[-_][0-9a-fA-F]{12}"
 _HEX = re.compile(rf"(?<![0-9a-zA-Z])(pod)?({_UUID}|[0-9a-fA-F]{{12,64}})(?![0-9a-zA-Z])")
 _WORD = re.compile(r"(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w.])|[^-/._:=,;@()+ ]+", re.ASCII)
@@ -105,13 +109,18 @@ class Pseudonyms:
 
     def _text(self, text: str, keeps: Callable[[str], bool]) -> str:
         def words(between: str) -> str:
-            return _WORD.sub(lambda match: match[0] if keeps(match[0]) else self._name("word", match[0]), between)
+            return _WORD.sub(lambda match: match[0] if keeps(match[0]) else self._word(match[0]), between)
 
         done, parts = 0, []
         for match in _HEX.finditer(text):
             parts += [words(text[done : match.start()]), match[1] or "", self._hex(match[2])]
             done = match.end()
         return "".join((*parts, words(text[done:])))
+
+    def _word(self, word: str) -> str:
+        if _SLUID.fullmatch(word):  # Slurm's id of a job keeps its form
+            return f"s{self._name('sluid', word[1:])}"
+        return self._name("word", word)
 
     def _hex(self, text: str) -> str:
         """Each digit moves by a number that follows from those before it. Dashes do not count, capitals stay so."""

@@ -1,7 +1,7 @@
 """The real sources, each in a recorder that keeps the source's answers in the form of a capture's files.
 
 A recorder returns exactly what its source returns. It drops what must not be in a capture before it keeps anything. Of
-the checkpoint it keeps only GPUs; of `stat` only the name, state and start of a process.
+the checkpoint it keeps only GPUs; of `stat` only the name, state and start of a process, of `status` its uid.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from gpumap.agent.sources.checkpoint import CheckpointSource, newest_first
@@ -106,7 +106,8 @@ class RecordingNvml:
 
 
 class RecordingProcfs:
-    """Keeps `cgroup` and a bare `stat` of the processes asked for, of one that shows PID visibility, and gpumap's."""
+    """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, and
+    gpumap's; of slurmstepds also the title."""
 
     def __init__(self, root: Path, own: Path) -> None:
         self._source = ProcfsSource(root, own)
@@ -144,21 +145,35 @@ class RecordingProcfs:
         elif table.pid_visibility and witness is not None:
             files |= _process(self._root, witness)
         kept = self._kept
-        self._kept = {entry: kept.get(entry) or _process(self._root, entry.pid) for entry in table.entries}
+        self._kept = {
+            entry: kept.get(entry) or _process(self._root, entry.pid, *_more(entry)) for entry in table.entries
+        }
         for found in self._kept.values():
             files |= found
+        for pid in self._source.stepds:
+            files |= _process(self._root, pid, "cmdline")
         for pid in table.unreadable:
             files |= {f"proc/{pid}/stat": b"", f"proc/{pid}/cgroup": b""}  # must not be read there either
         return files
 
 
-def _process(root: Path, pid: int) -> Files:
-    """Record nothing of a process that has ended meanwhile."""
-    try:
-        stat, cgroup = ((root / str(pid) / name).read_bytes() for name in ("stat", "cgroup"))
-    except OSError:
-        return {}
-    return {f"proc/{pid}/stat": _bare_stat(stat), f"proc/{pid}/cgroup": cgroup}
+def _more(entry: ProcEntry) -> tuple[str, ...]:
+    """Return the files that name the work of a process, in addition to `cgroup`."""
+    return ("status",) if entry.workload is not None and entry.workload.kind == "user" else ()
+
+
+def _process(root: Path, pid: int, *more: str) -> Files:
+    """Record `stat`, `cgroup` and those files of `more` that exist; nothing of a process that has ended meanwhile."""
+    files = {}
+    for name in ("stat", "cgroup", *more):
+        try:
+            content = (root / str(pid) / name).read_bytes()
+        except OSError:
+            if name not in more:
+                return {}
+            continue
+        files[f"proc/{pid}/{name}"] = _BARE[name](content)
+    return files
 
 
 def _bare_stat(text: bytes) -> bytes:
@@ -168,6 +183,15 @@ def _bare_stat(text: bytes) -> bytes:
     if len(fields) < 20:
         return b""
     return b" ".join((name + b")", fields[0], *[b"0"] * 18, fields[19])) + b"\n"
+
+
+_BARE: Mapping[str, Callable[[bytes], bytes]] = {
+    "stat": _bare_stat,
+    "cgroup": bytes,
+    "status": lambda text: b"".join(re.findall(rb"^Uid:\s+[0-9]+", text, re.MULTILINE)[:1]),
+    "cmdline": lambda text: b"".join(re.findall(rb"\Aslurmstepd: \[[0-9]+", text)),
+}
+"""What a capture keeps of each file."""
 
 
 class RecordingIdentity:

@@ -1,0 +1,261 @@
+"""Work outside pods: the families of [host], made by the real sources of captured and of written nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpumap.agent.metrics import native
+from gpumap.agent.metrics.host import HOST
+from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.agent.sources.workloads import PASSWD_BYTES_MAX
+from gpumap.lab.capture import contents, replay
+from gpumap.lab.capture import format as on_disk
+from gpumap.lab.capture.format import About, Capture, Frame
+from gpumap.lab.capture.node import files_of
+from gpumap.lab.capture.recorders import RecordingProcfs
+from gpumap.lab.demo import texts
+from gpumap.lab.node_files import NodeFiles
+from gpumap.model.observations import NvmlReading
+from gpumap.model.snapshot import Leaf, Owner, OwnerUse, Snapshot
+from gpumap.model.workloads import NAMES_MAX, Workload
+from tests import golden
+
+CARD = "GPU-aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"
+MIB = 1 << 20
+MEMORY, SM, PROCESSES = (family.name for family in HOST)
+
+
+@dataclass(frozen=True)
+class On:
+    """A process on the card. `sm` is `None` if the driver has no sample of it, `mib` if it does not report memory."""
+
+    pid: int
+    path: str
+    mib: int | None = 1
+    sm: float | None = 0.0
+    uid: int | None = None
+
+
+def frame(processes: Iterable[On], offset_seconds: float = 0.0) -> Frame:
+    """The files of a node without a kubelet, and with one card."""
+    processes = list(processes)
+    rows = [[one.pid, None if one.mib is None else one.mib * MIB, "C"] for one in processes]
+    samples = [[one.pid, one.sm, 0.0, 0.0, 0.0] for one in processes if one.sm is not None]
+    card = {
+        "index": 0,
+        "uuid": CARD,
+        "memory": [1 << 40, 1 << 39, 1 << 39, 0],
+        "processes": rows,
+        "samples": samples,
+        "utilization_ratio": sum(sample[1] for sample in samples),
+    }
+    versions = {"driver_version": "580", "cuda_version": "13.0", "nvml_version": "13"}
+    files = {
+        contents.NVML: json.dumps({**versions, "gpus": [card]}).encode(),
+        contents.DOWN: json.dumps({"kubelet": {"reason": "socket_missing"}}).encode(),
+        contents.OWN_CGROUP: b"0::/system.slice/gpumap.service\n",
+        contents.OWN_PID_IN_TREE: b"",
+    }
+    for one in processes:
+        files[f"proc/{one.pid}/stat"] = texts.stat_text(one.pid, "python3", 100 + one.pid).encode()
+        files[f"proc/{one.pid}/cgroup"] = f"0::{one.path}\n".encode()
+        if one.uid is not None:
+            files[f"proc/{one.pid}/status"] = f"Name:\tpython3\nUid:\t{one.uid}\t0\t0\t0\n".encode()
+    return Frame(offset_seconds, files)
+
+
+def collected(*frames: Iterable[On]) -> list[Snapshot]:
+    """What gpumap makes of each frame; the last is collected twice if it is the only one."""
+    capture = Capture(About("n"), tuple(frame(one, 5.0 * number) for number, one in enumerate(frames)))
+    return asyncio.run(replay.snapshots(capture))
+
+
+def values(snapshot: Snapshot, name: str) -> dict[tuple[str, ...], float]:
+    """The samples of a family, by labels."""
+    (family,) = (one for one in native(("host", "use"), process_metrics=False) if one.name == name)
+    return {series.labels: series.value for series in family.read(snapshot)}
+
+
+def named(snapshot: Snapshot, name: str = PROCESSES) -> dict[str, float]:
+    """The same by `kind/name`, on one card."""
+    return {f"{kind}/{work}": value for (kind, work, _), value in values(snapshot, name).items()}
+
+
+def container(number: int) -> str:
+    return f"/system.slice/docker-{number:012x}{'0' * 52}.scope"
+
+
+@pytest.mark.parametrize("capture", golden.captures(), ids=lambda capture: capture.name)
+def test_the_work_adds_up_to_the_owner_host(capture: Path) -> None:
+    """On each leaf the work outside pods splits the owner `host`: processes always, memory where all of it is known."""
+    for snapshot in golden.snapshots(capture):
+        for leaf in snapshot.leaves:
+            splits_the_owner(snapshot, leaf)
+
+
+def splits_the_owner(snapshot: Snapshot, leaf: Leaf) -> None:
+    host = next((use for use in leaf.owners if use.owner is Owner.HOST), OwnerUse(Owner.HOST, None, 0))
+    assert sum(_on(leaf, values(snapshot, PROCESSES))) == host.processes
+    known = list(_on(leaf, values(snapshot, MEMORY)))
+    if len(known) == len(list(_on(leaf, values(snapshot, PROCESSES)))):
+        assert sum(known) == (host.memory_bytes or 0)
+    else:
+        assert sum(known) <= (host.memory_bytes or 0)
+
+
+def _on(leaf: Leaf, found: Mapping[tuple[str, ...], float]) -> Iterator[float]:
+    return (value for labels, value in found.items() if labels[2] == leaf.uuid)
+
+
+def test_memory_that_is_not_reported_is_absent() -> None:
+    """If the driver does not report the memory of one process, that of its work is absent, never 0 nor a part."""
+    (*_, last) = collected([On(1, container(1), None), On(2, container(1), 5), On(3, container(2), 7)])
+    assert named(last, MEMORY) == {"docker/000000000002": 7 * MIB}
+    assert named(last) == {"docker/000000000001": 2, "docker/000000000002": 1}
+
+
+def test_sm_time_that_is_not_known_is_absent() -> None:
+    """Without a sample of its own, work has no 0 while an unknown process used SMs."""
+    (*_, last) = collected([On(1, container(1), sm=None)])
+    assert named(last, SM) == {"docker/000000000001": 0.0}
+    one = frame([On(1, container(1), sm=None)])
+    busy = {**one.files, contents.NVML: one.files[contents.NVML].replace(b'zation_ratio": 0', b'zation_ratio": 0.5')}
+    (*_, last) = asyncio.run(replay.snapshots(Capture(About("n"), (Frame(0.0, busy),))))
+    assert named(last, SM) == {}
+
+
+def test_the_series_end_with_the_process() -> None:
+    """Work whose last process ended has no series, and what remains keeps its own."""
+    before, after = collected([On(1, container(1)), On(2, container(2))], [On(2, container(2))])
+    assert set(named(before)) == {"docker/000000000001", "docker/000000000002"}
+    assert set(named(after)) == {"docker/000000000002"}
+    (leaf,) = after.leaves
+    assert [use.workload for use in leaf.host] == [Workload("docker", "000000000002")]
+
+
+def test_time_of_an_ended_process_stays_with_its_work() -> None:
+    """The samples of an interval have the time of a process that ended in it: it counts for its work."""
+    work = [On(1, container(1)), On(2, container(1), sm=0.25)]
+    ended = frame(work[:1], 5.0)
+    late = json.loads(ended.files[contents.NVML])
+    late["gpus"][0]["samples"].append([2, 0.25, 0.0, 0.0, 0.0])
+    capture = Capture(About("n"), (frame(work), Frame(5.0, {**ended.files, contents.NVML: json.dumps(late).encode()})))
+    (*_, last) = asyncio.run(replay.snapshots(capture))
+    assert named(last, SM) == {"docker/000000000001": 0.25}
+
+
+def test_a_node_has_a_limited_number_of_names() -> None:
+    """The first names stay while their work runs, also beside older container ids; the rest is one `other`."""
+    first = [On(1000 + number, container(1000 + number)) for number in range(150)]
+    more = [On(5000 + number, container(number)) for number in range(100)]
+    before, full, after = collected(first, [*first, *more], [*first[75:], *more])
+    assert len(named(before)) == 150
+    assert len(named(full)) == NAMES_MAX + 1
+    assert named(full)["other/other"] == 50
+    assert set(named(before)) < set(named(full))
+    assert "other/other" not in named(after)
+    assert set(named(full)) - set(named(after)) == {"other/other", *list(named(before))[:75]}
+
+
+def test_a_process_that_nothing_names() -> None:
+    """Its user counts; without one it is `other`. A name with a UUID is no name either."""
+    passing = "/system.slice/nightly-4706fe54-7802-4808-aa7e-ae8b567239e0.service"
+    (*_, last) = collected([On(1, "/init.scope", uid=0), On(2, passing, uid=1000), On(3, "/init.scope")])
+    assert named(last) == {"user/0": 1, "user/1000": 1, "other/other": 1}
+
+
+def test_the_job_of_a_process_in_a_pod() -> None:
+    """Slurm in a pod: the pod is the owner, no series has the job, and the JSON has it for each process."""
+    (*_, last) = golden.snapshots(golden.CAPTURES / "slinky")
+    assert named(last) == {}
+    jobs = [(one.owner, one.workload) for one in last.processes]
+    assert jobs == [(Owner.ASSIGNED, Workload("slurm_job", "42")), (Owner.ASSIGNED, Workload("slurm_job", "3385"))]
+
+
+PASSWD = """root:x:0:0:root:/root:/bin/bash
+alice:x:1000:1000::/home/alice:/bin/bash
+toor:x:0:0:another:/root:/bin/sh
+1000:x:1001:1001:a name of digits:/:/bin/false
+:x:1002:1002:no name:/:/bin/false
+"""
+
+
+def users(directory: Path, *uids: int, own: str = "/system.slice/gpumap.service") -> list[str]:
+    """The names of users' work in a tree of plain files, if gpumap runs in the cgroup `own`."""
+    for number, uid in enumerate(uids, 10):
+        folder = directory / "proc" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(texts.stat_text(number, "python3", number))
+        (folder / "cgroup").write_text(f"0::/user.slice/user-{uid}.slice/session-1.scope\n")
+    (directory / "proc" / str(os.getpid())).mkdir()
+    (directory / "own").mkdir(exist_ok=True)
+    (directory / "own" / "cgroup").write_text(f"0::{own}\n")
+    answer = ProcfsSource(directory / "proc", directory / "own").read(range(10, 10 + len(uids)), None)
+    assert answer.value.pid_visibility
+    return [entry.workload.name for entry in answer.value.entries if entry.workload]
+
+
+def passwd(directory: Path) -> Path:
+    folder = directory / "own" / "root" / "etc"
+    folder.mkdir(parents=True)
+    return folder / "passwd"
+
+
+def test_users_have_names_on_the_bare_host(tmp_path: Path) -> None:
+    """The first name of a uid counts. A name of digits may be another user's uid: it is none."""
+    passwd(tmp_path).write_text(PASSWD)
+    assert users(tmp_path, 0, 1000, 1001, 1002, 1003) == ["root", "alice", "1001", "1002", "1003"]
+
+
+def test_users_have_uids_in_a_container(tmp_path: Path) -> None:
+    """The users of gpumap's own container are not those of the host."""
+    passwd(tmp_path).write_text(PASSWD)
+    assert users(tmp_path, 1000, own=f"/kubepods/pod{'1' * 32}/{'a' * 64}") == ["1000"]
+
+
+@pytest.mark.parametrize("how", ["missing", "a folder", "a pipe", "too large", "no text"])
+def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str) -> None:
+    """gpumap neither fails nor waits."""
+    file = passwd(tmp_path)
+    if how == "a folder":
+        file.mkdir()
+    elif how == "a pipe":
+        os.mkfifo(file)
+    elif how == "too large":
+        file.write_text(PASSWD + "#" * PASSWD_BYTES_MAX)
+    elif how == "no text":
+        file.write_bytes(b"\xff\0:x:" * 100)
+    assert users(tmp_path, 1000) == ["1000"]
+
+
+@pytest.mark.parametrize("name", ["slurm-26.05", "workstation"])
+def test_a_recording_has_what_names_the_work_and_no_more(tmp_path: Path, name: str) -> None:
+    """Of `status` the uid, of slurmstepd's `cmdline` the job id: the recording names the same work."""
+    files = dict(on_disk.load(golden.CAPTURES / name).frames[0].files)
+    for path in files:
+        if path.endswith(("/status", "/cmdline")):
+            files[path] += b"\nSecret:\tsecret\n"
+    reading = contents.reading(files)
+    assert isinstance(reading, NvmlReading)
+    pids = {process.pid for gpu in reading.gpus for process in gpu.processes or ()}
+    (tmp_path / "node").mkdir()
+    NodeFiles(tmp_path / "node").show(files_of(files))
+    recorder = RecordingProcfs(tmp_path / "node" / "proc", tmp_path / "node" / "own")
+    entries = recorder.read(pids, None).value.entries
+    assert len({entry.workload for entry in entries}) > 2
+    assert isinstance(recorder.recorded, dict)
+    assert not [path for path, content in recorder.recorded.items() if b"ecret" in content]
+    (tmp_path / "replay").mkdir()
+    kept = files_of({**recorder.recorded, contents.NVML: b"", contents.DOWN: b"{}"})
+    NodeFiles(tmp_path / "replay").show(kept)
+    assert (
+        ProcfsSource(tmp_path / "replay" / "proc", tmp_path / "replay" / "own").read(pids, None).value.entries
+        == entries
+    )

@@ -1,0 +1,126 @@
+"""Cgroup paths of work outside pods, of each runtime, scheduler and service manager, and what they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpumap.model.cgroups import own, parse, paths
+from gpumap.model.observations import CgroupKind
+from gpumap.model.workloads import Workload, workload
+
+A = "4f1c9e0b7a2d" + "5" * 52
+P = "b" * 64
+SHORT = A[:12]
+HOME = "/user.slice/user-1000.slice/user@1000.service"
+UUID = "4706fe54-7802-4808-aa7e-ae8b567239e0"
+ALICE = ("user", "1000")
+ROOT = ("user", "0")
+"""The user of the process: nothing in the path names its work."""
+PATHS = [
+    (f"/system.slice/docker-{A}.scope", "docker", SHORT),
+    (f"/docker/{A}", "docker", SHORT),
+    (f"/docker/{A}/init.scope", "docker", SHORT),
+    (f"/ml.slice/docker-{A}.scope", "docker", SHORT),
+    (f"{HOME}/user.slice/docker-{A}.scope", "docker", SHORT),
+    (f"{HOME}/app.slice/docker.service", *ALICE),
+    ("/system.slice/docker.service", "systemd_unit", "docker.service"),
+    (f"/system.slice/docker-{A}.scope/docker/{P}", "docker", SHORT),
+    (f"/machine.slice/libpod-{A}.scope/container", "podman", SHORT),
+    (f"/machine.slice/machine-libpod_pod_{P}.slice/libpod-{A}.scope", "podman", SHORT),
+    (f"{HOME}/user.slice/libpod-{A}.scope/container", "podman", SHORT),
+    (f"{HOME}/user.slice/user-libpod_pod_{P}.slice/libpod-{A}.scope/container", "podman", SHORT),
+    (f"/libpod_parent/libpod-{A}", "podman", SHORT),
+    (f"/system.slice/vllm.service/libpod-payload-{A}", "podman", "vllm.service"),
+    (f"/machine.slice/libpod-conmon-{A}.scope", "podman", SHORT),
+    (f"/system.slice/nerdctl-{A}.scope", "containerd", SHORT),
+    (f"{HOME}/user.slice/nerdctl-{A}.scope", "containerd", SHORT),
+    (f"/default/{A}", "containerd", SHORT),
+    (f"/k8s.io/{A}", "containerd", SHORT),
+    ("/system.slice/containerd.service", "systemd_unit", "containerd.service"),
+    ("/slurm/uid_1000/job_42/step_0/task_0", "slurm_job", "42"),
+    ("/slurm_node1/uid_1000/job_42/step_extern", "slurm_job", "42"),
+    ("/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", "slurm_job", "42"),
+    ("/system.slice/node1_slurmstepd.scope/job_42/step_interactive/user/task_0", "slurm_job", "42"),
+    ("/hpc.slice/slurmstepd.scope/job_42/step_3+1/user/task_special", "slurm_job", "42"),
+    ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", "slurm_job", "s5K1KKYAYG5D00"),
+    ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/slurm", "slurm_job", "s5K1KKYAYG5D00"),
+    ("/system.slice/slurmstepd.scope/system", *ROOT),
+    ("/system.slice/slurmd.service", "systemd_unit", "slurmd.service"),
+    ("/srv/job_42/data", *ROOT),
+    ("/pbs_jobs.service/jobid/42.pbs01", "pbs_job", "42.pbs01"),
+    ("/pbs_jobs.service/jobid/42[3].pbs01", "pbs_job", "42[3].pbs01"),
+    ("/htcondor/_var_lib_condor_execute_slot1_1@node7", "htcondor_slot", "slot1_1@node7"),
+    (
+        "/system.slice/condor.service/htcondor/_var_lib_condor_execute_slot1_1@node7",
+        "htcondor_slot",
+        "slot1_1@node7",
+    ),
+    ("/system.slice/apptainer-4711.scope", *ROOT),
+    (f"{HOME}/user.slice/apptainer-4711.scope", *ALICE),
+    ("/lxc.payload.web", "lxc", "web"),
+    ("/lxc.payload.web/system.slice/ollama.service", "lxc", "web"),
+    ("/lxc.payload.proj_web/init.scope", "lxc", "proj_web"),
+    (f"/lxc.payload.web/system.slice/docker-{A}.scope", "lxc", "web"),
+    ("/lxc/101/ns/system.slice/ollama.service", "lxc", "101"),
+    ("/lxc.monitor.web", *ROOT),
+    ("/system.slice/ollama.service", "systemd_unit", "ollama.service"),
+    ("/system.slice/system-vllm.slice/vllm@llama.service", "systemd_unit", "vllm@llama.service"),
+    ("/system.slice/jupyter-alice-singleuser.service", "systemd_unit", "jupyter-alice-singleuser.service"),
+    ("/user.slice/user-1000.slice/session-3.scope", *ALICE),
+    ("/user.slice/user-120.slice/session-c1.scope", "user", "120"),
+    (f"{HOME}/app.slice/vllm.service", *ALICE),
+    (f"{HOME}/app.slice/app-gnome-org.gnome.Terminal-4711.scope", *ALICE),
+    (f"{HOME}/tmux-spawn-0267755b-4639-4a27-90ed-f19f88e53748.scope", *ALICE),
+    (f"{HOME}/app.slice/snap.firefox.firefox-{UUID}.scope", *ALICE),
+    ("/system.slice/snap.ollama.listener.service", "systemd_unit", "snap.ollama.listener.service"),
+    (f"/system.slice/snap.ollama.ollama-{UUID}.scope", *ROOT),
+    ("/wsl-user/distro-4668/systemd/system.slice/ollama.service", "systemd_unit", "ollama.service"),
+    (f"/wsl-user/distro-4668/systemd{HOME}/user.slice/docker-{A}.scope", "docker", SHORT),
+    (f"/../../../system.slice/docker-{A}.scope", "docker", SHORT),
+    ("/system.slice/run-r3f0c2.scope", *ROOT),
+    ("/system.slice/run-r3f0c2.service", *ROOT),
+    ("/system.slice/run-u12.service", *ROOT),
+    ("/system.slice/run-p4711-i4712.service", *ROOT),
+    (f"/system.slice/nightly-{UUID}.service", *ROOT),
+    ("/system.slice/system-sshd.slice/sshd@3-10.0.0.1:22-10.0.0.2:5555.service", *ROOT),
+    (f"{HOME}/job_42/step_0", *ALICE),
+    (f"{HOME}/app.slice/vllm.service/libpod-payload-{A}", "podman", "vllm.service"),
+    (r"/machine.slice/machine-qemu\x2d1\x2dwin.scope/libvirt/emulator", *ROOT),
+    ("/init.scope", *ROOT),
+    ("/", *ROOT),
+    (f"/system.slice/docker-{A}.scope (deleted)", "docker", SHORT),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "name"), PATHS, ids=[path.replace(A, "A").replace(P, "P") for path, *_ in PATHS]
+)
+def test_a_path_names_the_work(path: str, kind: str, name: str) -> None:
+    """A container, a job, a unit or a user; the process's own user if the path names none of them."""
+    assert workload(paths(f"0::{path}\n"), uid=0) == Workload(kind, name)
+
+
+def test_work_without_a_name() -> None:
+    """Without a name in the path, and without the process's user, nothing is named."""
+    assert workload(["/init.scope"], uid=None) is None
+
+
+def test_every_line_of_a_v1_file_counts() -> None:
+    """A job may be on some controllers only: the line of systemd has the unit of slurmd."""
+    text = "11:freezer:/slurm/uid_1000/job_42/step_batch\n1:name=systemd:/system.slice/slurmd.service\n"
+    assert workload(paths(text), uid=1000) == Workload("slurm_job", "42")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/kubepods.slice/kubepods-pod{UUID.replace('-', '_')}.slice/cri-containerd-{A}.scope/system.slice/"
+        "slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0",
+        f"/system.slice/docker-{A}.scope/kubelet.slice/kubelet-kubepods-pod{UUID.replace('-', '_')}.slice/"
+        f"cri-containerd-{P}.scope",
+    ],
+    ids=["Slurm in a pod", "a kubelet in docker"],
+)
+def test_a_pod_is_no_work_of_the_host(path: str) -> None:
+    """A pod stays a pod, whatever is inside or around it."""
+    assert parse(f"0::{path}\n", own("0::/system.slice/gpumap.service\n")).kind is CgroupKind.POD
