@@ -32,11 +32,12 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import Moment
+from gpumap.model.observations import Moment, PodIdentity, SourceAnswer
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
 
 if TYPE_CHECKING:
+    from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.pods_api import PodsApiSource
     from gpumap.agent.state_file import StateFile
     from gpumap.agent.web.config.watch import Watch
@@ -111,23 +112,12 @@ async def collector(
     memory = await state.load(clock()) if state is not None else None
     nvml = NvmlSource(driver_command, asked_groups(settings.groups, settings.dialects), release=settings.nvml_release)
     await nvml.start()
-    from gpumap.agent.sources.checkpoint import CheckpointSource
-    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
-    from gpumap.agent.sources.kubelet import KubeletSource
-
-    kubelet = KubeletSource(settings.kubelet_socket)
+    kubelet = _kubelet(settings)
     pods = _pods_api(settings.pods_api_socket)
-    identity = PodIdentitySource(
-        CheckpointSource(settings.checkpoint_candidates),
-        PodLogsSource(settings.pod_log_root),
-        DraSource(settings.dra_state, settings.dra_driver_checkpoint),
-        time.time,
-        pods.read if pods is not None else not_asked,
-    )
-    procfs = ProcfsSource(settings.proc, settings.own)
+    procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
     loop = Collector(
-        Sources(nvml, procfs, identity.read, kubelet, watcher or IntervalOnly()),
+        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher or IntervalOnly()),
         _rules(settings, restart_after_seconds),
         interval_seconds=settings.interval_seconds,
         publish=publish,
@@ -146,7 +136,7 @@ async def collector(
         if watcher is not None:
             watcher.close()
         procfs.close()
-        await asyncio.gather(nvml.close(), kubelet.close(), *([state.close()] if state is not None else []))
+        await asyncio.gather(*(source.close() for source in (nvml, kubelet, state) if source is not None))
 
 
 def _rules(settings: Settings, restart_after_seconds: float) -> Rules:
@@ -157,6 +147,29 @@ def _rules(settings: Settings, restart_after_seconds: float) -> Rules:
         stale_after_seconds=settings.stale_after_seconds,
         restart_after_seconds=restart_after_seconds,
     )
+
+
+def _kubelet(settings: Settings) -> KubeletSource | None:
+    if not settings.has_kubelet:
+        return None
+    from gpumap.agent.sources.kubelet import KubeletSource
+
+    return KubeletSource(settings.kubelet_socket)
+
+
+def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[], SourceAnswer[PodIdentity]] | None:
+    if not settings.has_kubelet:
+        return None
+    from gpumap.agent.sources.checkpoint import CheckpointSource
+    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
+
+    return PodIdentitySource(
+        CheckpointSource(settings.checkpoint_candidates),
+        PodLogsSource(settings.pod_log_root),
+        DraSource(settings.dra_state, settings.dra_driver_checkpoint),
+        time.time,
+        pods.read if pods is not None else not_asked,
+    ).read
 
 
 def watched(settings: Settings) -> tuple[Place, ...]:

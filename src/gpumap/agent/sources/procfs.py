@@ -36,11 +36,15 @@ class _Stat(NamedTuple):
 
 
 class ProcfsSource:
-    """Reads the tree `root` (`/proc`). `own` is gpumap's own entry, the reference for other paths."""
+    """Reads the tree `root` (`/proc`). `own` is gpumap's own entry, the reference for other paths.
 
-    def __init__(self, root: Path, own: Path = SELF) -> None:
+    Without a kubelet (`has_kubelet`), a container is in no pod.
+    """
+
+    def __init__(self, root: Path, own: Path = SELF, *, has_kubelet: bool = True) -> None:
         self._root = root
         self._own = own
+        self._has_kubelet = has_kubelet
         self._is_real = False
         self._witness: int | None = None
         self._known = KnownProcesses()
@@ -128,7 +132,7 @@ class ProcfsSource:
         kept = False
         try:
             stat, cgroup = self._files(pid)
-            entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own))
+            entry = ProcEntry(pid, stat.start, stat.comm, cgroups.parse(cgroup, own, has_kubelet=self._has_kubelet))
             if stat.is_ending:
                 entry = replace(entry, cgroup=_of_ending(entry.cgroup))
             elif pidfd is not None:
