@@ -209,6 +209,7 @@ class TestNode:
     allocatable: dict[str, list[str]] | None = None
     registered: dict[str, list[str]] = field(default_factory=dict)
     down: set[str] = field(default_factory=set)
+    has_kubelet: bool = True
     kubelet_reason: str = "socket_missing"
     socket: str = "first"
     visible: bool = True
@@ -255,11 +256,17 @@ class TestNode:
         return Observations(
             nvml=self._failed("no driver") if "nvml" in self.down else self._seen(self._nvml()),
             procfs=self._failed("unreadable") if "procfs" in self.down else self._seen(self._proc()),
-            pod_identity=self._failed("missing") if self.has_no_identity else self._seen(self._identity()),
-            kubelet=self._failed(self.kubelet_reason) if "kubelet" in self.down else self._seen(self._kubelet()),
+            pod_identity=self.observe_identity() if self.has_kubelet else None,
+            kubelet=self.observe_kubelet() if self.has_kubelet else None,
             finished=self.now,
             trigger=self.trigger,
         )
+
+    def observe_identity(self) -> Observed[PodIdentity] | Failed:
+        return self._failed("missing") if self.has_no_identity else self._seen(self._identity())
+
+    def observe_kubelet(self) -> Observed[KubeletAnswer] | Failed:
+        return self._failed(self.kubelet_reason) if "kubelet" in self.down else self._seen(self._kubelet())
 
     @property
     def has_no_identity(self) -> bool:

@@ -69,6 +69,7 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--stale-after": ("1m30s", "2m", "stale_after_seconds", 90.0, 120.0),
     "--node-name": ("a", "b", "node_name", "a", "b"),
     "--node-ip": ("10.0.0.1", "fd00::1", "node_ip", "10.0.0.1", "fd00::1"),
+    "--no-kubelet": ("", "0", "has_kubelet", False, True),
     "--kubelet-root": (
         "/a",
         "/b",

@@ -584,8 +584,8 @@ class Agent:
         sources = Sources(
             Source(lambda: observe().nvml),
             ProcSource(lambda: observe().procfs),
-            lambda: answer(observe().pod_identity),
-            Source(lambda: observe().kubelet),
+            lambda: answer(self.node.observe_identity()),
+            Source(self.node.observe_kubelet),
         )
         self.loop = Collector(
             sources,

@@ -224,6 +224,17 @@ async def test_a_gpu_with_a_squatter_is_not_free(site: Site, browser: Browser) -
         assert (await tiles(one))["Held"] == "0 of 2 1 free"
 
 
+async def test_a_machine_without_a_kubelet(site: Site, browser: Browser) -> None:
+    """Nothing is assigned there: no number of holders or waste, and no source that does not answer."""
+    node = TestNode([Gpu(0), Gpu(1)], [], [Process(51, UUID, None, memory=GIB)], has_kubelet=False)
+    site.collect(node)
+    async with tab(browser, site.url) as one:
+        assert await one.texts(".held > .of") == ["in use", "not in use"]
+        assert list(await tiles(one)) == ["GPUs", "Memory used", "Faults"]
+        assert await one.texts("#health li b") == ["nvml", "procfs", *await one.texts("#health ul + ul li b")]
+        assert "kubelet does not answer" not in await one.page.inner_text("body")
+
+
 async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:
     """A device that its plugin oversubscribes is not granted twice over."""
     said = answer(NVIDIA_VISIBLE_DEVICES=UUID, CUDA_DEVICE_MEMORY_LIMIT_0="60000m", CUDA_DEVICE_SM_LIMIT="0")

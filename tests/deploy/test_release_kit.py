@@ -5,6 +5,7 @@ Nothing here is published: docs/dev/release.md says what was never run.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ import pytest
 import yaml
 
 import gpumap
+from gpumap.agent.settings import add_flags, resolve
 from scripts import set_owner
 from tests.deploy.chart import CHART, helm, is_hook
 from tests.deploy.test_chart_schemas import VERSIONS
@@ -33,6 +35,7 @@ SCHEMAS = {
     ".github/ISSUE_TEMPLATE/config.yml": "vendor.github-issue-config",
     "renovate.json": "vendor.renovate",
     "compose.yaml": "vendor.compose-spec",
+    "deploy/compose/machine.yaml": "vendor.compose-spec",
 }
 """Each file, and the schema that check-jsonschema carries of it."""
 PINNED = re.compile(r"@[0-9a-f]{40}$|^pypa/gh-action-pypi-publish@release/v1$")
@@ -253,6 +256,23 @@ def test_the_units_command_is_one_of_gpumaps() -> None:
     (arguments,) = re.findall(r"^ExecStart=/opt/gpumap/bin/gpumap serve (.*)$", text, re.MULTILINE)
     known = check(sys.executable, "-m", "gpumap", "serve", "--help")
     assert all(word.partition("=")[0] in known for word in arguments.split())
+    assert "--no-kubelet" in arguments.split()
+
+
+def test_compose_runs_gpumap_on_a_machine(tmp_path: Path) -> None:
+    """With what PID visibility needs, and without any right; its command is one of gpumap's."""
+    compose = read("deploy/compose/machine.yaml")
+    (gpumap,) = compose["services"].values()
+    assert (gpumap["pid"], gpumap["cgroup"], gpumap["uts"]) == ("host", "private", "host")
+    assert (gpumap["cap_drop"], gpumap["read_only"], "privileged" in gpumap) == (["ALL"], True, False)
+    ((_, state),) = (one.split(":") for one in gpumap["volumes"])
+    command, *arguments = (word.replace(state, str(tmp_path)) for word in gpumap["command"])
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    settings = resolve(parser.parse_args(arguments), {})
+    assert (command, settings.has_kubelet, settings.listen.port) == ("serve", False, 9401)
+    assert settings.state_file == tmp_path / "state.json"
+    assert (ROOT / "deploy" / "compose" / gpumap["build"] / "Dockerfile").exists()
 
 
 def test_precommits_hooks_are_those_of_make_check() -> None:

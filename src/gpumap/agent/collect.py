@@ -7,6 +7,7 @@ every owner. The loop itself remembers nothing about the node; `Memory` does.
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -97,10 +98,14 @@ class IntervalOnly:
         pass
 
     async def wait(self) -> None:
-        await asyncio.Event().wait()
+        await _never()
 
     def clear(self) -> None:
         pass
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
 
 
 def now() -> Moment:
@@ -112,12 +117,15 @@ def now() -> Moment:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The four sources of one node, and what starts a collection before the interval is over."""
+    """The sources of one node, and what starts a collection before the interval is over.
+
+    A machine without a kubelet has neither pod identity nor a kubelet.
+    """
 
     nvml: Nvml
     procfs: Procfs
-    read_identity: Callable[[], SourceAnswer[PodIdentity]]
-    kubelet: Kubelet
+    read_identity: Callable[[], SourceAnswer[PodIdentity]] | None
+    kubelet: Kubelet | None
     trigger: CollectionTrigger = field(default_factory=IntervalOnly)
 
 
@@ -193,9 +201,13 @@ class Collector:
         nvml = await self._observe(self._nvml.read(self._interval_seconds, self._deadline_seconds))
         pids = _pids(nvml.value) if isinstance(nvml, Observed) else []
         procfs = await self._observe(self._call(self._proc_executor, lambda: self._procfs.read(pids, ticks)))
-        pod_identity = await self._observe(self._call(self._identity_executor, self._watch_and_read_identity))
+        pod_identity = kubelet = None
+        if (read_identity := self._read_identity) is not None:
+            watch_and_read = functools.partial(self._watch_and_read, read_identity)
+            pod_identity = await self._observe(self._call(self._identity_executor, watch_and_read))
         self._log_push()
-        kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
+        if self._kubelet is not None:
+            kubelet = await self._observe(self._kubelet.read(self._deadline_seconds))
         observations = Observations(nvml, procfs, pod_identity, kubelet, self._now(), trigger, self._trigger.is_on)
         memory = self._memory
         self._memory, snapshot = await self._step_executor.run(lambda: step(memory, observations, self._rules))
@@ -243,7 +255,7 @@ class Collector:
 
         Returns what starts the next collection.
         """
-        back = asyncio.create_task(self._kubelet.wait_until_back())
+        back = asyncio.create_task(self._kubelet.wait_until_back() if self._kubelet else _never())
         pushed = asyncio.create_task(self._pushed_after(earliest))
         release = asyncio.create_task(self._release.wait())
         try:
@@ -275,10 +287,10 @@ class Collector:
         await self._trigger.wait()
         await asyncio.sleep(max(earliest - time.monotonic(), 0.0))
 
-    def _watch_and_read_identity(self) -> SourceAnswer[PodIdentity]:
+    def _watch_and_read(self, read: Callable[[], SourceAnswer[PodIdentity]]) -> SourceAnswer[PodIdentity]:
         # Watch first: a change after the reading must fire the trigger. Both may hang in the same directories.
         self._trigger.watch()
-        return self._read_identity()
+        return read()
 
     def _log_push(self) -> None:
         """Log whether allocations start a collection, and if not why, whenever it changes."""

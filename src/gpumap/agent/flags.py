@@ -45,6 +45,8 @@ class Flag(NamedTuple):
     about: str = "serving"
     """Its part of `ABOUT`. Commands that only read a node have only the parts `sources` and `log`."""
     choices: tuple[str, ...] = ()
+    of_kubelet: bool = False
+    """It sets how gpumap reads the kubelet or its files: it contradicts --no-kubelet."""
 
     @property
     def opposite(self) -> str:
@@ -64,18 +66,34 @@ FLAGS = (
         "",
         "true",
         "Start a collection when the kubelet allocates a device. With --no-push, collect only at the interval.",
+        of_kubelet=True,
     ),
     Flag("--nvml-release", "", "false", "Release the driver between collections. SIGUSR1 releases it once."),
     Flag("--stale-after", "DURATION", "60s", "Maximum age of the data that gpumap serves; at least --interval."),
     Flag("--node-name", "NAME", "", "Name of this node. Default: $NODE_NAME, or else the host name.", about="sources"),
     Flag("--node-ip", "IP", "", "Internal IP of this node. Default: $NODE_IP.", about="sources"),
-    Flag("--kubelet-root", "DIR", "/var/lib/kubelet", "Root directory of the kubelet.", about="sources"),
+    Flag(
+        "--no-kubelet",
+        "",
+        "false",
+        "This machine has no kubelet (workstation, Slurm, Docker): read only NVML and the process tree.",
+        about="sources",
+    ),
+    Flag(
+        "--kubelet-root",
+        "DIR",
+        "/var/lib/kubelet",
+        "Root directory of the kubelet.",
+        about="sources",
+        of_kubelet=True,
+    ),
     Flag(
         "--kubelet-socket",
         "PATH",
         "",
         "PodResources socket. Default: <kubelet-root>/pod-resources/kubelet.sock.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--pod-resources-socket",
@@ -91,6 +109,7 @@ FLAGS = (
         "Device checkpoint. Default: the newer device-plugins/kubelet_internal_checkpoint of the kubelet root and "
         "/var/lib/kubelet.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--pods-api-socket",
@@ -107,6 +126,7 @@ FLAGS = (
         "Directory with the files of KAI-Scheduler (0.18 and later) about containers that share GPUs, such as "
         "/var/run/gpu-fractioning/map. Default: not used.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--pod-log-root",
@@ -114,6 +134,7 @@ FLAGS = (
         "/var/log",
         "Directory that contains the log directories pods and containers.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag("--proc", "DIR", "/proc", "Process tree.", about="sources"),
     Flag(
@@ -129,6 +150,7 @@ FLAGS = (
         DEFAULT_RESOURCE_PATTERN,
         "Regular expression that matches the whole name of each GPU resource.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--reservation-namespace",

@@ -57,7 +57,9 @@ WORST_FIRST = (
 
 
 async def look(settings: Settings) -> Facts:
-    """Ask everything at once."""
+    """Ask everything at once. On a machine without a kubelet, there is nothing to ask of it."""
+    if not settings.has_kubelet:
+        return Facts(Answer(), Answer(), Answer(), Answer(), privileges())
     kubelet, checkpoint, pod_logs, push, second_list, gpu_fractioning = await asyncio.gather(
         _kubelet(settings),
         _in_time(_checkpoint(settings)),

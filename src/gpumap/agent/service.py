@@ -33,7 +33,7 @@ from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.web.pages import Pages
 from gpumap.model.errors import FatalError, UsageError
-from gpumap.model.observations import Moment, SharingContainers, SourceAnswer
+from gpumap.model.observations import Moment, PodIdentity, SharingContainers, SourceAnswer
 from gpumap.model.readings import CARD
 from gpumap.model.snapshot import HiddenDevice, Node, Snapshot
 
@@ -114,23 +114,12 @@ async def collector(
     memory = await state.load(clock()) if state is not None else None
     nvml = NvmlSource(driver_command, asked_groups(settings.groups, settings.dialects), release=settings.nvml_release)
     await nvml.start()
-    from gpumap.agent.sources.checkpoint import CheckpointSource
-    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
-
     kubelet = _kubelet(settings)
     pods = _pods_api(settings.pods_api_socket)
-    identity = PodIdentitySource(
-        CheckpointSource(settings.checkpoint_candidates),
-        PodLogsSource(settings.pod_log_root),
-        DraSource(settings.dra_state, settings.dra_driver_checkpoint),
-        time.time,
-        pods.read if pods is not None else not_asked,
-        _sharing(settings.gpu_fractioning_map),
-    )
-    procfs = ProcfsSource(settings.proc, settings.own)
+    procfs = ProcfsSource(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
     watcher = Watcher(watched(settings)) if settings.push else None
     loop = Collector(
-        Sources(nvml, procfs, identity.read, kubelet, watcher or IntervalOnly()),
+        Sources(nvml, procfs, _read_identity(settings, pods), kubelet, watcher or IntervalOnly()),
         rules_of(settings, restart_after_seconds),
         interval_seconds=settings.interval_seconds,
         publish=publish,
@@ -149,7 +138,7 @@ async def collector(
         if watcher is not None:
             watcher.close()
         procfs.close()
-        await asyncio.gather(nvml.close(), kubelet.close(), *([state.close()] if state is not None else []))
+        await asyncio.gather(*(source.close() for source in (nvml, kubelet, state) if source is not None))
 
 
 def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
@@ -184,7 +173,9 @@ def asked_groups(groups: Iterable[str], dialects: Iterable[str]) -> tuple[str, .
     return tuple(group for group in (*GROUPS, CARD) if group in wanted)
 
 
-def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet:
+def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet | None:
+    if not settings.has_kubelet:
+        return None
     from gpumap.agent.sources.kubelet import KubeletSource
     from gpumap.agent.sources.second_list import CorrectedKubelet
 
@@ -192,6 +183,22 @@ def _kubelet(settings: Settings) -> KubeletSource | CorrectedKubelet:
     if settings.pod_resources_socket is None:
         return kubelet
     return CorrectedKubelet(kubelet, KubeletSource(settings.pod_resources_socket, list_only=True))
+
+
+def _read_identity(settings: Settings, pods: PodsApiSource | None) -> Callable[[], SourceAnswer[PodIdentity]] | None:
+    if not settings.has_kubelet:
+        return None
+    from gpumap.agent.sources.checkpoint import CheckpointSource
+    from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, not_asked
+
+    return PodIdentitySource(
+        CheckpointSource(settings.checkpoint_candidates),
+        PodLogsSource(settings.pod_log_root),
+        DraSource(settings.dra_state, settings.dra_driver_checkpoint),
+        time.time,
+        pods.read if pods is not None else not_asked,
+        _sharing(settings.gpu_fractioning_map),
+    ).read
 
 
 def _pods_api(path: Path | None) -> PodsApiSource | None:

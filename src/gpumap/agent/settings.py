@@ -62,6 +62,8 @@ class Settings:
     stale_after_seconds: float
     node_name: str
     node_ip: str
+    has_kubelet: bool
+    """With --no-kubelet, neither the kubelet nor its files are a source, and the next six are not used."""
     kubelet_socket: Path
     pod_resources_socket: Path | None
     checkpoint_candidates: tuple[Path, ...]
@@ -103,6 +105,7 @@ def resolve(
     if stale_after_seconds < interval_seconds:
         raise values.error("--stale-after", f"must be at least --interval ({values.word('--interval')})")
     no_native, dialects = _page(values)
+    has_kubelet = _has_kubelet(values)
     root = values.parse("--kubelet-root", _directory)
     checkpoint = values.word("--device-checkpoint")
     kubelet_socket = values.word("--kubelet-socket")
@@ -114,6 +117,7 @@ def resolve(
         stale_after_seconds=stale_after_seconds,
         node_name=values.word("--node-name") or environment.get("NODE_NAME", "") or socket.gethostname(),
         node_ip=values.word("--node-ip") or environment.get("NODE_IP", ""),
+        has_kubelet=has_kubelet,
         kubelet_socket=values.parse("--kubelet-socket", _socket) if kubelet_socket else _socket_below(root, values),
         pod_resources_socket=_optional(values, "--pod-resources-socket", _socket),
         checkpoint_candidates=(values.parse("--device-checkpoint", _file),) if checkpoint else tuple(candidates),
@@ -125,7 +129,7 @@ def resolve(
         proc=values.parse("--proc", _directory),
         nvml_library=str(values.parse("--nvml-library", _file)) if values.word("--nvml-library") else "",
         nvml_release=values.parse("--nvml-release", _boolean),
-        push=values.parse("--push", _boolean),
+        push=values.parse("--push", _boolean) and has_kubelet,
         resource=values.parse("--resource", _pattern),
         reservation_namespace=values.parse("--reservation-namespace", _pattern),
         trust_namespace=values.parse("--trust-namespace", _pattern) if values.word("--trust-namespace") else None,
@@ -155,6 +159,7 @@ class _Given(NamedTuple):
     words: tuple[str, ...]
     origin: str
     """The user's notation, for messages."""
+    by_default: bool = False
 
 
 class _Values:
@@ -172,6 +177,10 @@ class _Values:
 
     def origin(self, name: str) -> str:
         return self._given[name].origin
+
+    def is_given(self, name: str) -> bool:
+        """Whether the user gave the flag or its variable."""
+        return not self._given[name].by_default
 
     def error(self, name: str, message: str) -> UsageError:
         return UsageError(f"{self.origin(name)}: {message}")
@@ -219,6 +228,17 @@ def _page(values: _Values) -> tuple[bool, tuple[str, ...]]:
     return no_native, dialects
 
 
+def _has_kubelet(values: _Values) -> bool:
+    """Return whether this node has a kubelet. Without one, no flag may set how gpumap reads it."""
+    if not values.parse("--no-kubelet", _boolean):
+        return True
+    for flag in FLAGS:
+        switched_off = flag.opposite and not values.parse(flag.name, _boolean)
+        if flag.of_kubelet and values.is_given(flag.name) and not switched_off:
+            raise values.error(flag.name, f"contradicts {values.origin('--no-kubelet')}; leave one of the two out")
+    return False
+
+
 def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str]) -> _Given:
     """A flag overrides its variable, and a variable the default."""
     value = getattr(given, flag.name.removeprefix("--").replace("-", "_"), None)
@@ -229,7 +249,7 @@ def _read(flag: Flag, given: argparse.Namespace, environment: Mapping[str, str])
     text = environment.get(flag.variable)
     if text:
         return _Given(_split(flag, text), f"{flag.name} (from ${flag.variable}={text})")
-    return _Given(_split(flag, flag.default), f"{flag.name} {flag.default}".strip())
+    return _Given(_split(flag, flag.default), f"{flag.name} {flag.default}".strip(), by_default=True)
 
 
 def _split(flag: Flag, text: str) -> tuple[str, ...]:

@@ -50,21 +50,22 @@ def own(text: str) -> OwnCgroup:
     return OwnCgroup(found, _membership(found, own_is_root=False))
 
 
-def parse(text: str, own_cgroup: OwnCgroup) -> CgroupMembership:
+def parse(text: str, own_cgroup: OwnCgroup, *, has_kubelet: bool = True) -> CgroupMembership:
     """Return the pods and containers in a process's cgroup file.
 
     The result is `UNKNOWN` if its hierarchies name different pods, or if a pod's UID cannot be parsed. A bare `/` is
     the host's root, unless gpumap's own path is `/` too. Then it may be gpumap's own container: `UNKNOWN`.
 
-    If the kubelet runs in a pod, gpumap is in that pod too: it does not count.
+    If the kubelet runs in a pod, gpumap is in that pod too: it does not count. Without a kubelet, a container whose
+    path names no pod is in none.
     """
-    found = _membership(paths(text), own_cgroup.is_root)
+    found = _membership(paths(text), own_cgroup.is_root, has_kubelet=has_kubelet)
     outer = {pod.pod_uid for pod in own_cgroup.membership.pods[:-1]}
     skipped = sum(1 for _ in itertools.takewhile(lambda pod: pod.pod_uid in outer, found.pods[:-1]))
     return replace(found, pods=found.pods[skipped:]) if skipped else found
 
 
-def _membership(found: tuple[str, ...], own_is_root: bool) -> CgroupMembership:
+def _membership(found: tuple[str, ...], own_is_root: bool, *, has_kubelet: bool = True) -> CgroupMembership:
     if any(_has_unparsed_pod(path) for path in found):
         return CgroupMembership(CgroupKind.UNKNOWN)
     named = [pods for path in found if (pods := _pods(path))]
@@ -72,13 +73,15 @@ def _membership(found: tuple[str, ...], own_is_root: bool) -> CgroupMembership:
         pods = _agreed(named)
         return CgroupMembership(CgroupKind.POD, pods) if pods else CgroupMembership(CgroupKind.UNKNOWN)
     container_id = next((match[1] for path in found if (match := _CONTAINER.search(path))), "")
-    return CgroupMembership(_kind_outside_pods(found, own_is_root), (), container_id)
+    return CgroupMembership(_kind_outside_pods(found, own_is_root, has_kubelet), (), container_id)
 
 
-def _kind_outside_pods(found: tuple[str, ...], own_is_root: bool) -> CgroupKind:
+def _kind_outside_pods(found: tuple[str, ...], own_is_root: bool, has_kubelet: bool) -> CgroupKind:
     placed = [path for path in found if path != "/"]
     if not placed and (own_is_root or not found):
         return CgroupKind.UNKNOWN
+    if not has_kubelet:
+        return CgroupKind.HOST
     if placed and all(_is_own_sibling(path) for path in placed):
         return CgroupKind.UNKNOWN
     return CgroupKind.UNKNOWN if any(_CRI_CONTAINER.search(path) for path in placed) else CgroupKind.HOST

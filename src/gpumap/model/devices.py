@@ -15,7 +15,7 @@ from gpumap.model.map import (
     ProcessEntry,
     UserEntry,
 )
-from gpumap.model.terms import ContainerName
+from gpumap.model.terms import ContainerName, Source
 
 NO_CONTAINER = ContainerName("", "", "")
 _NO_USERS = ("gone", "mps_server")
@@ -151,6 +151,11 @@ def sum_of(values: Iterable[int | None]) -> int | None:
 def sources_up(node_map: NodeMap) -> set[str]:
     """Return the sources that answer; none if the map is stale."""
     return {source.source for source in node_map.sources if source.up and not node_map.stale}
+
+
+def has_kubelet(node_map: NodeMap) -> bool:
+    """Return whether the kubelet is a source of the node. It is none with --no-kubelet: nothing is assigned there."""
+    return not node_map.sources or any(source.source == Source.KUBELET for source in node_map.sources)
 
 
 def partitioned_gpus(node_map: NodeMap) -> set[str]:

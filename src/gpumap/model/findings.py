@@ -10,6 +10,7 @@ from gpumap.model.devices import (
     container_of,
     device_name,
     grantees,
+    has_kubelet,
     in_namespace,
     node_devices,
     other_uses,
@@ -408,6 +409,12 @@ def _pools(found: Iterable[Finding]) -> Iterator[tuple[DeviceEntry, list[Finding
     yield from pools.values()
 
 
+NOTHING_ASSIGNED = (
+    "This machine has no kubelet (--no-kubelet), so nothing is assigned and gpumap looks for no waste. `gpumap top` "
+    "shows the use."
+)
+
+
 # --- what cannot be judged --------------------------------------------------------------------------------------------
 
 
@@ -469,9 +476,11 @@ def _silent_sources(node_map: NodeMap) -> Iterator[str]:
     up = sources_up(node_map)
     if "nvml" not in up:
         yield "NVML does not answer. The use of GPUs is not known."
-    elif not node_map.capabilities.get("pid_visibility"):
+    elif not node_map.capabilities.get("pid_visibility") and has_kubelet(node_map):
         yield f"gpumap cannot detect idle holders, squatters and leftovers. {invisible(node_map)}"
-    if "kubelet" not in up:
+    if not has_kubelet(node_map):
+        yield NOTHING_ASSIGNED
+    elif "kubelet" not in up:
         what = "may be old" if any(one.holders_known for one in node_map.devices) else "are not known"
         yield f"The kubelet does not answer. The assignments {what}; gpumap cannot detect squatters and leftovers."
     elif "pod_identity" not in up:

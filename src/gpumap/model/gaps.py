@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gpumap.model.devices import device_name, partitioned_gpus, sources_up
+from gpumap.model.devices import device_name, has_kubelet, partitioned_gpus, sources_up
 from gpumap.model.map import DeviceEntry, NodeMap
 from gpumap.model.words import listed
 
@@ -55,6 +55,8 @@ def unknown_of_devices(node_map: NodeMap, *, use: bool = True) -> Iterator[str]:
 class Gaps(NamedTuple):
     """Devices by what is not known of them: their GPU (`nowhere`), their holders, their use.
 
+    On a machine without a kubelet, no device can have holders.
+
     `measurable`: the devices whose use could be known.
     """
 
@@ -70,7 +72,7 @@ def gaps_of(node_map: NodeMap) -> Gaps:
     measurable = list(_measurable(node_map)) if measured else []
     return Gaps(
         nowhere=[device for device in devices if device.gpu_uuid is None] if measured else [],
-        unheld=[device for device in devices if not device.holders_known],
+        unheld=[device for device in devices if not device.holders_known] if has_kubelet(node_map) else [],
         unused=[device for device in measurable if not use_known(device)],
         measurable=measurable,
     )

@@ -414,12 +414,15 @@ class NvmlReading:
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """The answers of one collection. `finished` is when the last one arrived."""
+    """The answers of one collection. `finished` is when the last one arrived.
+
+    `pod_identity` and `kubelet` are `None` on a machine without a kubelet (--no-kubelet): they are no sources there.
+    """
 
     nvml: Observed[NvmlReading] | Failed
     procfs: Observed[ProcTable] | Failed
-    pod_identity: Observed[PodIdentity] | Failed
-    kubelet: Observed[KubeletAnswer] | Failed
+    pod_identity: Observed[PodIdentity] | Failed | None
+    kubelet: Observed[KubeletAnswer] | Failed | None
     finished: Moment
     trigger: str = "interval"
     push: bool = False

@@ -187,7 +187,7 @@ FINDINGS: dict[str, str] = {
 
 CAPABILITIES: dict[str, str] = {
     "pid_visibility": "No memory or SM time of containers. Set `hostPID: true` for gpumap's pod "
-    "(`privileges.hostPID=true`).",
+    "(`privileges.hostPID=true`), or run its Docker container with `--pid=host`.",
     "device_checkpoint": "Pod UIDs are not certain, and gpumap does not see init containers. Mount the kubelet's "
     "directory `device-plugins` (`privileges.checkpoint=true`).",
     "pod_logs": "gpumap cannot name the pods of all processes. Mount `/var/log/pods` and `/var/log/containers` "

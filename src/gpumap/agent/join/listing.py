@@ -64,7 +64,7 @@ def choose_listing(
     """Choose between the new List and the remembered one, and apply the grace period after a restart."""
     now = observations.finished.monotonic
     answer = observations.kubelet
-    if isinstance(answer, Failed):
+    if not isinstance(answer, Observed):
         return _remembered_listing(memory, answer, now, stale_after_seconds)
     back_at, awaited = _after_restart(memory, answer, now)
     kept = _still_present(memory, awaited, identity, procs) if awaited else {}
@@ -85,7 +85,7 @@ def choose_listing(
     )
 
 
-def _remembered_listing(memory: Memory, failed: Failed, now: float, stale_after_seconds: float) -> Listing:
+def _remembered_listing(memory: Memory, failed: Failed | None, now: float, stale_after_seconds: float) -> Listing:
     before = memory.kubelet
     current = before is not None and now - before.at.monotonic < stale_after_seconds
     return Listing(
@@ -97,7 +97,7 @@ def _remembered_listing(memory: Memory, failed: Failed, now: float, stale_after_
         back_at=memory.kubelet_back_at,
         awaited=memory.awaited,
         kept=memory.pod_table.kept if memory.pod_table else {},
-        away=memory.kubelet_away or failed.complaints[-1].reason in REASONS_OF_RESTART,
+        away=memory.kubelet_away or (failed is not None and failed.complaints[-1].reason in REASONS_OF_RESTART),
         second=_second(before, memory.second, now, stale_after_seconds, read_now=False),
         second_answer=memory.second,
     )

@@ -277,7 +277,7 @@ def pod_rows(joined: Joined, containers: tuple[ContainerOnDevice, ...]) -> tuple
 
 
 def reported_health_rows(
-    identity: Observed[PodIdentity] | Failed, is_gpu_resource: Callable[[str], bool]
+    identity: Observed[PodIdentity] | Failed | None, is_gpu_resource: Callable[[str], bool]
 ) -> tuple[ReportedDeviceHealth, ...] | None:
     """Return what device plugins report of the GPUs that they gave to containers, as the Pods API passes it on.
 

@@ -35,14 +35,14 @@ def untried() -> tuple[SourceHealth, ...]:
 
 
 def record_health(health: tuple[SourceHealth, ...], observations: Observations) -> tuple[SourceHealth, ...]:
-    """Add the answers and failures of one collection."""
-    answers: dict[Source, Observed[object] | Failed] = {
+    """Add the answers and failures of one collection. What is no source of this machine has no record."""
+    answers: dict[Source, Observed[object] | Failed | None] = {
         Source.KUBELET: observations.kubelet,
         Source.NVML: observations.nvml,
         Source.PROCFS: observations.procfs,
         Source.POD_IDENTITY: observations.pod_identity,
     }
-    return tuple(_record(before, answers[before.source]) for before in health)
+    return tuple(_record(before, answer) for before in health if (answer := answers[before.source]) is not None)
 
 
 def _record(before: SourceHealth, answer: Observed[object] | Failed) -> SourceHealth:

@@ -119,18 +119,23 @@ def _has_activity(reading: GpuReading) -> bool:
 
 
 def _capabilities(joined: Joined) -> tuple[tuple[str, bool], ...]:
+    """Return each capability, sorted. Those of the kubelet's files do not exist on a machine without a kubelet."""
     identity = joined.identity.value if joined.identity else None
     readings = [gpu.reading for gpu in joined.inventory.gpus if gpu.reading]
     nvml = joined.observations.nvml
-    return (
-        ("device_checkpoint", identity is not None and identity.checkpoint is not None),
-        ("gpm", any(map(_has_activity, readings))),
-        ("pid_visibility", joined.procs.pid_visibility),
-        ("pod_logs", identity is not None and identity.logs is not None),
-        ("process_utilization", any(reading.samples is not None for reading in readings)),
-        ("push", joined.observations.push),
-        ("xid_events", isinstance(nvml, Observed) and any(one.since_seconds for one in nvml.value.listening)),
-    )
+    found = {
+        "gpm": any(map(_has_activity, readings)),
+        "pid_visibility": joined.procs.pid_visibility,
+        "process_utilization": any(reading.samples is not None for reading in readings),
+        "xid_events": isinstance(nvml, Observed) and any(one.since_seconds for one in nvml.value.listening),
+    }
+    if joined.observations.kubelet is not None:
+        found |= {
+            "device_checkpoint": identity is not None and identity.checkpoint is not None,
+            "pod_logs": identity is not None and identity.logs is not None,
+            "push": joined.observations.push,
+        }
+    return tuple(sorted(found.items()))
 
 
 def _remember(joined: Joined) -> Memory:

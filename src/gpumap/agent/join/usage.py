@@ -223,7 +223,7 @@ def measure_leaf(
     has_stray_time = any(sample.sm_ratio and sample.pid not in known for sample in samples) or bool(
         reading.utilization_ratio and not any(sample.sm_ratio for sample in samples)
     )
-    return LeafUse(processes, times, ended_times, True, has_stray_time, ended_work_times)
+    return LeafUse(processes, times, ended_times, True, has_stray_time, ended_work_times=ended_work_times)
 
 
 def _named(work: Workload | None, names: Container[Workload]) -> Workload:

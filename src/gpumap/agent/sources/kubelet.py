@@ -224,8 +224,13 @@ class KubeletSource:
 
     def _why(self, reason: str, error: grpc.aio.AioRpcError) -> str:
         """Return a sentence for people; gRPC's own sentence contains the same path three times."""
-        plain = {"socket_missing": "no socket at", "connection_refused": "no process listens at"}
-        return f"{plain[reason]} {self._path}" if reason in plain else _detail(error)
+        if reason == "connection_refused":
+            return f"no process listens at {self._path}"
+        if reason != "socket_missing":
+            return _detail(error)
+        root = self._path.parent.parent
+        hint = "" if root.exists() else f", and no {root}: if this machine has no kubelet, set --no-kubelet"
+        return f"no socket at {self._path}{hint}"
 
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
         """Separate errors that share a code (texts as grpc-core and the kubelet write them)."""

@@ -29,11 +29,15 @@ SELF = Path("/proc/self")
 
 
 class ProcfsSource:
-    """Reads the tree `root` (`/proc`). `own` is gpumap's own entry, the reference for other paths."""
+    """Reads the tree `root` (`/proc`). `own` is gpumap's own entry, the reference for other paths.
 
-    def __init__(self, root: Path, own: Path = SELF) -> None:
+    Without a kubelet (`has_kubelet`), a container is in no pod.
+    """
+
+    def __init__(self, root: Path, own: Path = SELF, *, has_kubelet: bool = True) -> None:
         self._root = root
         self._own = own
+        self._has_kubelet = has_kubelet
         self._is_real = False
         self._witness: int | None = None
         self._stepds: set[int] = set()
@@ -131,7 +135,7 @@ class ProcfsSource:
         try:
             with opened(self._root / str(pid)) as folder:
                 now, cgroup = stat(text("stat", folder)), text("cgroup", folder)
-                member = cgroups.parse(cgroup, own)
+                member = cgroups.parse(cgroup, own, has_kubelet=self._has_kubelet)
                 if now.is_ending:
                     member = _of_ending(member)
                 work = None if now.is_ending else workloads.read(member.kind, cgroups.paths(cgroup), folder)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
 from gpumap.model import remedies
+from gpumap.model.devices import has_kubelet
 from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.terms import Source
@@ -31,6 +32,8 @@ class Check(NamedTuple):
     name: str
     judge: Callable[[NodeMap, Facts | None], Verdict | None]
     required: bool = False
+    of_kubelet: bool = False
+    """It is of no use on a machine without a kubelet (--no-kubelet)."""
 
 
 class DoctorValues(Entry, frozen=True, kw_only=True):
@@ -46,7 +49,7 @@ class DoctorValues(Entry, frozen=True, kw_only=True):
 def examine(node_map: NodeMap, facts: Facts | None) -> tuple[Result, ...]:
     """Judge everything, in the order of the ladder. Without `facts` only the map of a running agent is judged."""
     if node_map.stale:
-        return tuple(_stale(node_map.stale))
+        return tuple(_stale(node_map))
     return (
         *_results(DRIVER_CHECKS, node_map, facts),
         *gpu_results(node_map),
@@ -67,17 +70,21 @@ def as_values(node_map: NodeMap, results: tuple[Result, ...]) -> DoctorValues:
 
 
 def _results(checks: Iterable[Check], node_map: NodeMap, facts: Facts | None) -> Iterator[Result]:
-    for check in checks:
+    for check in _of_node(checks, node_map):
         if verdict := check.judge(node_map, facts):
             yield result_of(check.name, verdict, required=check.required)
 
 
-def _stale(why: str) -> Iterator[Result]:
+def _of_node(checks: Iterable[Check], node_map: NodeMap) -> Iterator[Check]:
+    return (check for check in checks if not check.of_kubelet or has_kubelet(node_map))
+
+
+def _stale(node_map: NodeMap) -> Iterator[Result]:
     """What is required has failed while nothing new is known. Of everything else, what was known is too old."""
-    for check in DRIVER_CHECKS:
+    for check in _of_node(DRIVER_CHECKS, node_map):
         if check.required:
-            yield result_of(check.name, Verdict("failed", why=why), required=True)
-    for check in OPTIONAL_CHECKS:
+            yield result_of(check.name, Verdict("failed", why=node_map.stale or ""), required=True)
+    for check in _of_node(OPTIONAL_CHECKS, node_map):
         yield result_of(check.name, Verdict("unknown", why="the last data is too old"))
 
 
@@ -303,22 +310,22 @@ def _of_container(facts: Facts | None) -> Privileges | None:
 # --- the lists --------------------------------------------------------------------------------------------------------
 
 DRIVER_CHECKS = (
-    Check("kubelet", _kubelet, required=True),
+    Check("kubelet", _kubelet, required=True, of_kubelet=True),
     Check("nvml", _nvml, required=True),
 )
 """Before those of each GPU, which are in `gpu_checks.GPU_CHECKS`."""
 OPTIONAL_CHECKS = (
-    Check("device_checkpoint", _device_checkpoint),
-    Check("pod_logs", _pod_logs),
-    Check("second_list", _second_list),
-    Check("gpu_fractioning", _gpu_fractioning),
-    Check("push", _push),
+    Check("device_checkpoint", _device_checkpoint, of_kubelet=True),
+    Check("pod_logs", _pod_logs, of_kubelet=True),
+    Check("second_list", _second_list, of_kubelet=True),
+    Check("gpu_fractioning", _gpu_fractioning, of_kubelet=True),
+    Check("push", _push, of_kubelet=True),
     Check("proc", _proc),
     Check("pid_visibility", _pid_visibility),
     Check("process_utilization", _process_utilization),
     Check("gpm", _gpm),
     Check("xid_events", _xid_events),
-    Check("unmatched_slots", _unmatched_slots),
+    Check("unmatched_slots", _unmatched_slots, of_kubelet=True),
 )
 UNMATCHED_BY_REASON = "unmatched_slots/<reason>"
 PRIVILEGE_CHECKS = (

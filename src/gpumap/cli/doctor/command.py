@@ -22,7 +22,8 @@ def add_doctor(commands: Commands) -> None:
         "doctor",
         _doctor,
         summary="Check each source and each privilege, and print the remedy of each problem.",
-        more="The exit code is 1 if the kubelet or NVML does not work. Everything else is optional.",
+        more="The exit code is 1 if NVML does not work, or the kubelet unless --no-kubelet is set. Everything else is "
+        "optional.",
         examples=[
             (
                 "in the agent's pod, with its mounts and rights",

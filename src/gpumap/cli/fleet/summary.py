@@ -56,11 +56,15 @@ class _Trouble(NamedTuple):
 
 _NODES = ("gpus", "gpus_up", "devices_free")
 """Always asked for: they show which nodes are known."""
+_NO_SOURCES = _Trouble("its gpumap does not report its sources", "gpumap_source_up", 'source="nvml"', is_gap=True)
+_NO_KUBELET = _Trouble("", "gpumap_source_up", 'source="kubelet"', is_gap=True)
+"""No trouble: with --no-kubelet nothing is assigned."""
 _TROUBLES = (
     *(_Trouble(f"{one} is down", "gpumap_source_up", f'source="{one}"') for one in ("kubelet", "nvml", "procfs")),
     _Trouble("pod_identity is down", "gpumap_source_up", 'source="pod_identity"'),
     _Trouble("processes of other containers are not visible", "gpumap_capability", 'capability="pid_visibility"'),
-    _Trouble("its gpumap does not report its sources", "gpumap_source_up", 'source="kubelet"', is_gap=True),
+    _NO_SOURCES,
+    _NO_KUBELET,
     _Trouble("its gpumap serves no series of GPUs", "gpumap_driver_info", is_gap=True, unless="gpus"),
 )
 _LACKS = (
@@ -250,7 +254,7 @@ def _answer(
     current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
     ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
     gaps = list(_gaps(current, question, troubles, recorded=fleet.records is not None))
-    unjudged = {node for node, _ in (*ill, *gaps)}
+    unjudged = {node for node, _ in (*ill, *gaps)} | _without_kubelet(troubles)
     of_nodes = {node: row if node in unjudged else _judged(row, question) for node, row in current.items()}
     of_others = {
         name: _judged(row, question) if "used_bytes" in row else row for name, row in by.get(NAMESPACE, {}).items()
@@ -298,16 +302,25 @@ def _gaps(
     A rule has no value of a node, or of all nodes, until it is evaluated after the first scrape.
     """
     ill = {node for one, node in troubles if not one.is_gap}
+    without_kubelet = _without_kubelet(troubles)
     for one, node in troubles:
-        if one.is_gap and node in current and node not in ill and one.unless not in current[node]:
+        is_gap = one.is_gap and one.sentence
+        if is_gap and node in current and node not in ill and one.unless not in current[node]:
             yield node, one.sentence
     for node, row in current.items():
         answers = row.get("gpus_up", 0) > 0
         for name, part, sentence in _LACKS:
             asked = name in (*_NODES, *question.of_all) and part in question.parts
+            asked = asked and not (part == families.HOLDERS and node in without_kubelet)
             if asked and answers and node not in ill and name not in row:
                 late = recorded and QUANTITIES[name].by_node
                 yield node, f"{sentence}, or its recording rule is not evaluated yet" if late else sentence
+
+
+def _without_kubelet(troubles: Iterable[tuple[_Trouble, str]]) -> set[str]:
+    """Return the nodes whose kubelet is no source, although their gpumap reports its sources."""
+    nodes = {one: {node for trouble, node in troubles if trouble is one} for one in (_NO_KUBELET, _NO_SOURCES)}
+    return nodes[_NO_KUBELET] - nodes[_NO_SOURCES]
 
 
 def _judged(row: Mapping[str, float], question: Question) -> dict[str, float]:

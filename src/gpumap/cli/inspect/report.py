@@ -13,7 +13,7 @@ from gpumap.cli.reports import Report
 from gpumap.cli.tables import Shape
 from gpumap.cli.tables.inspect import InspectValues, inspect_table, inspect_values
 from gpumap.cli.tables.unknowns import few
-from gpumap.model.devices import sources_up
+from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.errors import FatalError
 from gpumap.model.gaps import invisible, unknown_of_devices
 from gpumap.model.map import NodeMap
@@ -88,7 +88,9 @@ def _unknown_of_node(node_map: NodeMap, *, used: bool) -> Iterator[str]:
     up = sources_up(node_map)
     if "nvml" not in up:
         yield "NVML does not answer: gpumap cannot find the GPU of a grant; PENDING contains all grants"
-    if "kubelet" not in up:
+    if not has_kubelet(node_map):
+        yield "this machine has no kubelet (--no-kubelet): nothing is assigned"
+    elif "kubelet" not in up:
         yield "the kubelet does not answer: the assignments may be old or unknown"
     yield from unknown_of_devices(node_map, use=used)
     for gpu in node_map.gpus:

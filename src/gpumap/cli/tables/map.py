@@ -28,6 +28,7 @@ from gpumap.model.devices import (
     container_of,
     containers_on,
     device_name,
+    has_kubelet,
     node_devices,
     other_uses,
     partitioned_gpus,
@@ -192,6 +193,8 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         lambda one: ",".join(slot.resource for slot in one.holder.slots) if one.holder else "",
     )._replace(wide=True),
 )
+_ASSIGNED = frozenset({"SLOTS", "GPUS", "GRANTED", "RESOURCES"})
+"""Titles of columns that show what the kubelet assigned: machines without a kubelet do not have them."""
 _UNMATCHED_COLUMNS: tuple[Column[UnmatchedRow], ...] = (
     Column("NAMESPACE", lambda row: row.entry.namespace, name=True),
     Column("POD", lambda row: row.entry.pod, name=True, kept=True),
@@ -214,6 +217,8 @@ def map_table(maps: NodeMaps, shape: Shape) -> str:
     shown = of_namespace(maps, shape.namespace)
     rows = [row for node_map in shown.maps for row in _rows(node_map, shape)]
     columns = spare_containers(COLUMNS, (row.container.name for row in rows if row.container))
+    if not any(map(has_kubelet, maps.maps)):
+        columns = tuple(column for column in columns if column.title not in _ASSIGNED)
     unmatched = [UnmatchedRow(one.node.name, entry) for one in shown.maps for entry in one.unmatched]
     return joined(
         [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
-from gpumap.model.devices import sources_up
+from gpumap.model.devices import has_kubelet, sources_up
 from gpumap.model.gaps import gaps_of, invisible, repairs, unknown_of_devices
 from gpumap.model.map import NodeMap
 from gpumap.model.text import printable
@@ -45,7 +45,8 @@ def blind(maps: NodeMaps) -> Iterator[str]:
     """Return a sentence for each node that is blind, or for a few of them."""
     nodes = [one for one in maps.maps if is_blind(one)]
     for one in nodes[:_BLIND_MAX]:
-        yield f"node {one.node.name}: {one.stale or 'neither its kubelet nor NVML answers'}"
+        why = "neither its kubelet nor NVML answers" if has_kubelet(one) else "NVML does not answer"
+        yield f"node {one.node.name}: {one.stale or why}"
     if len(nodes) > _BLIND_MAX:
         yield f"and {len(nodes) - _BLIND_MAX} more like this"
 
@@ -87,7 +88,7 @@ def all_known(maps: NodeMaps) -> bool:
 def _all_known(node_map: NodeMap) -> bool:
     gaps = gaps_of(node_map)
     return (
-        sources_up(node_map) >= _JUDGE_BY
+        sources_up(node_map) >= (_JUDGE_BY if has_kubelet(node_map) else {"nvml"})
         and bool(node_map.capabilities.get("pid_visibility"))
         and not node_map.nameless_gpus
         and all(gpu.up for gpu in node_map.gpus)

@@ -26,7 +26,7 @@ from gpumap.cli.tables.layout import (
     with_node,
 )
 from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
-from gpumap.model.devices import device_name, in_namespace
+from gpumap.model.devices import device_name, has_kubelet, in_namespace
 from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, unmeasured_pods, worst_first
 from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
@@ -130,8 +130,10 @@ def waste_table(maps: NodeMaps, shape: Shape) -> str:
         block = no_rows(maps, shape)
     elif _judged(maps):
         block = "No waste found." if _all_known(maps) else "No waste found in the known data."
-    else:
+    elif any(map(has_kubelet, maps.maps)):
         block, doubts = notes(["gpumap could not check anything.", *doubts], shape.screen), []
+    else:
+        return notes([*doubts, *of_each(maps, ill_gpus), *maps.missing], shape.screen)
     remedies = dict.fromkeys(_remedy(one) for one in found if one.remedy) if shape.wide else ()
     return joined(
         [

@@ -79,7 +79,7 @@ class LogEntry(NamedTuple):
 # --- in ---------------------------------------------------------------------------------------------------------------
 
 
-def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None) -> None:
+def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None, *, has_kubelet: bool = True) -> None:
     """Read the values of a frame. Raises ValueError with the name of the file if it cannot be played.
 
     Parts that are the same as in the frame `before` were checked there.
@@ -94,9 +94,10 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None)
         log_entries(files)
     missing_sources = down(files)
     listed = [f"{LIST}.pb", f"{LIST}.json"]
-    if "kubelet" not in missing_sources and not any(name in files for name in listed):
+    is_asked = has_kubelet and "kubelet" not in missing_sources
+    if is_asked and not any(name in files for name in listed):
         raise ValueError(f"no {LIST}.pb or {LIST}.json, and {DOWN} does not say that the kubelet is down")
-    if is_new(*listed, DOWN) and "kubelet" not in missing_sources:
+    if is_new(*listed, DOWN) and is_asked:
         answers.answer(files, LIST)
     if is_new(f"{ALLOCATABLE}.pb", f"{ALLOCATABLE}.json"):
         answers.answer(files, ALLOCATABLE)

@@ -39,9 +39,13 @@ _FILE = re.compile(
 
 
 class About(Struct, frozen=True):
-    """Data of the whole capture. `podresources` is the API's version, `resource` the flag --resource."""
+    """Data of the whole capture. `podresources` is the API's version, `resource` the flag --resource.
+
+    `kubelet` is false for a machine without one (--no-kubelet).
+    """
 
     node: str
+    kubelet: bool = True
     podresources: str = "v1"
     origin: str = ""
     description: str = ""
@@ -79,21 +83,21 @@ def load(folder: Path, limits: Limits = LIMITS) -> Capture:
         about = _about(reader, folder)
         frames = [Frame(0.0, reader.files(folder, _FILE))]
         reader.hold(len(frames[0].files))
-        _check(folder, frames[0].files, None)
+        _check(about, folder, frames[0].files, None)
         for path in reader.frame_folders():
             frame = _frame(reader, path, frames[-1])
             if frame.files is not frames[-1].files:
                 reader.hold(len(frame.files))
-                _check(path, frame.files, frames[-1].files)
+                _check(about, path, frame.files, frames[-1].files)
             frames.append(frame)
     except OSError as error:
         raise UsageError(f"{error.filename or folder}: {error.strerror}") from error
     return Capture(about, tuple(frames))
 
 
-def _check(folder: Path, files: Mapping[str, bytes], before: Mapping[str, bytes] | None) -> None:
+def _check(about: About, folder: Path, files: Mapping[str, bytes], before: Mapping[str, bytes] | None) -> None:
     try:
-        contents.check(files, before)
+        contents.check(files, before, has_kubelet=about.kubelet)
     except ValueError as error:
         raise UsageError(f"{folder}: {error}") from error
 
@@ -211,6 +215,8 @@ def _about_text(about: About) -> bytes:
         "origin": about.origin,
         "description": about.description,
     }
+    if not about.kubelet:
+        plain["kubelet"] = False
     if about.resource != DEFAULT_RESOURCE_PATTERN:
         plain["resource"] = about.resource
     return json.dumps(plain, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -62,6 +62,7 @@ class CapturedNode:
             settings,
             node_name=self._capture.about.node,
             node_ip="",
+            has_kubelet=self._capture.about.kubelet,
             kubelet_socket=self._kubelet.socket_path,
             checkpoint_candidates=(self._directory / CHECKPOINT,),
             dra_state=self._directory / DRA_STATE,
@@ -120,6 +121,8 @@ class CapturedNode:
             began += whole
 
     async def _show_kubelet(self, frame: Frame) -> None:
+        if not self._capture.about.kubelet:
+            return
         down = contents.down(frame.files).get("kubelet")
         method = fake.LIST if self._v1 else fake.LIST_V1ALPHA1
         if down and down.reason in ("socket_missing", "connection_refused"):

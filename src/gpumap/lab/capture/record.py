@@ -42,9 +42,10 @@ class Recorder:
         everything = with_everything(settings)
         self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
         self._nvml = RecordingNvml(self._nvml_source)
-        self._procfs = RecordingProcfs(settings.proc, settings.own)
+        self._procfs = RecordingProcfs(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
         self._kubelet = RecordingKubelet(settings.kubelet_socket)
         rules = rules_of(settings)
+        kubelet = self._kubelet if settings.has_kubelet else None
         self._identity = RecordingIdentity(
             settings.checkpoint_candidates,
             settings.pod_log_root,
@@ -52,7 +53,7 @@ class Recorder:
             rules.is_gpu_resource,
         )
         self._loop = Collector(
-            Sources(self._nvml, self._procfs, self._identity.read, self._kubelet),
+            Sources(self._nvml, self._procfs, self._identity.read if kubelet else None, kubelet),
             rules,
             interval_seconds=max(settings.interval_seconds, SM_SECONDS),
             publish=lambda snapshot: None,
@@ -66,12 +67,9 @@ class Recorder:
         checkpoint, logs, dra = (_in_time(one, snapshot, Source.POD_IDENTITY) for one in self._identity.recorded)
         files: Files = {**(self._nvml.recorded or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
         files |= dra if isinstance(dra, dict) else {}  # privileges that need not be granted
-        recorded = {
-            "kubelet": self._kubelet.recorded,
-            "checkpoint": checkpoint,
-            "pod_logs": logs,
-            "procfs": _in_time(self._procfs.recorded, snapshot, Source.PROCFS),
-        }
+        recorded = {"procfs": _in_time(self._procfs.recorded, snapshot, Source.PROCFS)}
+        if self._settings.has_kubelet:
+            recorded |= {"kubelet": self._kubelet.recorded, "checkpoint": checkpoint, "pod_logs": logs}
         down: dict[str, Down] = {}
         for source, answer in recorded.items():
             if isinstance(answer, dict):
@@ -85,6 +83,7 @@ class Recorder:
         settings = self._settings
         return About(
             settings.node_name,
+            settings.has_kubelet,
             self._kubelet.version,
             f"recorded by gpumap {__version__}",
             resource=settings.resource.pattern,

@@ -109,8 +109,8 @@ class RecordingProcfs:
     """Keeps `cgroup`, a bare `stat` and the uid of the processes asked for, of one that shows PID visibility, and
     gpumap's; of slurmstepds also the title."""
 
-    def __init__(self, root: Path, own: Path) -> None:
-        self._source = ProcfsSource(root, own)
+    def __init__(self, root: Path, own: Path, *, has_kubelet: bool = True) -> None:
+        self._source = ProcfsSource(root, own, has_kubelet=has_kubelet)
         self.recorded: Recorded = None
         self._root = root
         self._own = own

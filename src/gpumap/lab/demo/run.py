@@ -50,6 +50,7 @@ def simulated(settings: Settings, node: DemoNode) -> Settings:
     """Point every source at a simulated node."""
     return replace(
         settings,
+        has_kubelet=True,
         kubelet_socket=node.kubelet_root / "pod-resources" / "kubelet.sock",
         checkpoint_candidates=(node.kubelet_root / "device-plugins" / "kubelet_internal_checkpoint",),
         dra_state=node.kubelet_root / "dra_manager_state",

@@ -1,7 +1,7 @@
 // The details of a GPU: its memory, its curves, its holders and its users.
 
 import { h } from "./dom.js";
-import { addressOf, BY, sorted } from "./model.js";
+import { addressOf, BY, hasKubelet, sorted } from "./model.js";
 import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, ills, sensors } from "./health.js";
@@ -113,19 +113,24 @@ function curvesOf(device, context) {
 }
 
 const HELD = {
+  never: "This machine has no kubelet, so no container holds it.",
   yes: "No container holds it.",
   no: "Its holders are not known now.",
   "not all": "No holder is known. Some slots match no known device.",
 };
 
 const holdersKnown = (device, { allocationKnown, map }) =>
-  !allocationKnown || !device.holders_known ? "no" : unsettled(map) ? "not all" : "yes";
+  !hasKubelet(map) ? "never" : !allocationKnown || !device.holders_known ? "no" : unsettled(map) ? "not all" : "yes";
 
 const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
 
 /** Return the text for a GPU without a known holder. */
 export function vacancy(line, context) {
   if (line.devices[0].bare) return "no MIG device";
+  if (!hasKubelet(context.map)) {
+    if (line.devices.some(isUsed)) return "in use";
+    return line.devices.every((device) => usesKnown(device, context)) ? "not in use" : "use not known";
+  }
   const free = line.devices.every((device) => holdersKnown(device, context) === "yes");
   if (line.devices.some(isUsed)) return free ? "not held, but in use" : "no holder known, in use";
   return free ? "free" : "no holder known";

@@ -9,6 +9,9 @@ export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod)
 /** Return a row for an address: `ns/pod/container`, with a mark for deleted pods. */
 export const addressOf = (row) => `${[row.namespace, row.pod, row.container].map(text).join("/")}${row.owner === "gone" ? " gone" : ""}`;
 
+/** Return whether the kubelet is a source. With --no-kubelet it is none: no container holds a device. */
+export const hasKubelet = (map) => map.sources.some((one) => one.source === "kubelet");
+
 /**
  * The devices of a document with their GPU and rows, in the order of the GPUs. A `parent` is a partitioned GPU that is
  * assigned as a whole; `whole` are the holders of a leaf's parent. A row's `finding` is the agent's.

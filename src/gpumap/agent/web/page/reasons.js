@@ -1,9 +1,13 @@
 // The reasons why a value is not known.
 
+import { hasKubelet } from "./model.js";
+
 export function reasons(map) {
   const source = (name) => map.sources.find((one) => one.source === name);
   const nvmlDown = source("nvml")?.up === false && "NVML is down";
-  const kubeletDown = source("kubelet")?.up === false && "The kubelet does not answer";
+  const kubeletDown = !hasKubelet(map)
+    ? "This machine has no kubelet"
+    : source("kubelet")?.up === false && "The kubelet does not answer";
   const blind = !map.capabilities.pid_visibility && "Processes of other containers are not visible (hostPID)";
   return (device, row) => {
     const down =

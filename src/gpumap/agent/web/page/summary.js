@@ -1,12 +1,14 @@
 // The numbers of the node, its sources and its driver.
 
 import { h } from "./dom.js";
+import { hasKubelet } from "./model.js";
 import { totals } from "./totals.js";
 import { bytes, CAPABILITIES, count, known, name, printable, prose } from "./words.js";
 
 /** Return the numbers of the node. The numbers of waste come from the agent, and link to their rows. */
 export function overview(map, devices, faults) {
   const all = totals(map, devices);
+  const assigned = hasKubelet(map); // without a kubelet, nothing is assigned and nothing wasted
   const sums = map.finding_sums ?? {};
   const down = (source) => (map.sources.find((one) => one.source === source)?.up ? null : DOWN[source]);
   const unknown = down("nvml") ?? down("kubelet") ?? map.unjudged?.[0] ?? "gpumap could not check anything";
@@ -21,16 +23,16 @@ export function overview(map, devices, faults) {
       (partitioned || all.gpus === null) && all.devices ? count(all.devices, "device") : null,
       all.busy === null ? null : `${all.busy} busy`,
     ]),
-    tile("Held", "Devices that a container holds. Free: no container holds or uses it", known(all.held, (held) => `${held} of ${all.devices}`, DOWN.kubelet), [
+    assigned && tile("Held", "Devices that a container holds. Free: no container holds or uses it", known(all.held, (held) => `${held} of ${all.devices}`, DOWN.kubelet), [
       all.free === null ? null : `${all.free} free`,
     ]),
     tile("Memory used", "By all owners. Unattributed: without a known owner", known(all.used, bytes, down("nvml") ?? "No GPU reports it"), [
       all.total === null ? null : `of ${bytes(all.total)}${rest}`,
     ]),
-    tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
-    tile("Held idle", "Containers that hold a device and use no SM time", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
-    tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
-    tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
+    assigned && tile("Granted, not used", "Of idle holders, and of holders that leave more than a fifth unused", size(sums.unused_bytes), [mostOf(of("idle", "unused"))], "idle,unused"),
+    assigned && tile("Held idle", "Containers that hold a device and use no SM time", known(sums.idle_holders, (number) => count(number, "holder"), unknown), [gpus(sums.idle_gpus)], "idle"),
+    assigned && tile("Used, not granted", "By containers that do not hold the device", size(sums.squatter_bytes), [pods(of("squatter"))], "squatter"),
+    assigned && tile("Left over", "Still used by deleted pods", size(sums.leftover_bytes), [pods(of("leftover"))], "leftover"),
     tile("Faults", "GPUs and sources that are down or need repair", String(faults), ["GPUs, sources"], "fault"),
   );
 }
