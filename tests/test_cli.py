@@ -76,7 +76,19 @@ def test_help_lists_the_commands() -> None:
     top = run_command("--help", COLUMNS="120")
     assert (top.returncode, top.stderr) == (0, "")
     offered = re.findall(r"^    (\w+)  +\w", top.stdout, re.MULTILINE)
-    assert offered == ["map", "top", "waste", "inspect", "bill", "doctor", "serve", "record", "demo", "completion"]
+    assert offered == [
+        "map",
+        "top",
+        "waste",
+        "inspect",
+        "bill",
+        "doctor",
+        "check",
+        "serve",
+        "record",
+        "demo",
+        "completion",
+    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -105,7 +117,7 @@ def test_help_tells_each_flag(command: str, takes: set[str]) -> None:
         assert (f"${flag.variable})" in words) == (flag.name in takes)
 
 
-@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect", "bill", "doctor"])
+@pytest.mark.parametrize("command", ["map", "top", "waste", "inspect", "bill", "doctor", "check"])
 def test_help_fits_a_screen(command: str) -> None:
     """What most users do not need is left to --help-all, and --help says so."""
     short, every = (run_command(command, flag, COLUMNS="100").stdout for flag in ("--help", "--help-all"))

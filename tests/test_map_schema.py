@@ -19,12 +19,12 @@ from gpumap.agent.node_map import node_map
 from gpumap.model import remedies
 from gpumap.model.map import VERSION, decode, encode
 from gpumap.model.observations import Source
-from gpumap.model.snapshot import Owner, Snapshot
+from gpumap.model.snapshot import GpuXids, Owner, Snapshot
 from scripts.map_schema import map_schema
 from tests.examples import examples
 from tests.generated import nodes
 from tests.nodes import Gpu, Pod, Process, TestNode, gpu_uuid
-from tests.snapshots import busy_node, empty_node
+from tests.snapshots import busy_node, empty_node, gpu
 
 Document = dict[str, Any]
 
@@ -155,6 +155,8 @@ def test_every_field_is_filled_somewhere() -> None:
     thief.pods, thief.processes = [holds, pod], [Process(10, gpu_uuid(0), pod)]
     thief.collect()
     found += [check(thief.collect())]
+    xids = GpuXids(gpu(0).uuid, ((79, 1),), 0.0, heard_at=((79, 1.8e9),))
+    found += [check(replace(busy_node(1), gpus=(replace(gpu(0), ecc_uncorrected_at=1.8e9),), xids=(xids,)))]
     told = {path for one in found for path in leaves_of(one)}
     assert {".".join(path) for path in set(declared(SCHEMA_OBJECT)) - told} == set()
 
@@ -191,7 +193,10 @@ def test_a_gpus_health() -> None:
         "remedy": remedies.RECOVERY["gpu_reset"].replace("<index>", "3"),
     }
     assert lost["remedies"] == {"xid_errors": remedies.HEALTH["xid_errors"]}
-    assert lost["xids"] == {"counts": [{"xid": 31, "errors": 2}, {"xid": 79, "errors": 1}], "blind_seconds": 0.5}
+    assert lost["xids"] == {
+        "counts": [{"xid": 31, "errors": 2, "last": None}, {"xid": 79, "errors": 1, "last": None}],
+        "blind_seconds": 0.5,
+    }
     assert lost["account"] == {"energy_unattributed_joules": 1000.25, "gap_seconds": 0.0}
     nothing = check(replace(busy_node(4), xids=(), gpu_accounts=()))["gpus"][0]
     assert (nothing["xids"], nothing["account"]) == (None, None)

@@ -34,7 +34,7 @@ DEMO_ADDRESS = "127.0.0.1:9401"
 def prepared(arguments: Sequence[str]) -> Callable[[], int]:
     """Parse the command line, and import what takes long. Raises UsageError and FatalError."""
     given = parse(command_parser(), arguments)
-    if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor"):
+    if getattr(given, "command", "") in ("map", "top", "waste", "inspect", "doctor", "check"):
         from gpumap.cli import agent_client, show  # noqa: F401 # the command itself imports them again
     return lambda: int(given.run(given))
 

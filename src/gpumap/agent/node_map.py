@@ -322,6 +322,7 @@ def _gpu(gpu: Gpu, xids: GpuXids | None, account: GpuAccount | None) -> GpuEntry
         performance_state=reading.performance_state,
         fan_speed_ratios=dict(reading.fan_ratios),
         ecc_errors=_ecc_errors(reading),
+        ecc_uncorrected_at=gpu.ecc_uncorrected_at,
         remapped_rows=dict(reading.remapped_rows),
         row_remap_pending=reading.row_remap_pending,
         row_remap_failure=reading.row_remap_failure,
@@ -368,7 +369,10 @@ def _ecc_errors(reading: GpuReading) -> tuple[entries.EccErrorsEntry, ...]:
 def _xids(xids: GpuXids | None) -> entries.GpuXidsEntry | None:
     if xids is None:
         return None
+    heard_at = dict(xids.heard_at)
     return entries.GpuXidsEntry(
-        counts=tuple(entries.XidCountEntry(xid=code, errors=errors) for code, errors in xids.counts),
+        counts=tuple(
+            entries.XidCountEntry(xid=code, errors=errors, last=heard_at.get(code)) for code, errors in xids.counts
+        ),
         blind_seconds=xids.blind_seconds,
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpumap.cli.bill.command import add_bill
+from gpumap.cli.check import add_check
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
@@ -28,7 +29,7 @@ _SERVER = "--prometheus http://prom:9090"
 
 
 def add_commands(commands: Commands) -> None:
-    for add in (_add_map, _add_top, _add_waste, add_inspect, add_bill, add_doctor):
+    for add in (_add_map, _add_top, _add_waste, add_inspect, add_bill, add_doctor, add_check):
         add(commands)
 
 

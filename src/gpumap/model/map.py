@@ -98,6 +98,8 @@ class XidCountEntry(Entry, frozen=True, kw_only=True):
     """NVIDIA's code of the error."""
     errors: Count
     """Number of errors."""
+    last: float | None = None
+    """When gpumap received the last one, in Unix seconds. Null if unknown."""
 
 
 class GpuXidsEntry(Entry, frozen=True, kw_only=True):
@@ -174,6 +176,9 @@ worker_crashed or unknown."""
     """Fan speeds by fan number, as a ratio of the maximum speed. Can exceed 1."""
     ecc_errors: tuple[EccErrorsEntry, ...] = ()
     """Memory errors over the GPU's life. Empty if the driver reports none."""
+    ecc_uncorrected_at: float | None = None
+    """When gpumap last saw the number of uncorrected errors grow, in Unix seconds. Null if it did not grow since \
+gpumap's start."""
     remapped_rows: dict[str, Count] = {}
     """Replaced memory rows, by the kind of errors: correctable, uncorrectable."""
     row_remap_pending: bool | None = None

@@ -215,6 +215,27 @@ HEALTH: dict[str, str] = {
 }
 """By what is wrong with a GPU that answers. The application's codes: health.go of NVIDIA's k8s-device-plugin."""
 
+IN_SHORT: dict[str, str] = {
+    "lost": "fell off the bus: reboot the node",
+    "reset_required": "requires a reset: drain the node, then reset it",
+    "insufficient_power": "lacks power: check its power cables",
+    "irq_issue": "has no interrupt: check the firmware, then reboot",
+    "hung": "hangs: reset it or reboot the node",
+    "gpu_reset": "requires a reset: end its work, then reset it",
+    "drain_and_reset": "has reduced capacity: drain and reset it",
+    "drain_p2p": "requires that NVLink and P2P work ends",
+    "bus_reset": "requires a reset of its PCIe bus: drain the node",
+    "recover_imex_domain": "requires IMEX recovery: check nvidia-imex",
+    "node_reboot": "requires a reboot: drain the node, then reboot",
+    "system_reboot": "requires a reboot of the whole system",
+    "row_remap_failure": "has bad memory: run the field diagnostic",
+    "row_remap_pending": "needs a reset to replace bad memory rows",
+    "ecc_uncorrected": "lost data to memory errors: check its jobs",
+    "xid": "see NVIDIA's XID catalog",
+}
+"""What is wrong with a GPU and what to do, for a line of 80 bytes. By fault reason, recovery action, and condition of
+`gpumap.model.check`. A fault reason is here only if it proves that the GPU is broken."""
+
 PUSH: dict[str, str] = {
     "directory_missing": CAPABILITIES["push"],
     "permission_denied": "gpumap may not read the kubelet's directories. Run as user 0.",

@@ -40,6 +40,8 @@ class Gpu:
     reading: GpuReading | None
     recovery_action: str | None = None
     """The action that the driver requests. A GPU that needs a reset has it too."""
+    ecc_uncorrected_at: float | None = None
+    """When a count of uncorrected ECC errors last grew, in Unix seconds. `None` if none did since gpumap's start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class KnownGpu:
     total_bytes: int | None
     leaves: tuple[KnownLeaf, ...]
     last_success: float = field(compare=False)
+    ecc_uncorrected: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """The driver's last counts of uncorrected ECC errors, by location."""
+    ecc_uncorrected_at: float | None = field(default=None, compare=False)
+    """When one of them last grew, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +223,7 @@ def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | 
             leaves += tuple(leaf for leaf in before.leaves if leaf.uuid not in read)
     else:
         leaves = (KnownLeaf(uuid, None, None, "", 1.0, total),)
+    errors, errors_at = _ecc_uncorrected(reading, wall, before)
     return KnownGpu(
         uuid,
         reading.index,
@@ -229,7 +234,20 @@ def _known_gpu(reading: GpuReading, uuid: Uuid, wall: float, before: KnownGpu | 
         total,
         leaves,
         last_success=wall,
+        ecc_uncorrected=errors,
+        ecc_uncorrected_at=errors_at,
     )
+
+
+def _ecc_uncorrected(
+    reading: GpuReading, wall: float, before: KnownGpu | None
+) -> tuple[Mapping[str, int], float | None]:
+    """Return the counts of uncorrected ECC errors, and when one last grew. A count may be absent for a while."""
+    counts = {location: errors for kind, location, errors in reading.ecc_errors if kind == "uncorrected"}
+    if before is None:
+        return counts, None
+    grew = any(errors > before.ecc_uncorrected.get(location, errors) for location, errors in counts.items())
+    return {**before.ecc_uncorrected, **counts}, wall if grew else before.ecc_uncorrected_at
 
 
 def _leaf(instance: MigInstance, slices_of_gpu: int | None) -> KnownLeaf:
@@ -271,4 +289,5 @@ def _gpu(known: KnownGpu, reading: GpuReading) -> Gpu:
         last_success=known.last_success or None,
         reading=reading if reading.fault is None else None,
         recovery_action=reading.recovery_action,
+        ecc_uncorrected_at=known.ecc_uncorrected_at,
     )

@@ -1,4 +1,5 @@
-"""The HTTP routes: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /healthz, /readyz.
+"""The HTTP routes: /, /metrics, dialects' pages, /api/v1/map and its schema, /api/v1/history, /api/v1/check,
+/healthz, /readyz.
 
 They serve what is rendered. No request reads a source.
 """
@@ -15,6 +16,7 @@ from gpumap.agent.web.assets import INDEX, Asset, read_assets, read_schema
 from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics
 from gpumap.agent.web.pages import Pages, Wanted
 from gpumap.agent.web.rebinding import refuse_foreign_hosts
+from gpumap.model.check import NAMES, short_line
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
@@ -35,6 +37,7 @@ def application(pages: Pages) -> web.Application:
     app.router.add_get("/api/v1/map", _page(pages, "map", "application/json", versioned=True))
     app.router.add_get("/api/v1/map/schema.json", _asset(read_schema()))
     app.router.add_get("/api/v1/history", _page(pages, "history", "application/json", versioned=True))
+    app.router.add_get("/api/v1/check", _check(pages))
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz(pages))
     for path in pages.paths:
@@ -101,6 +104,22 @@ def _asset(asset: Asset) -> Handler:
         return web.Response(body=asset.body, headers=asset.headers)
 
     return answer
+
+
+def _check(pages: Pages) -> Handler:
+    """Answer with the exit code of `gpumap check`, a blank and its line, for scripts without JSON."""
+
+    async def check(request: web.Request) -> web.StreamResponse:
+        only = tuple(request.query.getall("only", ()))
+        if unknown := set(only) - set(NAMES):
+            text = f"2 {short_line(f'unknown condition {min(unknown)}')}\n"
+            return web.Response(status=400, text=text, headers=_HEADERS)
+        verdict = await pages.check(only, request.query.get("node", ""))
+        if verdict is None:
+            return web.Response(status=503, text="2 the first collection is not finished\n", headers=_HEADERS)
+        return web.Response(text=f"{verdict.code} {verdict.line}\n", headers=_HEADERS)
+
+    return check
 
 
 async def _healthz(request: web.Request) -> web.Response:

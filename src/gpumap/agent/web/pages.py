@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.exposition import Exposition
 from gpumap.agent.node_map import node_map
 from gpumap.agent.web.history import Curves, History, history_document
+from gpumap.model.check import Verdict, check, short_line
 from gpumap.model.families import Family, Numbered
 from gpumap.model.map import encode, json_bytes
 from gpumap.model.observations import Source
@@ -118,6 +119,18 @@ class Pages:
                 lambda: rendered.get(key) or self._render(form, gzipped, inputs, rendered)
             )
         return rendered[key]
+
+    async def check(self, only: Collection[str], node: str) -> Verdict | None:
+        """Judge the GPUs by these conditions; `None` before the first snapshot. A `node` must be this node's name."""
+        snapshot = self.current()
+        if snapshot is None:
+            return None
+        if node not in ("", snapshot.node.name):
+            return Verdict(2, short_line(f"the gpumap of node {snapshot.node.name} answers, not of {node}"))
+        stale = self._stale
+        return await self._thread.run(
+            lambda: check(node_map(snapshot, self._interval_seconds, self._collect, stale), only)
+        )
 
     def not_ready(self) -> str | None:
         """Return why gpumap is not ready: neither kubelet nor NVML has answered lately. `None` if it is ready."""

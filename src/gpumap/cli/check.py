@@ -1,0 +1,79 @@
+"""`gpumap check`: whether the GPUs of a node work, as one line and an exit code, for health checks of nodes.
+
+It asks a running agent and never the driver, so that a check every few seconds costs nothing and cannot hang on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from typing import TYPE_CHECKING
+
+from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
+from gpumap.cli.credentials import add_credentials
+from gpumap.cli.server_flags import HOW_TO_ASK
+from gpumap.model.check import NAMES, check, short_line
+from gpumap.model.errors import FatalError
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[Parser]
+
+DEFAULT_URL = "http://127.0.0.1:9401"
+
+
+def add_check(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "check",
+        _check,
+        summary="Check the GPUs of a running agent: one line, and exit code 0, 1 or 2.",
+        more="The exit code is 0 if the GPUs work, 1 if one has a problem, and 2 if that is unknown.\n"
+        "The line has at most 80 bytes and names the worst GPU. Conditions, worst first:\n"
+        "  down               the GPU does not answer\n"
+        "  row_remap_failure  it could not replace bad memory\n"
+        "  recovery_action    the driver requests a reset or reboot\n"
+        "  ecc_uncorrected    uncorrectable memory errors in the last hour\n"
+        "  xid                a fatal XID error in the last hour\n"
+        "  row_remap_pending  it replaces bad memory at its next reset",
+        examples=[
+            ("the agent of this node", "gpumap check"),
+            ("one condition", "gpumap check --only row_remap_failure"),
+            ("another node", "gpumap check --url http://gpu-1:9401"),
+        ],
+    )
+    what = parser.add_argument_group("selection")
+    what.add_argument(
+        "--only",
+        metavar="CONDITION",
+        action="append",
+        type=one_of(*NAMES),
+        choices=NAMES,
+        default=[],
+        help="Check only this condition; repeatable. Then an unknown value is exit code 2. (default: all conditions "
+        "that the driver reports)",
+    )
+    where = parser.add_argument_group("source")
+    where.add_argument("--url", metavar="URL", default=DEFAULT_URL, help=f"A running gpumap. (default: {DEFAULT_URL})")
+    add_credentials(parser.add_argument_group(HOW_TO_ASK))
+    leave_to_help_all(parser, HOW_TO_ASK)
+
+
+def _check(given: argparse.Namespace) -> int:
+    """Print the line. Raises UsageError."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_DFL)  # elsewhere the exit code is 0, which means here that the GPUs work
+    import asyncio
+
+    from gpumap.cli.where import maps_of_agent
+
+    async def ask() -> tuple[int, str]:
+        answers = maps_of_agent(given, 0.0)
+        answer = await anext(answers)
+        await answers.aclose()
+        if isinstance(answer, FatalError):
+            return 2, short_line(str(answer))
+        return check(answer.maps[0], given.only)
+
+    code, line = asyncio.run(ask())
+    print(line)
+    return code

@@ -1,0 +1,174 @@
+"""Whether the GPUs of a node work, as one short line: what `gpumap check` and /api/v1/check answer. Pure.
+
+A problem needs positive evidence that lasts until now. What no source reports is unknown, never well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Literal, NamedTuple
+
+from gpumap.model import remedies
+from gpumap.model.map import GpuEntry, NodeMap
+from gpumap.model.terms import Source
+from gpumap.model.units import counted
+
+LINE_BYTES = 80
+"""node-problem-detector cuts a longer line (max_output_length)."""
+RECENT_SECONDS = 3600.0
+"""An error without a lasting state, such as an XID error, is a problem for so long."""
+HUNG_SECONDS = 60.0
+"""A driver under load may not answer for 45 s (NVSentinel #1574). Only then is it evidence that the GPU hangs."""
+FATAL_XIDS = frozenset({46, 48, 54, 62, 63, 64, 74, 79, 95, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158})
+"""Those that EKS's node monitoring agent 1.7 counts as fatal, without 109, which NVIDIA's device plugin counts as an
+error of the application."""
+
+
+class Verdict(NamedTuple):
+    """The exit code of `gpumap check` (0: well, 1: problem, 2: unknown) and its line, in ASCII."""
+
+    code: Literal[0, 1, 2]
+    line: str
+
+
+class _Judgement(NamedTuple):
+    """Of one GPU and one condition. Neither: the GPU is well."""
+
+    problem: str = ""
+    unknown: str = ""
+
+
+_WELL = _Judgement()
+_NOT_REPORTED = _Judgement(unknown="is not reported (driver, GPU or --collect)")
+
+
+class Condition(NamedTuple):
+    """A kind of problem of a GPU in a map."""
+
+    name: str
+    judge: Callable[[GpuEntry, NodeMap], _Judgement]
+
+
+def _down(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
+    hangs = gpu.last_success is not None and node_map.timestamp - gpu.last_success >= HUNG_SECONDS
+    return _of_fault(gpu.fault, hangs=hangs)
+
+
+def _of_fault(fault: str | None, *, hangs: bool) -> _Judgement:
+    """`hangs`: it has not answered for long. Of other faults, gpumap or its container may be the cause."""
+    if fault is None:
+        return _WELL
+    words = remedies.IN_SHORT.get(fault, "") if fault != "hung" or hangs else ""
+    return _Judgement(problem=words) if words else _Judgement(unknown=f"cannot be read: {fault}")
+
+
+def _recovery_action(gpu: GpuEntry, _: NodeMap) -> _Judgement:
+    if gpu.recovery_action is None:
+        return _NOT_REPORTED
+    action = gpu.recovery_action.action
+    return _WELL if action == "none" else _Judgement(remedies.IN_SHORT.get(action, f"needs recovery: {action[:20]}"))
+
+
+def _row_remap_failure(gpu: GpuEntry, _: NodeMap) -> _Judgement:
+    return _of_flag("row_remap_failure", gpu.row_remap_failure)
+
+
+def _row_remap_pending(gpu: GpuEntry, _: NodeMap) -> _Judgement:
+    return _of_flag("row_remap_pending", gpu.row_remap_pending)
+
+
+def _of_flag(name: str, flag: bool | None) -> _Judgement:
+    if flag is None:
+        return _NOT_REPORTED
+    return _Judgement(remedies.IN_SHORT[name]) if flag else _WELL
+
+
+def _ecc_uncorrected(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
+    if not gpu.ecc_errors:
+        return _NOT_REPORTED
+    return _Judgement(remedies.IN_SHORT["ecc_uncorrected"]) if _recent(gpu.ecc_uncorrected_at, node_map) else _WELL
+
+
+def _xid(gpu: GpuEntry, node_map: NodeMap) -> _Judgement:
+    counts = gpu.xids.counts if gpu.xids else ()
+    codes = [one.xid for one in counts if one.xid in FATAL_XIDS and _recent(one.last, node_map)]
+    if codes:
+        return _Judgement(f"had XID {codes[0]}: {remedies.IN_SHORT['xid']}")
+    listens = gpu.xids is not None and node_map.capabilities.get("xid_events")
+    return _WELL if listens else _NOT_REPORTED
+
+
+def _recent(moment: float | None, node_map: NodeMap) -> bool:
+    return moment is not None and node_map.timestamp - moment < RECENT_SECONDS
+
+
+CONDITIONS = (
+    Condition("down", _down),
+    Condition("row_remap_failure", _row_remap_failure),
+    Condition("recovery_action", _recovery_action),
+    Condition("ecc_uncorrected", _ecc_uncorrected),
+    Condition("xid", _xid),
+    Condition("row_remap_pending", _row_remap_pending),
+)
+"""Worst first. The names are those of the checks of `gpumap doctor`."""
+NAMES = tuple(one.name for one in CONDITIONS)
+
+
+def check(node_map: NodeMap, only: Collection[str] = ()) -> Verdict:
+    """Judge the GPUs by these conditions. By default by all that their driver reports."""
+    if node_map.stale:
+        return _line(2, f"no current data: {node_map.stale}")
+    nvml = next((one for one in node_map.sources if one.source == Source.NVML.value), None)
+    if nvml is None or not nvml.up:
+        return _line(2, f"NVML does not answer: {nvml.reason if nvml else 'unknown'}")
+    count = len(node_map.gpus) + len(node_map.nameless_gpus)
+    if not count:
+        return _line(2, "the driver lists no GPU")
+    asked = [one for one in CONDITIONS if not only or one.name in only]
+    problems, unknown = [], []
+    for condition in asked:
+        for index, found in _judgements(condition, node_map, optional=not only):
+            if found.problem:
+                problems.append((index, found.problem))
+            elif found.unknown:
+                unknown.append(f"GPU {index}: {condition.name} {found.unknown}")
+    if problems:
+        index, words = problems[0]
+        others = len({one for one, _ in problems}) - 1
+        return _line(1, f"GPU {index} {words}" + (f" (+{counted(others, 'GPU')})" if others else ""))
+    if unknown:
+        return _line(2, unknown[0])
+    return _line(0, f"{counted(count, 'GPU')} well" + (f" ({', '.join(only)})" if only else ""))
+
+
+def _judgements(condition: Condition, node_map: NodeMap, *, optional: bool) -> Iterator[tuple[int, _Judgement]]:
+    """Judge each GPU by one condition. `optional`: what no GPU reports is no question either.
+
+    A GPU that answers without the value does not support it, unless no GPU reports it.
+    """
+    if condition.judge is _down:
+        for nameless in node_map.nameless_gpus:
+            yield nameless.index, _of_fault(nameless.fault, hangs=False)
+        yield from ((gpu.index, _down(gpu, node_map)) for gpu in node_map.gpus)
+        return
+    found = [(gpu, condition.judge(gpu, node_map)) for gpu in node_map.gpus]
+    reported = any(not one.unknown for _, one in found)
+    for gpu, one in found:
+        if one.problem:
+            yield gpu.index, one
+        elif not gpu.up and not optional:
+            yield gpu.index, _Judgement(unknown=f"is unknown: {gpu.fault}")
+        elif gpu.up and not (one.unknown and (optional or reported)):
+            yield gpu.index, one
+    if not optional:
+        yield from ((one.index, _Judgement(unknown=f"is unknown: {one.fault}")) for one in node_map.nameless_gpus)
+
+
+def _line(code: Literal[0, 1, 2], words: str) -> Verdict:
+    return Verdict(code, short_line(words))
+
+
+def short_line(words: str) -> str:
+    """Return the words as one line of ASCII, cut at `LINE_BYTES`."""
+    line = " ".join(words.encode("ascii", "replace").decode().split())
+    return line if len(line) <= LINE_BYTES else f"{line[: LINE_BYTES - 3]}..."

@@ -1,0 +1,256 @@
+"""`gpumap check` and /api/v1/check: one line and a verdict, and no accusation or acquittal without evidence."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from gpumap.agent.join.inventory import KnownGpu, take_inventory
+from gpumap.agent.node_map import node_map
+from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
+from gpumap.model import remedies
+from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, NAMES, RECENT_SECONDS, check, short_line
+from gpumap.model.map import (
+    GpuEntry,
+    GpuXidsEntry,
+    NamelessGpuEntry,
+    NodeMap,
+    RecoveryEntry,
+    XidCountEntry,
+)
+from gpumap.model.observations import NvmlReading
+from gpumap.model.readings import GpuReading, Uuid
+from tests.agent import run_agent
+from tests.command import run_command, run_command_in_loop
+from tests.shown import changed, with_gpus
+from tests.snapshots import busy_node, empty_node, gpu
+
+BUSY = node_map(replace(busy_node(4), nameless_gpus=(), gpus=tuple(map(gpu, range(4)))))
+WELL = changed(
+    BUSY,
+    capabilities={**BUSY.capabilities, "xid_events": True},
+    gpus=tuple(
+        changed(one, last_success=BUSY.timestamp, xids=GpuXidsEntry(counts=(), blind_seconds=0.0)) for one in BUSY.gpus
+    ),
+)
+"""Four GPUs of which everything is known and well."""
+
+
+def with_fault(fault: str, *numbers: int, silent_seconds: float = 0.0) -> NodeMap:
+    """The node with GPUs that do not answer: of such a GPU, no reading is known."""
+
+    def change(on: GpuEntry) -> GpuEntry:
+        return changed(
+            on,
+            up=False,
+            fault=fault,
+            last_success=WELL.timestamp - silent_seconds,
+            ecc_errors=(),
+            row_remap_failure=None,
+            row_remap_pending=None,
+            recovery_action=None,
+        )
+
+    return with_gpus(WELL, change, *numbers)
+
+
+def with_xid(code: int, age_seconds: float | None) -> NodeMap:
+    last = None if age_seconds is None else WELL.timestamp - age_seconds
+    xids = GpuXidsEntry(counts=(XidCountEntry(xid=code, errors=1, last=last),), blind_seconds=0.0)
+    return with_gpus(WELL, lambda on: changed(on, xids=xids), 1)
+
+
+def recovering(action: str) -> NodeMap:
+    return with_gpus(WELL, lambda on: changed(on, recovery_action=RecoveryEntry(action=action, remedy=None)), 1)
+
+
+def with_ecc(grew_seconds_ago: float) -> NodeMap:
+    at = WELL.timestamp - grew_seconds_ago
+    return with_gpus(WELL, lambda on: changed(on, ecc_uncorrected_at=at), 1)
+
+
+def flagged(name: str) -> NodeMap:
+    return with_gpus(WELL, lambda on: changed(on, **{name: True}), 1)
+
+
+PROBLEMS = {
+    "down": with_fault("lost", 1),
+    "row_remap_failure": flagged("row_remap_failure"),
+    "recovery_action": recovering("node_reboot"),
+    "ecc_uncorrected": with_ecc(1.0),
+    "xid": with_xid(48, 1.0),
+    "row_remap_pending": flagged("row_remap_pending"),
+}
+
+
+def test_the_conditions() -> None:
+    """They are the checks of each GPU that `gpumap doctor` has."""
+    of_doctor = [one.name.removeprefix("gpu/<index>").removeprefix("/") or "down" for one in GPU_CHECKS]
+    assert sorted(NAMES) == sorted(of_doctor) == sorted(PROBLEMS)
+
+
+def test_a_node_that_is_well() -> None:
+    """0, with all conditions and with each."""
+    assert check(WELL) == (0, "4 GPUs well")
+    assert [check(WELL, [name]) for name in NAMES] == [(0, f"4 GPUs well ({name})") for name in NAMES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_problem(name: str) -> None:
+    """1 with all conditions and with its own, naming the GPU; the other conditions do not report it."""
+    node = PROBLEMS[name]
+    whole = check(node)
+    assert whole == check(node, [name])
+    assert whole.code == 1
+    assert whole.line.startswith("GPU 1 ")
+    others = [check(node, [other]).code for other in NAMES if other != name]
+    assert others == [2 if name == "down" else 0] * (len(NAMES) - 1), "nothing else is known of a lost GPU"
+
+
+@pytest.mark.parametrize("fault", remedies.FAULTS)
+def test_faults(fault: str) -> None:
+    """A fault is a problem if only the GPU can cause it, and unknown if gpumap or its container can."""
+    verdict = check(with_fault(fault, 0, silent_seconds=HUNG_SECONDS))
+    unclear = ("no_permission", "worker_crashed", "unknown")
+    assert verdict.code == (2 if fault in unclear else 1)
+    assert verdict.line == (
+        f"GPU 0: down cannot be read: {fault}" if fault in unclear else f"GPU 0 {remedies.IN_SHORT[fault]}"
+    )
+
+
+def test_a_gpu_hangs_only_after_a_while() -> None:
+    """A driver under load may not answer for some seconds: unknown until then."""
+    assert check(with_fault("hung", 0, silent_seconds=HUNG_SECONDS - 1)).code == 2
+    nameless = changed(WELL, nameless_gpus=(NamelessGpuEntry(index=4, fault="hung", remedy=None),))
+    assert check(nameless) == (2, "GPU 4: down cannot be read: hung")
+    assert check(changed(nameless, nameless_gpus=(NamelessGpuEntry(index=4, fault="lost", remedy=None),))).code == 1
+
+
+def test_the_worst_gpu_first() -> None:
+    """A lost GPU before one that waits for a reset; the number of the others, each once."""
+    lost = with_fault("lost", 3)
+    both = with_gpus(lost, lambda on: changed(on, row_remap_failure=True, row_remap_pending=True), 0)
+    assert check(both) == (1, "GPU 3 fell off the bus: reboot the node (+1 GPU)")
+    assert check(both, ["row_remap_pending"]) == (1, "GPU 0 needs a reset to replace bad memory rows")
+
+
+@pytest.mark.parametrize(
+    ("node", "code"),
+    [
+        (with_xid(48, RECENT_SECONDS - 1), 1),
+        (with_xid(48, RECENT_SECONDS), 0),
+        (with_xid(48, None), 0),
+        (with_xid(13, 1.0), 0),
+        (with_ecc(RECENT_SECONDS - 1), 1),
+        (with_ecc(RECENT_SECONDS), 0),
+        (recovering("code_99"), 1),
+    ],
+)
+def test_errors_of_now(node: NodeMap, code: int) -> None:
+    """An error counts for an hour; one of an unknown time, or of an application, is no problem of the GPU."""
+    assert check(node).code == code
+
+
+def test_an_old_error_without_a_listener() -> None:
+    """Without a listener, no XID error is known; an error of this hour remains one."""
+    deaf = {**WELL.capabilities, "xid_events": False}
+    assert check(changed(WELL, capabilities=deaf), ["xid"]).code == 2
+    assert check(changed(with_xid(79, 60.0), capabilities=deaf), ["xid"]).code == 1
+    assert check(changed(WELL, capabilities=deaf)).code == 0, "only what the driver reports is checked"
+
+
+def without(name: str, on: GpuEntry) -> GpuEntry:
+    empty: Mapping[str, object] = {"ecc_uncorrected": {"ecc_errors": ()}}.get(name) or {name: None}
+    return changed(on, **empty)
+
+
+@pytest.mark.parametrize("name", ["row_remap_failure", "recovery_action", "ecc_uncorrected", "row_remap_pending"])
+def test_what_no_gpu_reports(name: str) -> None:
+    """Asked for, it is unknown, unless another GPU of the node reports it: then this GPU does not support it."""
+    nowhere = with_gpus(WELL, lambda on: without(name, on))
+    assert check(nowhere, [name]) == (2, f"GPU 0: {name} is not reported (driver, GPU or --collect)")
+    assert check(nowhere).code == 0
+    assert check(with_gpus(WELL, lambda on: without(name, on), 0), [name]).code == 0
+
+
+def test_no_evidence_at_all() -> None:
+    """A stale map, NVML down and a driver without GPUs are unknown: a problem was not seen, nor its absence."""
+    stale = "no collection for more than 60 s: collections are late, fail or hang: see gpumap's log"
+    assert check(changed(WELL, gpus=(), stale=stale)) == (2, short_line(f"no current data: {stale}"))
+    assert check(node_map(empty_node())).code == 2
+    assert check(changed(WELL, gpus=())) == (2, "the driver lists no GPU")
+    down = tuple(changed(one, up=one.source != "nvml", reason="driver_not_loaded") for one in WELL.sources)
+    assert check(changed(WELL, sources=down)) == (2, "NVML does not answer: driver_not_loaded")
+
+
+def test_the_line_is_never_cut() -> None:
+    """The longest index, the most GPUs and each text: node-problem-detector shows 80 bytes."""
+    texts = {*remedies.IN_SHORT.values(), *(f"had XID {code}: {remedies.IN_SHORT['xid']}" for code in FATAL_XIDS)}
+    assert all(len(f"GPU 15 {text} (+15 GPUs)".encode("ascii")) <= LINE_BYTES for text in texts)
+    assert all(len(f"GPU 15: {name} is not reported (driver, GPU or --collect)") <= LINE_BYTES for name in NAMES)
+    assert {*remedies.RECOVERY} <= {*remedies.IN_SHORT}
+    assert short_line("node \N{SNOWMAN}\n" + "x" * 90) == "node ? " + "x" * 70 + "..."
+
+
+def test_when_memory_errors_grew() -> None:
+    """The counts are of the GPU's life: only growth is news, of each location, also after a reading without it."""
+    uuid = Uuid("GPU-1")
+
+    def at(wall: float, known: tuple[KnownGpu, ...], **errors: int) -> tuple[tuple[KnownGpu, ...], float | None]:
+        counts = tuple(("uncorrected", location, count) for location, count in errors.items())
+        reading = GpuReading(0, uuid=uuid, ecc_errors=(("corrected", "dram", int(wall)), *counts))
+        inventory = take_inventory(NvmlReading("1", "1", "1", gpus=(reading,)), wall, known, len(known) or 1)
+        return inventory.known, inventory.gpus[0].ecc_uncorrected_at
+
+    known, grew = at(1.0, (), dram=5, sram=3)
+    assert grew is None
+    known, grew = at(2.0, known, dram=5)
+    assert grew is None
+    known, grew = at(3.0, known, dram=5, sram=3)
+    assert grew is None, "a count that returns is not growth"
+    known, grew = at(4.0, known, dram=5, sram=4)
+    assert grew == 4.0
+    known, grew = at(5.0, known, dram=0, sram=4)
+    assert grew == 4.0
+    lost = GpuReading(0, uuid=uuid, fault="lost")
+    known = take_inventory(NvmlReading("1", "1", "1", gpus=(lost,)), 6.0, known, 1).known
+    known, grew = at(7.0, known, dram=1, sram=4)
+    assert grew == 7.0, "it is remembered while the GPU is away"
+
+
+async def test_an_agent() -> None:
+    """The command and the endpoint give the same; the demo has one GPU that waits for a reset."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.until(lambda page: page.up("nvml"), "NVML does not answer")
+
+        async def ask(*words: str) -> tuple[int, str, str]:
+            done: subprocess.CompletedProcess[str] = await run_command_in_loop("check", "--url", agent.url, *words)
+            return done.returncode, done.stdout, done.stderr
+
+        line = "GPU 5 needs a reset to replace bad memory rows\n"
+        assert await ask() == (1, line, "")
+        assert await ask("--only", "down", "--only", "xid") == (0, "8 GPUs well (down, xid)\n", "")
+        assert (await agent.get("/api/v1/check")).text == f"1 {line}"
+        assert (
+            await agent.get("/api/v1/check?only=down&only=xid&node=demo-node")
+        ).text == "0 8 GPUs well (down, xid)\n"
+        assert (await agent.get("/api/v1/check?node=b")).text == "2 the gpumap of node demo-node answers, not of b\n"
+        wrong = await agent.get("/api/v1/check?only=bogus")
+        assert (wrong.status, wrong.text) == (400, "2 unknown condition bogus\n")
+        url = agent.url
+    gone = await run_command_in_loop("check", "--url", url)
+    assert (gone.returncode, gone.stdout, gone.stderr) == (
+        2,
+        short_line(f"{url}/api/v1/map did not answer: connection refused") + "\n",
+        "",
+    )
+
+
+def test_a_mistake() -> None:
+    """Exit code 2 and one line, as everywhere."""
+    done = run_command("check", "--only", "bogus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('gpumap: --only: unknown value "bogus"; valid values: down, ')
