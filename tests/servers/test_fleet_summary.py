@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 from gpumap.agent.exposition import Exposition
-from gpumap.cli.fleet.quantities import QUANTITIES
+from gpumap.cli.fleet.quantities import IDLE, QUANTITIES
+from gpumap.cli.fleet.summary import LAST_RECORDS
+from gpumap.model.findings import DEFAULTS
 from gpumap.model.words import of_nodes
 from tests import golden
 from tests.command import one_line, run_command
@@ -27,7 +29,6 @@ from tests.test_fleet import PAGE, named
 RULES = Path(__file__).parents[2] / "rules" / "fleet.yaml"
 SNAPSHOT = re.compile(r"^gpumap_snapshot_timestamp_seconds (\S+)$", re.MULTILINE)
 TIME = re.compile(r"^(gpumap_\w*timestamp_seconds(?:{.*})?) (\S+)$", re.MULTILINE)
-IDLE_SECONDS = 300
 DOWN = "node gone: Prometheus cannot scrape its gpumap (up is 0)"
 Values = dict[str, dict[str, float]]
 """By node or namespace, then by quantity."""
@@ -128,7 +129,7 @@ def containers(node: Document) -> Iterator[tuple[Document, Document | None, Docu
 def is_idle(node: Document, user: Document) -> bool:
     if user["last_active"] is None:
         return bool(user["processes"] == 0)
-    return bool(user["last_active"] <= node["timestamp"] - IDLE_SECONDS)
+    return bool(user["last_active"] <= node["timestamp"] - DEFAULTS.idle_after_seconds)
 
 
 def sums_of_rows(document: Document, by: str) -> Values:
@@ -275,7 +276,7 @@ def test_a_node_that_is_not_in_the_records_yet(tmp_path: Path, recorded: Sequenc
         assert said == [f"{late}: the recorded sums by namespace do not contain it yet"]
 
 
-@pytest.mark.parametrize("missing", ["held", "nodes"])
+@pytest.mark.parametrize("missing", ["held", "nodes", "use"])
 def test_rules_that_are_not_all_evaluated_yet(tmp_path: Path, missing: str) -> None:
     """In the first minute of a Prometheus some groups have no record. Then no sum is a record."""
     groups = [one for one in yaml.safe_load(RULES.read_text())["groups"] if one["name"] != f"gpumap-fleet-{missing}"]
@@ -382,5 +383,20 @@ def test_records_are_those_of_the_rules() -> None:
     by_node = {one.by_node for one in QUANTITIES.values() if one.by_node}
     by_namespace = {one.by_namespace for one in QUANTITIES.values() if one.by_namespace}
     assert by_node | by_namespace <= recorded
-    assert {one.partition(":")[0] for one in by_node} == {"cluster_node"}
-    assert {one.partition(":")[0] for one in by_namespace} == {"cluster_namespace"}
+    for by, records in (("node", by_node), ("namespace", by_namespace)):
+        assert all({"cluster", by} <= {*one.partition(":")[0].split("_")} for one in records)
+
+
+def test_the_last_record_of_each_group_that_is_read() -> None:
+    """It shows that the others of its group exist: rules of a group are evaluated in their order."""
+    groups = [[rule["record"] for rule in group["rules"]] for group in yaml.safe_load(RULES.read_text())["groups"]]
+    read = {record for one in QUANTITIES.values() for record in (one.by_node, one.by_namespace)}
+    assert [group[-1] for group in groups if read & {*group}] == [*LAST_RECORDS]
+
+
+def test_idle_is_recorded_for_the_default_threshold() -> None:
+    """Another --idle-after is not a question for records."""
+    (record,) = {QUANTITIES[IDLE].by_node, QUANTITIES[IDLE].by_namespace}
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    (rule,) = (rule["expr"] for group in groups for rule in group["rules"] if rule["record"] == record)
+    assert re.findall(r"time\(\) - (\d+)", rule) == [str(int(DEFAULTS.idle_after_seconds))]

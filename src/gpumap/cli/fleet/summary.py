@@ -12,20 +12,22 @@ from typing import NamedTuple
 from gpumap.cli.fleet import families
 from gpumap.cli.fleet.cluster import gpus_by_index, group_by_family, targets_by_device
 from gpumap.cli.fleet.families import braced, matchers_of_targets
-from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, sharers
+from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
 from gpumap.cli.fleet.source import OLD_SECONDS, Agents, agents_of, maps_of, now, number_of, values_of_family
 from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
+from gpumap.model.findings import DEFAULTS
 from gpumap.model.units import counted
 from gpumap.model.words import age, by_reason
 
 NODE, NAMESPACE = "node", "namespace"
-_LAST_RECORDS = (
+LAST_RECORDS = (
     "cluster:gpumap_node_info:count",
     "cluster:gpumap_device_memory_total_bytes:sum",
     "cluster:gpumap_gpu_up:count",
+    "cluster:gpumap_device_processes:count",
 )
 """The last record of each group of rules that sums come from: groups are evaluated at different times."""
 _RECORDED = 'job=""'
@@ -115,10 +117,13 @@ class _Fleet(NamedTuple):
     async def _quantity(self, by: str, name: str) -> list[tuple[str, str, float]]:
         quantity = QUANTITIES[name]
         record = quantity.by_node if by == NODE else quantity.by_namespace
-        if record and self.records is not None:
+        if (
+            record
+            and self.records is not None
+            and (name != IDLE or self.idle_after_seconds == DEFAULTS.idle_after_seconds)
+        ):
             labels: tuple[str, ...] = ("cluster", by)
-            recorded = f"max by ({', '.join(labels)}) ({record}{braced(_RECORDED, self.records.match)})"
-            rows = await self.server.instant(recorded, self.moment)
+            rows = await self.server.instant(recorded(record, by, _RECORDED, self.records.match), self.moment)
             nodes: Mapping[tuple[str, ...], str] = self.records.node_of
         else:
             grouping, labels = self._grouping(by), self.agents.selection.key
@@ -139,20 +144,18 @@ class _Fleet(NamedTuple):
             idle_before=self.moment - self.idle_after_seconds,
         )
 
-    async def not_recorded(self, recorded: Values, names: Sequence[str], ill: Collection[str]) -> Values:
+    async def not_recorded(self, known: Values, names: Sequence[str], ill: Collection[str]) -> Values:
         """Ask the server to add up what the rules do not have of nodes whose sources answer.
 
         A rule has no value of a node that is new, or whose source was down, until its next evaluation.
         """
         always = [one for one in _ALWAYS if one in names]
         late = [
-            node
-            for node in self.nodes
-            if node.shown not in ill and not recorded.get(node.shown, {}).keys() >= {*always}
+            node for node in self.nodes if node.shown not in ill and not known.get(node.shown, {}).keys() >= {*always}
         ]
         if self.records is None or not late:
             return {}
-        lacking = [one for one in names if any(_lacks(recorded.get(node.shown, {}), one) for node in late)]
+        lacking = [one for one in names if any(_lacks(known.get(node.shown, {}), one) for node in late)]
         selection = self.agents.selection
         if 2 * len(late) < len(self.nodes):
             targets = [self.agents.targets[key].labels for node in late for key in node.keys]
@@ -183,18 +186,20 @@ class _Fleet(NamedTuple):
 async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMaps:
     """Ask once."""
     moment = await now(server)
-    agents = await agents_of(server, match, moment)
+    agents = await agents_of(server, match, moment, spaced=False)
     if agents.selection.by_target or not OWN_LABELS.isdisjoint(agents.selection.key):
         return await maps_of(server, match, question.parts)
     nodes = await _nodes(server, agents, moment)
-    questions = (sharers(match), *(_recorded_at(one, match) for one in _LAST_RECORDS))
-    shared, *recorded = await together([server.instant(one, moment) for one in questions])
-    records = _records(recorded, match, moment, agents, nodes)
+    questions = (sharers(match), *(_recorded_at(one, match) for one in LAST_RECORDS))
+    shared, *evaluated = await together([server.instant(one, moment) for one in questions])
+    records = _records(evaluated, match, moment, agents, nodes)
     fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, question.idle_after_seconds)
     asked = question.asked()
     by = dict(zip(asked, await together([fleet.sums(one, names) for one, names in asked.items()]), strict=True))
     troubles = await fleet.troubles()
     ill = {node for one, node in troubles if not one.is_gap}
+    if any("gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet) for node in nodes):
+        fleet = fleet._replace(agents=await agents_of(server, match, moment))
     late = await fleet.not_recorded(by[NODE], asked[NODE], ill)
     new = [] if question.by == NODE else [node for node in late if "gpus" not in by[NODE].get(node, {})]
     by[NODE] |= {node: {**row, **by[NODE].get(node, {})} for node, row in late.items()}
@@ -293,7 +298,7 @@ def _answer(
     new: Sequence[str],
 ) -> NodeMaps:
     ages = {node.shown: fleet.moment - fleet.agents.targets[node.keys[0]].collected_at for node in fleet.nodes}
-    old = {node.shown for node in fleet.nodes if _is_old(node, fleet, by[NODE])}
+    old = {node.shown for node in fleet.nodes if "gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet)}
     down = [one.shown for one in down_nodes(fleet.agents.down, fleet.agents.targets, fleet.nodes)]
     current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
     ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
@@ -333,10 +338,10 @@ def _with_down(row: Mapping[str, float]) -> dict[str, float]:
     return {**row, **down}
 
 
-def _is_old(node: Node, fleet: _Fleet, values: Values) -> bool:
+def _is_old(node: Node, fleet: _Fleet) -> bool:
+    """Whether a node has collected nothing for so long that its gpumap serves nothing."""
     target = fleet.agents.targets[node.keys[0]]
-    oldest = OLD_SECONDS + 2 * (target.interval_seconds or 0)
-    return "gpus" not in values.get(node.shown, {}) and fleet.moment - target.collected_at > oldest
+    return fleet.moment - target.collected_at > OLD_SECONDS + 2 * (target.interval_seconds or 0)
 
 
 def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]]) -> Iterator[tuple[str, str]]:
