@@ -19,13 +19,14 @@ from pathlib import Path
 from bench.contestants import ROOT
 from bench.figures import Figure
 from bench.pages import PATIENCE_SECONDS, filled, name_node, serve, serving
+from gpumap.cli.fleet.summary import LAST_RECORDS
 from tests.prometheus import eventually
 from tests.tools import BIN
 
 NODES, GPUS = 5_000, 8
 SCRAPE_SECONDS = 60
 RULES = ROOT / "rules" / "fleet.yaml"
-RECORDED = "cluster:gpumap_node_info:count and cluster:gpumap_pod_info:count offset 5s"
+RECORDED = " and ".join(f"{one} offset 5s" for one in LAST_RECORDS)
 SUMMARIES = (("map",), ("top",), ("waste",), ("inspect",), ("top", "--by", "node"))
 ADDED_UP = ("--match", 'job="gpumap"')
 """A matcher of a job cannot be asked of recorded sums: the server adds up."""

@@ -145,9 +145,13 @@ def test_the_rules_record_as_many_series_as_is_said() -> None:
     groups = yaml.safe_load((ROOT / "rules" / "fleet.yaml").read_text())["groups"]
     levels = Counter(rule["record"].partition(":")[0] for group in groups for rule in group["rules"])
     said = re.search(
-        r"^    (\d+) × namespaces \+ (\d+) × nodes \+ 8 owners \+ (\d+) × models of GPU \+ (\d+)$", DOCS, re.M
+        r"^    (\d+) × namespaces \+ (\d+) × nodes \+ (\d+) × namespaces on each node \+ 8 owners "
+        r"\+ (\d+) × models of GPU \+ (\d+)$",
+        DOCS,
+        re.M,
     )
     assert said is not None
-    by = ("cluster_namespace", "cluster_node", "cluster_model", "cluster")
+    levels["cluster_namespace_node"] += levels.pop("cluster_namespace_node_share")
+    by = ("cluster_namespace", "cluster_node", "cluster_namespace_node", "cluster_model", "cluster")
     assert [int(number) for number in said.groups()] == [levels[level] for level in by]
     assert levels.total() == sum(levels[level] for level in by) + 2, "by owner, and the helper"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,28 @@ import pytest
 import yaml
 
 from gpumap.agent.exposition import Exposition
-from gpumap.cli.fleet.quantities import QUANTITIES
+from gpumap.cli.fleet.quantities import IDLE, QUANTITIES
+from gpumap.cli.fleet.summary import LAST_RECORDS
+from gpumap.model.findings import DEFAULTS
+from gpumap.model.words import of_nodes
 from tests import golden
 from tests.command import one_line, run_command
 from tests.pages import Page, serving_pages
-from tests.prometheus import chart_job, eventually, prometheus, settled
+from tests.prometheus import Prometheus, chart_job, eventually, prometheus, settled
 from tests.test_fleet import PAGE, named
 
 RULES = Path(__file__).parents[2] / "rules" / "fleet.yaml"
 SNAPSHOT = re.compile(r"^gpumap_snapshot_timestamp_seconds (\S+)$", re.MULTILINE)
 TIME = re.compile(r"^(gpumap_\w*timestamp_seconds(?:{.*})?) (\S+)$", re.MULTILINE)
-IDLE_SECONDS = 300
 DOWN = "node gone: Prometheus cannot scrape its gpumap (up is 0)"
 Values = dict[str, dict[str, float]]
 """By node or namespace, then by quantity."""
 Document = dict[str, Any]
+Pages = dict[str, Callable[[], Page]]
+"""By path."""
 
 
-def capture_pages() -> dict[str, Callable[[], Page]]:
+def capture_pages() -> Pages:
     """A node for each capture, which has always collected just now; its devices are no other one's."""
     return {f"/{capture.name}": collected_now(capture) for capture in golden.captures()}
 
@@ -51,25 +57,35 @@ def collected_now(capture: Path) -> Callable[[], Page]:
 @pytest.fixture(name="server", scope="module")
 def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with the recording rules that scrapes all captures, and a node that does not answer."""
-    folder, pages = tmp_path_factory.mktemp("prometheus"), capture_pages()
-    (rules := folder / "fleet.yaml").write_text(RULES.read_text().replace("interval: 1m", "interval: 2s"))
+    pages = capture_pages()
+    with with_rules(
+        tmp_path_factory.mktemp("prometheus"), pages, RULES.read_text(), gone="http://127.0.0.1:9"
+    ) as found:
+
+        def recorded() -> bool:
+            rules = found.ask(f"{RECORD} and on (namespace) {RECORD} offset 5s")
+            namespaces = found.ask("count by (namespace) (gpumap_container_allocated_gpus offset 9s)")
+            return len(rules) == len(namespaces)
+
+        eventually(recorded)
+        yield found.url
+
+
+@contextlib.contextmanager
+def with_rules(folder: Path, pages: Pages, rules: str, **others: str) -> Iterator[Prometheus]:
+    """A server that scrapes these nodes, and evaluates the rules often. Given once it has scraped each page."""
+    (file := folder / "rules.yaml").write_text(rules.replace("interval: 1m", "interval: 2s"))
     with serving_pages(lambda path: pages[path]()) as address:
-        nodes = {path[1:]: f"http://{address}{path}" for path in pages} | {"gone": "http://127.0.0.1:9"}
+        nodes = {path[1:]: f"http://{address}{path}" for path in pages} | others
         times = {"scrape_interval": "8s", "scrape_timeout": "8s"}
-        config = {"global": times, "scrape_configs": [chart_job(nodes)], "rule_files": [str(rules)]}
-        with prometheus(folder, config=config) as running:
-
-            def recorded() -> bool:
-                scraped = running.ask("gpumap_snapshot_timestamp_seconds offset 5s")
-                rules = running.ask(f"{RECORD} and on (namespace) {RECORD} offset 5s")
-                namespaces = running.ask("count by (namespace) (gpumap_container_allocated_gpus offset 9s)")
-                return len(scraped) == len(pages) and len(rules) == len(namespaces)
-
-            eventually(recorded)
-            yield running.url
+        config = {"global": times, "scrape_configs": [chart_job(nodes)], "rule_files": [str(file)]}
+        with prometheus(folder, config=config) as found:
+            eventually(lambda: len(found.ask("gpumap_snapshot_timestamp_seconds offset 5s")) == len(pages))
+            yield found
 
 
 RECORD = "cluster_namespace:gpumap_container_allocated_gpus:sum"
+BY_NODE = "cluster_node:gpumap_gpu_up:sum"
 FLAGS = {"sum by": ("--match", 'job="gpumap"'), "rules": ()}
 """Which sums are asked for: a matcher of a job cannot be asked of records."""
 
@@ -113,7 +129,7 @@ def containers(node: Document) -> Iterator[tuple[Document, Document | None, Docu
 def is_idle(node: Document, user: Document) -> bool:
     if user["last_active"] is None:
         return bool(user["processes"] == 0)
-    return bool(user["last_active"] <= node["timestamp"] - IDLE_SECONDS)
+    return bool(user["last_active"] <= node["timestamp"] - DEFAULTS.idle_after_seconds)
 
 
 def sums_of_rows(document: Document, by: str) -> Values:
@@ -229,6 +245,54 @@ def test_the_nodes_of_a_cluster(server: str, rows: Document, sums: str) -> None:
     assert settled(differences, {}) == {}
 
 
+# --- what the rules do not have yet -----------------------------------------------------------------------------------
+
+FEW = ("mig", "time-slicing", "pod-deleted", "mps", "shared-card")
+OWN_SERIES = 'job=~".*gpumap.*"'
+
+
+@pytest.mark.parametrize("recorded", [FEW[1:], FEW[4:]], ids=["one node is late", "most nodes are late"])
+def test_a_node_that_is_not_in_the_records_yet(tmp_path: Path, recorded: Sequence[str]) -> None:
+    """The rules are evaluated after a node's first scrape: until then, the server adds up the series of this node."""
+    some, pages = "|".join(recorded), capture_pages()
+    rules = RULES.read_text().replace(OWN_SERIES, f'{OWN_SERIES},node=~"{some}"')
+    with with_rules(tmp_path, {f"/{one}": pages[f"/{one}"] for one in FEW}, rules) as server:
+        eventually(lambda: server.by("node", f"{BY_NODE} and {BY_NODE} offset 5s").keys() == {*recorded})
+        of_rows = sums_of_rows(asked("map", "--all", "--prometheus", server.url), "node")
+        for command, quantities in (("top", TOP), ("waste", WASTE)):
+
+            def differences(command: str, quantities: Sequence[str]) -> Differences:
+                found = asked(command, "--by", "node", "--prometheus", server.url)
+                assert found["recorded_seconds"] is not None
+                assert found["missing"] == []
+                return compared(found, of_rows, quantities)
+
+            assert settled(partial(differences, command, quantities), {}) == {}
+        for command in ("map", "inspect"):
+            by_rules, by_sums = (asked(command, "--prometheus", server.url, *FLAGS[one]) for one in FLAGS)
+            assert by_rules["rows"] == by_sums["rows"]
+        late = of_nodes(sorted({*FEW} - {*recorded}))
+        said = asked("waste", "--prometheus", server.url)["unknown"]
+        assert said == [f"{late}: the recorded sums by namespace do not contain it yet"]
+
+
+@pytest.mark.parametrize("missing", ["held", "nodes", "use"])
+def test_rules_that_are_not_all_evaluated_yet(tmp_path: Path, missing: str) -> None:
+    """In the first minute of a Prometheus some groups have no record. Then no sum is a record."""
+    groups = [one for one in yaml.safe_load(RULES.read_text())["groups"] if one["name"] != f"gpumap-fleet-{missing}"]
+    pages = {path: page for path, page in capture_pages().items() if path[1:] in FEW}
+    with with_rules(tmp_path, pages, yaml.safe_dump({"groups": groups})) as server:
+        eventually(lambda: bool(server.ask(RECORD if missing != "held" else BY_NODE)))
+        rows = sums_of_rows(asked("map", "--all", "--prometheus", server.url), "namespace")
+
+        def differences() -> Differences:
+            found = asked("waste", "--prometheus", server.url)
+            assert found["recorded_seconds"] is None
+            return compared(found, rows, WASTE)
+
+        assert settled(differences, {}) == {}
+
+
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
@@ -319,5 +383,20 @@ def test_records_are_those_of_the_rules() -> None:
     by_node = {one.by_node for one in QUANTITIES.values() if one.by_node}
     by_namespace = {one.by_namespace for one in QUANTITIES.values() if one.by_namespace}
     assert by_node | by_namespace <= recorded
-    assert {one.partition(":")[0] for one in by_node} == {"cluster_node"}
-    assert {one.partition(":")[0] for one in by_namespace} == {"cluster_namespace"}
+    for by, records in (("node", by_node), ("namespace", by_namespace)):
+        assert all({"cluster", by} <= {*one.partition(":")[0].split("_")} for one in records)
+
+
+def test_the_last_record_of_each_group_that_is_read() -> None:
+    """It shows that the others of its group exist: rules of a group are evaluated in their order."""
+    groups = [[rule["record"] for rule in group["rules"]] for group in yaml.safe_load(RULES.read_text())["groups"]]
+    read = {record for one in QUANTITIES.values() for record in (one.by_node, one.by_namespace)}
+    assert [group[-1] for group in groups if read & {*group}] == [*LAST_RECORDS]
+
+
+def test_idle_is_recorded_for_the_default_threshold() -> None:
+    """Another --idle-after is not a question for records."""
+    (record,) = {QUANTITIES[IDLE].by_node, QUANTITIES[IDLE].by_namespace}
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    (rule,) = (rule["expr"] for group in groups for rule in group["rules"] if rule["record"] == record)
+    assert re.findall(r"time\(\) - (\d+)", rule) == [str(int(DEFAULTS.idle_after_seconds))]

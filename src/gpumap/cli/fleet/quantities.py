@@ -105,7 +105,8 @@ def _bytes_of(own: tuple[str, ...], name: str) -> Callable[[Grouping], str]:
 
 
 def _free(grouping: Grouping) -> str:
-    return grouping.total("sum", f"{grouping.each(_DEVICE, grouping.series('gpumap_device_holders'))} == bool 0")
+    free = f"{grouping.each(_DEVICE, grouping.series('gpumap_device_holders'))} == bool 0"
+    return grouping.total("sum", f"({free}) and {grouping.on(_DEVICE)} {grouping.series('gpumap_device_info')}")
 
 
 def _unused(grouping: Grouping) -> str:
@@ -132,13 +133,28 @@ def _idle(grouping: Grouping) -> str:
     return grouping.total("count_values", f'"{SHARE}", {idle}')
 
 
+def _both(record: str) -> tuple[str, str]:
+    """Return a record by namespace and node as the one by node and as the one by namespace."""
+    return record, record
+
+
+def recorded(record: str, by: str, *matchers: str) -> str:
+    """Return PromQL for a record by `cluster` and by `by`: each once, whatever the number of servers that have it."""
+    level = record.partition(":")[0].split("_")
+    kept = ["cluster", by, *([SHARE] if SHARE in level else [])]
+    once = f"max by ({', '.join(level)}) ({record}{braced(*matchers)})"
+    return once if {*level} == {*kept} else f"sum by ({', '.join(kept)}) ({once})"
+
+
 QUANTITIES = {
     "gpus": Quantity(_count_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:count"),
     "gpus_up": Quantity(_sum_of(_DEVICE, "gpumap_gpu_up"), "cluster_node:gpumap_gpu_up:sum"),
     "devices": Quantity(_count_of(_DEVICE, "gpumap_device_info"), "cluster_node:gpumap_device_info:count"),
     "devices_free": Quantity(_free, "cluster_node:gpumap_device_without_holder:count"),
-    "devices_measured": Quantity(_count_of(_DEVICE, "gpumap_device_processes", 'owner="unknown"')),
-    "holders": Quantity(_sum_of(_DEVICE, "gpumap_device_holders")),
+    "devices_measured": Quantity(
+        _count_of(_DEVICE, "gpumap_device_processes", 'owner="unknown"'), "cluster_node:gpumap_device_processes:count"
+    ),
+    "holders": Quantity(_sum_of(_DEVICE, "gpumap_device_holders"), "cluster_node:gpumap_device_holders:sum"),
     "memory_used_bytes": Quantity(
         _bytes_of(_DEVICE, "gpumap_device_memory_used_bytes"), "cluster_node:gpumap_device_memory_used_bytes:sum"
     ),
@@ -146,7 +162,9 @@ QUANTITIES = {
         _bytes_of(_DEVICE, "gpumap_device_memory_total_bytes"), "cluster_node:gpumap_device_memory_total_bytes:sum"
     ),
     "leftover_bytes": Quantity(
-        _sum_of(_DEVICE, "gpumap_device_memory_used_by_owner_bytes", 'owner="gone"'), judged=True
+        _sum_of(_DEVICE, "gpumap_device_memory_used_by_owner_bytes", 'owner="gone"'),
+        "cluster_node:gpumap_device_memory_used_by_gone_bytes:sum",
+        judged=True,
     ),
     "pods": Quantity(_count_of(_POD, "gpumap_pod_info"), by_namespace="cluster_namespace:gpumap_pod_info:count"),
     "held_gpus": Quantity(
@@ -155,7 +173,10 @@ QUANTITIES = {
         "cluster_namespace:gpumap_container_allocated_gpus:sum",
         judged=True,
     ),
-    "sm_gpus": Quantity(_sum_of(_ON_DEVICE, families.SM.name)),
+    "sm_gpus": Quantity(
+        _sum_of(_ON_DEVICE, families.SM.name),
+        *_both("cluster_namespace_node:gpumap_container_sm_utilization_ratio:sum"),
+    ),
     "used_bytes": Quantity(
         _sum_of(_ON_DEVICE, _USED),
         "cluster_node:gpumap_container_gpu_memory_used_bytes:sum",
@@ -167,9 +188,11 @@ QUANTITIES = {
         "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum",
         "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum",
     ),
-    IDLE: Quantity(_idle, judged=True),
+    IDLE: Quantity(_idle, *_both("cluster_namespace_node_share:gpumap_container_idle:count"), judged=True),
     "unused_bytes": Quantity(_unused, by_namespace="cluster_namespace:gpumap_container_unused_gpu_memory_bytes:sum"),
-    "squatter_bytes": Quantity(_squatters, judged=True),
+    "squatter_bytes": Quantity(
+        _squatters, *_both("cluster_namespace_node:gpumap_container_unassigned_gpu_memory_bytes:sum"), judged=True
+    ),
     "unmatched_slots": Quantity(
         _sum_of((*CONTAINER, "resource", "reason", "node"), "gpumap_unmatched_slots"),
         by_namespace="cluster_namespace:gpumap_unmatched_slots:sum",

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from gpumap.cli.command_line import did_you_mean
@@ -146,21 +147,18 @@ async def now(server: Prometheus) -> int:
         raise FatalError(f"{server.url} did not return its time") from error
 
 
-async def agents_of(server: Prometheus, match: str, moment: int) -> Agents:
-    rows, spaced, down = await together(
-        [
-            server.instant(families.targets_question(match), moment),
-            server.instant(families.spacings_question(match), moment),
-            _down_targets(server, match, moment),
-        ]
-    )
+async def agents_of(server: Prometheus, match: str, moment: int, *, spaced: bool = True) -> Agents:
+    """Ask for the gpumaps; if `spaced`, also for the time between their collections."""
+    questions = [families.targets_question(match), *([families.spacings_question(match)] if spaced else [])]
+    answers = [server.instant(one, moment) for one in questions]
+    rows, *spacings_of, down = await together([*answers, _down_targets(server, match, moment)])
     if not rows:
         more = f"; {len(down)} gpumap targets do not answer it" if down else ""
         matching = f" matching {match}" if match else ""
         raise FatalError(f"no gpumap series at {server.url}{matching}{more}")
     selection = selection_of([row.labels for row in rows], match)
     collected = [(row.labels, value) for row in rows if (value := number_of(row)) is not None]
-    spacings = {key_of(row.labels, selection): spacing for row in spaced if (spacing := number_of(row))}
+    spacings = {key_of(row.labels, selection): spacing for row in chain(*spacings_of) if (spacing := number_of(row))}
     targets = targets_by_key(collected, spacings, selection)
     infos = await values_of_family(server, families.NODE_INFO, selection, moment)
     names = names_of(targets, infos.values)

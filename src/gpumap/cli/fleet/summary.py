@@ -6,23 +6,30 @@ The sums come from the recording rules of rules/fleet.yaml if the server evaluat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.fleet import families
 from gpumap.cli.fleet.cluster import gpus_by_index, group_by_family, targets_by_device
-from gpumap.cli.fleet.families import braced
-from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, sharers
+from gpumap.cli.fleet.families import braced, matchers_of_targets
+from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
 from gpumap.cli.fleet.source import OLD_SECONDS, Agents, agents_of, maps_of, now, number_of, values_of_family
 from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
+from gpumap.model.findings import DEFAULTS
 from gpumap.model.units import counted
 from gpumap.model.words import age, by_reason
 
 NODE, NAMESPACE = "node", "namespace"
-_RULES = "cluster:gpumap_node_info:count"
+LAST_RECORDS = (
+    "cluster:gpumap_node_info:count",
+    "cluster:gpumap_device_memory_total_bytes:sum",
+    "cluster:gpumap_gpu_up:count",
+    "cluster:gpumap_device_processes:count",
+)
+"""The last record of each group of rules that sums come from: groups are evaluated at different times."""
 _RECORDED = 'job=""'
 """A series that a rule recorded has no job. What a scraped pod exposes under the same name has one."""
 
@@ -42,6 +49,11 @@ class Question(NamedTuple):
     parts: frozenset[str]
     idle_after_seconds: float
 
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """Return the quantities by node, and those by namespace if they are shown."""
+        by_node = (*_NODES, *self.of_all)
+        return {NODE: (*by_node, *self.of_rows)} if self.by == NODE else {NODE: by_node, self.by: self.of_rows}
+
 
 class _Trouble(NamedTuple):
     """A series that is 0 for a node in trouble; or one that its gpumap does not serve (`is_gap`), which is no trouble
@@ -59,6 +71,8 @@ _NODES = ("gpus", "gpus_up", "devices_free")
 _NO_SOURCES = _Trouble("its gpumap does not report its sources", "gpumap_source_up", 'source="nvml"', is_gap=True)
 _NO_KUBELET = _Trouble("", "gpumap_source_up", 'source="kubelet"', is_gap=True)
 """No trouble: with --no-kubelet nothing is assigned."""
+_ALWAYS = (*_NODES, "devices_measured", "memory_total_bytes")
+"""A node whose sources answer has these, one at least from each group of rules by node."""
 _TROUBLES = (
     *(_Trouble(f"{one} is down", "gpumap_source_up", f'source="{one}"') for one in ("kubelet", "nvml", "procfs")),
     _Trouble("pod_identity is down", "gpumap_source_up", 'source="pod_identity"'),
@@ -107,10 +121,13 @@ class _Fleet(NamedTuple):
     async def _quantity(self, by: str, name: str) -> list[tuple[str, str, float]]:
         quantity = QUANTITIES[name]
         record = quantity.by_node if by == NODE else quantity.by_namespace
-        if record and self.records is not None:
+        if (
+            record
+            and self.records is not None
+            and (name != IDLE or self.idle_after_seconds == DEFAULTS.idle_after_seconds)
+        ):
             labels: tuple[str, ...] = ("cluster", by)
-            recorded = f"max by ({', '.join(labels)}) ({record}{braced(_RECORDED, self.records.match)})"
-            rows = await self.server.instant(recorded, self.moment)
+            rows = await self.server.instant(recorded(record, by, _RECORDED, self.records.match), self.moment)
             nodes: Mapping[tuple[str, ...], str] = self.records.node_of
         else:
             grouping, labels = self._grouping(by), self.agents.selection.key
@@ -131,12 +148,36 @@ class _Fleet(NamedTuple):
             idle_before=self.moment - self.idle_after_seconds,
         )
 
-    async def troubles(self) -> list[list[str]]:
-        """Return the nodes that have each trouble."""
+    async def not_recorded(self, known: Values, names: Sequence[str], ill: Collection[str]) -> Values:
+        """Ask the server to add up what the rules do not have of nodes whose sources answer.
+
+        A rule has no value of a node that is new, or whose source was down, until its next evaluation.
+        """
+        always = [one for one in _ALWAYS if one in names]
+        late = [
+            node for node in self.nodes if node.shown not in ill and not known.get(node.shown, {}).keys() >= {*always}
+        ]
+        if self.records is None or not late:
+            return {}
+        lacking = [one for one in names if any(_lacks(known.get(node.shown, {}), one) for node in late)]
+        selection = self.agents.selection
+        if 2 * len(late) < len(self.nodes):
+            targets = [self.agents.targets[key].labels for node in late for key in node.keys]
+            match = ",".join((selection.match, *matchers_of_targets(targets, selection.key)))
+            selection = selection._replace(match=match)
+        fleet = self._replace(agents=self.agents._replace(selection=selection), nodes=late, records=None)
+        return await fleet.sums(NODE, lacking)
+
+    async def troubles(self) -> list[tuple[_Trouble, str]]:
+        """Return each trouble with each node that has it."""
         key = self.agents.selection.key
         nodes = {one: node.shown for node in self.nodes for one in node.keys}
         answers = await together([self.server.instant(self._trouble(one), self.moment) for one in _TROUBLES])
-        return [sorted({group for group, _ in _by_node(rows, key, nodes)}) for rows in answers]
+        return [
+            (one, node)
+            for one, rows in zip(_TROUBLES, answers, strict=True)
+            for node in sorted({group for group, _ in _by_node(rows, key, nodes)})
+        ]
 
     def _trouble(self, one: _Trouble) -> str:
         match, key = self.agents.selection.match, ", ".join(self.agents.selection.key)
@@ -149,20 +190,24 @@ class _Fleet(NamedTuple):
 async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMaps:
     """Ask once."""
     moment = await now(server)
-    agents = await agents_of(server, match, moment)
+    agents = await agents_of(server, match, moment, spaced=False)
     if agents.selection.by_target or not OWN_LABELS.isdisjoint(agents.selection.key):
         return await maps_of(server, match, question.parts)
     nodes = await _nodes(server, agents, moment)
-    shared, recorded = await together(
-        [server.instant(sharers(match), moment), server.instant(_recorded_at(match), moment)]
-    )
-    records = _records(recorded, match, moment, agents, nodes)
+    questions = (sharers(match), *(_recorded_at(one, match) for one in LAST_RECORDS))
+    shared, *evaluated = await together([server.instant(one, moment) for one in questions])
+    records = _records(evaluated, match, moment, agents, nodes)
     fleet = _Fleet(server, agents, nodes, records, bool(shared), moment, question.idle_after_seconds)
-    asked = {NODE: (*_NODES, *question.of_all)}
-    asked[question.by] = (*asked.get(question.by, ()), *question.of_rows)
+    asked = question.asked()
     by = dict(zip(asked, await together([fleet.sums(one, names) for one, names in asked.items()]), strict=True))
-    troubles = [(one, node) for one, found in zip(_TROUBLES, await fleet.troubles(), strict=True) for node in found]
-    return _answer(fleet, question, by, troubles)
+    troubles = await fleet.troubles()
+    ill = {node for one, node in troubles if not one.is_gap}
+    if any("gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet) for node in nodes):
+        fleet = fleet._replace(agents=await agents_of(server, match, moment))
+    late = await fleet.not_recorded(by[NODE], asked[NODE], ill)
+    new = [] if question.by == NODE else [node for node in late if "gpus" not in by[NODE].get(node, {})]
+    by[NODE] |= {node: {**row, **by[NODE].get(node, {})} for node, row in late.items()}
+    return _answer(fleet, question, by, troubles, new)
 
 
 async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[Node]:
@@ -186,23 +231,27 @@ def _clusters_in(match: str) -> str | None:
     return ",".join(of_cluster) if others == [OWN_JOBS] else None
 
 
-def _recorded_at(match: str) -> str:
-    """Return PromQL for when each cluster's rules were evaluated."""
-    return f"min by (cluster) (timestamp({_RULES}{braced(_RECORDED, _clusters_in(match) or '')}))"
+def _recorded_at(record: str, match: str) -> str:
+    """Return PromQL for when each cluster's rule was evaluated."""
+    return f"min by (cluster) (timestamp({record}{braced(_RECORDED, _clusters_in(match) or '')}))"
 
 
-def _records(rows: Sequence[Row], match: str, moment: int, agents: Agents, nodes: Sequence[Node]) -> _Records | None:
-    """Return the rules if they have every cluster and separate all nodes. They know only labels that are honored."""
-    recorded, clusters = {row.labels.get("cluster", ""): number_of(row) for row in rows}, _clusters_in(match)
-    targets = agents.targets
+def _records(
+    rows: Sequence[Sequence[Row]], match: str, moment: int, agents: Agents, nodes: Sequence[Node]
+) -> _Records | None:
+    """Return the rules if each group has every cluster, and they separate all nodes. They know only labels that are
+    honored."""
+    groups = [{row.labels.get("cluster", ""): number_of(row) for row in of_group} for of_group in rows]
+    clusters, targets = _clusters_in(match), agents.targets
     node_of: dict[tuple[str, ...], str] = {
         (targets[key].labels.get("cluster", ""), targets[key].labels.get("node", "")): node.shown
         for node in nodes
         for key in node.keys
     }
-    whole = recorded.keys() == {cluster for cluster, _ in node_of} and len(node_of) == len(nodes)
+    known = {cluster for cluster, _ in node_of}
+    whole = all(one.keys() == known for one in groups) and len(node_of) == len(nodes)
     named = all(name for _, name in node_of) and len({*node_of.values()}) == len(nodes)
-    times = [one for one in recorded.values() if one is not None]
+    times = [one for of_group in groups for one in of_group.values() if one is not None]
     if clusters is None or not (times and whole and named) or OWN_LABELS & agents.selection.labels:
         return None
     return _Records(clusters, moment - min(times), node_of)
@@ -246,14 +295,18 @@ def _named(name: str, row: Row) -> Iterator[tuple[str, float]]:
 
 
 def _answer(
-    fleet: _Fleet, question: Question, by: Mapping[str, Values], troubles: Sequence[tuple[_Trouble, str]]
+    fleet: _Fleet,
+    question: Question,
+    by: Mapping[str, Values],
+    troubles: Sequence[tuple[_Trouble, str]],
+    new: Sequence[str],
 ) -> NodeMaps:
     ages = {node.shown: fleet.moment - fleet.agents.targets[node.keys[0]].collected_at for node in fleet.nodes}
-    old = {node.shown for node in fleet.nodes if _is_old(node, fleet, by[NODE])}
+    old = {node.shown for node in fleet.nodes if "gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet)}
     down = [one.shown for one in down_nodes(fleet.agents.down, fleet.agents.targets, fleet.nodes)]
     current = {node.shown: _with_down(by[NODE].get(node.shown, {})) for node in fleet.nodes if node.shown not in old}
     ill = [(node, one.sentence) for one, node in troubles if node in current and not one.is_gap]
-    gaps = list(_gaps(current, question, troubles, recorded=fleet.records is not None))
+    gaps = list(_gaps(current, question, troubles))
     unjudged = {node for node, _ in (*ill, *gaps)} | _without_kubelet(troubles)
     of_nodes = {node: row if node in unjudged else _judged(row, question) for node, row in current.items()}
     of_others = {
@@ -261,6 +314,7 @@ def _answer(
     }
     addresses = {node.shown: node.internal_ip for node in fleet.nodes}
     shown = of_nodes if question.by == NODE else of_others
+    ill += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
     ill += [
         (node, f"{counted(round(gpus), 'GPU')} down") for node, row in current.items() if (gpus := row.get("gpus_down"))
     ]
@@ -288,19 +342,14 @@ def _with_down(row: Mapping[str, float]) -> dict[str, float]:
     return {**row, **down}
 
 
-def _is_old(node: Node, fleet: _Fleet, values: Values) -> bool:
+def _is_old(node: Node, fleet: _Fleet) -> bool:
+    """Whether a node has collected nothing for so long that its gpumap serves nothing."""
     target = fleet.agents.targets[node.keys[0]]
-    oldest = OLD_SECONDS + 2 * (target.interval_seconds or 0)
-    return "gpus" not in values.get(node.shown, {}) and fleet.moment - target.collected_at > oldest
+    return fleet.moment - target.collected_at > OLD_SECONDS + 2 * (target.interval_seconds or 0)
 
 
-def _gaps(
-    current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]], *, recorded: bool
-) -> Iterator[tuple[str, str]]:
-    """Return nodes and what their gpumap does not report although its sources answer.
-
-    A rule has no value of a node, or of all nodes, until it is evaluated after the first scrape.
-    """
+def _gaps(current: Values, question: Question, troubles: Sequence[tuple[_Trouble, str]]) -> Iterator[tuple[str, str]]:
+    """Return nodes and what their gpumap does not report although its sources answer."""
     ill = {node for one, node in troubles if not one.is_gap}
     without_kubelet = _without_kubelet(troubles)
     for one, node in troubles:
@@ -313,8 +362,11 @@ def _gaps(
             asked = name in (*_NODES, *question.of_all) and part in question.parts
             asked = asked and not (part == families.HOLDERS and node in without_kubelet)
             if asked and answers and node not in ill and name not in row:
-                late = recorded and QUANTITIES[name].by_node
-                yield node, f"{sentence}, or its recording rule is not evaluated yet" if late else sentence
+                yield node, sentence
+
+
+def _lacks(row: Mapping[str, float], name: str) -> bool:
+    return not row.keys() >= {*(IDLE_SUMS if name == IDLE else (name,))}
 
 
 def _without_kubelet(troubles: Iterable[tuple[_Trouble, str]]) -> set[str]:
