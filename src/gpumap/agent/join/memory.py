@@ -10,6 +10,7 @@ from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Attribution, PendingOwner
 from gpumap.agent.join.inventory import KnownGpu
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
+from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.usage import RecentProcesses, UseMemory
@@ -45,6 +46,7 @@ class Memory:
     pending_owners: Mapping[PendingOwner, float] = field(default_factory=dict)
     """Unconfirmed owners of the last snapshot, with the monotonic time of the first snapshot that had them."""
     uses: Mapping[Key, UseMemory] = field(default_factory=dict)
+    pcie: Mapping[Uuid, PcieCount] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""
     missing: frozenset[tuple[Uuid, int]] = frozenset()
