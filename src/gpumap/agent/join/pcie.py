@@ -1,4 +1,4 @@
-"""One counter of a GPU's bytes over PCIe, whoever counts them: the driver, or the NVML worker by the driver's rates.
+"""One counter of a GPU's bytes over PCIe. The driver counts them, or the NVML worker does by the driver's rates.
 
 The worker counts from 0 with each handle of a GPU, and a driver may begin or cease to count. Neither is traffic.
 """
