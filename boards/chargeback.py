@@ -64,7 +64,7 @@ def bill(labels: str) -> tuple[Column, ...]:
 
 
 ESTIMATE = " For boards only: increase() extrapolates. For invoices use `gpumap bill` (docs/how-to/charge-teams.md)."
-EMPTY = " An empty cell is unknown: MIG has no SM time, and therefore no energy of containers."
+EMPTY = " An empty cell is unknown: MIG devices have no energy of containers, and often no SM time."
 
 NOW = Row(
     "In the time range",
@@ -78,7 +78,7 @@ NOW = Row(
         ),
         Stat(
             title="SM-hours",
-            about="Time that the containers' kernels kept SMs busy. Not on MIG." + ESTIMATE,
+            about="Time that the containers' kernels kept SMs busy. On MIG devices: SM activity." + ESTIMATE,
             query=f"sum({COMPUTED}) / 3600",
             unit="none",
             decimals=2,

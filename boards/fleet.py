@@ -58,15 +58,15 @@ HELD, USED = (
 GRANTED = of_namespace("gpumap_container_allocated_gpu_memory_bytes:sum", q.grants(NAMESPACES, q.CLUSTER))
 UNUSED = of_namespace("gpumap_container_unused_gpu_memory_bytes:sum", q.unused(NAMESPACES, q.CLUSTER))
 COMPUTING = speed_of_namespace("gpumap_container_sm_seconds")
+SM_NOW = f'{{__name__=~"gpumap_container_sm_(utilization|activity)_ratio", {q.JOBS}, {NAMESPACES}, exported_pod=""}}'
 SM_KNOWN, SM_COUNTED = (
-    f"count_over_time({q.series(name, NAMESPACES)}[5m])"
-    for name in ("gpumap_container_sm_utilization_ratio", "gpumap_container_sm_seconds_total")
+    f"count_over_time({series}[5m])" for series in (SM_NOW, q.series("gpumap_container_sm_seconds_total", NAMESPACES))
 )
 IDLE = of_namespace(
     "gpumap_container_idle_gpu_seconds:rate5m",
     f"clamp_min({q.rate('gpumap_container_allocated_gpu_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}"
     f" - {q.rate('gpumap_container_sm_seconds_total', q.BY_HOLDER, NAMESPACES, '5m')}, 0)"
-    f" and on ({q.BY_HOLDER}) ({q.series('gpumap_container_sm_utilization_ratio', NAMESPACES)}"
+    f" and on ({q.BY_HOLDER}) ({SM_NOW}"
     f" and {SM_KNOWN} >= 0.9 * {SM_COUNTED})",
 )
 RESERVED = "cluster, node, namespace, pod, uuid"
@@ -113,7 +113,7 @@ NOW = Row(
         ),
         Stat(
             title="GPUs busy",
-            about="SM time of all containers, in whole GPUs. Not on MIG devices.",
+            about="SM time of all containers, in whole GPUs. On MIG devices: SM activity, if it is known.",
             query=f"sum({COMPUTING_ON_NODE})",
             decimals=1,
             width=3,
@@ -149,7 +149,7 @@ OVER_TIME = Row(
         Curves(
             title="GPUs: total, held, busy",
             about="Physical GPUs, without nodes whose whole driver is down; held shares of them; and SM time in whole "
-            "GPUs (not on MIG).",
+            "GPUs (on MIG devices SM activity, if it is known).",
             queries=(
                 Query(f"sum({TOLD_OF})", "there"),
                 Query(f"sum({HELD_ON_NODE})", "held"),
@@ -176,8 +176,8 @@ OVER_TIME = Row(
         ),
         Curves(
             title="GPUs busy, by namespace",
-            about="SM time of the namespace's containers, in whole GPUs. Absent if the driver does not report it "
-            "(MIG).",
+            about="SM time of the namespace's containers, in whole GPUs. On MIG devices: SM activity. "
+            "Absent if neither is known.",
             queries=(Query(f"sum by ({IN_NAMESPACE}) ({COMPUTING})", "{{namespace}}"),),
             stacked=True,
             link=TO_NAMESPACE,
@@ -191,7 +191,7 @@ BY_NAMESPACE = Row(
         Table(
             title="Namespaces",
             about="Not busy is held minus SM time, for each container with known SM time. An empty cell is unknown: "
-            "granted if the sharing grants no memory, busy on MIG.",
+            "granted if the sharing grants no memory, busy on MIG devices of unknown activity.",
             keys=(Key("cluster", "Cluster"), Key("namespace", "Namespace", TO_NAMESPACE)),
             columns=(
                 Column(HELD, "GPUs held", decimals=2),
@@ -238,7 +238,7 @@ WHERE = Row(
     (
         Table(
             title="Nodes",
-            about="An empty cell is unknown: busy if all devices are MIG devices, used if no card answers.",
+            about="An empty cell is unknown: busy if no SM time or activity is known, used if no card answers.",
             keys=(Key("cluster", "Cluster"), Key("node", "Node", TO_NODE)),
             columns=(
                 Column(GPUS, "GPUs", decimals=0),

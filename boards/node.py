@@ -159,10 +159,14 @@ COMPUTE = Row(
     (
         Curves(
             title="SM time of each container",
-            about="Share of time in which the container's kernels kept the SMs of the device busy. Absent on MIG.",
+            about="Share of time in which the container's kernels kept the SMs of the device busy. On a MIG device "
+            "that one container uses: share of its SMs that were busy (Hopper and later).",
             queries=(
                 Query(
-                    q.name_devices(q.most("gpumap_container_sm_utilization_ratio", q.BY_HOLDER, q.DEVICE)),
+                    q.name_devices(
+                        f"({q.most('gpumap_container_sm_utilization_ratio', q.BY_HOLDER, q.DEVICE)}"
+                        f" or {q.most('gpumap_container_sm_activity_ratio', q.BY_HOLDER, q.DEVICE)})"
+                    ),
                     "{{node}} {{device}}: {{namespace}}/{{pod}} {{container}}",
                 ),
             ),

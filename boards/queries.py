@@ -147,7 +147,7 @@ def unused(where: str, there: str = NODE) -> str:
 
 
 def idle(where: str) -> str:
-    """GPUs that a container holds and does not compute on. Absent where SM time is not known (MIG)."""
+    """GPUs that a container holds and does not compute on. Absent where SM time is not known, and on MIG."""
     held = most("gpumap_container_allocated_gpus", BY_HOLDER, where)
     busy = most("gpumap_container_sm_utilization_ratio", BY_HOLDER, where)
     return f"clamp_min({held} - {busy}, 0)"

@@ -169,6 +169,8 @@ class Gpu:
     """What it counted of energy since its driver was loaded; `None`: it counts none."""
     activities: dict[tuple[int, int], float] = field(default_factory=dict)
     """SM activity of MIG devices, by their (gpu instance, compute instance)."""
+    pcie: tuple[str, int, int] | None = None
+    """Who counts bytes over PCIe, and the bytes sent and received."""
     watts_max: float | None = None
     """Its enforced power limit."""
 
@@ -378,6 +380,9 @@ class TestNode:
             energy_joules=None if gpu.millijoules is None else gpu.millijoules / 1000,
             power_limit_watts=gpu.watts_max,
         )
+        if gpu.pcie is not None:
+            source, sent, received = gpu.pcie
+            base = base._replace(pcie_source=source, pcie_transmit_bytes=sent, pcie_receive_bytes=received)
         if gpu.mig is None:
             processes = self._on(gpu.uuid)
             samples = tuple(

@@ -65,7 +65,7 @@ def _card() -> standin.Gpu:
     fields |= dict.fromkeys((29, 30, 142, 143), ("uint", 2))
     fields |= dict.fromkeys((144, 145), ("uint", 0))
     fields[94] = ("uint", 4)
-    fields |= dict.fromkeys((197, 198, 138, 139), ("ulonglong", 1 << 40))
+    fields |= dict.fromkeys((138, 139), ("ulonglong", 1 << 40))
     fields |= dict.fromkeys(((138, 0xFFFFFFFF), (139, 0xFFFFFFFF)), ("ulonglong", 1 << 30))
     return standin.Gpu(
         SHARED,

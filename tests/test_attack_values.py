@@ -243,8 +243,7 @@ EVERYTHING, ALL_BITS = (1 << 64) - 1, (1 << 32) - 1
     ("field", "value", "name"),
     [
         ((138, 0xFFFFFFFF), ("ulonglong", EVERYTHING), "gpumap_gpu_nvlink_transmit_bytes_total"),
-        (197, ("ulonglong", EVERYTHING), "gpumap_gpu_pcie_transmit_bytes_total"),
-        (197, ("slonglong", -1), "gpumap_gpu_pcie_transmit_bytes_total"),
+        ((139, 0xFFFFFFFF), ("slonglong", -1), "gpumap_gpu_nvlink_receive_bytes_total"),
         (74, ("ulonglong", EVERYTHING), "gpumap_gpu_clock_event_seconds_total"),
         (142, ("slonglong", -1), "gpumap_gpu_remapped_rows"),
         (144, ("uint", ALL_BITS), "gpumap_gpu_row_remap_pending"),

@@ -51,8 +51,9 @@ def test_a_gpu_tells_only_what_is_asked() -> None:
         assert (one.uuid, one.energy_joules, one.processes) == (full.uuid, full.energy_joules, full.processes)
     assert gpus[1].instances[0].activity is not None
     assert basic[1].instances[0].activity is None
-    links = reading_for(gpus[1], ("links",))
-    assert (links.pcie_receive_bytes, links.ecc_errors) == (gpus[1].pcie_receive_bytes, ())
+    links = reading_for(world(parse_scenario(TEXT), 25.0).gpus[0], ("links",))
+    assert (links.pcie_source, links.activity, links.ecc_errors) == ("rates", None, ())
+    assert links.pcie_receive_bytes is not None
     card = reading_for(gpus[1], ("card",))
     assert (card.compute_capability, card.pcie_replays, card.clocks_hertz) == ("9.0", 0, ())
 
@@ -136,7 +137,7 @@ def test_who_lets_go_of_the_driver_hears_nothing_and_has_no_activity() -> None:
     assert isinstance(second, wire.GpuMessage)
     assert (first.gpu.activity, *(mig.activity for mig in second.gpu.instances)) == (None, None, None)
     assert first.gpu.clocks_hertz
-    assert first.gpu.pcie_receive_bytes is not None
+    assert first.gpu.pcie_receive_bytes is None
     now = 30.0
     assert (list(driver.unasked()), driver.patience_seconds) == ([], None)
     later, *rest = map(wire.decode, driver.read(asked))

@@ -18,6 +18,7 @@ from tests.standin import Code, Driver, Gpm, Gpu, MigInstance, Process, Sample
 A, B = (f"GPU-00000000-0000-0000-0000-00000000000{letter}" for letter in "ab")
 MIG_B = "MIG-00000000-0000-0000-0000-00000000001b"
 PID = 31_415
+ALL_LINKS = 0xFFFFFFFF
 PAGE = Path(__file__).parents[1] / "docs/dev/driver-facts.md"
 
 
@@ -34,7 +35,7 @@ def node() -> Driver:
         processes=[Process(PID, 7)],
         samples=[Sample(PID, 40), Sample(PID + 1, 37_100, timestamp_us=5)],
         garbage_rows=3,
-        fields={197: ("uint", 5), 198: ("error", Code.NOT_SUPPORTED)},
+        fields={(138, ALL_LINKS): ("uint", 5), (139, ALL_LINKS): ("error", Code.NOT_SUPPORTED)},
         gpm=Gpm(sm=62.5),
     )
     return Driver(
@@ -64,12 +65,12 @@ def test_each_question_is_answered(library: Path, tmp_path: Path) -> None:
     assert (everything["count"], everything["empty_rows"], everything["rows_above_100_percent"]) == (5, 3, 1)
     assert [row["listed"] for row in everything["rows"][:2]] == [True, False]
     fields = answers["field_values"]["later"][0]["fields"]
-    assert {key: fields["pcie_transmit_bytes"][key] for key in ("code", "type", "value")} == {
+    assert {key: fields["nvlink_transmit_kib"][key] for key in ("code", "type", "value")} == {
         "code": "success",
         "type": "uiVal",
         "value": 5,
     }
-    assert fields["pcie_receive_bytes"] == {"code": "not_supported"}
+    assert fields["nvlink_receive_kib"] == {"code": "not_supported"}
     assert fields["memory_temperature"]["value"] == 0
     assert {wait["code"] for wait in answers["event_wait"]["gpus"][0]["answer"]["waits"]} == {"timeout"}
     partitioned = answers["process_lists"]["gpus"][1]["answer"]

@@ -141,6 +141,102 @@ def test_a_sample_that_hangs_costs_its_gpu_alone(start: Start) -> None:
     assert worker.read(hung=1).gpus[1].activity == Activity(0.3, 0.0, 0.0, 0.0)
 
 
+# --- PCIe ----------------------------------------------------------------------------------------------------------
+
+TX_RATE, RX_RATE, TX_TOTAL, RX_TOTAL = 20, 21, 255, 256
+LINKS = ("links",)
+
+
+def test_pcie_rates_are_added_up(start: Start) -> None:
+    """A MiB a second, for as long as the samples are apart: by the clock of this test, no less and no more."""
+    worker = start(groups=LINKS)
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(more={TX_RATE: 1.0, RX_RATE: 1024.0}))])
+    began = time.monotonic()
+    assert worker.read_one(driver).pcie_transmit_bytes is None
+    begun = time.monotonic()
+    reading = read_after(worker, driver)
+    time.sleep(0.11)
+    ends = time.monotonic()
+    reading = worker.read_one(driver)
+    ended = time.monotonic()
+    assert (reading.pcie_source, reading.activity, reading.refusals) == ("rates", None, ())
+    assert reading.pcie_transmit_bytes is not None
+    assert reading.pcie_receive_bytes is not None
+    assert ends - begun <= reading.pcie_transmit_bytes / (1 << 20) <= ended - began
+    assert reading.pcie_receive_bytes == pytest.approx(1024 * reading.pcie_transmit_bytes, rel=1e-4)
+
+
+def test_a_reading_that_comes_too_soon_adds_nothing(start: Start) -> None:
+    """What was added for an interval is not added again for a part of it."""
+    worker = start(groups=("gpm", "links"))
+    driver = Driver(gpus=[Gpu(A, gpm=Gpm(sm=10.0, more={TX_RATE: 1e5, RX_RATE: 1e5}))])
+    began = time.monotonic()
+    worker.read_one(driver)
+    read_after(worker, driver)
+    for _ in range(20):
+        reading = worker.read_one(driver)
+        assert reading.pcie_transmit_bytes is not None
+        assert reading.pcie_transmit_bytes <= 1e5 * (1 << 20) * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("said", [None, float("nan"), float("inf"), -1.0, 1e300, Code.NO_DATA, Code.NOT_SUPPORTED])
+def test_an_impossible_rate_is_not_in_the_sum(start: Start, said: float | Code | None) -> None:
+    """The counter is absent for that reading, and goes on from where it was."""
+    gpm = Gpm(more={TX_RATE: 1.0, RX_RATE: 0.0})
+    worker = start(groups=LINKS)
+    driver = Driver(gpus=[Gpu(A, gpm=gpm)])
+    began = time.monotonic()
+    worker.read_one(driver)
+    before = read_after(worker, driver).pcie_transmit_bytes
+    gpm.more = {RX_RATE: 0.0} if said is None else {TX_RATE: said, RX_RATE: 0.0}
+    odd = read_after(worker, driver)
+    assert (odd.pcie_source, odd.pcie_transmit_bytes, odd.pcie_receive_bytes) == (None, None, None)
+    gpm.more = {TX_RATE: 1.0, RX_RATE: 0.0}
+    after = read_after(worker, driver).pcie_transmit_bytes
+    assert before is not None
+    assert after is not None
+    assert before < after <= (time.monotonic() - began) * (1 << 20)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_drivers_totals_are_as_it_counts(start: Start, *, strict: bool) -> None:
+    """To the byte; a driver that does not know them may refuse the metrics or the whole call, without complaint."""
+    every = dict.fromkeys(("graphics", "fp64", "fp32", "fp16"), 0.0)
+    rates: dict[int, float | Code] = {TX_RATE: 1.0, RX_RATE: 1.0}
+    old = Gpu(A, gpm=Gpm(more=rates, strict=strict, **every))
+    new = Gpu(B, gpm=Gpm(more=rates | {TX_TOTAL: 1 << 50, RX_TOTAL: 7}, strict=strict, **every))
+    worker = start(groups=("gpm", "links"))
+    driver = Driver(gpus=[old, new])
+    worker.read(driver)
+    time.sleep(0.11)
+    gpus = worker.read(driver).gpus
+    assert [gpu.pcie_source for gpu in gpus.values()] == ["rates", "totals"]
+    assert (gpus[1].pcie_transmit_bytes, gpus[1].pcie_receive_bytes) == (1 << 50, 7)
+    assert [(gpu.refusals, gpu.activity is None) for gpu in gpus.values()] == [((), False)] * 2
+
+
+def test_totals_that_are_away_for_once_are_not_replaced_by_rates(start: Start) -> None:
+    """Another count may mean something else: rather none."""
+    gpm = Gpm(more={TX_RATE: 1.0, RX_RATE: 1.0, TX_TOTAL: 5, RX_TOTAL: 7})
+    worker = start(groups=LINKS)
+    driver = Driver(gpus=[Gpu(A, gpm=gpm)])
+    worker.read_one(driver)
+    assert read_after(worker, driver).pcie_source == "totals"
+    gpm.more[TX_TOTAL] = Code.NO_DATA
+    assert read_after(worker, driver).pcie_source is None
+
+
+def test_a_partitioned_gpu_has_no_pcie(start: Start) -> None:
+    """A link is the card's; what an instance's metrics of it mean is written nowhere."""
+    more: dict[int, float | Code] = {TX_RATE: 1.0, RX_RATE: 1.0, TX_TOTAL: 5, RX_TOTAL: 7}
+    gpu = Gpu(A, gpm=Gpm(more=more), instances=[MigInstance(MIG_A, gpm=Gpm(more=more))])
+    worker = start(groups=("gpm", "links"))
+    worker.read_one(Driver(gpus=[gpu]))
+    reading = read_after(worker, Driver(gpus=[gpu]))
+    assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.refusals) == (None, None, ())
+    assert activities(reading) == [Activity(0.0, 0.0, 0.0, 0.0)]
+
+
 # --- MIG devices ------------------------------------------------------------------------------------------------------
 
 

@@ -73,8 +73,6 @@ def healthy_gpu(uuid: str = A) -> Gpu:
             6: ("ulonglong", 1 << 40),
             31: ("uint", 1),
             94: ("uint", 12),
-            197: ("ulonglong", (1 << 60) + 1),
-            198: ("ulonglong", 20),
             (138, ALL_LINKS): ("ulonglong", 3),
             (139, ALL_LINKS): ("ulonglong", 4),
             (138, 0): ("ulonglong", 99),
@@ -116,9 +114,9 @@ def test_health_is_told_in_base_units(start: Start) -> None:
 
 
 def test_links_are_told_in_bytes(start: Start) -> None:
-    """PCIe's as they are, to the last byte, NVLink's of KiB, summed over all links."""
+    """NVLink's are of KiB, summed over all links. PCIe's are of GPM, which this GPU lacks."""
     reading = start(groups=("links",)).read_one(Driver(gpus=[healthy_gpu()]))
-    assert (reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == ((1 << 60) + 1, 20)
+    assert (reading.pcie_source, reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == (None, None, None)
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, 4 << 10)
     assert reading.pcie_replays is None
     assert (reading.clocks_hertz, reading.recovery_action, reading.ecc_errors) == ((), None, ())
@@ -143,7 +141,8 @@ def test_a_group_that_is_not_asked_for_costs_no_call(start: Start, tmp_path: Pat
         counted = count_calls(worker, driver, calls)
         assert optional & counted.keys() == expected
         assert counted[GROUP_FIELDS] == 1
-        assert not any(call.startswith("nvmlGpm") or "PcieThroughput" in call for call in counted)
+        assert any(call.startswith("nvmlGpm") for call in counted) is ("links" in groups)
+        assert not any("PcieThroughput" in call for call in counted)
 
 
 def test_groups_may_change_from_one_reading_to_the_next(start: Start) -> None:
@@ -154,7 +153,7 @@ def test_groups_may_change_from_one_reading_to_the_next(start: Start) -> None:
     for groups in ((), ("health",), ("links",), ("health", "links"), ("links", "card"), ()):
         worker.groups = groups
         reading = worker.read_one(driver)
-        told.append([one is not None for one in (reading.recovery_action, reading.pcie_receive_bytes)])
+        told.append([one is not None for one in (reading.recovery_action, reading.nvlink_receive_bytes)])
         assert (reading.vbios_version != "") is (reading.pcie_replays is not None) is ("card" in groups)
         assert reading.temperatures_celsius == (("gpu", 40.0), ("memory", 45.0))
     assert told == [[False, False], [True, False], [False, True], [True, True], [False, True], [False, False]]
@@ -185,7 +184,7 @@ def test_what_a_card_is_made_for_is_told(start: Start) -> None:
     assert reading.ecc_totals == (("corrected", "volatile", 5), ("uncorrected", "aggregate", 1 << 40))
     assert (reading.retired_pages_pending, reading.compute_mode) == (True, "exclusive_process")
     assert reading.pcie_replays == 12
-    assert (reading.clocks_hertz, reading.retired_pages, reading.pcie_receive_bytes) == ((), (), None)
+    assert (reading.clocks_hertz, reading.retired_pages, reading.nvlink_receive_bytes) == ((), (), None)
 
 
 def test_what_a_card_is_made_for_is_asked_once(start: Start, tmp_path: Path) -> None:
@@ -260,7 +259,7 @@ def test_a_driver_without_field_values_tells_the_rest(start: Start) -> None:
     for _ in range(2):
         reading = worker.read_one(Driver(gpus=[healthy_gpu()]))
         assert reading.temperatures_celsius == (("gpu", 40.0),)
-        assert (reading.recovery_action, reading.pcie_receive_bytes, reading.remapped_rows) == (None, None, ())
+        assert (reading.recovery_action, reading.nvlink_receive_bytes, reading.remapped_rows) == (None, None, ())
         assert (reading.performance_state, reading.refusals) == (0, ())
 
 
@@ -276,9 +275,8 @@ def test_a_field_can_tell_that_the_gpu_is_gone(start: Start, code: Code, fault: 
 def test_traffic_in_narrow_counters_is_not_told(start: Start, kind: str) -> None:
     """A count of bytes that wraps several times in an interval looks like one that does not."""
     gpu = healthy_gpu()
-    gpu.fields |= {197: (kind, 10), (139, ALL_LINKS): (kind, 10)}  # type: ignore[dict-item]
+    gpu.fields |= {(139, ALL_LINKS): (kind, 10)}  # type: ignore[dict-item]
     reading = start(groups=("links",)).read_one(Driver(gpus=[gpu]))
-    assert (reading.pcie_transmit_bytes, reading.pcie_receive_bytes) == (None, 20)
     assert (reading.nvlink_transmit_bytes, reading.nvlink_receive_bytes) == (3 << 10, None)
     assert reading.refusals == ()
 

@@ -94,7 +94,7 @@ def test_each_thing_has_as_many_series_as_is_said(pages: Mapping[tuple[str, bool
     """The table by what a series is a series of is what is counted by default."""
     said = {name: int(number) for name, number in rows("a series of")}
     counted, there = sized.by_bearer(pages[node, False]), sized.bearers(pages[node, False])
-    named = {"agent": "theagent", "GPU": "eachGPU", "device": "eachdevice"}
+    named = {"agent": "theagent", "GPU": "eachpartitionedGPU" if node == "mig" else "eachGPU", "device": "eachdevice"}
     named["holding"] = f"eachholding,ofa{KINDS[node].replace(' ', '')}"
     for of, name in named.items():
         assert counted[of] == said[name] * there[of], name

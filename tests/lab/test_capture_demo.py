@@ -164,7 +164,9 @@ def test_the_driver_answers_what_it_is_asked(directory: Path) -> None:
 
 
 GPU = Uuid("GPU-b1028956-cfa2-4990-bf4a-5da9abb51763")
-HEALTHY = GpuReading(0, uuid=GPU, performance_state=0, pcie_receive_bytes=5, activity=Activity(0.5, 0.25, None, 0.125))
+HEALTHY = GpuReading(
+    0, uuid=GPU, performance_state=0, nvlink_receive_bytes=5, activity=Activity(0.5, 0.25, None, 0.125)
+)
 XIDS = NvmlReading("1", "2", "3", (HEALTHY,), (XidError(GPU, 31, None, None, 2.5, 2),), (Listening(GPU, 100.0, 0.25),))
 
 
@@ -228,7 +230,7 @@ def test_the_driver_tells_only_what_is_asked(directory: Path) -> None:
     driver, gpu = told_by(Player(path), wire.Request(1, 1.0, groups=("links",)))
     assert (isinstance(driver, wire.DriverMessage), gpu) == (
         True,
-        wire.GpuMessage(1, GpuReading(0, uuid=GPU, pcie_receive_bytes=5)),
+        wire.GpuMessage(1, GpuReading(0, uuid=GPU, nvlink_receive_bytes=5)),
     )
 
 

@@ -168,6 +168,10 @@ class Gpm:
     fp64: float | Code | None = None
     fp32: float | Code | None = None
     fp16: float | Code | None = None
+    more: dict[int, float | Code] = field(default_factory=dict)
+    """Other metrics, by nvml.h's number, in its unit."""
+    strict: bool = False
+    """Whether a call with a metric that is not measured is refused as a whole."""
 
 
 @dataclass(slots=True)
@@ -495,9 +499,10 @@ def _health_lines(key: str, gpu: Gpu) -> Iterator[str]:
 def _gpm_lines(key: str, gpm: Gpm | None) -> Iterator[str]:
     if gpm is not None:
         metrics = {1: gpm.graphics, 2: gpm.sm, 3: gpm.occupancy, 5: gpm.tensor, 10: gpm.dram}
-        metrics |= {11: gpm.fp64, 12: gpm.fp32, 13: gpm.fp16}
+        metrics |= {11: gpm.fp64, 12: gpm.fp32, 13: gpm.fp16, **gpm.more}
         told = {metric: value for metric, value in metrics.items() if value is not None}
         yield _line(
             f"{key}.gpm",
             *(f"{metric}={f'error:{int(one)}' if isinstance(one, Code) else one}" for metric, one in told.items()),
+            *(["strict"] if gpm.strict else []),
         )

@@ -32,7 +32,7 @@
  *   gpu.N.fans NUMBER, gpu.N.fan.I PERCENT       fan 0 is also what the call without a fan's number tells
  *   gpu.N.ecc.TYPE.COUNTER.LOCATION NUMBER       nvml.h's numbers; counter 1 is the aggregate one
  *   gpu.N.gpm METRIC=VALUE …                     nvml.h's number and unit; "error:CODE": that code; others are not
- *                                                supported. GPM is supported where a GPU has this line, partitioned or
+ *                                                supported, or end the call where "strict" is among the words. GPM is supported where a GPU has this line, partitioned or
  *                                                not
  *   gpu.N.mig.S.gi|ci NUMBER                     gi is what makes the instance exist
  *   gpu.N.mig.S.uuid|name|memory.*|processes|process    as for a GPU
@@ -1120,6 +1120,8 @@ Return nvmlGpmMetricsGet(GpmMetrics *get)
     REQUIRE(get->first->of == get->second->of && get->second->at - get->first->at > 0.1);
     for (u32 i = 0; i < get->count; i++)
         answer_metric(get->second, &get->metrics[i]);
+    for (u32 i = 0; i < get->count && strstr(get->second->values, "strict"); i++)
+        REQUIRE(get->metrics[i].code != NOT_SUPPORTED);
     return SUCCESS;
 }
 #endif

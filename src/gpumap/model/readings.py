@@ -58,6 +58,9 @@ ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture_memor
 """Both by nvml.h's numbers, nvmlMemoryErrorType_t and nvmlMemoryLocation_t."""
 
 
+PCIE_TOTALS, PCIE_RATES = "totals", "rates"
+"""Who counts the bytes over PCIe: the driver, or the NVML worker, by the driver's rates."""
+
 CARD = "card"
 """NVML reads it only for dialects: no family of a group of `--collect` shows it."""
 
@@ -196,7 +199,10 @@ class GpuReading(NamedTuple):
     vbios_version: OfCard[str] = ""
     compute_capability: OfCard[str] = ""
     """CUDA's, "9.0"."""
+    pcie_source: OfLinks[str | None] = None
+    """PCIE_TOTALS or PCIE_RATES."""
     pcie_transmit_bytes: OfLinks[int | None] = None
+    """By GPM. `join.pcie` makes one counter of what either source counts."""
     pcie_receive_bytes: OfLinks[int | None] = None
     nvlink_transmit_bytes: OfLinks[int | None] = None
     nvlink_receive_bytes: OfLinks[int | None] = None

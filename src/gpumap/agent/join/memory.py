@@ -10,6 +10,7 @@ from gpumap.agent.join.allocation import Allocation, PluginGpuRefs
 from gpumap.agent.join.attribution import Attribution, PendingOwner
 from gpumap.agent.join.inventory import KnownGpu
 from gpumap.agent.join.needs_restart import HiddenMemory, LostDriverMemory
+from gpumap.agent.join.pcie import PcieCount
 from gpumap.agent.join.pods import PodTable
 from gpumap.agent.join.source_health import untried
 from gpumap.agent.join.usage import RecentProcesses, UseMemory
@@ -50,6 +51,7 @@ class Memory:
     workloads: tuple[Workload, ...] = ()
     """Work outside pods that has a name of its own, oldest first, at most `NAMES_MAX`."""
     uses: Mapping[Key, UseMemory] = field(default_factory=dict)
+    pcie: Mapping[Uuid, PcieCount] = field(default_factory=dict)
     recent_processes: Mapping[Uuid, RecentProcesses] = field(default_factory=dict)
     """The processes of each leaf at its last reading."""
     missing: frozenset[tuple[Uuid, int]] = frozenset()

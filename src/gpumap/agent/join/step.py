@@ -10,6 +10,7 @@ from gpumap.agent.join.attribution import age_pending
 from gpumap.agent.join.joined import Joined, Rules, join_sources
 from gpumap.agent.join.memory import Memory
 from gpumap.agent.join.needs_restart import HiddenMemory, find_hidden, find_lost_driver, visible_mig_devices
+from gpumap.agent.join.pcie import count_pcie
 from gpumap.agent.join.snapshot_rows import (
     container_rows,
     ever_offered,
@@ -28,6 +29,7 @@ from gpumap.model.workloads import named
 
 def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memory, Snapshot]:
     """Reduce one collection."""
+    pcie, observations = count_pcie(memory.pcie, observations)
     joined = join_sources(memory, observations, rules)
     containers, uses, sm_ratios = container_rows(joined)
     measurements = Measurements(observations.nvml.at, joined.inventory, containers, sm_ratios, joined.listing.current)
@@ -49,6 +51,7 @@ def step(memory: Memory, observations: Observations, rules: Rules) -> tuple[Memo
         collections=_count_collection(memory.collections, observations),
         offered=ever_offered(memory.offered, joined.allocation, joined.inventory),
         uses=uses,
+        pcie=pcie,
         hidden=hidden_memory,
         lost_driver=lost_memory,
         ledger=account(memory.ledger, measurements, rules.stale_after_seconds),

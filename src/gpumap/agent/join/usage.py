@@ -91,7 +91,7 @@ class _EndedTime(NamedTuple):
 class MigActivity(NamedTuple):
     """The SM activity of a MIG device since the last collection, and who used the device at both ends of that time.
 
-    GPM measures the device, not its processes. So the activity is a container's only if no other process was there.
+    GPM measures the device, not its processes. The activity is a container's only if the device had no other process.
     """
 
     sm_ratio: float

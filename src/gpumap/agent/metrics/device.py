@@ -220,13 +220,15 @@ CODEC = (
 LINKS = (
     measured(
         "gpumap_gpu_pcie_transmit_bytes_total",
-        "Bytes that the GPU sent over PCIe.",
+        "Bytes that the GPU sent over PCIe, as counted by the driver. If it reports only rates (GPM), gpumap "
+        "integrates them over time.",
         lambda reading: reading.pcie_transmit_bytes,
         "counter",
     ),
     measured(
         "gpumap_gpu_pcie_receive_bytes_total",
-        "Bytes that the GPU received over PCIe.",
+        "Bytes that the GPU received over PCIe, as counted by the driver. If it reports only rates (GPM), gpumap "
+        "integrates them over time.",
         lambda reading: reading.pcie_receive_bytes,
         "counter",
     ),

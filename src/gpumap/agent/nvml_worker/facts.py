@@ -31,8 +31,6 @@ _MOST_ROWS = 20
 _MIG_SLOTS = 8
 _FIELDS = {
     "memory_temperature": pynvml.NVML_FI_DEV_MEMORY_TEMP,
-    "pcie_transmit_bytes": pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
-    "pcie_receive_bytes": pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
     "nvlink_transmit_kib": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     "nvlink_receive_kib": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
 }

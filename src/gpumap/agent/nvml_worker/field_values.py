@@ -26,7 +26,6 @@ _SCOPES = {
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: _ALL_LINKS,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: _ALL_LINKS,
 }
-_TRAFFIC = frozenset({*_SCOPES, pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES})
 _FieldValue: Any = pynvml.c_nvmlFieldValue_t
 _ROW = Struct(f"@{_FieldValue.valueType.offset}xIIQ")  # valueType, nvmlReturn, and the value as an integer
 _VALUE_FIELDS = tuple(name for name, _ in pynvml.c_nvmlValue_t._fields_)
@@ -157,9 +156,8 @@ def _misfit(field: int, value_type: int) -> Any:
     """Return the code for a value with an unsuitable type; 0 if the type is suitable."""
     if value_type >= len(_VALUE_FIELDS):
         return pynvml.NVML_ERROR_UNKNOWN  # a type that nvml.h does not have yet
-    # 32 bits of bytes wrap in less than 0.1 s on a busy PCIe 5 x16 link, and 32 bits of NVLink's KiB in 5 s. A value
-    # from such a counter is wrong at any interval, but looks right.
-    too_narrow = value_type in _NARROW_TYPES and field in _TRAFFIC
+    # 32 bits of NVLink's KiB wrap in 5 s. A value from such a counter is wrong at any interval, but looks right.
+    too_narrow = value_type in _NARROW_TYPES and field in _SCOPES
     return pynvml.NVML_ERROR_NOT_SUPPORTED if too_narrow else pynvml.NVML_SUCCESS
 
 

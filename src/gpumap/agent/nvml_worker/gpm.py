@@ -1,4 +1,4 @@
-"""GPM (Hopper and later): how busy the parts of a device were between two samples.
+"""GPM (Hopper and later): how busy the parts of a device were between two samples, and its traffic over PCIe.
 
 The older sample is kept from one reading to the next, so no call waits. One thread at a time uses it.
 """
@@ -12,7 +12,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.library import Handle, Library, RefusedError
-from gpumap.model.readings import Activity
+from gpumap.model.readings import PCIE_RATES, PCIE_TOTALS, Activity
 
 _UNKNOWN_METRIC = UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
 """The answers for a metric that the GPU does not measure, or that the driver does not know."""
@@ -27,6 +27,14 @@ METRICS = (
     pynvml.NVML_GPM_METRIC_FP16_UTIL,
 )
 """In the order of `Activity`."""
+_RATES = pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC
+"""MiB/s, means between the samples."""
+_TOTALS = pynvml.NVML_GPM_METRIC_PCIE_TX, pynvml.NVML_GPM_METRIC_PCIE_RX
+"""Bytes since the machine started. Drivers before R595 do not know them."""
+_MIB = 1 << 20
+_MIB_PER_SECOND_MAX = 1e6
+"""Eight times PCIe 6 with 16 lanes. A larger rate is no rate, and would be in the counter for ever."""
+_TOTAL_MAX = 2.0**63
 APART_SECONDS = 0.1
 """nvml.h, nvmlGpmMetricsGet_t: "Samples must be >100ms apart". An early reading may come sooner."""
 _ROUNDING_PERCENT = 101.0
@@ -48,14 +56,35 @@ class Measured(NamedTuple):
 WHOLE_GPU = Measured()
 
 
+class Traffic(NamedTuple):
+    """Bytes over PCIe: the driver's totals, or the sums of its rates × seconds since the first sample."""
+
+    source: str
+    transmit_bytes: int
+    receive_bytes: int
+
+
+class GpmReading(NamedTuple):
+    """What GPM measured. `traffic` is only of whole GPUs. A link belongs to the card, not to its GPU instances."""
+
+    activity: Activity | None = None
+    traffic: Traffic | None = None
+
+
+NOTHING = GpmReading()
+
+
 class _Meter:
-    """Two samples, and the last activity between two samples."""
+    """Two samples, and the last values between two samples."""
 
     def __init__(self) -> None:
         self.older: Sample | None = None
         self.spare: Sample | None = None
         self.taken_at = 0.0
-        self.activity: Activity | None = None
+        self.reading = NOTHING
+        self.has_totals = False
+        self.transmitted = 0.0  # bytes by the rates, as `received` is
+        self.received = 0.0
 
 
 class Activities:
@@ -68,7 +97,7 @@ class Activities:
         self._supported: bool | None = None
         self._meters: dict[Measured, _Meter] = {}
         self._in_use: set[Measured] = set()
-        self._get: Any = None
+        self._structures: dict[tuple[int, ...], Any] = {}
 
     def free_unused(self) -> None:
         """Free the samples that were not used since the last call: of removed instances, or of a group that is not
@@ -82,26 +111,27 @@ class Activities:
             self._free(meter)
         self._meters.clear()
 
-    def read(self, measured: Measured) -> Activity | None:
-        """Return the activity since the reading before; `None` in the first one. Raises `RefusedError` if the GPU is
-        gone."""
+    def read(self, measured: Measured) -> GpmReading:
+        """Return what was measured since the reading before; nothing in the first one. Raises `RefusedError` if the GPU
+        is gone."""
         if self._supported is None:
             self._supported = self._calls.ask(self._gpm_support)
         if not self._supported:
-            return None
+            return NOTHING
         on = "gpu" if measured.gpu_instance_id is None else f"gpu instance {measured.gpu_instance_id}"
-        if not self._calls.is_supported((self._activity.__name__, on)):
-            return None
+        if not self._calls.is_supported((self._sample.__name__, on)):
+            return NOTHING
         self._in_use.add(measured)
         meter = self._meters.get(measured)
         if meter is None:
             meter = self._meters[measured] = _Meter()
         elif meter.older is not None and time.monotonic() - meter.taken_at <= APART_SECONDS:
-            return meter.activity  # of an interval that ended now
+            return meter.reading  # of an interval that ended now
         # NVML may refuse this without privilege, like the place of a GPU instance. Then the value is absent, without a
         # fault.
-        meter.activity = self._calls.ask(self._activity, measured, meter, on=on, privileged=True)
-        return meter.activity
+        reading = self._calls.ask(self._sample, measured, meter, on=on, privileged=True)
+        meter.reading = reading or NOTHING
+        return meter.reading
 
     # --- single questions; each raises RefusedError ---
 
@@ -110,34 +140,68 @@ class Activities:
         self._library.ask("nvmlGpmQueryDeviceSupport", self._gpu, byref(support))
         return bool(support.isSupportedDevice)
 
-    def _activity(self, measured: Measured, meter: _Meter) -> Activity | None:
+    def _sample(self, measured: Measured, meter: _Meter) -> GpmReading | None:
         if meter.spare is None:
             meter.spare = self._allocate()
         if measured.gpu_instance_id is None:
             self._library.ask("nvmlGpmSampleGet", self._gpu, meter.spare)
         else:
             self._library.ask("nvmlGpmMigSampleGet", self._gpu, measured.gpu_instance_id, meter.spare)
-        meter.taken_at = time.monotonic()
+        before, meter.taken_at = meter.taken_at, time.monotonic()
         older, newer = meter.older, meter.spare
         meter.older, meter.spare = newer, older
-        return None if older is None else self._between(older, newer)
+        if older is None:
+            return None
+        *percents, transmit, receive = self._between(older, newer, METRICS + _RATES)
+        activity = Activity(*[_ratio(self._value(metric, _ROUNDING_PERCENT)) for metric in percents])
+        if measured != WHOLE_GPU:
+            return GpmReading(activity)
+        rates = [self._value(metric, _MIB_PER_SECOND_MAX) for metric in (transmit, receive)]
+        return GpmReading(activity, self._traffic(meter, rates, meter.taken_at - before, older, newer))
 
-    def _between(self, older: Sample, newer: Sample) -> Activity:
-        if self._get is None:
-            self._get = _laid_out()
-        get = self._get
+    def _traffic(
+        self, meter: _Meter, rates: list[float | None], seconds: float, older: Sample, newer: Sample
+    ) -> Traffic | None:
+        """Return the totals. If the driver does not know them, add up the rates."""
+        totals = self._calls.ask(self._totals, older, newer)
+        if totals is not None:
+            meter.has_totals = True
+            return totals
+        transmit, receive = rates
+        if meter.has_totals or transmit is None or receive is None:
+            return None
+        meter.transmitted += transmit * _MIB * seconds
+        meter.received += receive * _MIB * seconds
+        return Traffic(PCIE_RATES, int(meter.transmitted), int(meter.received))
+
+    def _totals(self, older: Sample, newer: Sample) -> Traffic:
+        """Return the driver's totals. They are asked for apart: a driver may refuse a call with unknown metrics."""
+        try:
+            transmit, receive = [self._value(one, _TOTAL_MAX) for one in self._between(older, newer, _TOTALS)]
+        except RefusedError as refused:
+            if refused.code not in _UNKNOWN_METRIC:
+                raise
+            transmit = receive = None
+        if transmit is None or receive is None:
+            raise RefusedError("nvmlGpmMetricsGet", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return Traffic(PCIE_TOTALS, int(transmit), int(receive))
+
+    def _between(self, older: Sample, newer: Sample, metrics: tuple[int, ...]) -> Any:
+        """Return a structure for each metric."""
+        get = self._structures.get(metrics)
+        if get is None:
+            get = self._structures[metrics] = _laid_out(metrics)
         get.sample1, get.sample2 = older, newer
         self._library.ask("nvmlGpmMetricsGet", byref(get))
-        return Activity(*[self._ratio(metric) for metric in get.metrics[: len(METRICS)]])
+        return get.metrics[: len(metrics)]
 
-    def _ratio(self, metric: Any) -> float | None:
-        """Return the activity. A refused metric affects only itself. A value that is not a percentage is absent."""
+    def _value(self, metric: Any, most: float) -> float | None:
+        """Return the value. A refused metric affects only itself. A value that is not possible is absent."""
         code = metric.nvmlReturn
         if code and code not in _UNKNOWN_METRIC:
             call = f"nvmlGpmMetricsGet({metric.metricId})"
             self._calls.take(RefusedError(call, code), (call, "gpu"))
-        percent = metric.value
-        return min(percent / 100, 1.0) if not code and 0.0 <= percent <= _ROUNDING_PERCENT else None
+        return float(metric.value) if not code and 0.0 <= metric.value <= most else None
 
     def _allocate(self) -> Sample:
         sample = pynvml.c_nvmlGpmSample_t()
@@ -151,9 +215,13 @@ class Activities:
                     self._library.ask("nvmlGpmSampleFree", sample)
 
 
-def _laid_out() -> Any:
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else min(percent / 100, 1.0)
+
+
+def _laid_out(metrics: tuple[int, ...]) -> Any:
     """Return the structure with the wanted metrics."""
-    get = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS))
-    for metric, wanted in zip(get.metrics, METRICS, strict=False):
+    get = pynvml.c_nvmlGpmMetricsGet_t(pynvml.NVML_GPM_METRICS_GET_VERSION, len(metrics))
+    for metric, wanted in zip(get.metrics, metrics, strict=False):
         metric.metricId = wanted
     return get

@@ -9,7 +9,7 @@ import pynvml
 
 from gpumap.agent.nvml_worker.calls import UNSUPPORTED, NvmlCalls
 from gpumap.agent.nvml_worker.card import CLOCKS, word_of
-from gpumap.agent.nvml_worker.field_values import Values, flag, whole
+from gpumap.agent.nvml_worker.field_values import Values, flag
 from gpumap.agent.nvml_worker.library import Handle, Library
 from gpumap.model.readings import (
     CLOCK_EVENT_TIMES,
@@ -46,8 +46,6 @@ HEALTH_FIELDS = (
     pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
 )
 LINK_FIELDS = (
-    pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
-    pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
     pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
 )
@@ -64,11 +62,9 @@ def recovery_word(action: float) -> str:
 
 
 def with_links(reading: GpuReading, values: Values) -> GpuReading:
-    """Return the reading with the group `links`, from its field values."""
-    transmit, receive = (values.get(field) for field in LINK_FIELDS[2:])
+    """Return the reading with the NVLinks of the group `links`, from its field values."""
+    transmit, receive = (values.get(field) for field in LINK_FIELDS)
     return reading._replace(
-        pcie_transmit_bytes=whole(values.get(pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES)),
-        pcie_receive_bytes=whole(values.get(pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES)),
         nvlink_transmit_bytes=None if transmit is None else int(transmit) << 10,
         nvlink_receive_bytes=None if receive is None else int(receive) << 10,
     )

@@ -102,7 +102,7 @@ class MigDevices:
         if instance.gpu_instance_id in self._shared:
             return reading
         being = instance.uuid, instance.profile, instance.profile_id, instance.placement_start
-        activity = activities.read(Measured(instance.gpu_instance_id, being))
+        activity = activities.read(Measured(instance.gpu_instance_id, being)).activity
         return reading._replace(instance=instance._replace(activity=activity))
 
     def _without_shared_activity(self, reading: MigDeviceReading) -> MigDeviceReading:

@@ -4,7 +4,7 @@ One thread at a time uses a `GpuReader`. It may hang in a call for ever.
 """
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -205,8 +205,19 @@ class GpuReader:
             memory_controller_ratio=controller_busy,
             encoder_ratio=ask(library.encoder_ratio, handle) if codec else None,
             decoder_ratio=ask(library.decoder_ratio, handle) if codec else None,
-            activity=device.activities.read(WHOLE_GPU) if "gpm" in self._groups else None,
+            **self._gpm(device),
         )
+
+    def _gpm(self, device: _Device) -> dict[str, Any]:
+        """Return the fields of a whole GPU that GPM measures, of two groups."""
+        if not {"gpm", "links"} & set(self._groups):
+            return {}
+        measured = device.activities.read(WHOLE_GPU)
+        fields: dict[str, Any] = {"activity": measured.activity} if "gpm" in self._groups else {}
+        if "links" in self._groups and (traffic := measured.traffic):
+            fields["pcie_source"] = traffic.source
+            fields["pcie_transmit_bytes"], fields["pcie_receive_bytes"] = traffic.transmit_bytes, traffic.receive_bytes
+        return fields
 
     def _with_card(self, device: _Device, reading: GpuReading) -> GpuReading:
         """Return the reading with the values of the card, partitioned or not."""

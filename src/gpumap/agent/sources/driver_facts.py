@@ -16,11 +16,11 @@ QUESTIONS = {
     "versions": "Which driver, NVML and GPUs gave these answers?",
     "process_samples": "Which rows does nvmlDeviceGetProcessUtilization return? How old are they? Which are "
     "impossible?",
-    "field_values": "Which types do the byte counters of PCIe (32 bits wrap within seconds) and NVLink have? How fast "
-    "do they grow? Is the memory temperature 0 on cards without that sensor?",
+    "field_values": "Which types do the byte counters of NVLink have? How fast do they grow? Is the memory "
+    "temperature 0 on cards without that sensor?",
     "event_wait": "Does nvmlEventSetWait_v2 with 0 ms return at once with `timeout`?",
     "process_lists": "Which rows and instance ids do the process lists of a GPU and of its MIG devices have?",
-    "gpm_scales": "Which GPM metrics answer, and is their scale 0 to 1 or 0 to 100?",
+    "gpm_scales": "Which GPM metrics answer, also on a partitioned GPU, with which unit and scale?",
 }
 """By the name of a fact (`nvml_worker.facts`)."""
 LIMIT_SECONDS = 25.0

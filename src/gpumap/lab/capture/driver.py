@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpumap.agent.nvml_worker import wire
 from gpumap.lab.capture import contents
-from gpumap.lab.demo.fake_worker import LISTENING_GROUP, answered_groups, reading_for, serve
+from gpumap.lab.demo.fake_worker import LISTENING_GROUP, reading_for, serve
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import Uuid
 
@@ -58,9 +58,7 @@ class Player:
         yield wire.encode_driver(wire.DriverMessage(asked.read, *versions, len(reading.gpus)))
         for gpu in sorted(reading.gpus, key=lambda gpu: gpu.index in asked.last):
             if gpu.index not in asked.skip:
-                yield wire.encode_gpu(
-                    asked.read, reading_for(gpu, answered_groups(asked.groups, release=asked.release))
-                )
+                yield wire.encode_gpu(asked.read, reading_for(gpu, asked.groups, release=asked.release))
 
     def unasked(self) -> Iterator[bytes]:
         """The XID events of a frame that has come, if there is a listener."""

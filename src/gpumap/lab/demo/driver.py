@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpumap.agent.nvml_worker import wire
-from gpumap.lab.demo.fake_worker import LISTENING_GROUP, answered_groups, reading_for, serve
+from gpumap.lab.demo.fake_worker import LISTENING_GROUP, reading_for, serve
 from gpumap.lab.demo.readings import CUDA_VERSION, DRIVER_VERSION, NVML_VERSION, gpu_readings
 from gpumap.lab.demo.scenario import ScenarioError, default_scenario, load_scenario
 from gpumap.lab.demo.scenario_model import Scenario
@@ -53,7 +53,7 @@ class Driver:
 
     def read(self, request: wire.Request) -> Iterator[bytes]:
         """What was listened to, the driver's line, then a line for each GPU that answers now."""
-        self._groups = answered_groups(request.groups, release=request.release)
+        self._groups, self._release = request.groups, request.release
         yield from self._listening(release=request.release)
         busy = tuple(sorted(self._pending))
         gpus = len(self._scenario.gpus)
@@ -100,7 +100,7 @@ class Driver:
     def _readings(self) -> tuple[GpuReading, ...]:
         seconds = self._now()
         readings = gpu_readings(self._scenario, process_lives(self._scenario, seconds), seconds)
-        return tuple(reading_for(gpu, self._groups) for gpu in readings)
+        return tuple(reading_for(gpu, self._groups, release=self._release) for gpu in readings)
 
 
 def main() -> int:

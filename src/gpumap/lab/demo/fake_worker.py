@@ -55,13 +55,14 @@ GROUP_FIELDS: Mapping[str, tuple[str, ...]] = {
 _BLANK = GpuReading(index=-1)
 
 
-def answered_groups(groups: Collection[str], *, release: bool) -> tuple[str, ...]:
-    """The groups that get values: GPM's take two samples, and no end of NVML between them."""
-    return tuple(group for group in groups if not (release and group == "gpm"))
+def reading_for(gpu: GpuReading, groups: Collection[str], *, release: bool = False) -> GpuReading:
+    """A reading without what these groups do not need: the NVML worker makes no calls for the others.
 
-
-def reading_for(gpu: GpuReading, groups: Collection[str]) -> GpuReading:
-    """A reading without what these groups do not need: the NVML worker makes no calls for the others."""
+    With `release` it has nothing of GPM, which needs two samples, and no end of NVML between them.
+    """
+    if release:
+        groups = [group for group in groups if group != "gpm"]
+        gpu = gpu._replace(pcie_source=None, pcie_transmit_bytes=None, pcie_receive_bytes=None)
     unasked = [group for group in GROUP_FIELDS if group not in groups]
     if not unasked:
         return gpu

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gpumap.lab.demo.scenario_file import Fault, Wave
 from gpumap.lab.demo.scenario_model import GpuSpec, LeafPlace, ProcessSpec, Scenario
 from gpumap.lab.demo.schedule import play_of
-from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, Activity, GpuReading
+from gpumap.model.readings import CLOCK_EVENT_TIMES, CLOCK_EVENTS, PCIE_RATES, Activity, GpuReading
 
 # --- load and power ---------------------------------------------------------------------------------------------------
 
@@ -272,11 +272,15 @@ def _grown(gpu: GpuSpec, seconds: float) -> int:
 
 
 def with_links(reading: GpuReading, gpu: GpuSpec, counted: Counters) -> GpuReading:
-    """Add the values of the group of families `links`."""
+    """Add the values of the group of families `links`. PCIe comes from GPM, which measures no partitioned GPU."""
     over_nvlink = int(counted.nvlink_bytes) // 1024 * 1024 if _NVLINKED.search(gpu.model) else None  # NVML counts KiB
+    if is_hopper(gpu.model) and not gpu.mig:
+        reading = reading._replace(
+            pcie_source=PCIE_RATES,
+            pcie_transmit_bytes=int(counted.pcie_transmit_bytes),
+            pcie_receive_bytes=int(counted.pcie_receive_bytes),
+        )
     return reading._replace(
-        pcie_transmit_bytes=int(counted.pcie_transmit_bytes),
-        pcie_receive_bytes=int(counted.pcie_receive_bytes),
         nvlink_transmit_bytes=over_nvlink,
         nvlink_receive_bytes=over_nvlink,
     )

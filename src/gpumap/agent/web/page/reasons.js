@@ -15,7 +15,7 @@ export function reasons(map) {
       (device.gpu && !device.gpu.up && `The GPU is down: ${device.gpu.fault}`) ||
       (!device.gpu && "NVML does not list this device");
     const sm = device.mig_profile
-      ? "The driver reports no SM time on MIG devices"
+      ? "Hopper and later report the SM activity of MIG devices; it is known while one container uses the device"
       : "The driver reports no SM time of processes here";
     const whole = row.whole && "It holds the whole GPU: see the row of the GPU";
     const parent = device.parent && "See the MIG devices below";
