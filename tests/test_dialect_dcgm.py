@@ -450,7 +450,7 @@ def test_a_device_or_its_containers_and_never_both(truth: TestNode) -> None:
     for entity, told in by_entity.items():
         if ("", "", "") in told:
             assert len(told) == 1
-        if len(told) > 1:
+        if len(told) > 1 and free[entity]:  # a generated device may be over-full, as if processes shared memory
             assert sum(told.values()) <= total[entity] - free[entity]
 
 
