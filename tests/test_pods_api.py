@@ -157,19 +157,30 @@ async def test_nothing_of_a_specification_is_kept(api: FakePodsApi, source: Pods
     assert told.value == (ReportedPod(PodUid("u"), "n", "p", containers),)
 
 
-def with_notes(labels: dict[str, str], annotations: dict[str, str], *containers: str) -> ReportedPod:
-    """A pod of the Pods API with labels and annotations, as it is read."""
+def noted(
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    *containers: str,
+    name: str = "p",
+    namespace: str = "n",
+    uid: str = "u",
+) -> bytes:
+    """A pod of the Pods API with labels and annotations, as a kubelet sends it."""
     message = v1alpha1_pb2.Pod(
         metadata=v1alpha1_pb2.ObjectMeta(
-            name="p",
-            namespace="n",
-            uid="u",
+            name=name,
+            namespace=namespace,
+            uid=uid,
             labels=[v1alpha1_pb2.Entry(key=key, value=value) for key, value in labels.items()],
             annotations=[v1alpha1_pb2.Entry(key=key, value=value) for key, value in annotations.items()],
         ),
         spec=v1alpha1_pb2.PodSpec(containers=[v1alpha1_pb2.Container(name=name) for name in containers]),
     )
-    return decode_pod(message.SerializeToString())
+    return message.SerializeToString()
+
+
+def with_notes(labels: dict[str, str], annotations: dict[str, str], *containers: str) -> ReportedPod:
+    return decode_pod(noted(labels, annotations, *containers))
 
 
 def test_shares_that_a_scheduler_notes_at_a_pod() -> None:
@@ -473,3 +484,41 @@ async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> 
             errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
             assert any(reason.startswith("pods_api_") and count for reason, count in errors.items())
             assert json.loads((await running.get("/api/v1/map")).text)["device_health"] is None
+
+
+async def test_agent_with_pods_of_a_scheduler(directory: Path, library: Path) -> None:
+    """KAI-Scheduler: a reservation holds a GPU, one pod works on it, another one is idle. Both are holders with their
+    shares, the reservation has none; without the Pods API the idle one is not known."""
+    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
+    keeper = node.admit("gpu-reservation-0a", "kai-resource-reservation", **{"resource-reservation": [gpu_uuid(0)]})
+    busy, idle = node.admit("busy", main=[]), node.admit("idle", side=[], main=[])
+    node.run(busy.cgroup("main"), 0, 8 * GIB, sm_percent=70)
+    group = {"runai-gpu-group": "4ac1f7e0"}
+    pods = [
+        noted(group, {}, "resource-reservation", name=keeper.name, namespace=keeper.namespace, uid=keeper.uid),
+        noted(group, {"gpu-fraction": "0.5"}, "main", name="busy", namespace="ml", uid=busy.uid),
+        noted(group, {"gpu-memory": "8192"}, "main", "side", name="idle", namespace="ml", uid=idle.uid),
+    ]
+    socket = node.kubelet_root / "pods-api" / "pods-api.sock"
+    async with FakePodsApi(socket) as api, node.kubelet:
+        api.set_pods(pods)
+        async with agent.serve(
+            node, "--pods-api-socket", str(socket), "--interval", "200ms", library=library
+        ) as running:
+            page = await running.later(3)
+            total = page.value("gpumap_device_memory_total_bytes", uuid=gpu_uuid(0)) or 0.0
+            assert page.value("gpumap_device_reserved_info", uuid=gpu_uuid(0), pod=keeper.name) == 1
+            granted = page.by("gpumap_container_allocated_gpu_memory_bytes", "pod", container="main")
+            assert granted == {"busy": total / 2, "idle": 8 * GIB}
+            shares = page.by("gpumap_container_allocated_gpus", "pod", uuid=gpu_uuid(0))
+            assert shares == {"busy": 0.5, "idle": pytest.approx(8 * GIB / total)}
+            used = page.by("gpumap_container_gpu_memory_used_bytes", "pod", uuid=gpu_uuid(0))
+            assert used == {keeper.name: 0, "busy": 8 * GIB, "idle": 0}
+            assert page.value("gpumap_device_holders", uuid=gpu_uuid(0)) == 3
+            owners = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=gpu_uuid(0))
+            assert (owners["scheduled"], owners["assigned"], owners["unassigned"]) == (8 * GIB, 0, 0)
+            await api.stop()
+            page = await running.until(
+                lambda page: not page.by("gpumap_container_allocated_gpus", "pod"), "shares of no source are served"
+            )
+            assert page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(0))["scheduled"] == 1
