@@ -17,6 +17,7 @@ from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
+from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
 from gpumap.model.observations import (
     Checkpoint,
     CheckpointEntry,
@@ -39,7 +40,6 @@ from gpumap.model.observations import (
 from gpumap.model.readings import Uuid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
-from tests.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
 from tests.privileges import as_ordinary_user, open_folder
 from tests.processes import PlainProcesses
 
