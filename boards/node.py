@@ -125,7 +125,8 @@ MEMORY = Row(
         Curves(
             title="Used, by owner",
             about="Used memory of the devices by the owner of the processes. unassigned: a pod that does not hold the "
-            "card. gone: the pod no longer exists. unaccounted: no process explains it. The sum is the used memory.",
+            "card. gone: the pod no longer exists. scheduled: a scheduler shares the card among pods. unaccounted: no "
+            "process explains it. The sum is the used memory.",
             queries=(
                 Query(
                     "sum by (owner) ("

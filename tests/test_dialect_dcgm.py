@@ -181,7 +181,7 @@ def test_a_gpu_that_nobody_holds_or_uses_has_rows_of_its_own() -> None:
     assert rows(snapshot, "DEV_GPU_UTIL", "gpu", *PODS) == {("0", "", "", ""): 57}
 
 
-@pytest.mark.parametrize("owner", [Owner.HOST, Owner.GONE, Owner.UNASSIGNED, Owner.MPS_SERVER])
+@pytest.mark.parametrize("owner", [Owner.HOST, Owner.GONE, Owner.UNASSIGNED, Owner.SCHEDULED, Owner.MPS_SERVER])
 def test_processes_of_others_end_the_exclusive_hold(owner: Owner) -> None:
     """Where a process is known to be another's, the card's values are not the holder's: it has its own."""
     mine = holder(TRAINER, of=use(GIB, 0.5))
@@ -207,6 +207,23 @@ def test_without_pid_visibility_the_holder_stands() -> None:
     several = node(holder(P1), holder(P2), leaves=leaves, visible=False)
     assert rows(several, "DEV_FB_USED", "pod") == {}
     assert rows(several, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
+
+
+def test_a_reserved_gpu_is_shared() -> None:
+    """Each pod that a scheduler placed on it has a row, also a single one with all of it; the reservation has none."""
+    keeper = replace(holder(ContainerName("kai", "keeper", "c")), reservation=True, allocated_gpus=None)
+    one = replace(user(P1), use=replace(use(3 * GIB, 0.5), scheduled=True))
+    whole = replace(one, scheduled=True, allocated_gpus=1.0, allocated_memory_bytes=80 * GIB)
+    two = replace(user(P2), use=replace(use(GIB, 0.25), scheduled=True))
+    leaves = (leaf(card(), processes_of(Owner.SCHEDULED, 1)),)
+    for sharer in (one, whole):
+        snapshot = node(keeper, sharer, leaves=leaves)
+        assert rows(snapshot, "DEV_FB_USED", "pod") == {(P1.pod,): 3072}
+        assert rows(snapshot, "DEV_POWER_USAGE", "pod") == {("",): 507.409}
+    snapshot = node(keeper, one, two, leaves=leaves)
+    assert rows(snapshot, "DEV_FB_USED", "pod") == {(P1.pod,): 3072, (P2.pod,): 1024}
+    assert rows(snapshot, "DEV_GPU_UTIL", "pod") == {(P1.pod,): 50, (P2.pod,): 25}
+    assert rows(node(keeper), "DEV_FB_USED", "pod") == {("",): 4096}
 
 
 def test_a_squatter_and_the_holder_have_a_row_each() -> None:

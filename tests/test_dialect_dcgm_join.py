@@ -104,11 +104,15 @@ def test_without_a_list_there_is_no_row() -> None:
 @settings(max_examples=examples(100))
 @given(nodes())
 def test_owners_are_the_holders(truth: TestNode) -> None:
-    """No row is there twice, and who holds a device that NVML knows, and nobody else, has a row on its GPU."""
+    """No row is there twice. Who holds a device that NVML knows has a row on its GPU, and so has who uses a reserved
+    one; nobody else has, and no reservation."""
     snapshot = truth.collect()
     found = owners(snapshot)
     assert len(found) == len(set(found))
     gpu_of = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
     gpu_of.update({gpu.uuid: gpu.uuid for gpu in snapshot.gpus})
-    held = {(gpu_of[row.uuid], *row.name) for row in snapshot.containers if row.holds and row.uuid in gpu_of}
+    owning = [
+        row for row in snapshot.containers if (row.holds or (row.use and row.use.scheduled)) and not row.reservation
+    ]
+    held = {(gpu_of[row.uuid], *row.name) for row in owning if row.uuid in gpu_of}
     assert {(uuid, *name) for uuid, _, *name in found} == held

@@ -8,6 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gpumap.agent.node_map import node_map
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables.layout import Shape
+from gpumap.cli.tables.map import map_table
+from gpumap.cli.tables.top import uses_of
 from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
@@ -164,6 +168,25 @@ def test_trusted_namespaces() -> None:
     node.collect()
     split = owners(node.collect(), CARD)
     assert (split["scheduled"], split["unassigned"], split["assigned"]) == (GIB, 2 * GIB, 3 * GIB)
+
+
+def test_tables_name_reservations_and_sharers() -> None:
+    """`map`: the reservation has slots and no grant; sharers have shares and no slots, also if nothing is measured."""
+    keeper, busy, idle = reservation(), sharer("busy", 0.5), sharer("idle", 0.25)
+    node = node_with(keeper, busy, idle, reports_pods=True)
+    node.processes = [Process(10, CARD, busy, memory=3 * GIB)]
+    for visible, owners_shown in ((True, {"busy": "3.0GiB", "idle": "0"}), (False, {"busy": "-", "idle": "-"})):
+        node.visible = visible
+        node.collect()
+        seen = NodeMaps((node_map(node.collect()),))
+        cells = {line.split()[1]: line.split() for line in map_table(seen, Shape()).splitlines() if "  main  " in line}
+        for pod, share in (("busy", "0.5"), ("idle", "0.25")):
+            assert cells[pod][3:5] == ["0", share]
+            assert (cells[pod][6], cells[pod][-1]) == (owners_shown[pod], "scheduled")
+        (line,) = (line.split() for line in map_table(seen, Shape()).splitlines() if "resource-reservation  " in line)
+        assert (line[3:6], line[-1]) == (["1", "-", "-"], "reservation")
+        shown = {row.container.pod: row.owner for row in uses_of(seen, Shape()) if row.container.namespace == "ml"}
+        assert shown == {"busy": "scheduled", "idle": "scheduled"}
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 SHUTDOWN_SECONDS = 1.0
 GARBAGE_THRESHOLD = 10_000
+PODS_PATIENCE_SECONDS = 1.0
 RELEASED = "SIGUSR1 released the driver; the next collection is one interval after the signal"
 
 log = logging.getLogger("gpumap")
@@ -108,8 +109,12 @@ async def collector(
     publish: Callable[[Snapshot], None],
     clock: Callable[[], Moment] = now,
     restart_after_seconds: float = RESTART_AFTER_SECONDS,
+    pods_patience_seconds: float = PODS_PATIENCE_SECONDS,
 ) -> AsyncIterator[Collector]:
-    """Put the sources and the loop together; close them at the end."""
+    """Put the sources and the loop together; close them at the end.
+
+    It begins after the first answer of the Pods API, if there is one, or after `pods_patience_seconds`.
+    """
     state = _state_file(settings.state_file)
     memory = await state.load(clock()) if state is not None else None
     nvml = NvmlSource(driver_command, asked_groups(settings.groups, settings.dialects), release=settings.nvml_release)
@@ -129,7 +134,7 @@ async def collector(
     )
     try:
         if pods is not None:
-            await pods.start()
+            await pods.start(pods_patience_seconds)
         yield loop
     finally:
         loop.close()

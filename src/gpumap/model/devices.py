@@ -100,6 +100,13 @@ def containers_on(device: DeviceEntry) -> list[DeviceContainer]:
     return [DeviceContainer(name, holders.get(name), users.get(name)) for name in sorted({*holders, *users})]
 
 
+def owner_of(holder: HolderEntry | None, user: UserEntry | None) -> str:
+    """Return the owner category of a container on a device. A scheduler beside the kubelet assigns no slots."""
+    if user is not None:
+        return user.owner
+    return "scheduled" if holder is not None and not holder.slots else "assigned"
+
+
 def grantees(device: DeviceEntry) -> list[HolderEntry]:
     """Return the holders with a grant of their own: those that are no scheduler's reservation."""
     return [one for one in device.holders if not one.reservation]

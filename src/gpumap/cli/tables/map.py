@@ -31,6 +31,7 @@ from gpumap.model.devices import (
     has_kubelet,
     node_devices,
     other_uses,
+    owner_of,
     partitioned_gpus,
 )
 from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
@@ -132,7 +133,7 @@ def _owner_of(one: DeviceContainer) -> str:
     """Return the owner of the container's use, or that it only reserves the device for other pods."""
     if one.holder is not None and one.holder.reservation:
         return "reservation"
-    return one.user.owner if one.user else "assigned"
+    return owner_of(one.holder, one.user)
 
 
 def shown_owner(owner: str) -> str:

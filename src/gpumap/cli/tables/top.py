@@ -34,6 +34,7 @@ from gpumap.model.devices import (
     device_name,
     node_devices,
     other_uses,
+    owner_of,
 )
 from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry
 from gpumap.model.terms import ContainerName
@@ -212,7 +213,7 @@ def uses_of(maps: NodeMaps, shape: Shape) -> list[DeviceUse]:
 def _by_container(on: NodeDevice) -> Iterator[DeviceUse]:
     for container, holder, user in containers_on(on.device):
         if user is None:
-            yield DeviceUse(on, container, "assigned", None, holder=holder)
+            yield DeviceUse(on, container, owner_of(holder, user), None, holder=holder)
         else:
             yield DeviceUse(
                 on, container, user.owner, user.memory_bytes, user.sm_ratio, user.processes, holder=holder, user=user

@@ -5,6 +5,7 @@ Only this module of a capture knows the kubelet's messages.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2
+from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import DeviceId
@@ -44,6 +46,17 @@ def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
         raise ValueError(f"{stem}.json: {error}") from error
     raw: bytes = message.SerializeToString()
     return raw
+
+
+def pods(text: bytes) -> tuple[bytes, ...]:
+    """Return the pods of the Pods API, as bytes, from a JSON list of them. Raises ValueError."""
+    try:
+        found = json.loads(text)
+        if not isinstance(found, list):
+            raise ValueError("not a list")
+        return tuple(json_format.ParseDict(pod, v1alpha1_pb2.Pod()).SerializeToString() for pod in found)
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise ValueError(f"kubelet/pods.json: {error}") from error
 
 
 def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:

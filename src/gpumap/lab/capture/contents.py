@@ -21,6 +21,8 @@ from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
+PODS = "kubelet/pods.json"
+"""Pods of the Pods API, of the whole capture. Optional; a recording has none."""
 SOCKET = "kubelet/socket"
 """Counts the kubelet's starts; without it, 1."""
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -101,6 +103,8 @@ def check(files: Mapping[str, bytes], before: Mapping[str, bytes] | None = None,
         answers.answer(files, LIST)
     if is_new(f"{ALLOCATABLE}.pb", f"{ALLOCATABLE}.json"):
         answers.answer(files, ALLOCATABLE)
+    if PODS in files and is_new(PODS):
+        answers.pods(files[PODS])
     starts(files)
     if "procfs" not in missing_sources and OWN_CGROUP not in files:
         raise ValueError(f"no {OWN_CGROUP}, and {DOWN} does not say that procfs is down")

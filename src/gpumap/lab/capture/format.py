@@ -30,7 +30,7 @@ VERSION = 1
 EXPECTED = "expected.prom"
 
 _FILE = re.compile(
-    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
+    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet/pods\.json|kubelet_internal_checkpoint|log\.tree|nvml\.json"
     r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
     r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)",
     re.ASCII,

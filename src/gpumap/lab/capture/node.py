@@ -22,6 +22,7 @@ from gpumap.agent.settings import Settings
 from gpumap.lab.capture import answers, contents
 from gpumap.lab.capture.format import Capture, Frame
 from gpumap.lab.demo import kubelet as fake
+from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.lab.node_files import Content, NodeFiles, parents
 from gpumap.model.errors import FatalError
 
@@ -49,6 +50,8 @@ class CapturedNode:
         self._v1 = capture.about.podresources == "v1"
         socket = directory / "kubelet" / "kubelet.sock"
         self._kubelet = fake.FakeKubelet(socket, ("v1", "v1alpha1") if self._v1 else ("v1alpha1",))
+        self._pods = capture.frames[0].files.get(contents.PODS)
+        self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
         self._starts = 0
 
     @property
@@ -67,7 +70,7 @@ class CapturedNode:
             checkpoint_candidates=(self._directory / CHECKPOINT,),
             dra_state=self._directory / DRA_STATE,
             dra_driver_checkpoint=self._directory / DRA_CHECKPOINT,
-            pods_api_socket=None,
+            pods_api_socket=None if self._pods is None else self._pods_api.socket_path,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
             own=self._directory / OWN,
@@ -77,6 +80,9 @@ class CapturedNode:
     async def show(self, frame: Frame) -> None:
         """Set the node to this frame: the kubelet first, the processes last."""
         await self._show_kubelet(frame)
+        if self._pods is not None and not self._pods_api.running:
+            self._pods_api.set_pods(answers.pods(self._pods))
+            await self._pods_api.start()
         await asyncio.to_thread(self._files.show, files_of(frame.files))
 
     @contextlib.asynccontextmanager
@@ -102,6 +108,7 @@ class CapturedNode:
 
     async def stop(self) -> None:
         await self._kubelet.stop()
+        await self._pods_api.stop()
 
     async def _play(self, over: asyncio.Event) -> None:
         frames = self._capture.frames

@@ -81,7 +81,9 @@ async def snapshots(capture: Capture) -> list[Snapshot]:
         settings = with_everything(replace(settings, interval_seconds=INTERVAL_SECONDS, push=False))
         try:
             await node.show(frames[0])
-            async with service.collector(settings, node.driver_command, found.append, clock) as loop:
+            async with service.collector(
+                settings, node.driver_command, found.append, clock, pods_patience_seconds=PATIENCE_SECONDS
+            ) as loop:
                 loop.set_deadline(PATIENCE_SECONDS)
                 for frame in frames:
                     offset = frame.offset_seconds

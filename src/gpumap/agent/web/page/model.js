@@ -95,7 +95,7 @@ function containerRows(device, whole, findings) {
     return {
       kind: "container",
       key,
-      owner: user?.owner ?? "assigned",
+      owner: user?.owner ?? (holder.slots.length ? "assigned" : "scheduled"),
       holder,
       user,
       granted: holder?.allocated_memory_bytes ?? null,

@@ -1,6 +1,6 @@
-"""A fake of the kubelet's Pods API: a real gRPC server on a Unix socket that lists pods and tells of changes.
+"""A fake of the kubelet's Pods API: a real gRPC server on a Unix socket that lists pods and reports changes.
 
-Pods are bytes: it knows nothing of their messages, and sends whatever it is given. Tests make it fail with `refuse`.
+Pods are bytes: it does not read their messages, and sends what it has. Tests make it fail with `refuse`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,26 @@ class FakePodsApi:
         self._streams: set[asyncio.Queue[bytes | None]] = set()
         self._server: grpc.aio.Server | None = None
 
+    @property
+    def running(self) -> bool:
+        return self._server is not None
+
     def set_pods(self, pods: Sequence[bytes], *, tell: bool = True) -> None:
-        """`tell` who watches; a kubelet drops events of slow clients."""
+        """Set the pods. `tell`: send an event to the clients; a kubelet drops events of slow clients."""
         self._pods = tuple(pods)
         if tell:
             for stream in self._streams:
                 stream.put_nowait(_added(self._pods[-1] if self._pods else b""))
 
     def refuse(self, method: str, refusal: Refuse | None) -> None:
-        """Answer so from now on; `None`: answer truly again."""
+        """Refuse calls of a method from now on; `None`: answer them again."""
         if refusal is None:
             self._refusals.pop(method, None)
         else:
             self._refusals[method] = refusal
 
     def end_streams(self) -> None:
-        """As newer kubelets do with slow clients."""
+        """End all streams, as newer kubelets do with slow clients."""
         for stream in self._streams:
             stream.put_nowait(None)
 
@@ -69,7 +73,7 @@ class FakePodsApi:
         self._server = server
 
     async def stop(self) -> None:
-        """A kubelet that ends leaves its socket, which then refuses."""
+        """Stop, and leave the socket, which then refuses connections, as a kubelet does."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(GRACE_SECONDS)
