@@ -69,6 +69,7 @@ IDLE = of_namespace(
     f" and on ({q.BY_HOLDER}) ({q.series('gpumap_container_sm_utilization_ratio', NAMESPACES)}"
     f" and {SM_KNOWN} >= 0.9 * {SM_COUNTED})",
 )
+RESERVED = "cluster, node, namespace, pod, uuid"
 OFFERED = q.most("gpumap_device_slots_allocatable", f"{q.BY_DEVICE}, resource", q.CLUSTER)
 TAKEN = q.most("gpumap_allocation_slots", f"{q.BY_HOLDER}, resource", q.CLUSTER)
 MODELS = q.recorded(
@@ -219,7 +220,8 @@ BY_NAMESPACE = Row(
                 Column(
                     "topk(50, time() - ("
                     f"{q.most('gpumap_container_last_active_timestamp_seconds', q.BY_HOLDER, NAMESPACES)}"
-                    f" and on ({q.BY_HOLDER}) {q.most('gpumap_allocation_info', q.BY_HOLDER, NAMESPACES)}))",
+                    f" and on ({q.BY_HOLDER}) {q.most('gpumap_allocation_info', q.BY_HOLDER, NAMESPACES)}"
+                    f" unless on ({RESERVED}) {q.most('gpumap_device_reserved_info', RESERVED, NAMESPACES)}))",
                     "Idle for",
                     unit="s",
                     steps=((1800, YELLOW), (21600, RED)),

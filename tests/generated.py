@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from gpumap.agent.join import step
+from gpumap.model.observations import PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
 from tests import sharing
@@ -43,7 +44,9 @@ def nodes(draw: st.DrawFn) -> TestNode:
     replicas = [f"{uuid}::{n}" for uuid in shared for n in range(4)]
     pods = []
     for number in range(draw(st.integers(0, 5))):
-        pod = Pod(draw(st.sampled_from(["ml", "web"])), f"pod{number}")
+        pod = Pod(draw(st.sampled_from(["ml", "web", "ml", "web", "kai-resource-reservation"])), f"pod{number}")
+        pod.groups = (draw(st.sampled_from(["g", "h"])),)
+        pod.shares = tuple(draw(st.lists(_shares(gpus), max_size=2)))
         for container in draw(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2, unique=True)):
             if draw(st.booleans()):
                 made = sharing.Node(draw, gpus, 10 * number + len(pod.ids))
@@ -56,9 +59,25 @@ def nodes(draw: st.DrawFn) -> TestNode:
         pod.has_tree, pod.has_links = draw(st.sampled_from([(True, True)] * 4 + [(True, False), (False, False)]))
         pods.append(pod)
     node = TestNode(gpus, pods, registered={"nvidia.com/gpu.shared": [f"{u}::{n}" for u in shared for n in range(4)]})
+    node.reports_pods = draw(st.booleans())
+    node.shares = tuple(replace(draw(_shares(gpus)), pod_uid=pod.uid) for pod in pods if draw(st.integers(0, 4)) == 0)
     for pid in range(100, 100 + draw(st.integers(0, 8)) if leaves else 100):
         node.processes.append(_process(draw, pid, leaves, pods))
     return node
+
+
+def _shares(gpus: list[Gpu]) -> st.SearchStrategy[ScheduledShare]:
+    """What schedulers note: of a group or a card, that may be none, with any amounts."""
+    cards = [*({"uuid": gpu.uuid} for gpu in gpus), *({"minor": gpu.device_minor} for gpu in gpus)]
+    return st.builds(
+        lambda place, container, gpus, memory_bytes: ScheduledShare(
+            PodUid(""), container, gpus=gpus, memory_bytes=memory_bytes, **place
+        ),
+        st.sampled_from([{"group": "g"}, {"group": "h"}, *cards, {"uuid": gpu_uuid(99)}]),
+        st.sampled_from(["a", "b", "other", ""]),
+        st.sampled_from([None, 0.5, 0.75, 1.0]),
+        st.sampled_from([None, GIB, 200 * GIB]),
+    )
 
 
 def _give(pod: Pod, container: str, given: sharing.Given) -> None:

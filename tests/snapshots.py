@@ -147,6 +147,13 @@ def row(pod: str, uuid: str, *, holds: bool = True) -> ContainerOnDevice:
     return ContainerOnDevice(name, Uuid(uuid), (("nvidia.com/gpu.shared", 1),), 0.1, 8 * GIB, use)
 
 
+def reservation(on: Leaf) -> ContainerOnDevice:
+    """The pod that keeps a leaf for a scheduler."""
+    name = ContainerName("kai-resource-reservation", "gpu-reservation-0123456789abcdef", "resource-reservation")
+    use = ContainerUse(0, 0, 0, 0.0, 0.0, 0.0, 0.0, unassigned=False, last_active=1e9)
+    return ContainerOnDevice(name, on.uuid, (("nvidia.com/gpu", 1),), use=use, reservation=True)
+
+
 def process(pid: int, pod: str | None, uuid: str) -> ProcessUse:
     name = ContainerName("team", pod, "main") if pod else None
     return ProcessUse(pid, Uuid(uuid), "C", "python", Owner.ASSIGNED if pod else Owner.HOST, name, None, GIB, 0.25)
@@ -159,7 +166,7 @@ def account(of: ContainerOnDevice) -> ContainerAccount:
 def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
     """A node with everything: every second GPU partitioned, the last one lost, `sharing` holders on each leaf.
 
-    With four GPUs or more one of them is old, so that every native family has a sample.
+    With four GPUs or more one of them is old, and the first is reserved, so that every native family has a sample.
     """
     cards = [
         *(gpu(index, partitioned=index % 2 == 1) for index in range(gpus - 1)),
@@ -180,6 +187,9 @@ def busy_node(gpus: int = 16, sharing: int = 10) -> Snapshot:
         for place, one in enumerate(leaves)
         for number in range(sharing + 1)
     ]
+    if gpus >= 4:
+        containers.append(reservation(leaves[0]))
+        leaves[0] = replace(leaves[0], owners=(*leaves[0].owners, OwnerUse(Owner.SCHEDULED, 0, 1)))
     return Snapshot(
         at=Moment(10.0, 1_800_000_000.25),
         node=Node("node-1", "10.0.0.7"),

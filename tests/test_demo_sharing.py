@@ -41,6 +41,7 @@ GRANTS = {
     "dra/share-a": (14, None, 20 * GIB),
     "dra/share-b": (14, None, 40 * GIB),
     "dra/monitor": (14, 0.0, None),
+    "kai-resource-reservation/gpu-reservation-3f9d2c41a07be586": (15, None, None),
 }
 UNMATCHED = {
     ("gpushare/failed", "aliyun.com/gpu-mem", 30, "untrusted_id"),
@@ -103,16 +104,37 @@ def test_no_slot_is_lost(document: dict[str, Any], scenario: Scenario) -> None:
 
 
 def test_nobody_uses_what_it_was_not_given(document: dict[str, Any]) -> None:
-    """What is used is its holder's, a sibling's compute instance, or that of the MPS server, on its card alone."""
+    """What is used is its holder's, a sibling's compute instance, or that of the MPS server, on its card alone; and on
+    a reserved card that of the pods that a scheduler placed there."""
     owners = {
         (device["index"], owner["owner"])
         for device in document["devices"]
         for owner in device["owners"]
         if owner["memory_bytes"] != 0
     }
-    assert {owner for _, owner in owners} == {"assigned", "sibling", "mps_server", "unaccounted"}
+    assert {owner for _, owner in owners} == {"assigned", "sibling", "mps_server", "scheduled", "unaccounted"}
+    assert {index for index, owner in owners if owner == "scheduled"} == {15}
     assert [index for index, owner in owners if owner == "mps_server"] == [1]
     assert {index for index, owner in owners if owner == "sibling"} == {2}
+
+
+def test_pods_of_a_scheduler_accuse_nobody_and_cost_nothing_twice(document: dict[str, Any]) -> None:
+    """The pods on the reserved GPU are users, no squatters. The reservation is not idle, and is charged nothing: the
+    bill has what it would have without this GPU."""
+    (device,) = (device for device in document["devices"] if device["index"] == 15)
+    users = {user["pod"]: (user["owner"], user["memory_bytes"], user["unassigned"]) for user in device["users"]}
+    reservation = "gpu-reservation-3f9d2c41a07be586"
+    assert users == {
+        "sharer-a": ("scheduled", 22 * GIB, False),
+        "sharer-b": ("scheduled", 18 * GIB, False),
+        reservation: ("assigned", 0, False),
+    }
+    assert [holder["reservation"] for holder in device["holders"]] == [True]
+    assert not [one for one in document["findings"] if one["uuid"] == device["uuid"] or one["finding"] == "squatter"]
+    charged = {
+        f"{one['namespace']}/{one['pod']}" for one in document["accounts"] if one["allocated_gpu_seconds"] is not None
+    }
+    assert charged == {pod for pod, (_, share, _) in GRANTS.items() if share is not None}
 
 
 def test_every_mode_of_the_table_is_in_it(scenario: Scenario) -> None:

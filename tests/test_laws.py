@@ -22,6 +22,7 @@ from tests.examples import examples
 from tests.generated import nodes, runs
 from tests.nodes import RULES, Gpu, TestNode
 
+RESERVING = "kai-resource-reservation"
 FAMILIES = (*native(("allocation", "use", "device", "codec"), process_metrics=True), *self_families("1", "3.11"))
 
 
@@ -38,6 +39,7 @@ def check(node: TestNode, snapshot: Snapshot) -> None:
     nobody_is_credited_with_anothers_memory(node, snapshot)
     nobody_holds_anothers_device(node, snapshot)
     missing_traces_are_no_evidence(node, snapshot)
+    schedulers_are_heard(node, snapshot)
 
 
 def conservation(node: TestNode, snapshot: Snapshot) -> None:
@@ -152,7 +154,7 @@ def nobody_holds_anothers_device(node: TestNode, snapshot: Snapshot) -> None:
     for pod in node.pods:
         for container, truth in pod.truth.items():
             name = pod.full(container)
-            held = {row.uuid for row in snapshot.containers if row.name == name and row.holds}
+            held = {row.uuid for row in snapshot.containers if row.name == name and row.slots}
             if "nvml" in node.down:
                 held = {uuid for uuid in held if "/" not in uuid}  # the older form of a MIG name stands for itself
             if len({one.generation for one in node.pods if one.name == pod.name}) > 1:
@@ -212,6 +214,27 @@ def missing_traces_are_no_evidence(node: TestNode, snapshot: Snapshot) -> None:
         row = rows.get((pod.full(process.container), process.leaf))
         if row is not None and row.use is not None and process.readable and not process.left:
             assert row.use.processes > 0, "L10"
+
+
+def schedulers_are_heard(node: TestNode, snapshot: Snapshot) -> None:
+    """What a reservation covers accuses nobody and costs nobody; `scheduled` needs a reservation or a share."""
+    parents = {leaf.uuid: leaf.gpu.uuid for leaf in snapshot.leaves if leaf.gpu}
+    reserved = {row.uuid for row in snapshot.containers if row.reservation}
+    noted = {(row.name.pod_name, row.uuid) for row in snapshot.containers if row.scheduled}
+    with_shares = {one.pod_uid for one in node.shares}
+    with_shares |= {pod.uid for pod in node.pods if pod.shares and node.reports_pods}
+    for process in snapshot.processes:
+        devices = {process.uuid, parents[process.uuid]}
+        if process.owner is Owner.UNASSIGNED and process.name and process.name.namespace != RESERVING:
+            assert not devices & reserved, "L10"
+        if process.owner is Owner.SCHEDULED:
+            assert devices & reserved or process.pod_uid in with_shares, "L10"
+    for row in snapshot.containers:
+        assert row.reservation is (row.name.namespace == RESERVING and bool(row.slots))
+        assert not (row.reservation and (row.allocated_gpus is not None or row.allocated_memory_bytes is not None))
+        assert (row.name.pod_name, row.uuid) not in noted or row.name.namespace != RESERVING
+    for account in snapshot.accounts:
+        assert account.name.namespace != RESERVING or account.allocated_gpu_seconds is None
 
 
 @settings(max_examples=examples(300))

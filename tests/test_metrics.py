@@ -24,6 +24,7 @@ CONTRACT: dict[str, dict[str, tuple[str, str]]] = {
         "gpumap_allocation_slots": ("gauge", f"{CONTAINER} resource"),
         "gpumap_device_slots_allocatable": ("gauge", "uuid resource"),
         "gpumap_device_holders": ("gauge", "uuid"),
+        "gpumap_device_reserved_info": ("gauge", "uuid namespace pod"),
         "gpumap_unmatched_slots": ("gauge", UNMATCHED),
         "gpumap_container_allocated_gpus": ("gauge", CONTAINER),
         "gpumap_container_allocated_gpu_memory_bytes": ("gauge", CONTAINER),

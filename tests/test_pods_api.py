@@ -15,7 +15,7 @@ from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
-from gpumap.agent.sources.pods_api import PodsApiSource
+from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
 from gpumap.model.observations import (
     Checkpoint,
@@ -32,9 +32,11 @@ from gpumap.model.observations import (
     ReportedContainer,
     ReportedPod,
     ResourceDevices,
+    ScheduledShare,
     SourceAnswer,
     SourceError,
 )
+from gpumap.model.readings import Uuid
 from tests import agent
 from tests.node import GIB, Node, gpu_uuid
 from tests.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
@@ -153,6 +155,85 @@ async def test_nothing_of_a_specification_is_kept(api: FakePodsApi, source: Pods
     told = await until(source, lambda told: bool(told.value) and told.value[0].pod == "p")
     containers = (ReportedContainer("debugger", ""), ReportedContainer("init", CID))
     assert told.value == (ReportedPod(PodUid("u"), "n", "p", containers),)
+
+
+def noted(
+    labels: dict[str, str],
+    annotations: dict[str, str],
+    *containers: str,
+    name: str = "p",
+    namespace: str = "n",
+    uid: str = "u",
+) -> bytes:
+    """A pod of the Pods API with labels and annotations, as a kubelet sends it."""
+    message = v1alpha1_pb2.Pod(
+        metadata=v1alpha1_pb2.ObjectMeta(
+            name=name,
+            namespace=namespace,
+            uid=uid,
+            labels=[v1alpha1_pb2.Entry(key=key, value=value) for key, value in labels.items()],
+            annotations=[v1alpha1_pb2.Entry(key=key, value=value) for key, value in annotations.items()],
+        ),
+        spec=v1alpha1_pb2.PodSpec(containers=[v1alpha1_pb2.Container(name=name) for name in containers]),
+    )
+    return message.SerializeToString()
+
+
+def with_notes(labels: dict[str, str], annotations: dict[str, str], *containers: str) -> ReportedPod:
+    return decode_pod(noted(labels, annotations, *containers))
+
+
+def test_shares_that_a_scheduler_notes_at_a_pod() -> None:
+    """Of the first container in the order of the specification, unless another one is named; of each group."""
+    found = with_notes({"runai-gpu-group": "g", "app": "x"}, {"gpu-fraction": "0.5", "other": "1"}, "main", "a")
+    assert (found.gpu_groups, found.shares) == (("g",), (ScheduledShare(PodUid("u"), "main", group="g", gpus=0.5),))
+    groups = {"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"}
+    notes = {"gpu-memory": "4096", "gpu-fraction-container-name": "a", "gpu-fraction-num-devices": "2"}
+    found = with_notes(groups, notes, "main", "a")
+    assert found.shares == tuple(
+        ScheduledShare(PodUid("u"), "a", group=group, memory_bytes=4 * GIB) for group in ("g1", "g2")
+    )
+    assert with_notes({}, {"gpu-fraction": "0.5"}, "main").shares == (), "it is not bound to a device"
+    assert with_notes({"runai-gpu-group": "g"}, {}, "resource-reservation").shares == ()
+
+
+def test_shares_with_their_devices() -> None:
+    """KAI-Scheduler 0.18: memory and devices by container. The limit counts before the request."""
+    one, two = (f"GPU-{uuid}" for uuid in (UID, UID.replace("2", "3")))
+    prefix = "nvidia.com/container.main."
+    devices = {f"{prefix}gpus.devices": f"{one},k8s.device-plugin.nvidia.com/gpu={two}"}
+    notes = {f"{prefix}gpu-memory.request": "2Gi", f"{prefix}gpu-memory.limit": "4Gi", **devices}
+    found = with_notes({}, notes, "side", "main")
+    assert found.shares == tuple(
+        ScheduledShare(PodUid("u"), "main", uuid=Uuid(uuid), memory_bytes=4 * GIB) for uuid in (one, two)
+    )
+    requested = with_notes({}, {f"{prefix}gpu-memory.request": "512M", **devices})
+    assert [share.memory_bytes for share in requested.shares] == [512_000_000] * 2
+    assert with_notes({}, devices).shares == (), "without an amount nothing is granted"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "NaN", "nan", "inf", "1e999", "-0.5", "2.0", "0", "0.0", "0,5", " 0.5", "½", "٠.٥", "0x1", "9" * 400, "."],
+)
+def test_hostile_amounts_are_none(value: str) -> None:
+    """Whatever a user writes into an annotation, it is a share of a device or nothing."""
+    assert with_notes({"runai-gpu-group": "g"}, {"gpu-fraction": value}, "main").shares == ()
+    assert with_notes({"runai-gpu-group": "g"}, {"gpu-memory": f"-{value}"}, "main").shares == ()
+    notes = {"nvidia.com/container.main.gpu-memory.limit": value or "-1Gi"}
+    device = {"nvidia.com/container.main.gpus.devices": f"GPU-{UID}"}
+    if not value.isascii() or not value.isdigit() or value == "0" or len(value) > 15:
+        assert with_notes({}, {**notes, **device}, "main").shares == ()
+
+
+def test_hostile_labels_and_devices() -> None:
+    """A long group stays short, a device that is none counts as absent, and a string may not be UTF-8."""
+    (group,) = with_notes({"runai-gpu-group": "g" * 100_000}, {}, "main").gpu_groups
+    assert len(group) < 1000
+    notes = {"nvidia.com/container.main.gpu-memory.limit": "1Gi", "nvidia.com/container.main.gpus.devices": "0,all,,"}
+    assert with_notes({}, notes, "main").shares == ()
+    entry = field(11, field(1, b"runai-gpu-group") + field(2, b"\xff"))
+    assert decode_pod(field(1, entry)).gpu_groups == ("\\xff",)
 
 
 async def test_events_that_a_kubelet_drops_are_made_up_for(api: FakePodsApi, tmp_path: Path) -> None:
@@ -403,3 +484,41 @@ async def test_agent_with_the_pods_api_alone(directory: Path, library: Path) -> 
             errors = page.by("gpumap_source_errors_total", "reason", source="pod_identity")
             assert any(reason.startswith("pods_api_") and count for reason, count in errors.items())
             assert json.loads((await running.get("/api/v1/map")).text)["device_health"] is None
+
+
+async def test_agent_with_pods_of_a_scheduler(directory: Path, library: Path) -> None:
+    """KAI-Scheduler: a reservation holds a GPU, one pod works on it, another one is idle. Both are holders with their
+    shares, the reservation has none; without the Pods API the idle one is not known."""
+    node = Node(directory / "n", library, PlainProcesses(directory / "n" / "proc"))
+    keeper = node.admit("gpu-reservation-0a", "kai-resource-reservation", **{"resource-reservation": [gpu_uuid(0)]})
+    busy, idle = node.admit("busy", main=[]), node.admit("idle", side=[], main=[])
+    node.run(busy.cgroup("main"), 0, 8 * GIB, sm_percent=70)
+    group = {"runai-gpu-group": "4ac1f7e0"}
+    pods = [
+        noted(group, {}, "resource-reservation", name=keeper.name, namespace=keeper.namespace, uid=keeper.uid),
+        noted(group, {"gpu-fraction": "0.5"}, "main", name="busy", namespace="ml", uid=busy.uid),
+        noted(group, {"gpu-memory": "8192"}, "main", "side", name="idle", namespace="ml", uid=idle.uid),
+    ]
+    socket = node.kubelet_root / "pods-api" / "pods-api.sock"
+    async with FakePodsApi(socket) as api, node.kubelet:
+        api.set_pods(pods)
+        async with agent.serve(
+            node, "--pods-api-socket", str(socket), "--interval", "200ms", library=library
+        ) as running:
+            page = await running.later(3)
+            total = page.value("gpumap_device_memory_total_bytes", uuid=gpu_uuid(0)) or 0.0
+            assert page.value("gpumap_device_reserved_info", uuid=gpu_uuid(0), pod=keeper.name) == 1
+            granted = page.by("gpumap_container_allocated_gpu_memory_bytes", "pod", container="main")
+            assert granted == {"busy": total / 2, "idle": 8 * GIB}
+            shares = page.by("gpumap_container_allocated_gpus", "pod", uuid=gpu_uuid(0))
+            assert shares == {"busy": 0.5, "idle": pytest.approx(8 * GIB / total)}
+            used = page.by("gpumap_container_gpu_memory_used_bytes", "pod", uuid=gpu_uuid(0))
+            assert used == {keeper.name: 0, "busy": 8 * GIB, "idle": 0}
+            assert page.value("gpumap_device_holders", uuid=gpu_uuid(0)) == 3
+            owners = page.by("gpumap_device_memory_used_by_owner_bytes", "owner", uuid=gpu_uuid(0))
+            assert (owners["scheduled"], owners["assigned"], owners["unassigned"]) == (8 * GIB, 0, 0)
+            await api.stop()
+            page = await running.until(
+                lambda page: not page.by("gpumap_container_allocated_gpus", "pod"), "shares of no source are served"
+            )
+            assert page.by("gpumap_device_processes", "owner", uuid=gpu_uuid(0))["scheduled"] == 1

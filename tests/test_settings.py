@@ -85,6 +85,8 @@ ACCEPTED: dict[str, tuple[str, str, str, object, object]] = {
     "--proc": ("/a", "/b", "proc", Path("/a"), Path("/b")),
     "--nvml-library": ("/a.so", "/b.so", "nvml_library", "/a.so", "/b.so"),
     "--resource": ("a.*", "b", "resource", "a.*", "b"),
+    "--reservation-namespace": ("a.*", "b", "reservation_namespace", "a.*", "b"),
+    "--trust-namespace": ("a.*", "b", "trust_namespace", "a.*", "b"),
     "--collect": ("use", "allocation,device", "groups", ("use",), ("allocation", "device")),
     "--dialect": ("dcgm", "none", "dialects", ("dcgm",), ()),
     "--no-native": ("", "0", "native", False, True),
@@ -136,6 +138,8 @@ def test_defaults() -> None:
     assert settings.pod_resources_socket is None, "it is asked only where a user asks for it"
     assert settings.gpu_fractioning_map is None, "it is read only where a user asks for it"
     assert settings.resource.fullmatch("nvidia.com/gpu.shared")
+    assert settings.reservation_namespace.pattern == "kai-resource-reservation|runai-reservation"
+    assert settings.trust_namespace is None, "without a decision of the user, no pod is trusted"
     assert settings.groups == DEFAULT_GROUPS
     assert (settings.native, settings.dialects) == (True, ("pod-gpu-map",))
     assert not settings.process_metrics
@@ -294,6 +298,8 @@ def test_a_bad_pattern_is_refused() -> None:
     """What is no regular expression says why."""
     refused("--resource", "nvidia.com/(", "is not a regular expression")
     refused("--resource", "*", "nothing to repeat")
+    refused("--reservation-namespace", "kai-(", "is not a regular expression")
+    refused("--trust-namespace", "*", "nothing to repeat")
 
 
 def test_booleans() -> None:

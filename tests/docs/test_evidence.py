@@ -17,7 +17,7 @@ from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, row
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "dev" / "evidence.md"
 RULES = ROOT / "charts" / "gpumap" / "rules" / "alerts.yaml"
-IDLE, BUSY, FREE, CROWDED = (gpu_uuid(number) for number in range(4))
+IDLE, BUSY, FREE, CROWDED, RESERVED = (gpu_uuid(number) for number in range(5))
 HOLDER, TRAINER, SQUATTER, GONE, SHARER = (
     Pod("ml", "holder", {"main": {"nvidia.com/gpu": [IDLE]}}),
     Pod("ml", "trainer", {"main": {"nvidia.com/gpu": [BUSY]}}),
@@ -30,12 +30,14 @@ HOLDER, TRAINER, SQUATTER, GONE, SHARER = (
         answers={("main", "aliyun.com/gpu-mem"): PluginAnswer(envs=(("NVIDIA_VISIBLE_DEVICES", "3"),))},
     ),
 )
+KEEPER = Pod("runai-reservation", "keeper", {"main": {"nvidia.com/gpu": [RESERVED]}})
 STRANGER = Pod("ml", "stranger", {"main": {}}, listed=False, in_checkpoint=False, has_tree=False, has_links=False)
 ODD = Pod("ml", "odd", {"main": {"nvidia.com/gpu": [gpu_uuid(99)]}})
 PROCESSES = {
     Owner.ASSIGNED: Process(10, BUSY, TRAINER, memory=40 * GIB, sm=0.5),
     Owner.UNASSIGNED: Process(11, BUSY, SQUATTER),
     Owner.GONE: Process(12, BUSY, GONE),
+    Owner.SCHEDULED: Process(17, RESERVED, SQUATTER),
     Owner.HOST: Process(13, BUSY, None),
     Owner.UNKNOWN: Process(14, BUSY, STRANGER),
     Owner.MPS_SERVER: Process(15, CROWDED, None, comm="nvidia-cuda-mps-server"[:15]),
@@ -53,10 +55,10 @@ LOST: Mapping[str, Callable[[TestNode], object]] = {
 
 def lived(lose: Callable[[TestNode], object]) -> Snapshot:
     """A node with every owner and every finding, without one source."""
-    pods = [HOLDER, TRAINER, SQUATTER, GONE, SHARER, ODD]
-    node = TestNode([Gpu(0), Gpu(1), Gpu(2), Gpu(3)], pods, [*PROCESSES.values(), CLIENT])
+    pods = [HOLDER, TRAINER, SQUATTER, GONE, SHARER, ODD, KEEPER]
+    node = TestNode([Gpu(0), Gpu(1), Gpu(2), Gpu(3), Gpu(4)], pods, [*PROCESSES.values(), CLIENT])
     node.allocatable = {
-        "nvidia.com/gpu": [str(uuid) for uuid in (IDLE, BUSY, FREE)],
+        "nvidia.com/gpu": [str(uuid) for uuid in (IDLE, BUSY, FREE, RESERVED)],
         "aliyun.com/gpu-mem": [f"{CROWDED}-_-{number}" for number in range(80)],
     }
     lose(node)

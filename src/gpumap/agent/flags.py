@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Collection
 from typing import NamedTuple
 
-from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
+from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 
 LONGEST_DEFAULT_SHOWN = 60
 """Longer defaults are not useful in --help."""
@@ -93,7 +93,8 @@ FLAGS = (
         "--pods-api-socket",
         "PATH",
         "",
-        "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids and device health. Default: not used.",
+        "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids, device health and granted shares. "
+        "Default: not used.",
         about="sources",
     ),
     Flag(
@@ -124,6 +125,21 @@ FLAGS = (
         "REGEX",
         DEFAULT_RESOURCE_PATTERN,
         "Regular expression that matches the whole name of each GPU resource.",
+        about="sources",
+    ),
+    Flag(
+        "--reservation-namespace",
+        "REGEX",
+        DEFAULT_RESERVATION_NAMESPACES,
+        "Regular expression that matches the whole namespace of pods that reserve GPUs for a scheduler.",
+        about="sources",
+    ),
+    Flag(
+        "--trust-namespace",
+        "REGEX",
+        "",
+        "Regular expression that matches the whole namespace of pods that may use GPUs without a grant of the kubelet. "
+        "Default: none.",
         about="sources",
     ),
     Flag(

@@ -12,6 +12,7 @@ import errno
 import gc
 import logging
 import platform
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -130,7 +131,7 @@ async def collector(
     watcher = Watcher(watched(settings)) if settings.push else None
     loop = Collector(
         Sources(nvml, procfs, identity.read, kubelet, watcher or IntervalOnly()),
-        _rules(settings, restart_after_seconds),
+        rules_of(settings, restart_after_seconds),
         interval_seconds=settings.interval_seconds,
         publish=publish,
         clock=clock,
@@ -151,14 +152,20 @@ async def collector(
         await asyncio.gather(nvml.close(), kubelet.close(), *([state.close()] if state is not None else []))
 
 
-def _rules(settings: Settings, restart_after_seconds: float) -> Rules:
-    resource = settings.resource
+def rules_of(settings: Settings, restart_after_seconds: float = RESTART_AFTER_SECONDS) -> Rules:
+    """Return the decisions of the user that a collection needs."""
     return Rules(
         node=Node(settings.node_name, settings.node_ip),
-        is_gpu_resource=lambda name: resource.fullmatch(name) is not None,
+        is_gpu_resource=_matcher(settings.resource),
         stale_after_seconds=settings.stale_after_seconds,
+        is_reserving=_matcher(settings.reservation_namespace),
+        is_trusted=_matcher(settings.trust_namespace) if settings.trust_namespace else lambda _: False,
         restart_after_seconds=restart_after_seconds,
     )
+
+
+def _matcher(pattern: re.Pattern[str]) -> Callable[[str], bool]:
+    return lambda name: pattern.fullmatch(name) is not None
 
 
 def watched(settings: Settings) -> tuple[Place, ...]:

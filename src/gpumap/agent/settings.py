@@ -64,6 +64,8 @@ class Settings:
     nvml_release: bool
     push: bool
     resource: re.Pattern[str]
+    reservation_namespace: re.Pattern[str]
+    trust_namespace: re.Pattern[str] | None
     groups: tuple[str, ...]
     native: bool
     dialects: tuple[str, ...]
@@ -114,6 +116,8 @@ def resolve(
         nvml_release=values.parse("--nvml-release", _boolean),
         push=values.parse("--push", _boolean),
         resource=values.parse("--resource", _pattern),
+        reservation_namespace=values.parse("--reservation-namespace", _pattern),
+        trust_namespace=values.parse("--trust-namespace", _pattern) if values.word("--trust-namespace") else None,
         groups=values.choose("--collect", GROUPS),
         native=not no_native,
         dialects=dialects,

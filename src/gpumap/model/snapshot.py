@@ -93,6 +93,8 @@ class ContainerUse:
     """The pod that was measured: one of the same name may also have processes here."""
     seen_seconds: float | None = None
     """How long gpumap has seen the container here. `None` if it was there when gpumap first looked."""
+    scheduled: bool = False
+    """A scheduler beside the kubelet lets it use the device."""
 
 
 @dataclass(frozen=True, slots=True)

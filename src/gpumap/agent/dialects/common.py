@@ -89,8 +89,11 @@ def _size(leaf: Leaf | None) -> int | None:
 
 
 def owns(row: ContainerOnDevice) -> bool:
-    """Whether the kubelet assigned a device to a container. A claim with admin access only observes it."""
-    return row.holds and row.allocated_gpus != 0
+    """Whether a device was assigned to a container. A claim with admin access only observes it, a reservation only
+    keeps it for others; a pod that a scheduler lets use it may have no other sign."""
+    if row.reservation or row.allocated_gpus == 0:
+        return False
+    return row.holds or (row.use is not None and row.use.scheduled)
 
 
 def sees_processes(snapshot: Snapshot) -> bool:

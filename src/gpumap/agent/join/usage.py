@@ -46,6 +46,7 @@ class Measured(NamedTuple):
     processes: int
     times: _Times | None
     unassigned: bool
+    scheduled: bool
     pod_uid: PodUid | None
 
 
@@ -116,6 +117,7 @@ class LeafUse:
             processes=len(items),
             times=self._times(items, ended),
             unassigned=any(item.owner is Owner.UNASSIGNED for item in items),
+            scheduled=any(item.owner is Owner.SCHEDULED for item in items),
             pod_uid=uid,
         )
 
@@ -335,6 +337,7 @@ def _use(
         last_active=last_active if times else None,
         pod_uid=measured.pod_uid,
         seen_seconds=seen_seconds,
+        scheduled=measured.scheduled,
     )
 
 

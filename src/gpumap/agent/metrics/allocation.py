@@ -43,6 +43,11 @@ def _holders(snapshot: Snapshot) -> Iterator[Series]:
             yield Series((leaf.uuid,), leaf.holders)
 
 
+def _reserved(snapshot: Snapshot) -> Iterator[Series]:
+    pods = {(row.uuid, *row.name.pod_name) for row in snapshot.containers if row.reservation}
+    return (Series(labels, 1) for labels in sorted(pods))
+
+
 def _unmatched(snapshot: Snapshot) -> Iterator[Series]:
     for row in snapshot.unmatched:
         yield Series((*row.name, row.resource, row.reason), row.slots)
@@ -56,7 +61,7 @@ def _pod_info(snapshot: Snapshot) -> Iterator[Series]:
 ALLOCATION = (
     _held(
         "gpumap_allocation_info",
-        "The kubelet assigned at least one slot of the device to the container.",
+        "The kubelet assigned at least one slot of the device to the container, or a scheduler granted it a share.",
         lambda row: 1,
     ),
     Family(
@@ -74,7 +79,18 @@ ALLOCATION = (
         _allocatable,
     ),
     Family(
-        "gpumap_device_holders", "gauge", "Containers that hold at least one slot of the device.", ("uuid",), _holders
+        "gpumap_device_holders",
+        "gauge",
+        "Containers that hold at least one slot of the device, or a share that a scheduler granted.",
+        ("uuid",),
+        _holders,
+    ),
+    Family(
+        "gpumap_device_reserved_info",
+        "gauge",
+        "A reservation pod holds the device for a scheduler that shares it among other pods.",
+        ("uuid", "namespace", "pod"),
+        _reserved,
     ),
     Family(
         "gpumap_unmatched_slots",

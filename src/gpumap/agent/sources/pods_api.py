@@ -1,7 +1,8 @@
-"""The kubelet's Pods API (KEP-4188): UIDs, names and container ids of its pods, and the health of their devices.
+"""The kubelet's Pods API (KEP-4188): UIDs, names and container ids of its pods, health of devices, and shares of GPUs.
 
-Used only on request of the user: the kubelet sends whole pods with their environments. It decodes only names, UIDs and
-status, and keeps no bytes. Events only start another List: kubelets drop some, and number their kinds differently.
+Used only on request of the user: the kubelet sends whole pods with their environments. It decodes only names, UIDs,
+status, labels and annotations. Of the last two it keeps only shares (`pod_shares`), and it keeps no bytes. Events only
+start another List: kubelets drop some, and number their kinds differently.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from google.protobuf.message import DecodeError
 from gpumap.agent._proto.pods import v1alpha1_pb2
 from gpumap.agent.sources.messages import MESSAGE_BYTES_MAX, decode
 from gpumap.agent.sources.names import fit
+from gpumap.agent.sources.pod_shares import gpu_groups, pod_shares
 from gpumap.model.observations import Complaint, DeviceHealth, PodUid, ReportedContainer, ReportedPod, SourceAnswer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
@@ -163,11 +165,20 @@ async def _watch(channel: grpc.aio.Channel, changed: asyncio.Event) -> None:
 
 
 def decode_pod(chunk: bytes) -> ReportedPod:
-    """Read a pod's name, UID and status. Raises DecodeError."""
+    """Read a pod's name, UID, status and shares of GPUs. Raises DecodeError."""
     pod, _ = decode(v1alpha1_pb2.Pod, chunk)
     metadata = pod.metadata
-    containers = tuple(sorted(_containers(pod.status)))
-    return ReportedPod(PodUid(fit(metadata.uid)), fit(metadata.namespace), fit(metadata.name), containers)
+    uid = PodUid(fit(metadata.uid))
+    groups = gpu_groups({one.key: one.value for one in metadata.labels})
+    annotations = {one.key: one.value for one in metadata.annotations}
+    return ReportedPod(
+        uid,
+        fit(metadata.namespace),
+        fit(metadata.name),
+        tuple(sorted(_containers(pod.status))),
+        groups,
+        pod_shares(uid, groups, annotations, [container.name for container in pod.spec.containers]),
+    )
 
 
 def _containers(status: v1alpha1_pb2.PodStatus) -> Iterator[ReportedContainer]:

@@ -139,21 +139,23 @@ def users_by_owner(uuid: str, holders: Collection[Container], cluster: Cluster) 
 
     No series has that word for a container; the sums by owner decide. An init container that was assigned the device is
     no holder, as the kubelet's list does not have it: its processes are still among the device's `assigned` ones. If
-    several containers are possible, those whose pod holds the device come first.
+    several containers are possible, those whose pod holds the device come first. A holder without slots is `scheduled`.
     """
     users = cluster.users.get(uuid, ())
     running = {name: cluster.of(families.PROCESSES)[(*name, uuid)] for name in users}
-    unassigned = {name for name in users if (*name, uuid) in cluster.of(families.UNASSIGNED)}
-    sums = (processes for owner, _, processes in cluster.owners.get(uuid, ()) if owner == "assigned")
-    left = (next(sums, 0) or 0) - sum(running[name] for name in users if name in holders)
+    shares = {name for name, slots in cluster.holders.get(uuid, {}).items() if not slots}
+    owner_of = {name: "scheduled" if name in shares else "assigned" for name in holders}
+    owner_of |= {name: "unassigned" for name in users if (*name, uuid) in cluster.of(families.UNASSIGNED)}
     pods = {name[:2] for name in holders}
-    assigned = set(holders)
-    for name in sorted(running, key=lambda name: (name[:2] not in pods, name)):
-        if name not in assigned and name not in unassigned and 0 < running[name] <= left:
-            assigned.add(name)
-            left -= running[name]
+    for word in ("assigned", "scheduled"):
+        sums = (processes for owner, _, processes in cluster.owners.get(uuid, ()) if owner == word)
+        left = (next(sums, 0) or 0) - sum(running[name] for name in users if owner_of.get(name) == word)
+        for name in sorted(running, key=lambda name: (name[:2] not in pods, name)):
+            if name not in owner_of and 0 < running[name] <= left:
+                owner_of[name] = word
+                left -= running[name]
     for name in users:
-        yield name, "assigned" if name in assigned else "unassigned" if name in unassigned else "unknown"
+        yield name, owner_of.get(name, "unknown")
 
 
 # --- grouping ---------------------------------------------------------------------------------------------------------
@@ -164,6 +166,8 @@ def _group_slots(cluster: Cluster, places: dict[str, set[Key]]) -> None:
     for (namespace, pod, container, uuid, resource), slots in sorted(cluster.of(families.SLOTS).items()):
         held = cluster.holders.setdefault(uuid, {}).setdefault((namespace, pod, container), {})
         held[resource] = max(held.get(resource, 0), int(slots))
+    for namespace, pod, container, uuid in sorted(cluster.of(families.HOLDING)):
+        cluster.holders.setdefault(uuid, {}).setdefault((namespace, pod, container), {})
     for (uuid,), key, count in _by_target(cluster, families.HOLDER_COUNT):
         cluster.held[uuid] = max(cluster.held.get(uuid, 0), int(count))
         if uuid not in cluster.infos:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 HOLDERS = "holders"
-"""Holders: slots on devices, and slots that match no device."""
+"""Holders: slots on devices, reservations, and slots that match no device."""
 SHARES = "shares"
 """Allocated shares of GPUs."""
 GRANTS = "grants"
@@ -95,7 +95,7 @@ def _names_of(labels: type[DeviceInfo | DevicelessGpu]) -> tuple[str, ...]:
 
 
 _ON_DEVICE = (*CONTAINER, "uuid")
-_OF_OTHERS = 'owner!~"assigned|unassigned"'
+_OF_OTHERS = 'owner!~"assigned|unassigned|scheduled"'
 _OF_GONE = 'owner="gone"'
 _OF_NONE = 'owner=""'
 
@@ -115,9 +115,12 @@ GPU_MEMORY_TOTAL = Family("gpumap_gpu_memory_total_bytes", ("uuid",))
 GPU_MEMORY_USED = Family("gpumap_gpu_memory_used_bytes", ("uuid",), TAKEN)
 GPU_DOWN = Family("gpumap_gpu_up", ("uuid",), of_target=True, kept="== 0")
 GPU_FAULT = Family("gpumap_gpu_fault_info", ("uuid", "reason"))
+HOLDING = Family("gpumap_allocation_info", _ON_DEVICE, HOLDERS)
+"""Also of containers with a share that a scheduler granted without slots."""
 SLOTS = Family("gpumap_allocation_slots", (*_ON_DEVICE, "resource"), HOLDERS)
 HOLDER_COUNT = Family("gpumap_device_holders", ("uuid",), HOLDERS, of_target=True)
 """It exists, also with 0, for each device whose holders are known."""
+RESERVED = Family("gpumap_device_reserved_info", ("uuid", "namespace", "pod"), HOLDERS)
 ALLOCATED_GPUS = Family("gpumap_container_allocated_gpus", _ON_DEVICE, SHARES)
 ALLOCATED_MEMORY = Family("gpumap_container_allocated_gpu_memory_bytes", _ON_DEVICE, GRANTS)
 UNMATCHED = Family("gpumap_unmatched_slots", (*CONTAINER, "resource", "reason"), HOLDERS, of_target=True)
@@ -150,7 +153,7 @@ FAMILIES = (
         MEMORY_RESERVED,
     ),
     *(GPU_MEMORY_TOTAL, GPU_MEMORY_USED, GPU_DOWN, GPU_FAULT),
-    *(SLOTS, HOLDER_COUNT, ALLOCATED_GPUS, ALLOCATED_MEMORY, UNMATCHED, ALLOCATABLE, POD_INFO),
+    *(HOLDING, SLOTS, HOLDER_COUNT, RESERVED, ALLOCATED_GPUS, ALLOCATED_MEMORY, UNMATCHED, ALLOCATABLE, POD_INFO),
     *(PROCESSES, USED, UNASSIGNED, PEAK, SM, LAST_ACTIVE, OWNER_BYTES, OWNER_PROCESSES, UTILIZATION, STUCK),
 )
 """All but NODE_INFO, which is asked for first: it may select targets."""

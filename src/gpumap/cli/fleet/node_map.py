@@ -109,7 +109,8 @@ def _holder(name: Container, uuid: str, cluster: Cluster) -> entries.HolderEntry
         slots=slots,
         allocated_gpus=cluster.value(families.ALLOCATED_GPUS, *name, uuid),
         allocated_memory_bytes=cluster.whole(families.ALLOCATED_MEMORY, *name, uuid),
-        admin_access=None if all(one.resource == DRA_DRIVER for one in slots) else False,
+        admin_access=None if slots and all(one.resource == DRA_DRIVER for one in slots) else False,
+        reservation=(uuid, namespace, pod) in cluster.of(families.RESERVED),
     )
 
 

@@ -111,7 +111,9 @@ def gaps(result: NodeResult, parts: Collection[str], namespace: str) -> Iterator
         if not any(device.holders_known for device in devices):
             yield _LACKS_PODS if result.node.has_info else f"{_NOT_SERVED} {_HOLDERS}"
         elif not namespace and (fewer := [one.uuid for one in devices if _has_more_holders(one, result)]):
-            yield f"some holders of {listed(fewer)} are missing (Prometheus drops gpumap_allocation_slots)"
+            yield f"some holders of {listed(fewer)} are missing (Prometheus drops gpumap_allocation_info)"
+        elif _lacks_slots(result):
+            yield "how the holders hold its GPUs is not known (Prometheus drops gpumap_allocation_slots)"
     if families.USE in parts and "nvml" in up:
         yield from _gaps_of_use(node_map, namespace)
 
@@ -137,6 +139,13 @@ def _has_more_holders(device: DeviceEntry, result: NodeResult) -> bool:
     return result.cluster.held.get(device.uuid, 0) > len({*result.cluster.holders.get(device.uuid, {}), *whole})
 
 
+def _lacks_slots(result: NodeResult) -> bool:
+    """Whether there are holders and no slots at all, and nothing shows that a scheduler granted these devices."""
+    cluster = result.cluster
+    shared = cluster.of(families.RESERVED) or any(owner == "scheduled" for _, owner in cluster.of(families.OWNER_BYTES))
+    return bool(cluster.of(families.HOLDING)) and not cluster.of(families.SLOTS) and not shared
+
+
 def _gaps_of_use(node_map: NodeMap, namespace: str) -> Iterator[str]:
     down = {gpu.uuid for gpu in node_map.gpus if not gpu.up}
     partitioned = {gpu.uuid for gpu in node_map.gpus if gpu.partitioned}
@@ -149,5 +158,5 @@ def _gaps_of_use(node_map: NodeMap, namespace: str) -> Iterator[str]:
 
 def _lacks_users(device: DeviceEntry) -> bool:
     """Whether containers have processes there, and no container is named."""
-    running = sum(row.processes or 0 for row in device.owners if row.owner in ("assigned", "unassigned"))
+    running = sum(row.processes or 0 for row in device.owners if row.owner in ("assigned", "unassigned", "scheduled"))
     return running > 0 and not device.users

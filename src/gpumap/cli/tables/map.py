@@ -128,6 +128,9 @@ def _state(on: NodeDevice) -> str:
 
 
 def _owner_of(one: DeviceContainer) -> str:
+    """Return the owner of the container's use, or that it only reserves the device for other pods."""
+    if one.holder is not None and one.holder.reservation:
+        return "reservation"
     return one.user.owner if one.user else "assigned"
 
 

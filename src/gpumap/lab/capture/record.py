@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from gpumap import __version__
 from gpumap.agent.collect import Collector, Sources
-from gpumap.agent.join import Rules
-from gpumap.agent.service import asked_groups
+from gpumap.agent.service import asked_groups, rules_of
 from gpumap.agent.settings import Settings, with_everything
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.lab.capture import contents
@@ -25,7 +24,7 @@ from gpumap.lab.capture.recorders import (
     RecordingProcfs,
 )
 from gpumap.model.observations import Source
-from gpumap.model.snapshot import Node, Snapshot
+from gpumap.model.snapshot import Snapshot
 
 SHORT_SECONDS = 1.0
 """Between the two collections without a duration: SM time and accusations need two."""
@@ -45,19 +44,16 @@ class Recorder:
         self._nvml = RecordingNvml(self._nvml_source)
         self._procfs = RecordingProcfs(settings.proc, settings.own)
         self._kubelet = RecordingKubelet(settings.kubelet_socket)
-
-        def is_gpu_resource(name: str) -> bool:
-            return settings.resource.fullmatch(name) is not None
-
+        rules = rules_of(settings)
         self._identity = RecordingIdentity(
             settings.checkpoint_candidates,
             settings.pod_log_root,
             (settings.dra_state, settings.dra_driver_checkpoint),
-            is_gpu_resource,
+            rules.is_gpu_resource,
         )
         self._loop = Collector(
             Sources(self._nvml, self._procfs, self._identity.read, self._kubelet),
-            Rules(Node(settings.node_name, settings.node_ip), is_gpu_resource, settings.stale_after_seconds),
+            rules,
             interval_seconds=max(settings.interval_seconds, SM_SECONDS),
             publish=lambda snapshot: None,
         )

@@ -243,6 +243,7 @@ const isCurrent = (row, device, { state }) =>
 /** Return the finding of a row, with a link to all findings; for the selected row also the remedy. */
 function remark(row, current, now) {
   const { finding } = row;
+  if (row.holder?.reservation) return noted("reservation");
   if (!finding) return row.holder && row.user?.processes === 0 ? noted("no process") : null;
   const since = finding.idle_seconds === null ? "" : `, since ${clock(now - finding.idle_seconds)} or longer`;
   return [

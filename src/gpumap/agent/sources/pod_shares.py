@@ -1,0 +1,82 @@
+"""Shares of GPUs in the labels and annotations of pods: what KAI-Scheduler and Run:ai write there. Pure.
+
+A share needs a device, by group or by uuid, and an amount. A value that is none of theirs counts as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpumap.agent.sources.names import fit
+from gpumap.model.device_ids import UUID
+from gpumap.model.observations import PodUid, ScheduledShare
+from gpumap.model.plugins import GIB, MIB
+from gpumap.model.readings import Uuid
+
+_GROUP = "runai-gpu-group"
+"""A pod with several shared devices has a label `runai-gpu-group/<group>` for each instead (KAI-Scheduler,
+pkg/common/resources, GetMultiFractionGpuGroupLabel)."""
+_FRACTION, _MEMORY, _CONTAINER = "gpu-fraction", "gpu-memory", "gpu-fraction-container-name"
+"""The share of each device, as a ratio or in MiB, is of this container; by default of the first one."""
+_OF_CONTAINER = re.compile(
+    r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.limit|gpu-memory\.request|gpus\.devices)"
+)
+"""KAI-Scheduler 0.18 and later (NvFractions): a limit, or else a request, and the devices that its binder chose."""
+_RATIO = re.compile(r"[0-9]{0,3}\.?[0-9]{1,18}", re.ASCII)
+_MIB = re.compile(r"[0-9]{1,9}", re.ASCII)
+_QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
+_SUFFIXES = {
+    "": 1,
+    **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"Ki": 1 << 10, "Mi": MIB, "Gi": GIB, "Ti": 1 << 40},
+}
+_DEVICE = re.compile(rf"(?:k8s\.device-plugin\.nvidia\.com/gpu=)?(GPU-{UUID})", re.ASCII)
+
+
+def gpu_groups(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the groups of shared devices that a pod belongs to, sorted."""
+    groups = {fit(value) for key, value in labels.items() if key == _GROUP or key.startswith(f"{_GROUP}/")}
+    return tuple(sorted(groups - {""}))
+
+
+def pod_shares(
+    uid: PodUid, groups: Sequence[str], annotations: Mapping[str, str], containers: Sequence[str]
+) -> tuple[ScheduledShare, ...]:
+    """Return the shares of a pod's containers. `containers` are in the order of the specification."""
+    shares = list(_of_containers(uid, annotations))
+    gpus, memory = _ratio(annotations.get(_FRACTION, "")), _mib(annotations.get(_MEMORY, ""))
+    container = fit(annotations.get(_CONTAINER, "") or next(iter(containers), ""))
+    if container and (gpus is not None or memory is not None):
+        shares += [ScheduledShare(uid, container, group=group, gpus=gpus, memory_bytes=memory) for group in groups]
+    return tuple(shares)
+
+
+def _of_containers(uid: PodUid, annotations: Mapping[str, str]) -> Iterator[ScheduledShare]:
+    found: dict[str, dict[str, str]] = {}
+    for key, value in sorted(annotations.items()):
+        match = _OF_CONTAINER.fullmatch(key)
+        if match is not None:
+            found.setdefault(match[1], {})[match[2]] = value
+    for container, values in found.items():
+        memory = _quantity(values.get("gpu-memory.limit", values.get("gpu-memory.request", "")))
+        devices = [_DEVICE.fullmatch(one.strip()) for one in values.get("gpus.devices", "").split(",")]
+        if memory is not None:
+            for device in devices:
+                if device is not None:
+                    yield ScheduledShare(uid, container, uuid=Uuid(device[1]), memory_bytes=memory)
+
+
+def _ratio(text: str) -> float | None:
+    """Return a share above 0, at most a whole device."""
+    value = float(text) if _RATIO.fullmatch(text) else 0.0
+    return value if 0.0 < value <= 1.0 else None
+
+
+def _mib(text: str) -> int | None:
+    return (int(text) if _MIB.fullmatch(text) else 0) * MIB or None
+
+
+def _quantity(text: str) -> int | None:
+    match = _QUANTITY.fullmatch(text)
+    return int(match[1]) * _SUFFIXES[match[2]] or None if match else None
