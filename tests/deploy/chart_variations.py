@@ -60,7 +60,7 @@ VARIATIONS: dict[str, tuple[str, ...]] = {
     ),
     "no step of the ladder": tuple(f"privileges.{step}=false" for step in ("checkpoint", "podLogs", "hostPID")),
     "every step of the ladder": tuple(
-        f"privileges.{step}=true" for step in ("checkpoint", "podLogs", "hostPID", "dra", "podsApi")
+        f"privileges.{step}=true" for step in ("checkpoint", "podLogs", "hostPID", "dra", "podsApi", "gpuFractioning")
     ),
     "another kubelet root": (
         "kubelet.rootDir=/var/lib/k0s/kubelet",

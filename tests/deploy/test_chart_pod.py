@@ -121,6 +121,19 @@ def test_the_pods_api_is_asked_only_where_it_is_asked_for(root: str) -> None:
     assert "GPUMAP_PODS_API_SOCKET" not in {one["name"] for one in container_of(render())["env"]}
 
 
+def test_mapping_files_are_read_only_where_it_is_asked_for() -> None:
+    """Their folder, read-only, which need not exist; a variable names it to every command in the container."""
+    manifests = render("privileges.gpuFractioning=true")
+    place = "/var/run/gpu-fractioning/map"
+    assert host_paths(manifests).items() - host_paths(render()).items() == {(place, place)}
+    mounts = {one["name"]: one for one in container_of(manifests)["volumeMounts"]}
+    assert mounts["gpu-fractioning"]["readOnly"] is True
+    volumes = {volume["name"]: volume for volume in pod_of(manifests)["volumes"]}
+    assert volumes["gpu-fractioning"]["hostPath"]["type"] == "DirectoryOrCreate"
+    assert {"name": "GPUMAP_GPU_FRACTIONING_MAP", "value": place} in container_of(manifests)["env"]
+    assert "GPUMAP_GPU_FRACTIONING_MAP" not in {one["name"] for one in container_of(render())["env"]}
+
+
 def test_another_kubelet_root_is_told_and_mounted_at_its_own_path() -> None:
     """The variable and the mounts name the same folder; the checkpoint's hard-coded folder is mounted too."""
     manifests = render(f"kubelet.rootDir={REAL_ROOT}")

@@ -135,7 +135,7 @@ REACHES: dict[str, Tried] = {
     "nvml.library": Tried("/opt/lib/libnvidia-ml.so.1"),
     "nvml.hostPath": Tried("/opt/lib"),
     **{f"privileges.{step}": Tried("false") for step in ("checkpoint", "podLogs", "hostPID")},
-    **{f"privileges.{step}": Tried("true") for step in ("dra", "podsApi")},
+    **{f"privileges.{step}": Tried("true") for step in ("dra", "podsApi", "gpuFractioning")},
     "tests.enabled": Tried("false"),
 }
 """Each value, as it is set, with another than the default."""

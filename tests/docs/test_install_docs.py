@@ -129,6 +129,7 @@ def test_admission_policies_tell_what_else_the_chart_can_mount() -> None:
     given = {
         "privileges.dra": "true",
         "privileges.podsApi": "true",
+        "privileges.gpuFractioning": "true",
         "nvml.hostPath": "/opt/nvidia/lib",
         "stateFile.hostPath": "/var/lib/gpumap",
     }

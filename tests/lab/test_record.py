@@ -49,6 +49,7 @@ from tests import agent, golden, standin
 from tests.captured import found_in, secrets_of
 from tests.command import run_command
 from tests.demo_process import GPUMAP, environment
+from tests.koordlet import FakeKoordlet
 from tests.node import GIB, Node, gpu_uuid
 from tests.processes import NoCgroupsError, PlainProcesses, RealProcesses
 
@@ -113,6 +114,33 @@ async def test_a_recording_is_a_test_as_it_stands(node: Node, directory: Path, f
     page = await replay.page(on_disk.load(copied))
     assert page == (copied / on_disk.EXPECTED).read_bytes()
     assert b"gpumap_container_unassigned_use{" in page
+
+
+@pytest.mark.parametrize("flags", [(), ("--anonymize",)], ids=["plain", "anonymized"])
+async def test_what_schedulers_share_is_recorded(node: Node, directory: Path, flags: tuple[str, ...]) -> None:
+    """The second List and the mapping files: a replay gives the page again, a damaged file is a complaint there too."""
+    one, other = node.admit("one", main=[]), node.admit("other", main=[])
+    node.run(one.cgroup("main"), 1, GIB)
+    node.run(other.cgroup("main"), 1, GIB)
+    folder = directory / "map"
+    folder.mkdir()
+    record = {"schemaVersion": 1, "pod": "one", "namespace": "ml", "podUID": one.uid, "requestedMemoryMiB": 2048}
+    file = folder / f"{one.containers['main']}.json"
+    file.write_text(json.dumps({**record, "gpuDevices": [{"index": 0, "minorNumber": 1, "uuid": ""}], "secret": "x"}))
+    (folder / f"{'f' * 64}.json").write_text("{")
+    async with FakeKoordlet(directory / "koordlet.sock", node.kubelet.socket_path) as koordlet:
+        koordlet.allocations = {("ml", "other"): {"nvidia.com/gpu": [str(gpu_uuid(1))]}}
+        sources = ("--pod-resources-socket", str(koordlet.socket_path), "--gpu-fractioning-map", str(folder))
+        code, _, errors = await run_record(node, str(directory / "new"), *flags, *sources)
+    assert (code, errors) == (0, "")
+    capture = on_disk.load(directory / "new")
+    page = (directory / "new" / on_disk.EXPECTED).read_text()
+    assert page == (await replay.page(capture)).decode()
+    assert page.count("gpumap_allocation_info{") == 4, "two of the kubelet, and two that share a GPU"
+    assert f'uuid="{gpu_uuid(1)}"}} {2 * GIB}\n' in page or flags
+    assert re.search(r'gpumap_source_errors_total{source="pod_identity",reason="gpu_fractioning_corrupt"} [1-9]', page)
+    assert "secret" not in "".join(text.decode(errors="replace") for text in capture.frames[0].files.values())
+    assert not found_in(directory / "new", {"one", "other", one.uid.replace("-", "")}) or not flags
 
 
 async def test_it_says_what_the_agent_says(node: Node, directory: Path) -> None:

@@ -110,6 +110,10 @@ Where the sources are, if not at gpumap's defaults: a list of variables in YAML.
 - name: GPUMAP_PODS_API_SOCKET
   value: {{ printf "%s/pods-api/pods-api.sock" .Values.kubelet.rootDir | quote }}
 {{- end }}
+{{- if .Values.privileges.gpuFractioning }}
+- name: GPUMAP_GPU_FRACTIONING_MAP
+  value: /var/run/gpu-fractioning/map
+{{- end }}
 {{- with .Values.nvml }}
 {{- if or .library .hostPath }}
 - name: GPUMAP_NVML_LIBRARY
@@ -195,6 +199,9 @@ dra-plugin: {path: {{ printf "%s/plugins/gpu.nvidia.com" $root | quote }}, type:
 {{- end }}
 {{- if .Values.privileges.podsApi }}
 pods-api: {path: {{ printf "%s/pods-api" $root | quote }}, type: DirectoryOrCreate}
+{{- end }}
+{{- if .Values.privileges.gpuFractioning }}
+gpu-fractioning: {path: /var/run/gpu-fractioning/map, type: DirectoryOrCreate}
 {{- end }}
 {{- if .Values.privileges.podLogs }}
 pod-logs: {path: /var/log/pods, type: DirectoryOrCreate}

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -46,7 +46,7 @@ class FractioningSource:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[str, tuple[_Stamp, _Record]] = {}
+        self._known: dict[str, tuple[_Stamp, Record]] = {}
         self._value = SharingContainers()
 
     def read(self) -> SourceAnswer[SharingContainers]:
@@ -63,7 +63,7 @@ class FractioningSource:
             return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: {error.strerror}")])
         if len(names) > FILES_MAX:
             return self._answer({}, [Complaint(UNREADABLE, f"{self._directory}: more than {FILES_MAX} files")])
-        found: dict[str, tuple[_Stamp, _Record]] = {}
+        found: dict[str, tuple[_Stamp, Record]] = {}
         unreadable: list[str] = []
         corrupt: list[str] = []
         for name in sorted(names):
@@ -81,20 +81,20 @@ class FractioningSource:
         return self._answer(found, [*_complaint(UNREADABLE, unreadable), *_complaint(CORRUPT, corrupt)])
 
     def _answer(
-        self, found: dict[str, tuple[_Stamp, _Record]], complaints: list[Complaint]
+        self, found: dict[str, tuple[_Stamp, Record]], complaints: list[Complaint]
     ) -> SourceAnswer[SharingContainers]:
         self._known = found
-        records = [(container_id, record) for container_id, (_, record) in sorted(found.items())]
+        records = [record for _, (_, record) in sorted(found.items())]
         value = SharingContainers(
-            tuple(record.link(container_id) for container_id, record in records),
-            tuple(share for container_id, record in records for share in record.shares(container_id)),
+            tuple(record.link for record in records),
+            tuple(share for record in records for share in record.shares),
             complete=not complaints,
         )
         if value != self._value:
             self._value = value
         return SourceAnswer(self._value, tuple(complaints))
 
-    def _file(self, container_id: str, path: Path) -> tuple[_Stamp, _Record]:
+    def _file(self, container_id: str, path: Path) -> tuple[_Stamp, Record]:
         """Raises OSError and ValueError."""
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -107,7 +107,7 @@ class FractioningSource:
             known = self._known.get(container_id)
             if known is not None and known[0] == stamp:
                 return known
-            return stamp, _record(file.read(FILE_BYTES_MAX))
+            return stamp, parse_record(container_id, file.read(FILE_BYTES_MAX))
 
 
 class _Stamp(NamedTuple):
@@ -129,7 +129,7 @@ class _Gpu(Struct, frozen=True):
     uuid: str | None = None
 
 
-class _Record(Struct, frozen=True):
+class _File(Struct, frozen=True):
     """A file (fractiond, pkg/fsstore/record.go). Drafts before version 1 have no version, the number in another key,
     and the minor as `index`."""
 
@@ -141,38 +141,39 @@ class _Record(Struct, frozen=True):
     requestedMemoryMiB: _Number | None = None  # noqa: N815 - a key of the file
     RequestedMemoryMB: _Number | None = None
 
-    def link(self, container_id: str) -> ContainerLink:
-        """Return the pod of the container. No file has the container's name."""
-        return ContainerLink(
-            container_id, PodUid(fit(self.podUID)), ContainerName(fit(self.namespace), fit(self.pod), "")
-        )
 
-    def shares(self, container_id: str) -> Iterator[ScheduledShare]:
-        """Return a share for each GPU. 0 is no limit. Of several GPUs, the file does not show what the amount is of."""
-        amount = self.RequestedMemoryMB if self.schemaVersion is None else self.requestedMemoryMiB
-        gpus = self.gpuDevices or ()
-        memory_bytes = amount * MIB if amount and len(gpus) == 1 else None
-        for gpu in gpus:
-            minor = gpu.index if self.schemaVersion is None and gpu.minorNumber is None else gpu.minorNumber
-            meaning = parse(DeviceId(gpu.uuid)) if gpu.uuid else None
-            if meaning is not None and isinstance(meaning.device, ByUuid):
-                yield ScheduledShare(
-                    PodUid(fit(self.podUID)),
-                    container_id=container_id,
-                    uuid=meaning.device.uuid,
-                    memory_bytes=memory_bytes,
-                )
-            elif minor is not None and not gpu.uuid:
-                yield ScheduledShare(
-                    PodUid(fit(self.podUID)), container_id=container_id, minor=minor, memory_bytes=memory_bytes
-                )
+class Record(NamedTuple):
+    """A container's pod, and a share for each of its GPUs. No file has the container's name."""
+
+    link: ContainerLink
+    shares: tuple[ScheduledShare, ...]
 
 
-def _record(text: bytes) -> _Record:
-    record = decode(text, _Record)
-    if record.schemaVersion not in (None, _VERSION):
-        raise ValueError(f"schemaVersion {record.schemaVersion} is not {_VERSION}")
-    return record
+def parse_record(container_id: str, text: bytes) -> Record:
+    """Parse a file. An amount of 0 is no limit. Of several GPUs, the file does not show what the amount is of.
+
+    Raises ValueError.
+    """
+    file = decode(text, _File)
+    if file.schemaVersion not in (None, _VERSION):
+        raise ValueError(f"schemaVersion {file.schemaVersion} is not {_VERSION}")
+    is_draft = file.schemaVersion is None
+    uid, gpus = PodUid(fit(file.podUID)), file.gpuDevices or ()
+    amount = file.RequestedMemoryMB if is_draft else file.requestedMemoryMiB
+    memory_bytes = amount * MIB if amount and len(gpus) == 1 else None
+    shares = []
+    for gpu in gpus:
+        meaning = parse(DeviceId(gpu.uuid)) if gpu.uuid else None
+        uuid = meaning.device.uuid if meaning is not None and isinstance(meaning.device, ByUuid) else None
+        minor = gpu.index if is_draft and gpu.minorNumber is None else gpu.minorNumber
+        if uuid is not None or (minor is not None and not gpu.uuid):
+            minor = minor if uuid is None else None
+            shares.append(
+                ScheduledShare(uid, container_id=container_id, uuid=uuid, minor=minor, memory_bytes=memory_bytes)
+            )
+    return Record(
+        ContainerLink(container_id, uid, ContainerName(fit(file.namespace), fit(file.pod), "")), tuple(shares)
+    )
 
 
 def _complaint(reason: str, details: list[str]) -> Iterable[Complaint]:

@@ -14,6 +14,7 @@ import msgspec
 from gpumap.lab.capture import answers, checkpoints, contents
 from gpumap.lab.capture.format import About, Capture, Frame
 from gpumap.lab.capture.pseudonyms import Pseudonyms
+from gpumap.lab.capture.sharing import container_id, renamed_path, renamed_sharing
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
 
@@ -38,7 +39,7 @@ def anonymize(capture: Capture, names: Pseudonyms) -> Capture:
                 renamed[name, content] = _renamed(name, content, names, is_gpu_resource)
             found = renamed[name, content]
             if found is not None:
-                out[name.replace(".json", ".pb") if name.startswith("kubelet/") else name] = found
+                out[name.replace(".json", ".pb") if name.startswith("kubelet/") else renamed_path(name, names)] = found
         return replace(one, files=_with_undecoded(one.files, out))
 
     about = msgspec.structs.replace(
@@ -64,8 +65,11 @@ def _origin(about: About) -> str:
 def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGpuResource) -> bytes | None:
     """Return one file with new names; `None` if that is not possible."""
     try:
-        if name in (f"{contents.LIST}.pb", f"{contents.LIST}.json"):
-            return answers.renamed_list(answers.answer({name: content}, contents.LIST) or b"", names, is_gpu_resource)
+        for stem in (contents.LIST, contents.SECOND_LIST):
+            if name in (f"{stem}.pb", f"{stem}.json"):
+                return answers.renamed_list(answers.answer({name: content}, stem) or b"", names, is_gpu_resource)
+        if id_ := container_id(name):
+            return renamed_sharing(id_, content, names)
         if name in (f"{contents.ALLOCATABLE}.pb", f"{contents.ALLOCATABLE}.json"):
             raw = answers.answer({name: content}, contents.ALLOCATABLE) or b""
             return answers.renamed_allocatable(raw, names, is_gpu_resource)
@@ -114,6 +118,8 @@ def _with_undecoded(before: Mapping[str, bytes], out: dict[str, bytes]) -> dict[
     had_list = any(f"{contents.LIST}.{form}" in before for form in ("pb", "json"))
     if had_list and f"{contents.LIST}.pb" not in out:
         whys["kubelet"] = contents.Down("decode", "")
+    if any(f"{contents.SECOND_LIST}.{form}" in before for form in ("pb", "json")):
+        whys |= {} if f"{contents.SECOND_LIST}.pb" in out else {"second_list": contents.Down("decode", "")}
     if contents.CHECKPOINT in before and contents.CHECKPOINT not in out:
         whys["checkpoint"] = contents.Down("checkpoint_corrupt", "")
     return {**out, contents.DOWN: contents.down_text(whys)} if whys else out

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from gpumap.lab.capture import contents
+from gpumap.lab.capture import contents, sharing
 from gpumap.lab.capture.limits import LIMITS, BoundedReader, Limits, refused
 from gpumap.lab.decoding import from_json
 from gpumap.model.errors import FatalError, UsageError
@@ -30,9 +30,10 @@ VERSION = 1
 EXPECTED = "expected.prom"
 
 _FILE = re.compile(
-    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet/pods\.json|kubelet_internal_checkpoint|log\.tree|nvml\.json"
-    r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
-    r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)",
+    r"kubelet/(?:list|allocatable|second_list)\.(?:pb|json)|kubelet/(?:socket|pods\.json)|kubelet_internal_checkpoint"
+    r"|log\.tree|nvml\.json|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)"
+    r"|proc/[1-9]\d{0,9}/(?:cgroup|stat|status|cmdline)"
+    rf"|{sharing.PATH.pattern}",
     re.ASCII,
 )
 """A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""

@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpumap.agent.settings import Settings
-from gpumap.lab.capture import answers, contents
+from gpumap.lab.capture import answers, contents, sharing
 from gpumap.lab.capture.format import Capture, Frame
+from gpumap.lab.capture.sharing import FOLDER
 from gpumap.lab.demo import kubelet as fake
 from gpumap.lab.demo.pods_api import FakePodsApi
 from gpumap.lab.node_files import Content, NodeFiles, parents
@@ -52,6 +53,7 @@ class CapturedNode:
         self._kubelet = fake.FakeKubelet(socket, ("v1", "v1alpha1") if self._v1 else ("v1alpha1",))
         self._pods = capture.frames[0].files.get(contents.PODS)
         self._pods_api = FakePodsApi(directory / "kubelet" / "pods.sock")
+        self._agent = fake.FakeKubelet(directory / "agent" / "kubelet.sock", ("v1",))
         self._starts = 0
 
     @property
@@ -71,10 +73,19 @@ class CapturedNode:
             dra_state=self._directory / DRA_STATE,
             dra_driver_checkpoint=self._directory / DRA_CHECKPOINT,
             pods_api_socket=None if self._pods is None else self._pods_api.socket_path,
+            pod_resources_socket=self._agent.socket_path if self._has(contents.SECOND_LIST, "second_list") else None,
+            gpu_fractioning_map=self._directory / FOLDER if self._has(f"{FOLDER}/", "gpu_fractioning") else None,
             pod_log_root=self._directory / LOGS,
             proc=self._directory / PROC,
             own=self._directory / OWN,
             resource=re.compile(self._capture.about.resource),
+        )
+
+    def _has(self, prefix: str, source: str) -> bool:
+        """Whether gpumap asked for an optional source: a frame has files of it, or the reason why it was down."""
+        return any(
+            source in contents.down(frame.files) or any(name.startswith(prefix) for name in frame.files)
+            for frame in self._capture.frames
         )
 
     async def show(self, frame: Frame) -> None:
@@ -83,6 +94,7 @@ class CapturedNode:
         if self._pods is not None and not self._pods_api.running:
             self._pods_api.set_pods(answers.pods(self._pods))
             await self._pods_api.start()
+        await self._show_agent(frame)
         await asyncio.to_thread(self._files.show, files_of(frame.files))
 
     @contextlib.asynccontextmanager
@@ -109,6 +121,7 @@ class CapturedNode:
     async def stop(self) -> None:
         await self._kubelet.stop()
         await self._pods_api.stop()
+        await self._agent.stop()
 
     async def _play(self, over: asyncio.Event) -> None:
         frames = self._capture.frames
@@ -154,6 +167,22 @@ class CapturedNode:
         if not self._kubelet.running:
             await self._kubelet.start()
 
+    async def _show_agent(self, frame: Frame) -> None:
+        down = contents.down(frame.files).get("second_list")
+        listed = answers.answer(frame.files, contents.SECOND_LIST)
+        if down and down.reason in ("socket_missing", "connection_refused"):
+            await self._agent.stop(leave_socket=down.reason == "connection_refused")
+            if down.reason == "socket_missing":
+                self._agent.socket_path.unlink(missing_ok=True)
+        elif down or listed is not None:
+            refused = (
+                fake.Raw(b"\xff") if down and down.reason == "decode" else fake.refusal(down.reason if down else "")
+            )
+            for method in (fake.LIST, fake.LIST_V1ALPHA1):
+                self._agent.misbehave(refused if down else fake.Raw(listed or b""), method)
+            if not self._agent.running:
+                await self._agent.start()
+
 
 def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
     """Return the content of the node, a folder before its content, in the order of appearance."""
@@ -173,6 +202,7 @@ def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
             found[entry.path] = entry.target if entry.kind == "l" else None if entry.kind == "d" else b""
     elif down["pod_logs"].reason != "pod_logs_missing":
         found |= {**dict.fromkeys(parents(LOGS)), LOGS: None, f"{LOGS}/pods": b""}  # no directory, and so unreadable
+    found |= _sharing_files(frame, down)
     found[PROC] = None
     if "procfs" not in down:  # without its own entry gpumap cannot judge any other
         found |= {OWN: None, f"{OWN}/cgroup": frame[contents.OWN_CGROUP]}
@@ -183,6 +213,17 @@ def files_of(frame: Mapping[str, bytes]) -> dict[str, Content]:
                 found.setdefault(path.rpartition("/")[0], None)
                 found[path] = frame[path]
     return found | {NVML: frame[contents.NVML]}
+
+
+def _sharing_files(frame: Mapping[str, bytes], down: Mapping[str, contents.Down]) -> dict[str, Content]:
+    """Return the mapping files. One that was damaged or no file has a name of its own."""
+    why = down["gpu_fractioning"].reason if "gpu_fractioning" in down else ""
+    if why == "gpu_fractioning_missing":
+        return {}
+    files: dict[str, Content] = {path: frame[path] for path in sorted(frame) if sharing.container_id(path)}
+    if why:
+        files[f"{FOLDER}/{'0' * 64}.json"] = b"" if why == "gpu_fractioning_corrupt" else None
+    return {FOLDER: None, **files}
 
 
 _DOWN_CHECKPOINTS: Mapping[str, dict[str, Content]] = {

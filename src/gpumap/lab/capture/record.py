@@ -43,7 +43,7 @@ class Recorder:
         self._nvml_source = NvmlSource(driver_command, asked_groups(everything.groups, everything.dialects))
         self._nvml = RecordingNvml(self._nvml_source)
         self._procfs = RecordingProcfs(settings.proc, settings.own, has_kubelet=settings.has_kubelet)
-        self._kubelet = RecordingKubelet(settings.kubelet_socket)
+        self._kubelet = RecordingKubelet(settings.kubelet_socket, settings.pod_resources_socket)
         rules = rules_of(settings)
         kubelet = self._kubelet if settings.has_kubelet else None
         self._identity = RecordingIdentity(
@@ -51,6 +51,7 @@ class Recorder:
             settings.pod_log_root,
             (settings.dra_state, settings.dra_driver_checkpoint),
             rules.is_gpu_resource,
+            settings.gpu_fractioning_map,
         )
         self._loop = Collector(
             Sources(self._nvml, self._procfs, self._identity.read if kubelet else None, kubelet),
@@ -62,7 +63,8 @@ class Recorder:
     async def frame(self) -> tuple[Files, Snapshot]:
         """Collect once: the files of the answers, and the snapshot that the service makes of them."""
         self._nvml.recorded = self._procfs.recorded = self._kubelet.recorded = None
-        self._identity.recorded = None, None, None
+        self._identity.recorded, self._identity.sharing = (None, None, None), ({}, None)
+        self._kubelet.recorded_second = None
         snapshot = await self._loop.collect()
         checkpoint, logs, dra = (_in_time(one, snapshot, Source.POD_IDENTITY) for one in self._identity.recorded)
         files: Files = {**(self._nvml.recorded or {contents.NVML: contents.reading_text(_NO_ANSWER)})}
@@ -70,6 +72,10 @@ class Recorder:
         recorded = {"procfs": _in_time(self._procfs.recorded, snapshot, Source.PROCFS)}
         if self._settings.has_kubelet:
             recorded |= {"kubelet": self._kubelet.recorded, "checkpoint": checkpoint, "pod_logs": logs}
+        sharing, why_no_sharing = self._identity.sharing
+        files |= sharing
+        optional = {"second_list": self._kubelet.recorded_second, "gpu_fractioning": why_no_sharing}
+        recorded |= {source: answer for source, answer in optional.items() if answer is not None}
         down: dict[str, Down] = {}
         for source, answer in recorded.items():
             if isinstance(answer, dict):

@@ -14,12 +14,15 @@ from pathlib import Path
 
 from gpumap.agent.sources.checkpoint import CheckpointSource, newest_first
 from gpumap.agent.sources.dra import DraSource
-from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
+from gpumap.agent.sources.fractioning import FractioningSource
+from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource, none_noted
 from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.nvml import NvmlSource
 from gpumap.agent.sources.procfs import ProcfsSource
+from gpumap.agent.sources.second_list import PREFIX, CorrectedKubelet
 from gpumap.lab.capture import checkpoints, contents
 from gpumap.lab.capture.contents import Down, LogEntry
+from gpumap.lab.capture.sharing import sharing_files
 from gpumap.model.observations import (
     Complaint,
     DraState,
@@ -40,9 +43,16 @@ Recorded = Files | Down | None
 class RecordingKubelet:
     """Keeps the answers' own bytes. Those of an unchanged List stay, although kubelets shuffle each answer."""
 
-    def __init__(self, socket_path: Path) -> None:
-        self._source = KubeletSource(socket_path, heard=self._keep_raw)
+    def __init__(self, socket_path: Path, agent_socket: Path | None = None) -> None:
+        """`agent_socket` is that of a scheduler's agent, with a second List."""
+        kubelet = KubeletSource(socket_path, heard=self._keep_raw)
+        self._source: KubeletSource | CorrectedKubelet = kubelet
+        if agent_socket is not None:
+            agent = KubeletSource(agent_socket, heard=self._keep_second, list_only=True)
+            self._source = CorrectedKubelet(kubelet, agent)
         self.recorded: Recorded = None
+        self.recorded_second: Recorded = None
+        self._second = self._kept_second = b""
         self.version = "v1"
         self._raw: Files = {}
         self._last_answer: KubeletAnswer | None = None
@@ -50,7 +60,7 @@ class RecordingKubelet:
         self._starts: list[str] = []
 
     async def read(self, timeout_seconds: float) -> SourceAnswer[KubeletAnswer]:
-        self._raw = {}
+        self._raw, self.recorded_second = {}, None
         try:
             answer = await self._source.read(timeout_seconds)
         except SourceError as error:
@@ -67,6 +77,8 @@ class RecordingKubelet:
         if not self._starts or self._starts[-1] != answer.value.socket:
             self._starts.append(answer.value.socket)
         self.recorded = self._with_starts(self._kept)
+        if answer.value.second is not None:
+            self.recorded_second = self._second_files(answer, before)
         return answer
 
     async def wait_until_back(self) -> None:
@@ -74,6 +86,19 @@ class RecordingKubelet:
 
     async def close(self) -> None:
         await self._source.close()
+
+    def _second_files(self, answer: SourceAnswer[KubeletAnswer], before: KubeletAnswer | None) -> Recorded:
+        """Keep the bytes of an unchanged List, as those of the kubelet's."""
+        name, second = f"{contents.SECOND_LIST}.pb", answer.value.second
+        if second is None or second.pods is None:
+            why = answer.complaints[-1]
+            return Down(why.reason.removeprefix(PREFIX), why.detail)
+        is_same = before is not None and before.second is not None and before.second.pods == second.pods
+        self._kept_second = self._kept_second if is_same and self._kept_second else self._second
+        return {name: self._kept_second}
+
+    def _keep_second(self, _method: str, answer: bytes) -> None:
+        self._second = answer
 
     def _with_starts(self, files: Files) -> Files:
         return {**files, contents.SOCKET: b"%d\n" % len(self._starts)} if len(self._starts) > 1 else files
@@ -203,10 +228,18 @@ class RecordingIdentity:
         log_root: Path,
         dra: tuple[Path, Path],
         is_gpu_resource: Callable[[str], bool],
+        sharing_map: Path | None = None,
     ) -> None:
+        """`sharing_map` is the directory with a scheduler's files about containers that share GPUs."""
+        read_sharing = none_noted if sharing_map is None else FractioningSource(sharing_map).read
         self._source = PodIdentitySource(
-            CheckpointSource(checkpoints), PodLogsSource(log_root), DraSource(*dra), time.time
+            CheckpointSource(checkpoints),
+            PodLogsSource(log_root),
+            DraSource(*dra),
+            time.time,
+            read_sharing=read_sharing,
         )
+        self.sharing: tuple[Files, Down | None] = {}, None
         self._checkpoints = checkpoints
         self._log_root = log_root
         self._is_gpu_resource = is_gpu_resource
@@ -232,6 +265,7 @@ class RecordingIdentity:
             log_files = {contents.LOG_TREE: contents.log_text(sorted(_names(self._log_root)))}
         if now.dra is not before.dra or dra_files is None:
             dra_files = _dra_files(now.dra)
+        self.sharing = sharing_files(now.noted, now.shares), _fractioning_down(answer.complaints)
         self.recorded = checkpoint_files, log_files, dra_files
         self._last = now, self.recorded
         return answer
@@ -245,6 +279,11 @@ class RecordingIdentity:
             except (OSError, ValueError):
                 break  # it was readable a moment ago
         return checkpoints.cut_checkpoint(b'{"Data": {}}', self._is_gpu_resource)
+
+
+def _fractioning_down(complaints: tuple[Complaint, ...]) -> Down | None:
+    found = [Down(*one) for one in complaints if one.reason.startswith("gpu_fractioning_")]
+    return found[-1] if found else None
 
 
 def _dra_files(dra: DraState) -> Files:

@@ -56,6 +56,8 @@ def simulated(settings: Settings, node: DemoNode) -> Settings:
         dra_state=node.kubelet_root / "dra_manager_state",
         dra_driver_checkpoint=node.kubelet_root / "plugins" / "gpu.nvidia.com" / "checkpoint.json",
         pods_api_socket=None,
+        pod_resources_socket=None,
+        gpu_fractioning_map=None,
         pod_log_root=node.log_root,
         proc=node.proc_root,
     )
