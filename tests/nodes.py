@@ -42,6 +42,7 @@ from gpumap.model.observations import (
 from gpumap.model.readings import DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from gpumap.model.resources import DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
+from gpumap.model.workloads import Workload
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
@@ -88,6 +89,8 @@ class Process:
     left: bool = False
     cgroup: CgroupMembership | None = None
     """What its cgroup file says, if it is not its pod's container."""
+    work: Workload | None = None
+    """What its paths name, or its user."""
 
 
 @dataclass
@@ -357,7 +360,7 @@ def _entry(process: Process) -> ProcEntry:
     else:
         cgroup = PodCgroup(process.pod.uid, process.pod.container_id(process.container))
         membership = CgroupMembership(CgroupKind.POD, (cgroup,))
-    return ProcEntry(process.pid, process.start, process.comm, membership)
+    return ProcEntry(process.pid, process.start, process.comm, membership, process.work)
 
 
 def owners(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:
