@@ -225,7 +225,7 @@ def test_users_have_uids_in_a_container(tmp_path: Path) -> None:
     assert users(tmp_path, 1000, own=f"/kubepods/pod{'1' * 32}/{'a' * 64}") == ["1000"]
 
 
-@pytest.mark.parametrize("how", ["missing", "a folder", "a pipe", "too large", "no text"])
+@pytest.mark.parametrize("how", ["missing", "a folder", "a pipe", "too large", "one long line", "no text"])
 def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str) -> None:
     """gpumap neither fails nor waits."""
     file = passwd(tmp_path)
@@ -235,6 +235,8 @@ def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str
         os.mkfifo(file)
     elif how == "too large":
         file.write_text(PASSWD + "#" * PASSWD_BYTES_MAX)
+    elif how == "one long line":
+        file.write_text("a" * (PASSWD_BYTES_MAX - 1))
     elif how == "no text":
         file.write_bytes(b"\xff\0:x:" * 100)
     assert users(tmp_path, 1000) == ["1000"]
