@@ -11,6 +11,7 @@ from gpumap.agent.join import step
 from gpumap.model.observations import PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.workloads import Workload
 from tests import sharing
 from tests.nodes import GIB, RULES, Gpu, Pod, Process, TestNode, gpu_uuid
 
@@ -125,6 +126,7 @@ def _process(draw: st.DrawFn, pid: int, leaves: list[Uuid], pods: list[Pod]) -> 
         types=draw(st.sampled_from(["C", "G", "C+G", "M+C"])),
         readable=draw(st.sampled_from([True] * 5 + [False])),
         left=draw(st.sampled_from([False] * 5 + [True])),
+        work=draw(st.sampled_from([None, Workload("docker", "4f1c9e0b7a2d"), Workload("user", "1000")])),
     )
 
 

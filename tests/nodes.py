@@ -46,6 +46,7 @@ from gpumap.model.observations import (
 from gpumap.model.readings import Activity, DeviceMemory, GpuProcess, GpuReading, MigInstance, ProcessSample, Uuid
 from gpumap.model.resources import DEFAULT_RESERVATION_NAMESPACES, DEFAULT_RESOURCE_PATTERN
 from gpumap.model.snapshot import ContainerOnDevice, ContainerUse, Node, Snapshot
+from gpumap.model.workloads import Workload
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
@@ -93,6 +94,8 @@ class Process:
     left: bool = False
     cgroup: CgroupMembership | None = None
     """What its cgroup file says, if it is not its pod's container."""
+    work: Workload | None = None
+    """What its paths name, or its user."""
 
 
 @dataclass
@@ -433,7 +436,7 @@ def _entry(process: Process) -> ProcEntry:
     else:
         cgroup = PodCgroup(process.pod.uid, process.pod.container_id(process.container))
         membership = CgroupMembership(CgroupKind.POD, (cgroup,))
-    return ProcEntry(process.pid, process.start, process.comm, membership)
+    return ProcEntry(process.pid, process.start, process.comm, membership, process.work)
 
 
 def owners(snapshot: Snapshot, leaf: Uuid) -> dict[str, int | None]:

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from gpumap.agent.join.accounting import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
-from gpumap.cli.bill.counting import Bill, Increases, Labelling, Pod, Request, bill_of
+from gpumap.cli.bill.counting import KINDS, Bill, Increases, Labelling, Pod, Request, bill_of
 from gpumap.cli.bill.pod_labels import metric_label
 from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
@@ -28,11 +28,17 @@ from gpumap.cli.bill.promql import (
     MEMORY,
     NOT_MEASURED,
     POD_KEYS,
+    PRESENT,
+    SM_KNOWN,
+    SNAPSHOT,
     USED,
+    WORK_MEMORY,
+    WORK_SM,
     Counter,
     Key,
     Scope,
     growth,
+    mean,
     sum_of_steps,
     uncharged,
 )
@@ -186,6 +192,96 @@ def test_how_far_a_counter_went(tmp_path: Path, name: str) -> None:
     file = tmp_path / "test.json"
     file.write_text(json.dumps({"tests": [evaluation(CASES[name])]}))  # JSON is YAML
     accepted("test", "rules", file)
+
+
+WORK = (
+    # name, samples each 15 seconds of processes and SM, and what they come to in minutes 5 to 10, in steps
+    ("always", "1x80", "0.5x80", 5.0, 2.5),
+    ("half of a step", "_x21 1x1 _x80", "_x21 1x1 _x80", 0.5, 0.5),
+    ("two processes", "2x80", "0.25x80", 5.0, 1.25),
+    ("SM unknown for a minute", "1x80", "1x28 _x4 1x80", 5.0, 4.0),
+    ("before the window", "1x19 _x80", "1x19 _x80", None, None),
+)
+
+
+@pytest.mark.parametrize(
+    ("processes", "sm", "present", "used"), [one[1:] for one in WORK], ids=[one[0] for one in WORK]
+)
+def test_the_mean_of_work_outside_pods(
+    tmp_path: Path, processes: str, sm: str, present: float | None, used: float | None
+) -> None:
+    """Each step counts the part of its scrapes in which there was work, once for two scrapers of one agent."""
+    scope = Scope('cluster!="z"', 60, target_match='cluster!="z"')
+    keys = 'kind="slurm_job",name="42",uuid="GPU-1"'
+    other = 'kind="docker",name="4f1c9e0b7a2d",uuid="GPU-1"'
+    scrapers = (OLD, f'{OLD},replica="1"')
+    series = [(f"{SNAPSHOT}{{{one}}}", "1000+15x80") for one in scrapers]
+    for one in scrapers:
+        series += [(f"{PRESENT.name}{{{keys},{one}}}", processes), (f"{WORK_SM.name}{{{keys},{one}}}", sm)]
+    series.append((f"{PRESENT.name}{{{other},{OLD}}}", "1x80"))
+
+    def expected(expression: str, value: float | None) -> dict[str, object]:
+        samples = [] if value is None else [{"labels": f"{{{keys}}}", "value": value}]
+        return {"expr": sum_of_steps(expression, 300, 60), "eval_time": "10m", "exp_samples": samples}
+
+    file = tmp_path / "test.json"
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series],
+        "promql_expr_test": [
+            expected(mean(PRESENT, scope, KINDS["job"], "count_over_time"), present),
+            expected(mean(WORK_SM, scope, KINDS["job"]), used),
+            expected(mean(PRESENT, scope, KINDS["user"]), None),
+        ],
+    }
+    file.write_text(json.dumps({"tests": [test]}))
+    accepted("test", "rules", file)
+
+
+def test_a_bill_of_jobs() -> None:
+    """Jobs have the time in which they were present, over all their GPUs. What is not known is a dash."""
+    first: Key = ("slurm_job", "42", "GPU-1")
+    second: Key = ("slurm_job", "42", "GPU-2")
+    blind: Key = ("pbs_job", "7.pbs01", "MIG-1")
+    grown: dict[Counter, dict[Key, float]] = {
+        PRESENT: {first: 7200.0, second: 3600.0, blind: 1800.0},
+        SM_KNOWN: {first: 7200.0, second: 1800.0},
+        WORK_SM: {first: 3600.0, second: 1800.0},
+        WORK_MEMORY: {first: float(7200 << 30), blind: float(1800 << 30)},
+    }
+    request = REQUEST._replace(by="job", price=None)
+    made = bill_of("http://prom", request, Increases(grown, 0.0, ()), {})
+    lines = [re.split(r"  +", line) for line in bill_table(made, Shape()).splitlines()]
+    assert lines[0] == ["KIND", "JOB", "GPU-HOURS PRESENT", "GPU-HOURS USED", "IDLE", "GIB-HOURS"]
+    assert lines[1:3] == [
+        ["pbs_job", "7.pbs01", "0.50", "-", "-", "0.50"],
+        ["slurm_job", "42", "3.00", "1.50", "40%", "2.00"],
+    ]
+    text = bill_table(made, Shape())
+    assert "1.00 of these GPU-hours are without SM time" in text
+    assert "held" not in text.lower()
+    values: Any = bill_values(made)
+    assert values["rows"][1] == {
+        "kind": "slurm_job",
+        "job": "42",
+        "present_gpu_hours": 3.0,
+        "used_gpu_hours": 1.5,
+        "idle_ratio": pytest.approx(0.4),
+        "use_unknown_gpu_hours": 0.5,
+        "memory_gib_hours": 2.0,
+        "cost": None,
+    }
+    assert bill_csv(made).splitlines()[0] == (
+        "from,to,kind,job,present_gpu_hours,used_gpu_hours,idle_ratio,use_unknown_gpu_hours,memory_gib_hours"
+    )
+    by_user = bill_of("http://prom", request._replace(by="user"), Increases({one: {} for one in grown}, 0.0, ()), {})
+    assert bill_table(by_user, Shape()).startswith("No such work outside pods used a GPU.")
+
+
+async def test_a_server_without_gpumap_has_no_bill_of_jobs() -> None:
+    """No sample of gpumap is no empty bill."""
+    async with serving(api()) as url:
+        assert "has no gpumap samples in this window" in await bill(url, "--by", "job")
 
 
 def test_the_question_is_plain_promql() -> None:
@@ -350,6 +446,7 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
             "--prometheus http://a:x/: the port must be a number",
         ),
         ((*SERVER, "--by", "team"), '--by: unknown value "team"; valid values: namespace, pod, label'),
+        ((*SERVER, "--by", "job", "--price-per-gpu-hour", "2"), "--price-per-gpu-hour: not with --by job, because"),
         ((*SERVER, "--by", "label"), "--by label requires --label NAME"),
         ((*SERVER, "--label", "team"), "--label requires --by label"),
         ((*SERVER, "--label-match", 'a="b"'), "--label-match requires --by label"),

@@ -57,6 +57,7 @@ def _device(device: DeviceEntry) -> dict[str, Any]:
     found = {name: getattr(device, name) for name in (*names, "allocatable", "holders_known")}
     found["holders"] = [msgspec.structs.replace(one, admin_access=False) for one in device.holders]
     found["memory"] = _memory(device)
+    found["host"] = device.host
     found["users"] = [
         msgspec.structs.replace(one, memory_controller_busy_ratio=None, pod_uid=None, seen_seconds=None)
         for one in device.users
@@ -82,6 +83,7 @@ def shown_of(found: NodeMap) -> dict[str, Any]:
     for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
         top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
         top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
+        top[row["uuid"], str(row["work"]), "processes"] += row["processes"] or 0
     waste = msgspec.to_builtins(waste_values(seen, Shape(thresholds=ANY_AGE)))
     findings: Counter[str] = Counter()
     for row in waste["findings"]:

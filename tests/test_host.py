@@ -9,12 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpumap.agent.metrics import native
 from gpumap.agent.metrics.host import HOST
+from gpumap.agent.node_map import node_map
 from gpumap.agent.sources.procfs import ProcfsSource
 from gpumap.agent.sources.workloads import PASSWD_BYTES_MAX
+from gpumap.cli.node_maps import NodeMaps
+from gpumap.cli.tables import Shape, map_table, top_table, top_values
 from gpumap.lab.capture import contents, replay
 from gpumap.lab.capture import format as on_disk
 from gpumap.lab.capture.format import About, Capture, Frame
@@ -22,6 +26,7 @@ from gpumap.lab.capture.node import files_of
 from gpumap.lab.capture.recorders import RecordingProcfs
 from gpumap.lab.demo import texts
 from gpumap.lab.node_files import NodeFiles
+from gpumap.model.devices import node_of_namespace
 from gpumap.model.observations import NvmlReading
 from gpumap.model.snapshot import Leaf, Owner, OwnerUse, Snapshot
 from gpumap.model.workloads import NAMES_MAX, Workload
@@ -220,7 +225,7 @@ def test_users_have_uids_in_a_container(tmp_path: Path) -> None:
     assert users(tmp_path, 1000, own=f"/kubepods/pod{'1' * 32}/{'a' * 64}") == ["1000"]
 
 
-@pytest.mark.parametrize("how", ["missing", "a folder", "a pipe", "too large", "no text"])
+@pytest.mark.parametrize("how", ["missing", "a folder", "a pipe", "too large", "one long line", "no text"])
 def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str) -> None:
     """gpumap neither fails nor waits."""
     file = passwd(tmp_path)
@@ -230,6 +235,8 @@ def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str
         os.mkfifo(file)
     elif how == "too large":
         file.write_text(PASSWD + "#" * PASSWD_BYTES_MAX)
+    elif how == "one long line":
+        file.write_text("a" * (PASSWD_BYTES_MAX - 1))
     elif how == "no text":
         file.write_bytes(b"\xff\0:x:" * 100)
     assert users(tmp_path, 1000) == ["1000"]
@@ -259,3 +266,39 @@ def test_a_recording_has_what_names_the_work_and_no_more(tmp_path: Path, name: s
         ProcfsSource(tmp_path / "replay" / "proc", tmp_path / "replay" / "own").read(pids, None).value.entries
         == entries
     )
+
+
+def shown(name: str, *, processes: bool = False) -> list[list[str]]:
+    """The cells of `map` and `top` of a capture's node."""
+    found = NodeMaps((node_map(golden.snapshots(golden.CAPTURES / name)[-1]),))
+    tables = [top_table(found, Shape(processes=processes))] + ([] if processes else [map_table(found, Shape())])
+    return [line.split() for text in tables for line in text.splitlines()]
+
+
+def test_tables_name_the_work() -> None:
+    """`map` and `top` have a row for each work, with its memory, SM time and name in the place of a pod's."""
+    rows = shown("workstation")
+    assert ["-", "systemd_unit/ollama.service", "-", "1", "5.9GiB", "24%", "-", "75%", "1", "host"] in rows
+    assert ["-", "podman/c01a2b3c4d5e", "-", "1", "-", "-", "-", "0%", "1", "host"] in rows, "unknown is no 0"
+    assert ["systemd_unit/ollama.service", "5.9GiB", "host"] in rows
+    assert ["podman/vllm.service", "7.8GiB", "host"] in rows
+    assert ["0", "2002", "C", "python3", "-", "user/1000", "-", "3.9GiB", "16%", "50%", "host"] in shown(
+        "workstation", processes=True
+    )
+
+
+def test_a_map_of_one_namespace_has_no_work_outside_pods() -> None:
+    """Work outside pods is in no namespace."""
+    found = node_map(golden.snapshots(golden.CAPTURES / "workstation")[-1])
+    assert any(device.host for device in found.devices)
+    assert all(not device.host for device in node_of_namespace(found, "ml").devices)
+
+
+def test_json_rows_have_the_work() -> None:
+    """`top -o json` names it for scripts."""
+    found = NodeMaps((node_map(golden.snapshots(golden.CAPTURES / "slurm-v1")[-1]),))
+    rows = msgspec.to_builtins(top_values(found, Shape()))["rows"]
+    assert [row["work"] for row in rows if row["owner"] == "host"] == [
+        {"kind": "slurm_job", "name": "42"},
+        {"kind": "slurm_job", "name": "43"},
+    ]

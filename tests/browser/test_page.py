@@ -14,6 +14,7 @@ from playwright.async_api import Browser, Route, expect
 
 from gpumap.model.observations import ContainerName
 from gpumap.model.snapshot import ContainerAccount, ContainerXids, GpuXids, Snapshot
+from gpumap.model.workloads import Workload
 from tests.agent import run_agent
 from tests.browser.browser import PATIENCE_MS, STALE_AFTER_SECONDS, Site, Tab, chromium, tab
 from tests.nodes import GIB, Gpu, Pod, Process, TestNode, gpu_uuid, mig_uuid
@@ -152,6 +153,29 @@ async def test_a_shared_card(site: Site, browser: Browser) -> None:
             "host",
             "unaccounted",
         ]
+
+
+async def test_work_outside_pods(site: Site, browser: Browser) -> None:
+    """A row for each container, job and user of the host, also in the bar; what nothing names is the host."""
+    docker, alice = Workload("docker", "4f1c9e0b7a2d"), Workload("user", "alice")
+    works = [(docker, 20, 0.5), (docker, 10, 0.25), (alice, 5, 0.0), (None, 2, 0.0)]
+    site.collect(
+        TestNode(
+            gpus=[Gpu(0)],
+            processes=[
+                Process(pid, UUID, None, memory=gib * GIB, sm=sm, work=work)
+                for pid, (work, gib, sm) in enumerate(works, 11)
+            ],
+        )
+    )
+    async with tab(browser, site.url) as one:
+        assert await one.texts(row(one, "docker/")) == ["docker/4f1c9e0b7a2d host · 2 processes: python3 30.0 GiB 75 %"]
+        assert await one.texts(row(one, "alice")) == ["user/alice host · 1 process: python3 5.0 GiB 0 %"]
+        titles = await one.page.locator(".segment").evaluate_all("all => all.map(one => one.title)")
+        assert titles[:3] == ["docker/4f1c9e0b7a2d 30.0 GiB", "user/alice 5.0 GiB", "host 2.0 GiB"]
+        assert "host" in await one.texts(".legend li")
+        await one.page.goto(f"{site.url}#view=processes")
+        assert await one.texts("tbody tr:has-text('alice')") == ["13 C python3 GPU 0 host user/alice 5.0 GiB 0 %"]
 
 
 async def test_idle_holders_say_for_how_long(site: Site, browser: Browser) -> None:

@@ -61,19 +61,20 @@ def summarized(report: Report, command: str) -> Report:
 
 _PEAKS, _GRANTS = frozenset({parts.PEAKS}), frozenset({parts.GRANTS})
 _TOP_COLUMNS = frozenset({parts.GRANTS, parts.LAST_SEEN})
+_REST = (parts.OTHERS, parts.WORK)
 
 REPORTS = {
     "map": Report(
         map_table,
         map_values,
-        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.OTHERS, parts.TAKEN}),
+        frozenset({parts.HOLDERS, parts.SHARES, parts.GRANTS, parts.USE, parts.ACTIVITY, parts.TAKEN, *_REST}),
         {"json": parts.ALL, "yaml": parts.ALL, "wide": _PEAKS, "peak": _PEAKS},
         map_names,
     ),
     "top": Report(
         top_table,
         top_values,
-        frozenset({parts.HOLDERS, parts.USE, parts.PEAKS, parts.ACTIVITY, parts.OTHERS}),
+        frozenset({parts.HOLDERS, parts.USE, parts.PEAKS, parts.ACTIVITY, *_REST}),
         {**dict.fromkeys(("wide", "json", "yaml", "name"), _TOP_COLUMNS), "granted": _GRANTS},
         top_names,
     ),

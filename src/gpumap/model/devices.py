@@ -10,10 +10,12 @@ import msgspec
 from gpumap.model.map import (
     DeviceEntry,
     HolderEntry,
+    HostEntry,
     NodeMap,
     OwnerEntry,
     ProcessEntry,
     UserEntry,
+    WorkEntry,
 )
 from gpumap.model.terms import ContainerName, Source
 
@@ -68,8 +70,8 @@ class DeviceContainer(NamedTuple):
 class OtherUse(NamedTuple):
     """Use of a device by processes without a row of a container, or by no process at all (`unaccounted`).
 
-    `name` names the pod and container if they are known. `processes` is empty in a map that is made of series, and
-    `process_count` is known also there.
+    `name` names the pod and container if they are known, `work` the work outside pods. `processes` is empty in a map
+    that is made of series, and `process_count` is known also there.
     """
 
     owner: str
@@ -77,6 +79,7 @@ class OtherUse(NamedTuple):
     memory_bytes: int | None
     processes: tuple[ProcessEntry, ...]
     process_count: int | None
+    work: HostEntry | None = None
 
 
 def node_devices(node_map: NodeMap) -> Iterator[NodeDevice]:
@@ -124,11 +127,32 @@ def other_uses(device: DeviceEntry) -> Iterator[OtherUse]:
             if owner.memory_bytes:
                 yield OtherUse(owner.owner, NO_CONTAINER, owner.memory_bytes, (), None)
             continue
+        if owner.owner == "host" and device.host:
+            yield from _host_uses(device)
+            continue
         if not device.processes and owner.owner not in ("assigned", "unassigned", "scheduled"):
             yield from _without_processes(device, owner)
         for name, processes in sorted(rest.items(), key=lambda pair: pair[0]):
             memory_bytes = sum_of(one.memory_bytes for one in processes)
             yield OtherUse(owner.owner, name, memory_bytes, tuple(processes), len(processes))
+
+
+def _host_uses(device: DeviceEntry) -> Iterator[OtherUse]:
+    """Return the work outside pods. Processes without a name in the map belong to `other`."""
+    named = {(one.kind, one.name) for one in device.host}
+    of_work: dict[tuple[str, str], list[ProcessEntry]] = {}
+    for process in device.processes:
+        if process.owner == "host":
+            work = (process.work.kind, process.work.name) if process.work else None
+            of_work.setdefault(work if work in named else ("other", "other"), []).append(process)
+    for one in device.host:
+        processes = tuple(of_work.get((one.kind, one.name), ()))
+        yield OtherUse("host", NO_CONTAINER, one.memory_used_bytes, processes, one.processes, one)
+
+
+def work_name(work: WorkEntry | None) -> str:
+    """Return the name of work outside pods in tables, such as `docker/4f1c9e0b7a2d`; empty if it has none."""
+    return "" if work is None or work.kind == "other" else f"{work.kind}/{work.name}"
 
 
 def _is_in_row(process: ProcessEntry, users: Mapping[ContainerName, UserEntry]) -> bool:

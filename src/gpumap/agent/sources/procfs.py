@@ -54,7 +54,7 @@ class ProcfsSource:
 
     @property
     def stepds(self) -> Set[int]:
-        """PIDs of the slurmstepds that gave a job id in any read."""
+        """PIDs of the slurmstepds that gave job ids in the last read that needed them."""
         return self._stepds
 
     @property
@@ -110,7 +110,7 @@ class ProcfsSource:
                 entries.append(entry)
             else:  # it may use the GPU: NVML read it late, or it has a reused PID
                 unreadable.append(pid)
-        self._stepds |= workloads.stepds
+        self._stepds = workloads.stepds or self._stepds
         return SourceAnswer(ProcTable(tuple(entries), tuple(unreadable), visible, reason), tuple(complaints))
 
     def clock_ticks(self) -> int | None:

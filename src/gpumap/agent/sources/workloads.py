@@ -20,9 +20,6 @@ PASSWD_BYTES_MAX = 1 << 20
 _STEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\b", re.ASCII)
 """`slurmstepd: [3385.0]` (slurm, src/slurmd/slurmstepd/slurmstepd.c, _set_job_log_prefix)."""
 
-_USER = re.compile(r"^([^:\s]*[^:\s\d][^:\s]*):[^:\n]*:(\d+):", re.MULTILINE | re.ASCII)
-"""A line of passwd(5). A name of digits could be another user's uid."""
-
 
 class WorkloadReader:
     """Names the work of processes in one read of the tree `root`. It reads what they share once, and only if needed.
@@ -74,18 +71,23 @@ class WorkloadReader:
 
     @functools.cached_property
     def _users(self) -> Mapping[str, str]:
-        """User names by uid. An unreadable or huge file has none."""
+        """User names by uid. An unreadable or huge file has none. A name of digits could be another user's uid."""
         try:
-            rows = _USER.findall(text(str(self._passwd), None, PASSWD_BYTES_MAX)) if self._passwd else []
+            lines = text(str(self._passwd), None, PASSWD_BYTES_MAX).splitlines() if self._passwd else []
         except OSError:
             return {}
-        return {uid: name for name, uid in reversed(rows)}  # of two names, the first counts, as in getpwuid(3)
+        found: dict[str, str] = {}
+        for line in lines:
+            name, *fields = line.split(":", 3)
+            if len(fields) > 1 and name and not name.isdigit():
+                found.setdefault(fields[1], name)  # of two names, the first counts, as in getpwuid(3)
+        return found
 
 
 def _uid(folder: int) -> int | None:
-    """Return the real user id of a process; `None` if the tree does not have it."""
+    """Return the real user id of a process; `None` if it cannot be read."""
     try:
         match = re.search(r"^Uid:\s+(\d+)", text("status", folder), re.MULTILINE | re.ASCII)
-    except FileNotFoundError:
+    except OSError:
         return None
     return int(match[1]) if match else None

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 _FORMS = ("table", "csv", "json")
-_WAYS = ("namespace", "pod", "label")
+_WAYS = ("namespace", "pod", "label", "job", "user")
+_OF_WORK = ("job", "user")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
 _MORE = """\
@@ -59,6 +60,7 @@ def add_bill(commands: Commands) -> None:
                 "by team, for a spreadsheet",
                 f"gpumap bill {_SERVER} --from 30d --by label --label team -o csv > bill.csv",
             ),
+            ("by Slurm job", f"gpumap bill {_SERVER} --from 7d --by job"),
             ("one of several clusters", f"gpumap bill {_SERVER} --from 7d --match 'cluster=\"a\"'"),
             (
                 "a tenant of Mimir",
@@ -75,7 +77,8 @@ def add_bill(commands: Commands) -> None:
         type=one_of(*_WAYS),
         choices=_WAYS,
         default=_WAYS[0],
-        help=f"Group by {', '.join(_WAYS)}; label requires kube-state-metrics' kube_pod_labels. (default: {_WAYS[0]})",
+        help=f"Group by {', '.join(_WAYS)}. label requires kube-state-metrics' kube_pod_labels. job (Slurm, PBS, "
+        f"HTCondor) and user charge work outside pods instead of containers. (default: {_WAYS[0]})",
     )
     what.add_argument("--label", metavar="NAME", help="With --by label: the label of the pods, such as team.")
     what.add_argument(
@@ -142,6 +145,8 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
     if given.label_match is not None and given.label is None:
         raise UsageError("--label-match requires --by label")
     price = given.price_per_gpu_hour
+    if price is not None and given.by in _OF_WORK:
+        raise UsageError(f"--price-per-gpu-hour: not with --by {given.by}, because gpumap does not know what it holds")
     if price is not None and not _PRICE.fullmatch(price):
         raise UsageError(f"--price-per-gpu-hour {price}: must be a price such as 2 or 2.75")
     labelling = Labelling(read_label(given.label), label_match) if given.label is not None else None
@@ -169,12 +174,15 @@ def _label_match(given: argparse.Namespace) -> str:
 
 async def make_bill(server: Server, request: Request, window: Window) -> Bill:
     """Ask the server, and make the bill. Raises FatalError if an answer is missing or incomplete."""
-    from gpumap.cli.bill.counting import bill_of, pods_of
+    from gpumap.cli.bill.counting import KINDS, bill_of, pods_of
     from gpumap.cli.bill.pod_labels import label_values
-    from gpumap.cli.bill.query import increases
+    from gpumap.cli.bill.query import increases, work_increases
     from gpumap.cli.prometheus import connect
 
     async with connect(server) as connected:
+        if request.by in KINDS:
+            work = await work_increases(connected, request.match, KINDS[request.by], window)
+            return bill_of(connected.url, request, work, {})
         found = await increases(connected, request.match, window)
         label_of: Mapping[Pod, str] = {}
         if request.labelling is not None:

@@ -10,13 +10,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpumap.cli.bill.promql import ENERGY, HELD, MEMORY, NOT_MEASURED, UNATTRIBUTED, USED, Growth, Key
+from gpumap.cli.bill.promql import (
+    ENERGY,
+    HELD,
+    MEMORY,
+    NOT_MEASURED,
+    PRESENT,
+    SM_KNOWN,
+    UNATTRIBUTED,
+    USED,
+    WORK_MEMORY,
+    WORK_SM,
+    Growth,
+    Key,
+)
 
 Pod = tuple[str, str]
 """Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
-NAMESPACE, POD, LABEL = "namespace", "pod", "label"
+NAMESPACE, POD, LABEL, JOB, USER = "namespace", "pod", "label", "job", "user"
+KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
+"""Kinds of work outside pods, as a regular expression, by what groups them."""
 _GAPS_SHOWN = 5
 
 
@@ -51,7 +66,7 @@ class Request(NamedTuple):
 
 
 class Amounts(NamedTuple):
-    """GPU-seconds, joules and byte-seconds.
+    """GPU-seconds, joules and byte-seconds. `held` is of work outside pods the time with a process on a GPU.
 
     `held_measured` is the part of `held` on devices that report SM time. `used_of_it` is the used part of that, for
     each container on each device: a container that uses more than its share does not reduce the idle part of others.
@@ -100,6 +115,11 @@ class Bill:
         return self.request.labelling.label if self.request.labelling else None
 
     @property
+    def is_of_work(self) -> bool:
+        """It is of work outside pods, not of containers."""
+        return self.request.by in KINDS
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The names of a group's cells."""
         match self.request.by:
@@ -107,6 +127,10 @@ class Bill:
                 return NAMESPACE, POD
             case "label":
                 return (self.label or "",)
+            case "job":
+                return "kind", JOB
+            case "user":
+                return (USER,)
         return (NAMESPACE,)
 
     def cost(self, amounts: Amounts) -> float | None:
@@ -119,20 +143,22 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
 
     def group(key: Key) -> Group:
         match request.by:
-            case "pod":
+            case "pod" | "job":
                 return key[:2]
+            case "user":
+                return key[1:2]
             case "label":
                 return (label_of.get((key[0], key[1])),)
         return key[:1]
 
-    charged = dict(_containers(found.growth))
+    charged = dict(_works(found.growth) if request.by in KINDS else _containers(found.growth))
     return Bill(
         server=server,
         request=request,
         lines=_lines(charged, group),
         total=_total(charged.values()),
-        unattributed_energy=_sum(found.growth[UNATTRIBUTED].values()),
-        not_measured_seconds=_sum(found.growth[NOT_MEASURED].values()),
+        unattributed_energy=_sum(found.growth.get(UNATTRIBUTED, {}).values()),
+        not_measured_seconds=_sum(found.growth.get(NOT_MEASURED, {}).values()),
         uncharged_seconds=found.uncharged_seconds,
         warnings=tuple(_warnings(request.match, found.gaps)),
     )
@@ -151,6 +177,14 @@ def _containers(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
         if any((held, used, energy, memory)):
             measured, of_it = (held, min(held, used)) if held is not None and used is not None else (None, None)
             yield key, Amounts(held, used, energy, memory, measured, of_it, used if held is None else None)
+
+
+def _works(growth: Growth) -> Iterator[tuple[Key, Amounts]]:
+    """What each work outside pods had of a device."""
+    for key, present in growth[PRESENT].items():
+        known, used, memory = (growth[one].get(key) for one in (SM_KNOWN, WORK_SM, WORK_MEMORY))
+        of_it = min(known, used) if known is not None and used is not None else None
+        yield key, Amounts(held=present, used=used, memory=memory, held_measured=known, used_of_it=of_it)
 
 
 def _lines(charged: Mapping[Key, Amounts], group: Callable[[Key], Group]) -> tuple[Line, ...]:

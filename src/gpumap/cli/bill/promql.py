@@ -25,7 +25,7 @@ Key = tuple[str, ...]
 
 
 class Counter(NamedTuple):
-    """A counter of gpumap's, and the labels that identify its series on all nodes."""
+    """A counter or a gauge of gpumap's, and the labels that identify its series on all nodes."""
 
     name: str
     keys: tuple[str, ...]
@@ -38,6 +38,15 @@ MEMORY = Counter("gpumap_container_gpu_memory_byte_seconds_total", POD_KEYS)
 UNATTRIBUTED = Counter("gpumap_gpu_energy_unattributed_joules_total", ("uuid",))
 NOT_MEASURED = Counter("gpumap_accounting_gap_seconds_total", ("uuid",))
 """Each gpumap exposes it for each of its GPUs, so it also shows whether the server scraped a gpumap."""
+WORK_KEYS = ("kind", "name", "uuid")
+PRESENT = Counter("gpumap_host_gpu_processes", WORK_KEYS)
+WORK_SM = Counter("gpumap_host_sm_utilization_ratio", WORK_KEYS)
+WORK_MEMORY = Counter("gpumap_host_gpu_memory_used_bytes", WORK_KEYS)
+"""Gauges of work outside pods, which has no counters: a bill adds up their means (`mean`)."""
+SM_KNOWN = Counter("", WORK_KEYS)
+"""Not a series: the time in which WORK_SM has samples."""
+SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
+"""Each scrape of a gpumap has exactly one sample of it."""
 COUNTERS = (HELD, USED, ENERGY, MEMORY, UNATTRIBUTED, NOT_MEASURED)
 Growth = Mapping[Counter, Mapping[Key, float]]
 
@@ -85,6 +94,24 @@ def sum_of_steps(expression: str, seconds: int, step_seconds: int) -> str:
     return f"sum_over_time(({expression})[{seconds - step_seconds // 2}s:{step_seconds}s])"
 
 
+def mean(gauge: Counter, scope: Scope, kinds: str, function: str = "sum_over_time") -> str:
+    """The gauge's mean in a step, by key, over the scrapes of its gpumap: an absent sample counts as 0.
+
+    With `count_over_time`, the part of the step in which the gauge has samples. Series of one key count once.
+    """
+    recent = f"[{_range(scope)}]"
+    of_kind = f'kind=~"{kinds}"'
+    series = f"{function}({selector(gauge.name, scope.match, of_kind)}{recent})"
+    scrapes = f"max by (cluster, job, instance) (count_over_time({selector(SNAPSHOT, scope.target_match)}{recent}))"
+    ratio = f"{series} / on (cluster, job, instance) group_left () {scrapes}"
+    return f"max by ({', '.join(gauge.keys)}) ({ratio})"
+
+
+def gpumaps_with_samples(scope: Scope) -> str:
+    """How many gpumaps have a sample in the step."""
+    return f"count(last_over_time({selector(SNAPSHOT, scope.target_match)}[{_range(scope)}]))"
+
+
 def gpus_with_samples(scope: Scope) -> str:
     """How many GPUs have a sample in the step."""
     return f"count({_recent(NOT_MEASURED, scope)})"
@@ -103,11 +130,13 @@ def _born(counter: Counter, scope: Scope) -> str:
 
 
 def _recent(counter: Counter, scope: Scope) -> str:
-    """The last sample in the step, whatever the server's look-back and staleness markers are.
+    """The last sample in the step, whatever the server's look-back and staleness markers are."""
+    return f"last_over_time({selector(counter.name, scope.match)}[{_range(scope)}])"
 
-    A millisecond less, because Prometheus before 3.0 includes the range's beginning, which is in the step before.
-    """
-    return f"last_over_time({selector(counter.name, scope.match)}[{scope.step_seconds * 1000 - 1}ms])"
+
+def _range(scope: Scope) -> str:
+    """A step, less a millisecond: Prometheus before 3.0 includes the range's beginning, which is in the step before."""
+    return f"{scope.step_seconds * 1000 - 1}ms"
 
 
 def _earlier(counter: Counter, scope: Scope) -> str:

@@ -18,11 +18,17 @@ from gpumap.cli.bill.promql import (
     HELD,
     NOT_MEASURED,
     POD_KEYS,
+    PRESENT,
+    SM_KNOWN,
+    WORK_MEMORY,
+    WORK_SM,
     Counter,
     Key,
     Scope,
+    gpumaps_with_samples,
     gpus_with_samples,
     growth,
+    mean,
     selector,
     sum_of_steps,
     uncharged,
@@ -60,10 +66,39 @@ async def increases(server: Prometheus, match: str, window: Window) -> Increases
             "gpumap and that --match selects its series"
         )
     _refuse_too_much(server, found[HELD], window)
-    moments = await _moments(server, scope, window)
+    moments = await _moments(server, gpus_with_samples(scope), window)
     known = moments or found[NOT_MEASURED]
     gaps = tuple((rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window)) if known else None
     return Increases(found, sum(left_out.values()), gaps)
+
+
+async def work_increases(server: Prometheus, match: str, kinds: str, window: Window) -> Increases:
+    """Ask for everything that a bill of work outside pods needs. Raises FatalError if the server has no such series.
+
+    Times are in seconds: the mean of each step, times the step.
+    """
+    scope = Scope(match, window.step_seconds, target_match=target_matchers(match))
+    questions = {
+        PRESENT: mean(PRESENT, scope, kinds, "count_over_time"),
+        WORK_SM: mean(WORK_SM, scope, kinds),
+        WORK_MEMORY: mean(WORK_MEMORY, scope, kinds),
+        SM_KNOWN: mean(WORK_SM, scope, kinds, "count_over_time"),
+    }
+    means = await together([_added(server, gauge, question, window) for gauge, question in questions.items()])
+    step = window.step_seconds
+    found = {
+        gauge: {key: value * step for key, value in of_gauge.items()}
+        for gauge, of_gauge in zip(questions, means, strict=True)
+    }
+    moments = await _moments(server, gpumaps_with_samples(scope), window)
+    if not moments:
+        matching = f" that match {match}" if match else ""
+        raise FatalError(
+            f"{server.url} has no gpumap samples in this window{matching}. Check that Prometheus scrapes gpumap and "
+            "that --match selects its series"
+        )
+    gaps = tuple((rfc3339(start), rfc3339(end)) for start, end in gaps_between(moments, window))
+    return Increases(found, 0.0, gaps)
 
 
 def gaps_between(moments: Collection[int], window: Window) -> tuple[Gap, ...]:
@@ -109,12 +144,12 @@ async def _added(server: Prometheus, counter: Counter, expression: str, window: 
     return found
 
 
-async def _moments(server: Prometheus, scope: Scope, window: Window) -> set[int]:
-    """The ends of the steps in which a GPU has a sample."""
+async def _moments(server: Prometheus, expression: str, window: Window) -> set[int]:
+    """The ends of the steps in which an expression has a value."""
     step = window.step_seconds
 
     async def ask(part: Window) -> list[Row]:
-        return await server.range(gpus_with_samples(scope), part.start + step, part.end, step)
+        return await server.range(expression, part.start + step, part.end, step)
 
     rows = _all(await in_parts(window, PART_SECONDS, _PART_STEPS_MIN * step, ask))
     moments = {moment for row in rows for moment, _ in row.points}

@@ -49,6 +49,8 @@ class Cluster(NamedTuple):
     holders: dict[str, dict[Container, Slots]]
     users: dict[str, list[Container]]
     offers: dict[str, Slots]
+    works: dict[str, list[tuple[str, str]]]
+    """Kinds and names of the work outside pods, by uuid."""
     owners: dict[str, list[tuple[str, int | None, int | None]]]
     """By uuid: owner, bytes, processes."""
     held: dict[str, int]
@@ -71,7 +73,7 @@ class Cluster(NamedTuple):
 
 def group_by_family(values: Mapping[str, FamilyValues]) -> Cluster:
     """Group the values of families, by their names."""
-    cluster = Cluster(values, {}, {}, {}, {}, {}, {}, {}, {})
+    cluster = Cluster(values, {}, {}, {}, {}, {}, {}, {}, {}, {})
     places: dict[str, set[Key]] = {}
     for row in sorted(cluster.of(families.DEVICE_INFO)):
         cluster.infos.setdefault(row[0], DeviceInfo(*row[:_INFO_WIDTH]))
@@ -87,6 +89,8 @@ def group_by_family(values: Mapping[str, FamilyValues]) -> Cluster:
         cluster.infos.setdefault(gpu.uuid, info)
     for namespace, pod, container, uuid in sorted(cluster.of(families.PROCESSES)):
         cluster.users.setdefault(uuid, []).append((namespace, pod, container))
+    for kind, name, uuid in sorted(cluster.of(families.HOST_PROCESSES)):
+        cluster.works.setdefault(uuid, []).append((kind, name))
     _group_owners(cluster)
     cluster.faults.update({uuid: "unknown" for uuid, *_ in cluster.of(families.GPU_DOWN)})
     cluster.faults.update(

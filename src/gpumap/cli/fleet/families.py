@@ -32,11 +32,13 @@ OTHERS = "others"
 """What no container uses; it includes LEFTOVERS."""
 OWNERS = "owners"
 """Memory and processes by owner, containers' too; it includes OTHERS."""
+WORK = "work"
+"""Work outside pods: its memory, SM time and processes."""
 TAKEN = "taken"
 """How much of each device's memory is in use."""
 HEALTH = "health"
 """What no table shows: GPUs' load, memory reserved by the driver, how long its calls hang, all capabilities."""
-ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, TAKEN, HEALTH})
+ALL = frozenset({HOLDERS, SHARES, GRANTS, OFFERS, USE, PEAKS, ACTIVITY, LAST_SEEN, OWNERS, WORK, TAKEN, HEALTH})
 """Devices, their sizes, whether GPUs answer, and the sources' health are always asked for."""
 
 SNAPSHOT = "gpumap_snapshot_timestamp_seconds"
@@ -137,6 +139,10 @@ OWNER_BYTES = Family(
 )
 OWNER_PROCESSES = Family("gpumap_device_processes", ("uuid", "owner"), OWNERS, kept="!= 0", always='owner="unknown"')
 """What is `always` kept exists, also with 0, for each device whose use is known."""
+_OF_WORK = ("kind", "name", "uuid")
+HOST_PROCESSES = Family("gpumap_host_gpu_processes", _OF_WORK, WORK)
+HOST_MEMORY = Family("gpumap_host_gpu_memory_used_bytes", _OF_WORK, WORK)
+HOST_SM = Family("gpumap_host_sm_utilization_ratio", _OF_WORK, WORK)
 UTILIZATION = Family("gpumap_gpu_utilization_ratio", ("uuid",), HEALTH)
 STUCK = Family("gpumap_nvml_stuck_seconds", ("uuid",), HEALTH, kept="> 0")
 POD_INFO = Family("gpumap_pod_info", ("namespace", "pod", "pod_uid"), HEALTH, of_target=True)
@@ -168,6 +174,7 @@ FAMILIES = (
         UTILIZATION,
         STUCK,
     ),
+    *(HOST_PROCESSES, HOST_MEMORY, HOST_SM),
 )
 """All but NODE_INFO, which is asked for first: it may select targets."""
 _OWNERS_OF_PART = {OTHERS: (_OF_OTHERS, ""), LEFTOVERS: (_OF_GONE, _OF_GONE), USE: (_OF_NONE, _OF_NONE)}

@@ -95,6 +95,16 @@ def _device(uuid: str, cluster: Cluster, has_list: bool, collected_at: float) ->
             _user(name, uuid, cluster, owner, collected_at)
             for name, owner in users_by_owner(uuid, {*holders, *whole}, cluster)
         ),
+        host=tuple(
+            entries.HostEntry(
+                kind=kind,
+                name=name,
+                memory_used_bytes=cluster.whole(families.HOST_MEMORY, kind, name, uuid),
+                sm_utilization_ratio=cluster.value(families.HOST_SM, kind, name, uuid),
+                processes=int(cluster.of(families.HOST_PROCESSES)[kind, name, uuid]),
+            )
+            for kind, name in cluster.works.get(uuid, ())
+        ),
         processes=(),
     )
 

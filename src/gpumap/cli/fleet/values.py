@@ -147,7 +147,8 @@ RowsOfTarget = Mapping[str, Sequence[tuple[Labels, Value]]]
 _HELD, _USED, _PRESENT = "held", "used", "present"
 _KIND_OF_PART = {
     **dict.fromkeys((families.HOLDERS, families.SHARES, families.GRANTS, families.OFFERS), _HELD),
-    **dict.fromkeys((families.USE, families.PEAKS, families.ACTIVITY, families.LAST_SEEN, families.OWNERS), _USED),
+    **dict.fromkeys((families.USE, families.PEAKS, families.ACTIVITY, families.LAST_SEEN), _USED),
+    **dict.fromkeys((families.OWNERS, families.WORK), _USED),
 }
 _SERIES_OF_KIND = (
     *((families.DEVICE_INFO, _PRESENT), (families.HOLDER_COUNT, _HELD)),

@@ -15,6 +15,7 @@ NO_LABEL = "(none)"
 """Kubernetes allows no label with this value. If one has it all the same, it is in quotes."""
 TOTAL = "TOTAL"
 _HOUR, _KWH, _GIB = 3600, 3_600_000, 1 << 30
+_NONE = {False: "No container held or used a GPU.", True: "No such work outside pods used a GPU."}
 _FORMULA = ("=", "+", "-", "@")
 
 
@@ -48,6 +49,17 @@ _AMOUNTS = (
     _Amount("energy_joules", lambda of: of.energy),
     _Amount("memory_gib_hours", lambda of: _in(_HOUR * _GIB, of.memory)),
 )
+_WORK_AMOUNTS = (
+    _Amount("present_gpu_hours", lambda of: _in(_HOUR, of.held), "GPU-HOURS PRESENT"),
+    *_AMOUNTS[1:3],
+    _Amount("use_unknown_gpu_hours", lambda of: _in(_HOUR, of.held_use_unknown())),
+    _AMOUNTS[-1]._replace(title="GIB-HOURS"),
+)
+"""Of work outside pods: what it holds is not known, and its energy is not either."""
+
+
+def _of(bill: Bill) -> tuple[_Amount, ...]:
+    return _WORK_AMOUNTS if bill.is_of_work else _AMOUNTS
 
 
 class _Row(NamedTuple):
@@ -63,7 +75,7 @@ def bill_table(bill: Bill, shape: Shape) -> str:
     rows = [_Row([_name(part) for part in line.group], line.amounts) for line in bill.lines]
     rows.append(_Row([TOTAL, *([""] * (len(bill.columns) - 1))], bill.total, total=True))
     lines = table(_columns(bill), rows, shape, lambda row: "bold" if row.total else "")
-    return joined([lines if bill.lines else "No container held or used a GPU.", notes(_foot(bill), shape.screen)])
+    return joined([lines if bill.lines else _NONE[bill.is_of_work], notes(_foot(bill), shape.screen)])
 
 
 def _columns(bill: Bill) -> list[Column[_Row]]:
@@ -74,7 +86,7 @@ def _columns(bill: Bill) -> list[Column[_Row]]:
         return lambda row: one.show(one.read(row.amounts))
 
     columns = [Column(title.upper(), name(place), name=True) for place, title in enumerate(bill.columns)]
-    columns += [Column(one.title, amount(one)) for one in _AMOUNTS if one.title]
+    columns += [Column(one.title, amount(one)) for one in _of(bill) if one.title]
     if bill.request.price is not None:
         columns.append(Column("COST", lambda row: _number(bill.cost(row.amounts))))
     return columns
@@ -83,10 +95,10 @@ def _columns(bill: Bill) -> list[Column[_Row]]:
 def bill_csv(bill: Bill, *, headers: bool = True) -> str:
     """RFC 4180: a header and one row for each line, with all digits. An unknown value is empty. There is no total."""
     price = bill.request.price
-    head = ["from", "to", *_parts(bill), *(one.name for one in _AMOUNTS)]
+    head = ["from", "to", *_parts(bill), *(one.name for one in _of(bill))]
     rows = [[*head, *(("price_per_gpu_hour", "cost") if price is not None else ())]] if headers else []
     for line in bill.lines:
-        values = [one.read(line.amounts) for one in _AMOUNTS]
+        values = [one.read(line.amounts) for one in _of(bill)]
         values += [price, bill.cost(line.amounts)] if price is not None else []
         cells = ("" if value is None else repr(float(value)) for value in values)
         rows.append([bill.request.start, bill.request.end, *map(_name, line.group), *cells])
@@ -126,13 +138,20 @@ def _parts(bill: Bill) -> tuple[str, ...]:
 
 
 def _amounts(bill: Bill, amounts: Amounts) -> dict[str, float | None]:
-    return {one.name: one.read(amounts) for one in _AMOUNTS} | {"cost": bill.cost(amounts)}
+    return {one.name: one.read(amounts) for one in _of(bill)} | {"cost": bill.cost(amounts)}
 
 
 def _foot(bill: Bill) -> Iterator[str]:
     matching = f", of series with {bill.request.match}" if bill.request.match else ""
-    yield f"From {bill.request.start} to {bill.request.end}, by {bill.server}{matching}. Energy is an estimate."
+    window = f"From {bill.request.start} to {bill.request.end}, by {bill.server}{matching}."
     total = bill.total
+    if bill.is_of_work:
+        yield f"{window} GPU-HOURS PRESENT is time with a process on a GPU. All values are means of scraped samples."
+        if (unknown := total.held_use_unknown()) and unknown >= 1:
+            yield f"{_hours(unknown)} of these GPU-hours are without SM time. USED and IDLE do not contain them."
+        yield from bill.warnings
+        return
+    yield f"{window} Energy is an estimate."
     if blind := total.held_use_unknown():
         yield (
             f"{_hours(blind)} of the held GPU-hours are on devices without SM time, such as MIG devices. "

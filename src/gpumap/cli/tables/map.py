@@ -33,6 +33,7 @@ from gpumap.model.devices import (
     other_uses,
     owner_of,
     partitioned_gpus,
+    work_name,
 )
 from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
 from gpumap.model.terms import ContainerName
@@ -150,7 +151,9 @@ COLUMNS: tuple[Column[MapRow], ...] = (
     _column("DEVICE", lambda on: device_name(on.device))._replace(spans=True),
     _column("UUID", lambda on: on.device.uuid)._replace(name=True, spare=5),
     _named("NAMESPACE", lambda name: name.namespace),
-    _named("POD", lambda name: name.pod)._replace(kept=True),
+    _column(
+        "POD", None, lambda one: one.name.pod or UNKNOWN, lambda other: other.name.pod or work_name(other.work)
+    )._replace(name=True, kept=True),
     _named("CONTAINER", lambda name: name.container),
     _column("SLOTS", None, lambda one: _granted(one, _slots))._replace(spare=3),
     _column(

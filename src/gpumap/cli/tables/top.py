@@ -35,8 +35,9 @@ from gpumap.model.devices import (
     node_devices,
     other_uses,
     owner_of,
+    work_name,
 )
-from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry
+from gpumap.model.map import Entry, HolderEntry, ProcessEntry, UserEntry, WorkEntry
 from gpumap.model.terms import ContainerName
 from gpumap.model.words import UNKNOWN, age, number, percent, size
 
@@ -56,6 +57,7 @@ class DeviceUse(NamedTuple):
     holder: HolderEntry | None = None
     user: UserEntry | None = None
     process: ProcessEntry | None = None
+    work: WorkEntry | None = None
 
     @property
     def node(self) -> str:
@@ -91,6 +93,11 @@ class DeviceUse(NamedTuple):
         return self.user.last_active if self.user else None
 
     @property
+    def pod(self) -> str:
+        """The pod, or the work outside pods."""
+        return self.container.pod or work_name(self.work)
+
+    @property
     def pid(self) -> int | None:
         return self.process.pid if self.process else None
 
@@ -105,6 +112,7 @@ class TopRow(Entry, frozen=True, kw_only=True):
     namespace: str | None
     pod: str | None
     container: str | None
+    work: WorkEntry | None
     owner: str
     memory_bytes: int | None
     memory_ratio: float | None
@@ -128,7 +136,7 @@ def _last_active(use: DeviceUse) -> str:
 
 _NAMES: tuple[Column[DeviceUse], ...] = (
     name("NAMESPACE", lambda use: use.container.namespace),
-    name("POD", lambda use: use.container.pod),
+    name("POD", lambda use: use.pod),
     name("CONTAINER", lambda use: use.container.container),
 )
 _DEVICE: Column[DeviceUse] = Column("DEVICE", lambda use: device_name(use.on.device), lambda use: use.on.number)
@@ -222,12 +230,15 @@ def _by_container(on: NodeDevice) -> Iterator[DeviceUse]:
         ratios = [one.sm_ratio for one in other.processes if one.sm_ratio is not None]
         known = bool(ratios) and len(ratios) == len(other.processes)
         sm_ratio = min(sum(ratios), 1.0) if known else None
-        yield DeviceUse(on, other.name, other.owner, other.memory_bytes, sm_ratio, other.process_count or None)
+        if other.work:
+            sm_ratio = other.work.sm_utilization_ratio
+        count = other.process_count or None
+        yield DeviceUse(on, other.name, other.owner, other.memory_bytes, sm_ratio, count, work=other.work)
 
 
 def _by_process(on: NodeDevice) -> Iterator[DeviceUse]:
     for one in on.device.processes:
-        yield DeviceUse(on, container_of(one), one.owner, one.memory_bytes, one.sm_ratio, 1, process=one)
+        yield DeviceUse(on, container_of(one), one.owner, one.memory_bytes, one.sm_ratio, 1, process=one, work=one.work)
     for owner in on.device.owners:
         if owner.owner in ("unaccounted", "sibling") and owner.memory_bytes:
             yield DeviceUse(on, NO_CONTAINER, owner.owner, owner.memory_bytes)
@@ -243,6 +254,7 @@ def _value(use: DeviceUse, *, fleet: bool, processes: bool) -> TopRow:
         namespace=use.container.namespace or None,
         pod=use.container.pod or None,
         container=use.container.container or None,
+        work=WorkEntry(kind=use.work.kind, name=use.work.name) if use.work else None,
         owner=use.owner,
         memory_bytes=use.memory_bytes,
         memory_ratio=use.memory_ratio,

@@ -19,11 +19,11 @@ export function bar({ memory, holders, rows: all }) {
   const grants = granted > total ? "all granted, to several containers" : `${bytes(granted)} granted`;
   const width = (value) => `${((100 * value) / whole).toFixed(2)}%`;
   const segments = few.map((row, at) => {
-    const label = `${row.pod ? `${row.namespace}/${row.pod}` : OWNERS[row.owner]} ${bytes(row.used)}`;
+    const label = `${row.pod ? `${row.namespace}/${row.pod}` : row.work || OWNERS[row.owner]} ${bytes(row.used)}`;
     return h(
       "span",
       { key: `${at} ${row.key}`, class: `segment ${row.tint}`, width: width(row.used), title: printable(label) },
-      row.used / whole > NAMED_FROM ? h("bdi", {}, printable(row.pod || OWNERS[row.owner])) : null,
+      row.used / whole > NAMED_FROM ? h("bdi", {}, printable(row.pod || row.work || OWNERS[row.owner])) : null,
     );
   });
   return h(

@@ -272,7 +272,8 @@ function restRow(row, device, context) {
       "th",
       { scope: "row", colspan: 4 },
       swatch(row),
-      containerName(row) ?? (row.podUid ? h("span", { class: "name" }, "pod ", name(row.podUid)) : null),
+      containerName(row) ??
+        (row.podUid ? h("span", { class: "name" }, "pod ", name(row.podUid)) : row.work ? name(row.work, { class: "name" }) : null),
       " ",
       ownerMark(row.owner),
       processes && noted(processes),

@@ -6,8 +6,12 @@ const OF_NO_CONTAINER = new Set(["gone", "mps_server"]); // also where a contain
 const text = (value) => value ?? "";
 export const keyOf = (row) => JSON.stringify([text(row.namespace), text(row.pod), text(row.container)]);
 
-/** Return a row for an address: `ns/pod/container`, with a mark for deleted pods. */
-export const addressOf = (row) => `${[row.namespace, row.pod, row.container].map(text).join("/")}${row.owner === "gone" ? " gone" : ""}`;
+/** Return the name of work outside pods, such as `docker/4f1c9e0b7a2d`; empty if it has none. */
+const workName = (work) => (work && work.kind !== "other" ? `${work.kind}/${work.name}` : "");
+
+/** Return a row for an address: `ns/pod/container`, with a mark for deleted pods; of work outside pods its name. */
+export const addressOf = (row) =>
+  row.kind === "rest" && row.work ? row.work : `${[row.namespace, row.pod, row.container].map(text).join("/")}${row.owner === "gone" ? " gone" : ""}`;
 
 /** Return whether the kubelet is a source. With --no-kubelet it is none: no container holds a device. */
 export const hasKubelet = (map) => map.sources.some((one) => one.source === "kubelet");
@@ -127,6 +131,7 @@ function processesByRow(device) {
 /** Return the use of processes without a container row, and memory that no process explains. */
 function restRows(device, findings) {
   const users = new Set(device.users.map(keyOf));
+  const works = new Map((device.host ?? []).map((one) => [workName(one) || "host", one]));
   const rows = [];
   for (const { owner, memory_bytes } of device.owners) {
     const others = device.processes.filter(
@@ -134,24 +139,27 @@ function restRows(device, findings) {
     );
     const groups = new Map();
     for (const one of others) {
-      const key = one.pod ? keyOf(one) : one.pod_uid ? `uid ${one.pod_uid}` : owner;
+      const work = owner === "host" && works.has(workName(one.work)) ? workName(one.work) : owner;
+      const key = one.pod ? keyOf(one) : one.pod_uid ? `uid ${one.pod_uid}` : work;
       groups.set(key, [...(groups.get(key) ?? []), one]);
     }
     if (!groups.size && memory_bytes && (owner === "unaccounted" || owner === "sibling")) groups.set(owner, []);
     for (const [key, found] of groups) {
       const reported = found.map((one) => one.memory_bytes).filter((one) => one !== null);
       const sms = found.map((one) => one.sm_ratio);
+      const work = owner === "host" ? works.get(key) : undefined;
       rows.push({
         kind: "rest",
         key: `${owner} ${key}`,
         owner,
         processes: found,
-        used: !found.length ? memory_bytes : reported.length ? sum(reported) : null,
+        used: work ? work.memory_used_bytes : !found.length ? memory_bytes : reported.length ? sum(reported) : null,
         namespace: text(found[0]?.namespace),
         pod: text(found[0]?.pod),
         container: text(found[0]?.container),
         podUid: found[0]?.pod_uid ?? null,
-        sm: sms.length && !sms.includes(null) ? Math.min(sum(sms), 1) : null,
+        sm: work ? work.sm_utilization_ratio : sms.length && !sms.includes(null) ? Math.min(sum(sms), 1) : null,
+        work: workName(work),
         gpus: null,
         granted: null,
         peak: null,
@@ -172,6 +180,7 @@ export function processesOf(devices) {
       key: `${device.uuid} ${one.pid}`,
       used: one.memory_bytes,
       sm: one.sm_ratio,
+      work: workName(one.work),
     })),
   );
 }
@@ -218,6 +227,7 @@ const wordsOfRow = (row) =>
     row.container,
     row.owner,
     row.podUid ?? row.pod_uid,
+    row.work,
     row.name,
     row.pid,
     ...(row.processes ?? []).flatMap((one) => [one.pid, one.name]),
@@ -251,7 +261,7 @@ export function filteredProcesses(processes, query) {
 
 // --- order -----------------------------------------------------------------------------------------------------------
 
-const nameOf = (row) => (row.pod ? `${row.namespace}/${row.pod}/${row.container ?? ""}` : "￿");
+const nameOf = (row) => (row.pod ? `${row.namespace}/${row.pod}/${row.container ?? ""}` : row.work || "￿");
 
 /** Sort by a column; "-used" sorts from the largest. Unknown values are last in both orders; equal ones sort by name. */
 export function sorted(rows, order, values) {

@@ -66,12 +66,15 @@ function row(one, context) {
     cell(
       "Container",
       false,
-      containerName(one) ??
-        (one.pod_uid
-          ? h("span", { class: "name" }, "pod ", name(one.pod_uid))
-          : one.owner === "host"
-            ? ""
-            : known(null, null, why.owner)),
+      [
+        containerName(one) ??
+          (one.pod_uid
+            ? h("span", { class: "name" }, "pod ", name(one.pod_uid))
+            : one.owner === "host"
+              ? ""
+              : known(null, null, why.owner)),
+        one.work && [" ", name(one.work, { class: "name" })],
+      ],
     ),
     cell("Memory", true, known(one.used, bytes, why.used)),
     cell("SM", true, known(one.sm, percent, why.sm)),
