@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +15,9 @@ from playwright.async_api import Browser, expect
 
 from gpumap.cli.tables import Shape
 from gpumap.model.map import NodeMap
+from gpumap.model.observations import Moment
 from gpumap.model.snapshot import Snapshot
+from tests import golden
 from tests.browser.browser import Site, Tab, tab
 from tests.browser.test_page import UUID, cards, holder, partitioned, row, shared_card
 from tests.browser.test_page import start_browser as start_browser  # the fixture `browser`
@@ -233,6 +238,16 @@ async def test_a_machine_without_a_kubelet(site: Site, browser: Browser) -> None
         assert list(await tiles(one)) == ["GPUs", "Memory used", "Faults"]
         assert await one.texts("#health li b") == ["nvml", "procfs", *await one.texts("#health ul + ul li b")]
         assert "kubelet does not answer" not in await one.page.inner_text("body")
+
+
+async def test_a_gpu_that_shares_the_machines_memory(site: Site, browser: Browser) -> None:
+    """It does not report its memory: the sum of its processes is shown, and its use is known."""
+    snapshot = (await asyncio.to_thread(golden.snapshots, golden.CAPTURES / "gb10"))[-1]
+    site.pages.publish(replace(snapshot, at=Moment(site.clock, time.time())))
+    async with tab(browser, site.url) as one:
+        assert (await tiles(one))["Memory used"] == "39.7 GiB"
+        assert await one.texts(".used") == ["39.7 GiB"]
+        await expect(one.page.locator(".facts").first).to_contain_text("used by processes")
 
 
 async def test_no_more_is_granted_than_there_is(site: Site, browser: Browser) -> None:

@@ -179,6 +179,11 @@ def sum_of(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
+def listed_bytes(device: DeviceEntry) -> int | None:
+    """Return the memory of all processes of a device that does not report its own memory (unified memory)."""
+    return sum_of(one.memory_bytes for one in device.owners) if device.memory is None else None
+
+
 def sources_up(node_map: NodeMap) -> set[str]:
     """Return the sources that answer; none if the map is stale."""
     return {source.source for source in node_map.sources if source.up and not node_map.stale}

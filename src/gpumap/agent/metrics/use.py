@@ -22,7 +22,7 @@ def used(name: str, help: str, value: Callable[[ContainerUse], float | None]) ->
 
 def _owner_bytes(snapshot: Snapshot) -> Iterator[Series]:
     for leaf in snapshot.leaves:
-        for use in leaf.owners if leaf.memory is not None else ():
+        for use in leaf.owners:
             if use.memory_bytes is not None:
                 yield Series((leaf.uuid, use.owner.value), use.memory_bytes)
 
@@ -37,7 +37,8 @@ def _owner_processes(snapshot: Snapshot) -> Iterator[Series]:
 USE = (
     used(
         "gpumap_container_gpu_memory_used_bytes",
-        "Used GPU memory of the container on the device, as reported by the driver for each process.",
+        "Used GPU memory of the container on the device, as reported by the driver for each process. With unified "
+        "memory, only what was allocated through the driver.",
         lambda use: use.memory_bytes,
     ),
     used(
@@ -70,7 +71,8 @@ USE = (
     Family(
         "gpumap_device_memory_used_by_owner_bytes",
         "gauge",
-        "Used memory of the device, by category of its owner. The sum is gpumap_device_memory_used_bytes.",
+        "Used memory of the device, by category of its owner. The sum is gpumap_device_memory_used_bytes, if the "
+        "device reports it.",
         ("uuid", "owner"),
         _owner_bytes,
     ),

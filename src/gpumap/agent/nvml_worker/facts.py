@@ -207,8 +207,13 @@ def _process_lists(driver: _Driver) -> Fact:
     return {"gpus": driver.of_gpus(look)}
 
 
+def _used_bytes(driver: _Driver, device: Handle) -> int | None:
+    memory = driver.library.memory(device)
+    return memory.used_bytes if memory else None
+
+
 def _lists_of(driver: _Driver, device: Handle) -> Fact:
-    fact: Fact = {"memory_used": driver.or_word(lambda: driver.library.memory(device).used_bytes)}
+    fact: Fact = {"memory_used": driver.or_word(lambda: _used_bytes(driver, device))}
     for kind, call in _LISTS.items():
         rows, count = (pynvml.c_nvmlProcessInfo_v2_t * _SLOTS)(), c_uint(_SLOTS)
         code = driver.code(call, device, byref(count), rows)

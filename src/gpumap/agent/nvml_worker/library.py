@@ -184,16 +184,17 @@ class Library:
 
     # --- what a device measures ---
 
-    def memory(self, device: Handle) -> DeviceMemory:
+    def memory(self, device: Handle) -> DeviceMemory | None:
+        """Return `None` if the total is 0: some drivers of unified memory answer so, others refuse (NVIDIA Jetson)."""
         info = pynvml.c_nvmlMemory_v2_t(pynvml.nvmlMemory_v2)
         self.ask("nvmlDeviceGetMemoryInfo_v2", device, byref(info))
-        return DeviceMemory(info.total, info.used, info.free, info.reserved)
+        return DeviceMemory(info.total, info.used, info.free, info.reserved) if info.total else None
 
-    def memory_v1(self, device: Handle) -> DeviceMemory:
+    def memory_v1(self, device: Handle) -> DeviceMemory | None:
         """Drivers before 510: `used` includes the memory that the driver reserves."""
         info = pynvml.c_nvmlMemory_t()
         self.ask("nvmlDeviceGetMemoryInfo", device, byref(info))
-        return DeviceMemory(info.total, info.used, info.free)
+        return DeviceMemory(info.total, info.used, info.free) if info.total else None
 
     def utilization_ratios(self, device: Handle) -> tuple[float | None, float | None]:
         info = pynvml.c_nvmlUtilization_t()

@@ -5,6 +5,7 @@ calls, and treat an idle GPU as an error. One thread at a time uses it. Some dri
 and rows of garbage (nvtop#110). So `Lists` clears the array before each call, and `Sampler` drops impossible samples.
 """
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ KEPT_SECONDS = 10.0
 NV2080_CTRL_PERF_GPUMON_SAMPLE_COUNT_PERFMON_UTIL)."""
 FULL_RATIO = 0.9
 """Part of an interval: an earlier reading is an early one."""
+PID_MAX = 1 << 22
+"""No kernel has a larger PID (include/linux/threads.h, PID_MAX_LIMIT)."""
 SLOTS = 256
 TRIES = 4
 
@@ -59,6 +62,11 @@ class RawList(NamedTuple):
 
     data: bytes
     row: Struct
+
+    @property
+    def is_garbage(self) -> bool:
+        """Whether a row has a PID that no process can have."""
+        return any(not 0 < fields[0] <= PID_MAX for fields in self.row.iter_unpack(self.data))
 
     def rows(self) -> list[ProcessRow]:
         """Return it without rows that the driver counted, but did not write."""
@@ -193,7 +201,12 @@ def _rows(found: Iterable[tuple[str, RawList | None]]) -> list[Row]:
 
 
 class ProcessesOfGpu:
-    """The processes of a GPU without partitions: the same tuple while its lists stay the same."""
+    """The processes of a GPU without partitions: the same tuple while its lists stay the same.
+
+    A GPU that has never reported its memory shares that of the machine (unified memory). Some of their drivers write
+    rows of garbage: PID 0, PIDs that no process can have (NVIDIA Jetson Orin). The processes are then unknown: such a
+    list is no evidence that a holder is idle.
+    """
 
     def __init__(self) -> None:
         self._lists: tuple[tuple[str, RawList | None], ...] = ()
@@ -207,16 +220,24 @@ class ProcessesOfGpu:
         if found is None:
             return None
         most = memory.total_bytes if memory else self._most
+        if most is None:
+            if any(listed.is_garbage for _, listed in found if listed is not None):
+                return None
+            most = machine_memory_bytes()
         if found != self._lists or most != self._most:
             self._lists, self._most, self._merged = found, most, merge(_rows(found), most)
         return self._merged
+
+
+def machine_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def merge(rows: Iterable[Row], most: int | None) -> tuple[GpuProcess, ...]:
     """Return each PID once, sorted.
 
     Each list reports the whole memory of a PID, so a PID in several lists counts with the largest, not the sum. More
-    than `most`, the memory of the GPU, is garbage and becomes unknown.
+    than `most`, the memory of the GPU or machine, is garbage and becomes unknown.
     """
     by_pid: dict[int, list[Row]] = defaultdict(list)
     for row in rows:

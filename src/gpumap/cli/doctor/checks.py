@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gpumap.cli.doctor.gpu_checks import Result, Verdict, gpu_results, result_of
 from gpumap.model import remedies
 from gpumap.model.devices import has_kubelet
+from gpumap.model.gaps import use_known
 from gpumap.model.map import VERSION, Entry, GpuEntry, NodeEntry, NodeMap, SourceEntry
 from gpumap.model.node_facts import Answer, Facts, Privileges
 from gpumap.model.terms import Source
@@ -113,7 +114,7 @@ def _nvml(node_map: NodeMap, _: Facts | None) -> Verdict:
     driver = node_map.driver
     faults = [*(gpu.fault for gpu in node_map.gpus), *(gpu.fault for gpu in node_map.nameless_gpus)]
     down = [fault for fault in faults if fault]
-    leaves = sum(device.memory is not None for device in node_map.devices)
+    leaves = sum(device.memory is not None or use_known(device) for device in node_map.devices)
     versions = (driver.driver_version, driver.cuda_version) if driver else ("", "")
     seen = "driver {}, CUDA {}".format(*(version or "unknown" for version in versions))
     seen += f", {counted(len(faults), 'GPU')}, {counted(leaves, 'device')} readable"

@@ -23,7 +23,7 @@ from gpumap.cli.tables.layout import (
 )
 from gpumap.cli.tables.top import COLUMNS, PROCESS_COLUMNS, DeviceUse, uses_of
 from gpumap.cli.tables.unknowns import ill_gpus
-from gpumap.model.devices import NodeDevice, device_name, node_devices
+from gpumap.model.devices import NodeDevice, device_name, listed_bytes, node_devices
 from gpumap.model.map import GpuEntry
 from gpumap.model.text import printable
 from gpumap.model.words import UNKNOWN, number, percent, size
@@ -161,7 +161,9 @@ def _bar(line: _DeviceLine) -> str:
 
 def _used(line: _DeviceLine) -> str:
     memory = line.on.device.memory
-    return UNKNOWN if memory is None else f"{size(memory.used_bytes)}/{size(memory.total_bytes)}"
+    if memory is None:
+        return size(listed_bytes(line.on.device))
+    return f"{size(memory.used_bytes)}/{size(memory.total_bytes)}"
 
 
 def _utilization(line: _DeviceLine) -> float | None:

@@ -29,12 +29,14 @@ from gpumap.model.devices import (
     containers_on,
     device_name,
     has_kubelet,
+    listed_bytes,
     node_devices,
     other_uses,
     owner_of,
     partitioned_gpus,
     work_name,
 )
+from gpumap.model.gaps import use_known
 from gpumap.model.map import VERSION, HolderEntry, NodeMap, UnmatchedEntry, UserEntry
 from gpumap.model.terms import ContainerName
 from gpumap.model.words import UNKNOWN, number, percent, ratio, size
@@ -121,11 +123,13 @@ def _slots(holder: HolderEntry) -> str:
 
 def _used_of(on: NodeDevice) -> str:
     memory = on.device.memory
-    return UNKNOWN if memory is None else f"{size(memory.used_bytes)} of {size(memory.total_bytes)}"
+    if memory is None:
+        return size(listed_bytes(on.device))
+    return f"{size(memory.used_bytes)} of {size(memory.total_bytes)}"
 
 
 def _state(on: NodeDevice) -> str:
-    if on.device.memory is not None:
+    if on.device.memory is not None or use_known(on.device):
         return ""
     return "partitioned" if on.device.uuid in partitioned_gpus(on.node_map) else "no reading"
 

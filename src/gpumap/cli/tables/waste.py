@@ -28,6 +28,7 @@ from gpumap.cli.tables.layout import (
 from gpumap.cli.tables.unknowns import all_known, few, ill_gpus, no_rows, of_each
 from gpumap.model.devices import device_name, has_kubelet, in_namespace
 from gpumap.model.findings import SUMMED, Finding, findings, sums, unknown, unmeasured_pods, worst_first
+from gpumap.model.gaps import use_known
 from gpumap.model.map import Entry, NodeMap
 from gpumap.model.units import counted
 from gpumap.model.words import UNKNOWN, number, ratio, size
@@ -185,7 +186,7 @@ def _judged(maps: NodeMaps) -> bool:
     for node_map in maps.maps:
         total = sums((), node_map)
         known = total["idle_holders"] is not None or total["squatter_bytes"] is not None
-        if known and any(device.memory for device in node_map.devices):
+        if known and any(map(use_known, node_map.devices)):
             return True
     return False
 

@@ -5,7 +5,7 @@ import { addressOf, BY, hasKubelet, sorted } from "./model.js";
 import { cell, containerName, deviceName, findingMark, head, ownerMark } from "./parts.js";
 import { bar } from "./bar.js";
 import { activity, ills, sensors } from "./health.js";
-import { isUsed, unsettled } from "./totals.js";
+import { isUsed, listedBytes, unsettled } from "./totals.js";
 import { bytes, clock, count, duration, FAULTS, known, moment, name, OWNER_MEANS, percent, printable, prose, share } from "./words.js";
 
 const NAMED = 3; // holders of a whole GPU, at each of its instances
@@ -87,7 +87,10 @@ const uuidOf = (uuid) =>
 
 /** Return memory and activity of a device, with the memory that no process explains. */
 function memoryFacts(device) {
-  if (!device.memory) return [activity(device)];
+  if (!device.memory) {
+    const listed = listedBytes(device);
+    return [listed !== null && ["used by processes", h("span", { title: UNIFIED }, bytes(listed))], activity(device)];
+  }
   const { used_bytes: used, total_bytes: total, reserved_bytes: reserved } = device.memory;
   const granted = device.holders.map((row) => row.allocated_memory_bytes).filter((one) => one !== null);
   const rest = device.owners.get("unaccounted")?.memory_bytes;
@@ -100,6 +103,7 @@ function memoryFacts(device) {
   ];
 }
 
+const UNIFIED = "The device does not report its own memory, such as one that shares the machine's";
 const SHARED = "Negative: processes share memory, and each reports all of it";
 
 function curvesOf(device, context) {
@@ -122,7 +126,7 @@ const HELD = {
 const holdersKnown = (device, { allocationKnown, map }) =>
   !hasKubelet(map) ? "never" : !allocationKnown || !device.holders_known ? "no" : unsettled(map) ? "not all" : "yes";
 
-const usesKnown = (device, { map }) => Boolean(device.memory) && map.capabilities.pid_visibility;
+const usesKnown = (device, { map }) => device.owners.size > 0 && map.capabilities.pid_visibility;
 
 /** Return the text for a GPU without a known holder. */
 export function vacancy(line, context) {

@@ -6,6 +6,7 @@ import { bar, legend } from "./bar.js";
 import { details, vacancy } from "./devices.js";
 import { marks } from "./health.js";
 import { keyOf } from "./model.js";
+import { listedBytes } from "./totals.js";
 import { bytes, FAULTS, known, name, percent, printable } from "./words.js";
 
 const NAMED = 3; // holders on a line
@@ -70,6 +71,7 @@ function section(line, context) {
 function numbers(line, context) {
   const { gpu } = line;
   const memory = memoryOf(line);
+  const listed = line.devices.length === 1 ? listedBytes(line.devices[0]) : null;
   const why = context.why(line.devices[0], {});
   const all = {
     memory,
@@ -79,7 +81,7 @@ function numbers(line, context) {
   const temperature = gpu?.temperatures_celsius?.gpu;
   return [
     memory ? bar(all) : h("span", { class: "bar" }),
-    h("span", { class: "number used" }, known(memory, used, why.used)),
+    h("span", { class: "number used" }, memory || listed === null ? known(memory, used, why.used) : bytes(listed)),
     h("span", { class: "number busy" }, busy(gpu, why)),
     h("span", { class: "number" }, known(temperature, (degrees) => `${Math.round(degrees)} °C`, NOT_REPORTED)),
     h("span", { class: "number" }, known(gpu?.power_watts, (watts) => power(watts, gpu.power_limit_watts), NOT_REPORTED)),

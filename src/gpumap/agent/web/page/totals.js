@@ -11,8 +11,12 @@ const isHeld = (device) => device.holders.length > 0 || device.whole.length > 0;
 /** Return whether a process is known on the device, with any owner. */
 export const isUsed = (device) => device.rows.some((row) => row.processes.length > 0);
 
+/** Return the memory of all processes of a device that does not report its own memory; null if it is not known. */
+export const listedBytes = (device) =>
+  device.memory || !device.owners.size ? null : sum([...device.owners.values()].map((use) => use.memory_bytes ?? 0));
+
 /** Certainly free: read, not held, not in use, and no slot matches an unknown device. */
-const isFree = (device) => device.memory && !isHeld(device) && !isUsed(device);
+const isFree = (device) => device.owners.size > 0 && !isHeld(device) && !isUsed(device);
 
 /** GPUs that are down, also those that never reported their uuid. */
 export const downGpus = (map) => [...map.gpus.filter((gpu) => !gpu.up), ...map.nameless_gpus];
@@ -21,6 +25,7 @@ export function totals(map, devices) {
   const up = new Set(map.sources.filter((one) => one.up).map((one) => one.source));
   const leaves = leavesOf(devices);
   const pools = poolsOf(leaves);
+  const unified = leaves.map(listedBytes).filter((one) => one !== null);
   const held = leaves.filter(isHeld).length;
   const known = new Set(map.devices.filter((one) => one.holders_known).map((one) => one.uuid));
   const kubeletAnswers = up.has("kubelet") && (known.size > 0 || !map.devices.length);
@@ -32,8 +37,8 @@ export function totals(map, devices) {
     devices: leaves.length,
     held: allocated ? held : null,
     free: allocated && !unsettled(map) ? leaves.filter((one) => isFree(one) && known.has(one.uuid)).length : null,
-    used: pools.length ? sum(pools.map((pool) => pool.memory.used_bytes)) : null,
-    total: pools.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
+    used: pools.length || unified.length ? sum([...pools.map((pool) => pool.memory.used_bytes), ...unified]) : null,
+    total: pools.length && !unified.length ? sum(pools.map((pool) => pool.memory.total_bytes)) : null,
     unattributed: pools.length ? sum(pools.map(unattributed)) : null,
   };
 }
