@@ -217,6 +217,10 @@ async def pushing(
         pages.close()
 
 
+def by_name(url: str) -> str:
+    return url.replace("127.0.0.1", "localhost")
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage().partition(" endpoint=")[0] for one in caplog.records if "otlp" in one.getMessage()]
 
@@ -232,7 +236,7 @@ async def test_each_snapshot_is_sent_once(caplog: pytest.LogCaptureFixture) -> N
     """With the headers that a server requires; the log has one line."""
     caplog.set_level(logging.INFO)
     pages = pages_of()
-    async with receiver() as server, pushing(pages, server.url, {"Authorization": "Bearer x"}):
+    async with receiver() as server, pushing(pages, by_name(server.url), {"Authorization": "Bearer x"}):
         await asyncio.sleep(0.1)
         assert server.requests == [], "there is no snapshot yet"
         pages.publish(busy_node(1))

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Mapping
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
+from gpumap.agent.executors import SerialExecutor
 from gpumap.agent.web.pages import Pages
 from gpumap.model.text import cut_off, printable
 
@@ -38,20 +41,50 @@ async def push(
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> None:
     """Send each interval for ever, if there is a newer snapshot that is not stale. Log each change of the outcome."""
-    sent, outcome = "", None
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    async with aiohttp.ClientSession(timeout=timeout, headers={**_HEADERS, **headers}) as session:
-        while True:
-            version, pause_seconds = pages.version(), 0.0
-            if version is not None and version != sent and not pages.stale:
-                body = await pages.page("otlp", gzipped=True)
-                now, pause_seconds = await _send(session, endpoint, body or b"")
-                sent = version
-                if now != outcome:
-                    log.log(logging.WARNING if now else logging.INFO, "otlp %s endpoint=%s", now or "works", endpoint)
-                    outcome = now
-            wait = _FIRST_SECONDS if version is None else interval_seconds
-            await asyncio.sleep(max(wait, pause_seconds))
+    resolver = _Resolver()
+    connector = aiohttp.TCPConnector(resolver=resolver)
+    try:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, headers={**_HEADERS, **headers}
+        ) as session:
+            await _push(pages, session, endpoint, interval_seconds)
+    finally:
+        await resolver.close()
+
+
+async def _push(pages: Pages, session: aiohttp.ClientSession, endpoint: str, interval_seconds: float) -> None:
+    sent, outcome = "", None
+    while True:
+        version, pause_seconds = pages.version(), 0.0
+        if version is not None and version != sent and not pages.stale:
+            body = await pages.page("otlp", gzipped=True)
+            now, pause_seconds = await _send(session, endpoint, body or b"")
+            sent = version
+            if now != outcome:
+                log.log(logging.WARNING if now else logging.INFO, "otlp %s endpoint=%s", now or "works", endpoint)
+                outcome = now
+        wait = _FIRST_SECONDS if version is None else interval_seconds
+        await asyncio.sleep(max(wait, pause_seconds))
+
+
+class _Resolver(AbstractResolver):
+    """Looks names up in its own daemon thread: asyncio would wait for a DNS server that hangs, at gpumap's end."""
+
+    def __init__(self) -> None:
+        self._thread = SerialExecutor("gpumap-dns")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._thread.run(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
+        return [
+            ResolveResult(hostname=host, host=str(to[0]), port=port, family=kind, proto=protocol, flags=0)
+            for kind, _, protocol, _, to in found
+        ]
+
+    async def close(self) -> None:
+        self._thread.close()
 
 
 async def _send(session: aiohttp.ClientSession, endpoint: str, body: bytes) -> tuple[str, float]:
