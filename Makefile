@@ -12,6 +12,7 @@ UV := .tools/uv-venv/bin/uv
 UV_VERSION := 0.13.9
 COMPILE := $(UV) --quiet pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --no-header
+WITH_OTLP := --extra otlp
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -74,8 +75,8 @@ bench: .venv/.dev .tools/bench-venv/.installed ## What gpumap costs, beside its 
 	$(BIN)/python -m bench $(ARGS)
 
 lock: $(UV) ## Brings the locks in line with pyproject.toml (ARGS=--upgrade: newest versions)
-	$(COMPILE) $(ARGS) --output-file requirements.lock
-	$(COMPILE) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
+	$(COMPILE) $(WITH_OTLP) $(ARGS) --output-file requirements.lock
+	$(COMPILE) $(WITH_OTLP) $(ARGS) --output-file requirements-dev.lock --group dev -c requirements.lock
 	$(COMPILE:pyproject.toml=--group image) $(ARGS) --output-file requirements-image.lock -c requirements.lock
 	$(COMPILE:pyproject.toml=bench/requirements.in) $(ARGS) --output-file bench/requirements.lock
 

@@ -12,7 +12,7 @@ from gpumap.agent.join.inventory import KnownGpu, take_inventory
 from gpumap.agent.node_map import node_map
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
-from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, NAMES, RECENT_SECONDS, check, short_line
+from gpumap.model.check import FATAL_XIDS, HUNG_SECONDS, LINE_BYTES, RECENT_SECONDS, check, short_line
 from gpumap.model.map import (
     GpuEntry,
     GpuXidsEntry,
@@ -23,6 +23,7 @@ from gpumap.model.map import (
 )
 from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Uuid
+from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
 from tests.shown import changed, with_gpus
@@ -89,16 +90,16 @@ PROBLEMS = {
 def test_the_conditions() -> None:
     """They are the checks of each GPU that `gpumap doctor` has."""
     of_doctor = [one.name.removeprefix("gpu/<index>").removeprefix("/") or "down" for one in GPU_CHECKS]
-    assert sorted(NAMES) == sorted(of_doctor) == sorted(PROBLEMS)
+    assert sorted(GPU_CONDITIONS) == sorted(of_doctor) == sorted(PROBLEMS)
 
 
 def test_a_node_that_is_well() -> None:
     """0, with all conditions and with each."""
     assert check(WELL) == (0, "4 GPUs well")
-    assert [check(WELL, [name]) for name in NAMES] == [(0, f"4 GPUs well ({name})") for name in NAMES]
+    assert [check(WELL, [name]) for name in GPU_CONDITIONS] == [(0, f"4 GPUs well ({name})") for name in GPU_CONDITIONS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GPU_CONDITIONS)
 def test_a_problem(name: str) -> None:
     """1 with all conditions and with its own, naming the GPU; the other conditions do not report it."""
     node = PROBLEMS[name]
@@ -106,8 +107,8 @@ def test_a_problem(name: str) -> None:
     assert whole == check(node, [name])
     assert whole.code == 1
     assert whole.line.startswith("GPU 1 ")
-    others = [check(node, [other]).code for other in NAMES if other != name]
-    assert others == [2 if name == "down" else 0] * (len(NAMES) - 1), "nothing else is known of a lost GPU"
+    others = [check(node, [other]).code for other in GPU_CONDITIONS if other != name]
+    assert others == [2 if name == "down" else 0] * (len(GPU_CONDITIONS) - 1), "nothing else is known of a lost GPU"
 
 
 @pytest.mark.parametrize("fault", remedies.FAULTS)
@@ -190,7 +191,9 @@ def test_the_line_is_never_cut() -> None:
     """The longest index, the most GPUs and each text: node-problem-detector shows 80 bytes."""
     texts = {*remedies.IN_SHORT.values(), *(f"had XID {code}: {remedies.IN_SHORT['xid']}" for code in FATAL_XIDS)}
     assert all(len(f"GPU 15 {text} (+15 GPUs)".encode("ascii")) <= LINE_BYTES for text in texts)
-    assert all(len(f"GPU 15: {name} is not reported (driver, GPU or --collect)") <= LINE_BYTES for name in NAMES)
+    assert all(
+        len(f"GPU 15: {name} is not reported (driver, GPU or --collect)") <= LINE_BYTES for name in GPU_CONDITIONS
+    )
     assert {*remedies.RECOVERY} <= {*remedies.IN_SHORT}
     assert short_line("node \N{SNOWMAN}\n" + "x" * 90) == "node ? " + "x" * 70 + "..."
 

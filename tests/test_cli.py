@@ -510,7 +510,15 @@ def test_serve_imports_only_what_it_runs() -> None:
     code = "import sys, gpumap.dispatch, gpumap.agent.service; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "gpumap.agent.service" in said
-    assert not {"aiohttp", "grpc", "google.protobuf", "yaml", "gpumap.cli.tables", "gpumap.cli.show"} & {*said}
+    assert not {
+        "aiohttp",
+        "grpc",
+        "google.protobuf",
+        "opentelemetry",
+        "yaml",
+        "gpumap.cli.tables",
+        "gpumap.cli.show",
+    } & {*said}
 
 
 # --- mistakes of who asks, and of who answers -------------------------------------------------------------------------

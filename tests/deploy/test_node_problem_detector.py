@@ -14,7 +14,8 @@ import pytest
 import yaml
 from aiohttp import web
 
-from gpumap.model.check import LINE_BYTES, NAMES
+from gpumap.model.check import LINE_BYTES
+from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.deploy.chart import render
 
@@ -48,7 +49,7 @@ def test_node_problem_detector_accepts_the_configuration() -> None:
         assert rule["type"] == "permanent"
         assert Path(rule["path"]).name == SCRIPT.name
     assert [rule["condition"] for rule in CONFIG["rules"]] == types
-    assert [rule["args"] for rule in CONFIG["rules"]] == [[name] for name in NAMES]
+    assert [rule["args"] for rule in CONFIG["rules"]] == [[name] for name in GPU_CONDITIONS]
     reasons = [one["reason"] for one in (*CONFIG["conditions"], *CONFIG["rules"])]
     assert all(re.fullmatch(r"[A-Z][A-Za-z]+", reason) for reason in (*types, *reasons))
     assert SCRIPT.stat().st_mode & 0o111 == 0o111

@@ -98,10 +98,10 @@ def _pairs(family: Family, series: Series) -> Iterator[str]:
     for name, value in zip(family.labels, series.labels, strict=True):
         if not value and name in family.optional_labels:
             continue
-        escaped = _encodable(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+        escaped = encodable(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
         yield f'{name}="{escaped}"'
 
 
-def _encodable(value: str) -> str:
+def encodable(value: str) -> str:
     r"""Spell out what UTF-8 cannot carry, bytes of a file name that were no UTF-8, as `\udcff`: two names stay two."""
     return value.encode("utf-8", "backslashreplace").decode()

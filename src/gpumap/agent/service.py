@@ -79,8 +79,13 @@ async def serve(
             await _until(needs_restart.noticed, loop.run())
         raise FatalError(needs_restart.why)
 
+    works = [collect(), _open(pages, listener, watch, settings.node_name, settings.web_config)]
+    if settings.otlp is not None:
+        from gpumap.agent.web.push import push
+
+        works.append(push(pages, settings.otlp.url, settings.otlp.headers))
     try:
-        await _until(stop, collect(), _open(pages, listener, watch, settings.node_name, settings.web_config))
+        await _until(stop, *works)
         log.info("stopped")
     finally:
         pages.close()
@@ -99,6 +104,7 @@ def _pages(settings: Settings) -> Pages:
         time.monotonic,
         settings.interval_seconds,
         settings.groups,
+        __version__ if settings.otlp else None,
     )
 
 

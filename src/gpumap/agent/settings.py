@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from gpumap.agent.flags import (
     ABOUT,
@@ -32,6 +34,7 @@ __all__ = [
     "FLAGS",
     "Flag",
     "Listen",
+    "OtlpTarget",
     "Settings",
     "add_flags",
     "parse_listen",
@@ -53,6 +56,14 @@ class Listen:
     host: str
     port: int
     given: str = "--listen"
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpTarget:
+    """Where to send metrics to, and the headers that a server may require, such as a token."""
+
+    url: str
+    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ class Settings:
     log_level: str
     state_file: Path | None = None
     web_config: Path | None = None
+    otlp: OtlpTarget | None = None
     own: Path = Path("/proc/self")
     """gpumap's own entry of the process tree. A capture has another."""
 
@@ -141,6 +153,7 @@ def resolve(
         log_level=values.parse("--log-level", _one_of(*LOG_LEVELS)),
         state_file=_optional(values, "--state-file", _file_to_write),
         web_config=_optional(values, "--web-config", _file),
+        otlp=_otlp(values, environment) if values.word("--otlp-endpoint") else None,
     )
 
 
@@ -262,6 +275,30 @@ def parse_listen(text: str) -> Listen:
     if match is None or int(match["port"]) > 65535:
         raise ValueError("must be an address such as :9401, 127.0.0.1:9401 or [::1]:9401")
     return Listen(match["six"] or match["four"] or "", int(match["port"]))
+
+
+def _otlp(values: _Values, environment: Mapping[str, str]) -> OtlpTarget:
+    """Read the endpoint and its headers. Both may contain secrets, so no error repeats them. Raises UsageError."""
+    flag, variable = "--otlp-endpoint", "OTEL_EXPORTER_OTLP_HEADERS"
+    if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.proto") is None:
+        raise UsageError(f"{flag}: requires the package opentelemetry-proto; install gpumap[otlp]")
+    try:
+        url = urlsplit(values.word(flag))
+        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query + url.fragment
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"{flag}: must be a URL such as http://collector:4318, without a query")
+    if url.username is not None or url.password is not None:
+        raise UsageError(f"{flag}: must not contain a user; set ${variable}")
+    headers = {}
+    for pair in filter(None, (one.strip() for one in environment.get(variable, "").split(","))):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not unquote(value).isprintable():
+            raise UsageError(f"${variable}: must be name=value,name=value with names of HTTP headers")
+        headers[name] = unquote(value)
+    path = url.path.rstrip("/").removesuffix("/v1/metrics")
+    return OtlpTarget(url._replace(path=f"{path}/v1/metrics").geturl(), headers)
 
 
 def _directory(text: str) -> Path:

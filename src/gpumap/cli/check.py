@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
 from gpumap.cli.credentials import add_credentials
 from gpumap.cli.server_flags import HOW_TO_ASK
-from gpumap.model.check import NAMES, check, short_line
 from gpumap.model.errors import FatalError
+from gpumap.model.terms import GPU_CONDITIONS
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
@@ -46,8 +46,8 @@ def add_check(commands: Commands) -> None:
         "--only",
         metavar="CONDITION",
         action="append",
-        type=one_of(*NAMES),
-        choices=NAMES,
+        type=one_of(*GPU_CONDITIONS),
+        choices=GPU_CONDITIONS,
         default=[],
         help="Check only this condition; repeatable. Then an unknown value is exit code 2. (default: all conditions "
         "that the driver reports)",
@@ -65,6 +65,7 @@ def _check(given: argparse.Namespace) -> int:
     import asyncio
 
     from gpumap.cli.where import maps_of_agent
+    from gpumap.model.check import check, short_line
 
     async def ask() -> tuple[int, str]:
         answers = maps_of_agent(given, 0.0)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from gpumap.model import remedies
 from gpumap.model.map import GpuEntry, NodeMap
-from gpumap.model.terms import Source
+from gpumap.model.terms import GPU_CONDITIONS, Source
 from gpumap.model.units import counted
 
 LINE_BYTES = 80
@@ -102,16 +102,8 @@ def _recent(moment: float | None, node_map: NodeMap) -> bool:
     return moment is not None and node_map.timestamp - moment < RECENT_SECONDS
 
 
-CONDITIONS = (
-    Condition("down", _down),
-    Condition("row_remap_failure", _row_remap_failure),
-    Condition("recovery_action", _recovery_action),
-    Condition("ecc_uncorrected", _ecc_uncorrected),
-    Condition("xid", _xid),
-    Condition("row_remap_pending", _row_remap_pending),
-)
-"""Worst first. The names are those of the checks of `gpumap doctor`."""
-NAMES = tuple(one.name for one in CONDITIONS)
+_JUDGES = (_down, _row_remap_failure, _recovery_action, _ecc_uncorrected, _xid, _row_remap_pending)
+CONDITIONS = tuple(Condition(name, judge) for name, judge in zip(GPU_CONDITIONS, _JUDGES, strict=True))
 
 
 def check(node_map: NodeMap, only: Collection[str] = ()) -> Verdict:

@@ -42,3 +42,7 @@ class Owner(enum.StrEnum):
     SIBLING = "sibling"
     UNKNOWN = "unknown"
     UNACCOUNTED = "unaccounted"
+
+
+GPU_CONDITIONS = ("down", "row_remap_failure", "recovery_action", "ecc_uncorrected", "xid", "row_remap_pending")
+"""Problems of a GPU that `gpumap check` reports, worst first. The names are those of the checks of `gpumap doctor`."""

@@ -16,7 +16,8 @@ from gpumap.agent.web.assets import INDEX, Asset, read_assets, read_schema
 from gpumap.agent.web.negotiation import accepts_gzip, has_already, prefers_openmetrics
 from gpumap.agent.web.pages import Pages, Wanted
 from gpumap.agent.web.rebinding import refuse_foreign_hosts
-from gpumap.model.check import NAMES, short_line
+from gpumap.model.check import short_line
+from gpumap.model.terms import GPU_CONDITIONS
 
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES = 1 << 18
@@ -111,7 +112,7 @@ def _check(pages: Pages) -> Handler:
 
     async def check(request: web.Request) -> web.StreamResponse:
         only = tuple(request.query.getall("only", ()))
-        if unknown := set(only) - set(NAMES):
+        if unknown := set(only) - set(GPU_CONDITIONS):
             text = f"2 {short_line(f'unknown condition {min(unknown)}')}\n"
             return web.Response(status=400, text=text, headers=_HEADERS)
         verdict = await pages.check(only, request.query.get("node", ""))
