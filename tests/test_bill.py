@@ -19,7 +19,6 @@ from aiohttp import web
 from gpumap.agent.join.accounting import UNSEEN_SECONDS
 from gpumap.agent.metrics.accounting import ACCOUNTING
 from gpumap.cli.bill.counting import KINDS, Bill, Increases, Labelling, Pod, Request, bill_of
-from gpumap.cli.bill.pod_labels import metric_label
 from gpumap.cli.bill.promql import (
     BEFORE_SECONDS,
     COUNTERS,
@@ -44,6 +43,7 @@ from gpumap.cli.bill.promql import (
 )
 from gpumap.cli.bill.query import gaps_between, target_matchers
 from gpumap.cli.bill.window import Window, parse_time, window_of
+from gpumap.cli.kube_state import metric_label
 from gpumap.cli.tables.bill import bill_csv, bill_table, bill_values
 from gpumap.cli.tables.layout import Shape
 from gpumap.model.errors import UsageError
@@ -449,7 +449,7 @@ SERVER = ("--prometheus", "http://127.0.0.1:9", "--from", "1d")
         ((*SERVER, "--by", "job", "--price-per-gpu-hour", "2"), "--price-per-gpu-hour: not with --by job, because"),
         ((*SERVER, "--by", "label"), "--by label requires --label NAME"),
         ((*SERVER, "--label", "team"), "--label requires --by label"),
-        ((*SERVER, "--label-match", 'a="b"'), "--label-match requires --by label"),
+        ((*SERVER, "--label-match", 'a="b"'), "--label-match requires --by label or --by workload"),
         ((*SERVER, "--by", "label", "--label", "my team"), "--label my team: must be the name of a label"),
         ((*SERVER, "--price-per-gpu-hour", "-1"), "--price-per-gpu-hour"),
         ((*SERVER, "--price-per-gpu-hour", "2,50"), "--price-per-gpu-hour 2,50: must be a price such as 2 or 2.75"),

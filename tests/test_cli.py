@@ -132,8 +132,9 @@ def test_help_fits_a_screen(command: str) -> None:
 def test_help_says_which_sums_require_a_server() -> None:
     """`top` has sums only of a cluster, `waste` also of a node."""
     top, waste = (" ".join(run_command(command, "--help").stdout.split()) for command in ("top", "waste"))
-    assert "--by WHAT With --prometheus: show sums by namespace or by node." in top
-    assert "--by WHAT Show sums by namespace or by node." in waste
+    assert "--by WHAT With --prometheus: show sums by namespace, by node or by workload." in top
+    assert "--by WHAT Show sums by namespace, by node or by workload." in waste
+    assert "workload: needs --prometheus and" in waste
 
 
 @pytest.mark.parametrize("command", ["serve", "demo", "record", "completion"])

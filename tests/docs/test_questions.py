@@ -27,7 +27,7 @@ from tests.deploy.chart import CHART, container_of, helm, settings
 from tests.fences import Block, read_blocks
 from tests.pages import serving_pages
 from tests.prometheus import Prometheus, chart_job, each_second, eventually, prometheus
-from tests.promtool import accepted, assert_parses
+from tests.promtool import assert_parses
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU_HOUR, KWH = 3600, 3_600_000

@@ -246,6 +246,17 @@ def teams(play: Play) -> None:
     told("inside", "white", cluster="b")
     told("steady", None, cluster="b")
 
+    def owns(metric: str, first: int = FIRST, last: int = LAST, **of: str) -> None:
+        owner = labels(**of, owner_is_controller="true", job="kube-state-metrics", cluster="a")
+        play.samples.scrape(metric, owner, times, lambda time: Decimal(1) if first <= time < last else None)
+
+    for name in ("steady", "moved", "arrives"):
+        owns("kube_pod_owner", namespace=name, pod=f"{name}-0", owner_kind="ReplicaSet", owner_name="web-1")
+        owns("kube_replicaset_owner", namespace=name, replicaset="web-1", owner_kind="Deployment", owner_name="web")
+    owns("kube_pod_owner", namespace="gap", pod="gap-0", owner_kind="Job", owner_name="j-1", last=START + HOUR)
+    owns("kube_job_owner", namespace="gap", job_name="j-1", owner_kind="CronJob", owner_name="j", last=START + HOUR)
+    owns("kube_pod_owner", namespace="leaves", pod="leaves-0", owner_kind="", owner_name="")
+
 
 @dataclass(frozen=True)
 class Known:
@@ -510,6 +521,33 @@ def test_labels_of_pods_that_the_scraper_renamed(known: Known) -> None:
     """kube-state-metrics scraped without honorLabels: the pods are `exported_pod`, and `pod` is its own."""
     found = ask(known.url, *BY_TEAM, match='cluster="b"')
     assert {row["label_value"]: row["held_gpu_hours"] for row in found["rows"]} == {"white": 1, None: 8}
+
+
+def test_by_workload(known: Known) -> None:
+    """A line for each Deployment and CronJob. A pod without an owner, or that is not listed, has its own."""
+    found, by_namespace = ask(known.url, "--by", "workload"), ask(known.url)
+    held = {(row["namespace"], row["workload"]): row["held_gpu_hours"] for row in found["rows"]}
+    of = {name: row["held_gpu_hours"] for name, row in rows(by_namespace).items()}
+    for name, workload in (
+        ("steady", "Deployment/web"),
+        ("moved", "Deployment/web"),
+        ("gap", "CronJob/j"),
+        ("leaves", "Pod/leaves-0"),
+        ("inside", "Pod/inside-0"),
+    ):
+        assert held[name, workload] == pytest.approx(of[name], rel=EXACTLY)
+    assert found["totals"] == by_namespace["totals"]
+    (said,) = (one for one in found["warnings"] if "kube-state-metrics does not list" in one)
+    assert "steady" not in said
+
+
+def test_workloads_without_kube_state_metrics(known: Known) -> None:
+    """It is missing altogether."""
+    says = failure(known, "--by", "workload", "--label-match", 'cluster="z"')
+    assert says == (
+        'has no kube_pod_owner that matches job=~".*kube-state-metrics.*",cluster="z" in this time: '
+        "--by workload needs kube-state-metrics, scraped by this server"
+    )
 
 
 # --- what is missing --------------------------------------------------------------------------------------------------

@@ -58,9 +58,13 @@ def collected_now(capture: Path) -> Callable[[], Page]:
 def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with the recording rules that scrapes all captures, and a node that does not answer."""
     pages = capture_pages()
-    with with_rules(
-        tmp_path_factory.mktemp("prometheus"), pages, RULES.read_text(), gone="http://127.0.0.1:9"
-    ) as found:
+    folder, pods = tmp_path_factory.mktemp("prometheus"), pods_of(pages)
+    (file := folder / "kube.prom").write_text(owners_page(pods))
+    rules = RULES.read_text()
+    with (
+        serving_pages(lambda _: Page(file.read_bytes())) as kube,
+        with_rules(folder, pages, rules, [kube_job(kube)], gone="http://127.0.0.1:9") as found,
+    ):
 
         def recorded() -> bool:
             rules = found.ask(f"{RECORD} and on (namespace) {RECORD} offset 5s")
@@ -72,13 +76,15 @@ def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def with_rules(folder: Path, pages: Pages, rules: str, **others: str) -> Iterator[Prometheus]:
+def with_rules(
+    folder: Path, pages: Pages, rules: str, jobs: Sequence[Document] = (), **others: str
+) -> Iterator[Prometheus]:
     """A server that scrapes these nodes, and evaluates the rules often. Given once it has scraped each page."""
     (file := folder / "rules.yaml").write_text(rules.replace("interval: 1m", "interval: 2s"))
     with serving_pages(lambda path: pages[path]()) as address:
         nodes = {path[1:]: f"http://{address}{path}" for path in pages} | others
         times = {"scrape_interval": "8s", "scrape_timeout": "8s"}
-        config = {"global": times, "scrape_configs": [chart_job(nodes)], "rule_files": [str(file)]}
+        config = {"global": times, "scrape_configs": [chart_job(nodes), *jobs], "rule_files": [str(file)]}
         with prometheus(folder, config=config) as found:
             eventually(lambda: len(found.ask("gpumap_snapshot_timestamp_seconds offset 5s")) == len(pages))
             yield found
@@ -126,14 +132,77 @@ def containers(node: Document) -> Iterator[tuple[Document, Document | None, Docu
             yield device, holder, user, shared
 
 
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+Pod = tuple[str, str]
+OWNERS: tuple[tuple[str, str, str], ...] = (
+    ("ReplicaSet", "Deployment", "web"),
+    ("Job", "CronJob", "nightly"),
+    ("StatefulSet", "", "db"),
+    ("ReplicaSet", "", "alone"),
+    ("", "", ""),
+    ("", "unlisted", ""),
+)
+"""Kind of a pod's owner, kind of that one's owner, and a name; each pod has one of these."""
+
+
+def pods_of(pages: Pages) -> list[Pod]:
+    """The pods of all captures, in order."""
+    text = b"".join(page().body for page in pages.values()).decode()
+    return sorted({*re.findall(r'^gpumap_pod_info{namespace="([^"]+)",pod="([^"]+)"', text, re.MULTILINE)})
+
+
+def owner_of(pods: Sequence[Pod], pod: Pod) -> tuple[str, str, str]:
+    return OWNERS[pods.index(pod) % len(OWNERS)]
+
+
+def workload_of(pods: Sequence[Pod], pod: Pod) -> str:
+    kind, above, name = owner_of(pods, pod)
+    return f"{above or kind}/{name}" if kind else f"Pod/{pod[1]}"
+
+
+def owners_page(pods: Sequence[Pod]) -> str:
+    """What kube-state-metrics reports of these pods: an owner that is no controller counts for nothing."""
+    lines: set[str] = set()
+    for pod in pods:
+        kind, above, name = owner_of(pods, pod)
+        if above == "unlisted":
+            continue
+        own = f"{name}-1" if above else name
+        of_pod = f'namespace="{pod[0]}",pod="{pod[1]}"'
+        lines.add(owner("kube_pod_owner", of_pod, kind, own))
+        lines.add(owner("kube_pod_owner", of_pod, "Other", "other", controller="false"))
+        if kind in ("ReplicaSet", "Job"):
+            label = {"ReplicaSet": "replicaset", "Job": "job_name"}[kind]
+            of_owner = f'namespace="{pod[0]}",{label}="{own}"'
+            lines.add(owner(f"kube_{kind.lower()}_owner", of_owner, above, name if above else ""))
+    return "\n".join([*sorted(lines), ""])
+
+
+def owner(metric: str, of: str, kind: str, name: str, controller: str = "") -> str:
+    is_controller = controller or ("true" if kind else "")
+    return f'{metric}{{{of},owner_kind="{kind}",owner_name="{name}",owner_is_controller="{is_controller}"}} 1'
+
+
+def kube_job(address: str) -> Document:
+    """Scraped without honorLabels, as by default: the pods are in exported_pod."""
+    target = {"targets": [address], "labels": {"namespace": "kube-system", "pod": "kube-state-metrics-0"}}
+    return {"job_name": "kube-state-metrics", "static_configs": [target]}
+
+
 def is_idle(node: Document, user: Document) -> bool:
     if user["last_active"] is None:
         return bool(user["processes"] == 0)
     return bool(user["last_active"] <= node["timestamp"] - DEFAULTS.idle_after_seconds)
 
 
-def sums_of_rows(document: Document, by: str) -> Values:
+def sums_of_rows(document: Document, by: str, known: Sequence[Pod] = ()) -> Values:
     """Add up what the maps of all nodes have, as the summaries mean it."""
+
+    def group_of(node: str, one: Document) -> str:
+        of_pod = f"{one['namespace']}/{workload_of(known, (one['namespace'], one['pod']))}" if known else ""
+        return {"node": node, "namespace": str(one["namespace"]), "workload": of_pod}[by]
+
     sums: dict[str, defaultdict[str, float]] = {}
     pods: set[tuple[str, str, str]] = set()
     for node in document["nodes"]:
@@ -141,12 +210,12 @@ def sums_of_rows(document: Document, by: str) -> Values:
         for device, holder, user, shared in containers(node):
             one = holder or user
             assert one is not None
-            group = name if by == "node" else one["namespace"]
+            group = group_of(name, one)
             of_group = sums.setdefault(group, defaultdict(float))
             pods.add((group, one["namespace"], one["pod"]))
             of_container(of_group, node, device, holder, user, shared)
         for one in node["unmatched"]:
-            group = name if by == "node" else one["namespace"]
+            group = group_of(name, one)
             sums.setdefault(group, defaultdict(float))["unmatched_slots"] += one["slots"]
             pods.add((group, one["namespace"], one["pod"]))
     for group, _, _ in pods:
@@ -187,7 +256,10 @@ Differences = dict[str, tuple[object, object]]
 
 def compared(found: Document, rows: Values, quantities: Sequence[str]) -> Differences:
     """Where the summary and the rows differ: its values, and theirs. 0 and nothing are compared elsewhere."""
-    summary = {row[found["by"]]: {one: row[one] for one in quantities if row[one]} for row in found["rows"]}
+    by = ("namespace", "workload") if found["by"] == "workload" else (found["by"],)
+    summary = {
+        "/".join(row[one] for one in by): {one: row[one] for one in quantities if row[one]} for row in found["rows"]
+    }
     of_rows = {
         group: {one: value for one in quantities if (value := values.get(one))} for group, values in rows.items()
     }
@@ -214,6 +286,32 @@ def test_a_summary_is_the_sum_of_its_rows(
         return compared(found, sums_of_rows(rows, by), quantities)
 
     assert settled(differences, {}) == {}
+
+
+@pytest.mark.parametrize(("command", "quantities"), [("top", TOP), ("waste", WASTE)])
+def test_the_sums_of_workloads(server: str, rows: Document, command: str, quantities: Sequence[str]) -> None:
+    """Pods add up to their Deployment, CronJob, StatefulSet or ReplicaSet. One without an owner is its own."""
+    pods = pods_of(capture_pages())
+
+    def differences() -> Differences:
+        found = asked(command, "--by", "workload", "--prometheus", server)
+        unlisted = {"/".join(pod) for pod in pods if owner_of(pods, pod)[1] == "unlisted"}
+        (said,) = (one for one in found["unknown"] if one.startswith("kube-state-metrics"))
+        assert any(pod in said for pod in unlisted)
+        assert {row["workload"].partition("/")[0] for row in found["rows"]} >= {"Deployment", "CronJob", "Pod"}
+        return compared(found, sums_of_rows(rows, "workload", pods), quantities)
+
+    assert settled(differences, {}) == {}
+
+
+def test_workloads_without_kube_state_metrics(server: str) -> None:
+    """One line says what is missing."""
+    words = ("top", "--by", "workload", "--prometheus", server, "--label-match", 'job="other"')
+    said = one_line(run_command(*words), 1)
+    assert said == (
+        f'{server} has no kube_pod_owner that matches job="other": --by workload needs kube-state-metrics, scraped by '
+        "this server"
+    )
 
 
 MAP = ("gpus", "gpus_up", "devices", "held_gpus", "memory_used_bytes", "memory_total_bytes")
@@ -356,7 +454,8 @@ def test_inspect_of_a_cluster(server: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("top", "--by", "pod"), '--by: unknown value "pod"; valid values: namespace, node'),
+        (("top", "--by", "pod"), '--by: unknown value "pod"; valid values: namespace, node, workload'),
+        (("top", "--by", "node", "--label-match", 'job="x"'), "--label-match requires --by workload"),
         (("top", "--by", "node", "--all"), "--by node: shows sums, but -n, --node, --all and -o name show rows"),
         (
             ("map", "--sort-by", "peak"),
@@ -368,6 +467,12 @@ def test_inspect_of_a_cluster(server: str) -> None:
 def test_flags_that_do_not_fit(words: Sequence[str], says: str) -> None:
     """One line, and exit code 2."""
     assert one_line(run_command(*words, "--prometheus", "http://127.0.0.1:9"), 2).startswith(says)
+
+
+def test_workloads_are_of_a_cluster() -> None:
+    """A node does not know the owners of its pods."""
+    said = one_line(run_command("waste", "--url", "http://127.0.0.1:9", "--by", "workload"), 2)
+    assert said == "--by workload requires --prometheus"
 
 
 @pytest.mark.parametrize("flags", [("--all",), ("--node", "x"), ("--by", "node")])

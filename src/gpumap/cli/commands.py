@@ -15,8 +15,17 @@ from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
 from gpumap.cli.output_flags import add_output, add_processes, add_thresholds, shape_of
-from gpumap.cli.server_flags import HOW_TO_ASK, add_row_flags, add_server_flags
-from gpumap.cli.sort_keys import MAP_ORDERS, MAP_SUMMARY, SUMS_BY, TOP_ORDERS, TOP_SUMMARY, WASTE_ORDERS, WASTE_SUMMARY
+from gpumap.cli.server_flags import HOW_TO_ASK, LABEL_MATCH_HELP, add_row_flags, add_server_flags
+from gpumap.cli.sort_keys import (
+    CLUSTER_SUMS_BY,
+    MAP_ORDERS,
+    MAP_SUMMARY,
+    TOP_ORDERS,
+    TOP_SUMMARY,
+    WASTE_ORDERS,
+    WASTE_SUMMARY,
+    WORKLOAD,
+)
 from gpumap.cli.this_node import NODE_FLAGS, add_node_flags
 from gpumap.cli.where import add_url, run
 from gpumap.model.errors import UsageError
@@ -68,7 +77,7 @@ def _add_top(commands: Commands) -> None:
             ("one row for each process, as in nvidia-smi", "gpumap top --processes"),
         ],
     )
-    add_processes(_add_table_flags(top, TOP_ORDERS, SUMS_BY, cluster=True))
+    add_processes(_add_table_flags(top, TOP_ORDERS, CLUSTER_SUMS_BY, cluster=True))
     add_node_flags(top)
 
 
@@ -87,14 +96,10 @@ def _add_waste(commands: Commands) -> None:
         "  unmatched  holds slots that match no device\n"
         "gpumap reports only what it can prove. Below the table it lists what it could not check, with the reason.",
         examples=[
-            (
-                "report holders with processes as idle only after an hour",
-                "gpumap waste --idle-after 1h --url http://127.0.0.1:9401",
-            ),
-            ("the whole cluster, one line for each namespace", f"gpumap waste --by namespace {_SERVER}"),
+            ("the whole cluster, one line for each Deployment, Job …", f"gpumap waste --by workload {_SERVER}"),
         ],
     )
-    add_thresholds(_add_table_flags(waste, WASTE_ORDERS, SUMS_BY))
+    add_thresholds(_add_table_flags(waste, WASTE_ORDERS, CLUSTER_SUMS_BY))
     add_node_flags(waste)
 
 
@@ -110,7 +115,9 @@ def _add_table_flags(
     what.add_argument("-n", "--namespace", metavar="NAME", help="Show only rows of this namespace. (default: all)")
     what.add_argument("-A", "--all-namespaces", action="store_true", help="Show rows of all namespaces, also with -n.")
     where = add_url(parser)
-    add_server_flags(parser, where)
+    how = add_server_flags(parser, where)
+    if by:
+        how.add_argument("--label-match", metavar="MATCH", help=LABEL_MATCH_HELP)
     add_row_flags(where, by, cluster=cluster)
     leave_to_help_all(parser, HOW_TO_ASK, *NODE_FLAGS)
     return output
@@ -122,6 +129,9 @@ def _show(given: argparse.Namespace) -> int:
     namespace = "" if given.all_namespaces else given.namespace or ""
     if given.node == "":
         raise UsageError("--node: must not be empty")
-    if given.command == "top" and given.by and given.prometheus is None:
-        raise UsageError("--by requires --prometheus")
+    by = getattr(given, "by", None)
+    if by and given.prometheus is None and (given.command == "top" or by == WORKLOAD):
+        raise UsageError(f"--by{'' if given.command == 'top' else f' {by}'} requires --prometheus")
+    if getattr(given, "label_match", None) is not None and given.prometheus is not None and by != WORKLOAD:
+        raise UsageError(f"--label-match requires --by {WORKLOAD}")
     return run(given, REPORTS[given.command], shape_of(given, namespace), given.node or "")

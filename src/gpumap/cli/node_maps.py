@@ -10,15 +10,19 @@ from gpumap.model.map import NodeMap
 
 
 class Sums(NamedTuple):
-    """The sums of one node, or of one namespace, by the names of quantities. Those that are not known are absent."""
+    """The sums of one node, namespace or workload, by the names of quantities. Those that are not known are absent.
+
+    `namespace` is that of a workload.
+    """
 
     name: str
     values: Mapping[str, float]
     internal_ip: str | None = None
+    namespace: str = ""
 
 
 class FleetSums(NamedTuple):
-    """A cluster in numbers. `rows` are by `by`: "node" or "namespace".
+    """A cluster in numbers. `rows` are by `by`: "node", "namespace" or "workload".
 
     `whole` are the sums over all of it. `nodes` have current series, `lost` have none. `unknown` says what is not in
     the sums, a sentence each. `collected_seconds` is the greatest age of a node's series, `recorded_seconds` that of

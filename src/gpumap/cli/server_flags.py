@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, one_of
 from gpumap.cli.credentials import CREDENTIALS, add_credentials, credentials_of
+from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
 
@@ -28,8 +29,9 @@ OWN_JOBS = 'job=~".*gpumap.*"'
 """The jobs of gpumap, if `--match` names no job. Any target can expose series with gpumap's names, but no target can
 choose its job."""
 KUBE_STATE_METRICS_JOBS = 'job=~".*kube-state-metrics.*"'
-"""The same for kube_pod_labels and `--label-match`."""
-_DETAILS = ("match", "timeout", "node", "all")
+"""The same for kube-state-metrics and `--label-match`."""
+LABEL_MATCH_HELP = "Like --match, for series of jobs whose name contains kube-state-metrics. (default: --match)"
+_DETAILS = ("match", "timeout", "node", "all", "label_match")
 """Flags that require --prometheus."""
 
 
@@ -37,8 +39,11 @@ HOW_TO_ASK = "connection"
 """The group of flags that most users do not need."""
 
 
-def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required: bool = False) -> None:
-    """Add the flags to a command. Without `required`, the command has other sources too."""
+def add_server_flags(
+    parser: Parser, group: argparse._ArgumentGroup, *, required: bool = False
+) -> argparse._ArgumentGroup:
+    """Add the flags to a command, and return their second group. Without `required`, the command has other sources
+    too."""
     only = "" if required else "Show the whole cluster. "
     group.add_argument(
         "--prometheus",
@@ -56,11 +61,15 @@ def add_server_flags(parser: Parser, group: argparse._ArgumentGroup, *, required
     how.add_argument(
         "--timeout", metavar="DURATION", help=f"Timeout of each request to --prometheus. (default: {_TIMEOUT})"
     )
+    return how
 
 
 def add_by(group: argparse._ArgumentGroup, by: Sequence[str], *, cluster: bool = False) -> None:
     """Add the flag for sums instead of rows. `cluster`: the command has sums only of a cluster."""
-    help_ = f"{'With --prometheus: show' if cluster else 'Show'} sums by {by[0]} or by {by[1]}."
+    *first, last = by
+    help_ = f"{'With --prometheus: show' if cluster else 'Show'} sums by {', by '.join(first)} or by {last}."
+    if WORKLOAD in by:
+        help_ += f" {WORKLOAD}: needs {'' if cluster else '--prometheus and '}kube-state-metrics."
     group.add_argument("--by", metavar="WHAT", type=one_of(*by), choices=by, help=help_)
 
 
@@ -111,6 +120,15 @@ def matchers_of(flag: str, text: str, jobs: str = OWN_JOBS) -> str:
     given = bare.strip().rstrip(",").strip()
     names_jobs = any(label_of(one[0]) == "job" for one in re.finditer(MATCHER, given))
     return given if names_jobs else ",".join(one for one in (jobs, given) if one)
+
+
+def kube_matchers(given: argparse.Namespace) -> str:
+    """Return matchers for the series of kube-state-metrics: --label-match, else --match without its job."""
+    if given.label_match is not None:
+        return matchers_of("--label-match", given.label_match, KUBE_STATE_METRICS_JOBS)
+    found = (one[0] for one in re.finditer(MATCHER, matchers_of("--match", given.match or "")))
+    others = ",".join(one for one in found if label_of(one) != "job")
+    return matchers_of("--match", others, KUBE_STATE_METRICS_JOBS)
 
 
 def label_of(matcher: str) -> str:

@@ -15,6 +15,9 @@ WASTE_ORDERS = (
 )
 SUMS_BY = ("namespace", "node")
 """What --by adds up by; the first is the default of a cluster's summary."""
+WORKLOAD = "workload"
+CLUSTER_SUMS_BY = (*SUMS_BY, WORKLOAD)
+"""The same with --prometheus."""
 
 MAP_SUMMARY = "Show which containers hold and use each GPU."
 TOP_SUMMARY = "Show which containers use GPU memory and SM time now, largest first."

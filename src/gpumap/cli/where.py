@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from gpumap.cli.command_line import Parser
 from gpumap.cli.credentials import credentials_of
 from gpumap.cli.output_flags import CLUSTER_INTERVAL, WATCH_INTERVAL, sorted_by, view_of
-from gpumap.cli.server_flags import matchers_of, refuse_details, server_of, without_password
-from gpumap.cli.sort_keys import SUMS_BY
+from gpumap.cli.server_flags import kube_matchers, matchers_of, refuse_details, server_of, without_password
+from gpumap.cli.sort_keys import SUMS_BY, WORKLOAD
 from gpumap.cli.this_node import LOOK_SECONDS, from_node, prepare_elsewhere, prepare_here
 from gpumap.model.errors import UsageError
 
@@ -105,6 +105,7 @@ def _question(given: argparse.Namespace, view: View) -> Question:
         of_all=OF_ALL.get(command, ()),
         parts=view.report.parts(view.form, view.shape),
         idle_after_seconds=view.shape.thresholds.idle_after_seconds,
+        kube_match=kube_matchers(given) if by == WORKLOAD else "",
     )
 
 

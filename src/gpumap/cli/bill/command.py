@@ -12,10 +12,9 @@ from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_
 from gpumap.cli.output_flags import add_form, add_no_headers
 from gpumap.cli.server_flags import (
     HOW_TO_ASK,
-    KUBE_STATE_METRICS_JOBS,
-    MATCHER,
+    LABEL_MATCH_HELP,
     add_server_flags,
-    label_of,
+    kube_matchers,
     matchers_of,
     server_of,
 )
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[Parser]
 
 _FORMS = ("table", "csv", "json")
-_WAYS = ("namespace", "pod", "label", "job", "user")
+_WAYS = ("namespace", "pod", "label", "workload", "job", "user")
 _OF_WORK = ("job", "user")
 _PRICE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _SERVER = "--prometheus http://prom:9090"
@@ -77,7 +76,7 @@ def add_bill(commands: Commands) -> None:
         type=one_of(*_WAYS),
         choices=_WAYS,
         default=_WAYS[0],
-        help=f"Group by {', '.join(_WAYS)}. label requires kube-state-metrics' kube_pod_labels. job (Slurm, PBS, "
+        help=f"Group by {', '.join(_WAYS)}. label and workload require kube-state-metrics. job (Slurm, PBS, "
         f"HTCondor) and user charge work outside pods instead of containers. (default: {_WAYS[0]})",
     )
     what.add_argument("--label", metavar="NAME", help="With --by label: the label of the pods, such as team.")
@@ -93,7 +92,7 @@ def add_bill(commands: Commands) -> None:
     where.add_argument(
         "--label-match",
         metavar="MATCH",
-        help="Like --match, for kube_pod_labels of jobs whose name contains kube-state-metrics. (default: --match)",
+        help=LABEL_MATCH_HELP,
     )
     where.add_argument(
         "--resolution", metavar="DURATION", default="1m", help="Step of the queries, 1m to 10m. (default: 1m)"
@@ -141,15 +140,16 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
     if (given.by == "label") != (given.label is not None):
         raise UsageError("--by label requires --label NAME" if given.label is None else "--label requires --by label")
     match = matchers_of("--match", given.match or "")
-    label_match = _label_match(given)
-    if given.label_match is not None and given.label is None:
-        raise UsageError("--label-match requires --by label")
+    label_match = kube_matchers(given)
+    joined = given.by in ("label", "workload")
+    if given.label_match is not None and not joined:
+        raise UsageError("--label-match requires --by label or --by workload")
     price = given.price_per_gpu_hour
     if price is not None and given.by in _OF_WORK:
         raise UsageError(f"--price-per-gpu-hour: not with --by {given.by}, because gpumap does not know what it holds")
     if price is not None and not _PRICE.fullmatch(price):
         raise UsageError(f"--price-per-gpu-hour {price}: must be a price such as 2 or 2.75")
-    labelling = Labelling(read_label(given.label), label_match) if given.label is not None else None
+    labelling = Labelling(read_label(given.label) if given.label else None, label_match) if joined else None
     window = window_of(given.start, given.end, given.resolution, time.time())
     request = Request(
         by=given.by,
@@ -161,15 +161,6 @@ def read_request(given: argparse.Namespace) -> tuple[Request, Window]:
         step_seconds=window.step_seconds,
     )
     return request, window
-
-
-def _label_match(given: argparse.Namespace) -> str:
-    """Which series of kube_pod_labels count: those that --label-match names, else those of --match but for its job."""
-    if given.label_match is not None:
-        return matchers_of("--label-match", given.label_match, KUBE_STATE_METRICS_JOBS)
-    found = (one[0] for one in re.finditer(MATCHER, matchers_of("--match", given.match or "")))
-    others = ",".join(one for one in found if label_of(one) != "job")
-    return matchers_of("--match", others, KUBE_STATE_METRICS_JOBS)
 
 
 async def make_bill(server: Server, request: Request, window: Window) -> Bill:

@@ -24,12 +24,13 @@ from gpumap.cli.bill.promql import (
     Growth,
     Key,
 )
+from gpumap.cli.kube_state import unlisted
 
 Pod = tuple[str, str]
 """Namespace and name."""
 Group = tuple[str | None, ...]
 """The cells that name a line. `None`: pods without the label."""
-NAMESPACE, POD, LABEL, JOB, USER = "namespace", "pod", "label", "job", "user"
+NAMESPACE, POD, LABEL, WORKLOAD, JOB, USER = "namespace", "pod", "label", "workload", "job", "user"
 KINDS = {JOB: "slurm_job|pbs_job|htcondor_slot", USER: "user"}
 """Kinds of work outside pods, as a regular expression, by what groups them."""
 _GAPS_SHOWN = 5
@@ -46,9 +47,10 @@ class Increases(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """A pod's label as Kubernetes writes it, and matchers for the series of kube-state-metrics."""
+    """A pod's label as Kubernetes writes it, `None` for its workload; and matchers for the series of
+    kube-state-metrics."""
 
-    label: str
+    label: str | None
     match: str
 
 
@@ -131,6 +133,8 @@ class Bill:
                 return "kind", JOB
             case "user":
                 return (USER,)
+            case "workload":
+                return NAMESPACE, WORKLOAD
         return (NAMESPACE,)
 
     def cost(self, amounts: Amounts) -> float | None:
@@ -139,7 +143,7 @@ class Bill:
 
 
 def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[Pod, str]) -> Bill:
-    """Make the bill. `label_of` has the pods' label for `--by label`."""
+    """Make the bill. `label_of` has the pods' label or workload for `--by label` and `--by workload`."""
 
     def group(key: Key) -> Group:
         match request.by:
@@ -149,6 +153,8 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
                 return key[1:2]
             case "label":
                 return (label_of.get((key[0], key[1])),)
+            case "workload":
+                return key[0], label_of.get((key[0], key[1]), f"Pod/{key[1]}")
         return key[:1]
 
     charged = dict(_works(found.growth) if request.by in KINDS else _containers(found.growth))
@@ -160,7 +166,7 @@ def bill_of(server: str, request: Request, found: Increases, label_of: Mapping[P
         unattributed_energy=_sum(found.growth.get(UNATTRIBUTED, {}).values()),
         not_measured_seconds=_sum(found.growth.get(NOT_MEASURED, {}).values()),
         uncharged_seconds=found.uncharged_seconds,
-        warnings=tuple(_warnings(request.match, found.gaps)),
+        warnings=(*_warnings(request.match, found.gaps), *_unlisted(request, charged, label_of)),
     )
 
 
@@ -204,6 +210,13 @@ def _total(parts: Iterable[Amounts]) -> Amounts:
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) if known else None
+
+
+def _unlisted(request: Request, charged: Iterable[Key], label_of: Mapping[Pod, str]) -> Iterator[str]:
+    """The pods without a known workload."""
+    pods = {(key[0], key[1]) for key in charged} - label_of.keys()
+    if request.by == WORKLOAD and pods:
+        yield unlisted(["/".join(pod) for pod in sorted(pods)])
 
 
 def _warnings(match: str, gaps: tuple[tuple[str, str], ...] | None) -> Iterator[str]:

@@ -1,20 +1,18 @@
-"""Ask a Prometheus for a label of each pod, as kube-state-metrics reports it: the last value in a window."""
+"""Ask a Prometheus for a label or the workload of each pod, by kube-state-metrics: the last value in a window."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Collection, Mapping
 
 from gpumap.cli.bill.counting import Labelling, Pod
-from gpumap.cli.bill.promql import selector
 from gpumap.cli.bill.query import in_parts
 from gpumap.cli.bill.window import Window
-from gpumap.cli.prometheus import Prometheus, Row
+from gpumap.cli.kube_state import NEEDS_OWNERS, POD_OWNERS, Object, ObjectValues, pod_label, two_values, workloads
+from gpumap.cli.prometheus import Prometheus
 from gpumap.model.errors import FatalError, UsageError
 
-METRIC = "kube_pod_labels"
 EARLIER_SECONDS = 3600
 """A pod that ended at most this long before the window may still be charged in it."""
 AT_ONCE_SECONDS = 600
@@ -24,7 +22,6 @@ _GIVES_WAY_SECONDS = 120
 _PART_SECONDS = 86400
 _STEP_SECONDS = 60
 _NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
-_CAMEL = re.compile(r"([a-z0-9])([A-Z])")
 
 
 def read_label(text: str) -> str:
@@ -34,77 +31,58 @@ def read_label(text: str) -> str:
     return text
 
 
-def metric_label(label: str) -> str:
-    """What kube-state-metrics calls a label (internal/store/utils.go, since 2.0: other characters, then camelCase)."""
-    words = _CAMEL.sub(r"\1_\2", re.sub(r"[^a-zA-Z0-9_]", "_", label))
-    return f"label_{words.lower()}"
-
-
 async def label_values(
     server: Prometheus, labelling: Labelling, pods: Collection[Pod], window: Window
 ) -> Mapping[Pod, str]:
-    """The label's value of the pods that have it. Raises FatalError if none of the pods has it."""
-    charged = set(pods)
+    """Return the label's value, or the workload, of the pods that have it. Raises FatalError if none of them has it."""
 
-    async def ask(part: Window) -> dict[Pod, str]:
-        found = await _values(server, labelling, part)
-        return {
-            pod: next(iter(values)) if len(values) == 1 else await _last_value(server, labelling, pod, part)
-            for pod, values in found.items()
-            if pod in charged
-        }
+    async def find(values: ObjectValues, objects: Collection[Object]) -> Mapping[Object, str]:
+        return await _last_values(server, values, labelling.match, objects, window)
 
-    since = Window(window.start - EARLIER_SECONDS, window.end, _STEP_SECONDS)
-    parts = await in_parts(since, _PART_SECONDS, EARLIER_SECONDS, ask)
-    found = {pod: value for part in parts for pod, value in part.items() if value}
+    if labelling.label is None:
+        found: Mapping[Pod, str] = await workloads(find, pods)
+    else:
+        listed = await find(pod_label(labelling.label), pods)
+        found = {pod: value for pod, value in listed.items() if value}
     if pods and not found:
         raise FatalError(await _missing(server, labelling, window))
     return found
 
 
-def _question(labelling: Labelling, series: str) -> str:
-    return f"max by (namespace, pod, exported_namespace, exported_pod, {metric_label(labelling.label)}) ({series})"
+async def _last_values(
+    server: Prometheus, values: ObjectValues, match: str, objects: Collection[Object], window: Window
+) -> dict[Object, str]:
+    """Return the last value of each object that was listed; empty if it had none."""
+    wanted = set(objects)
+
+    async def ask(part: Window) -> dict[Object, str]:
+        series = f"last_over_time({values.selector(match)}[{part.end - part.start}s])"
+        rows = await server.instant(values.question(series), part.end)
+        return {
+            one: next(iter(found)) if len(found) == 1 else await _last_value(server, values, match, one, part)
+            for one, found in values.by_object(row.labels for row in rows).items()
+            if one in wanted
+        }
+
+    since = Window(window.start - EARLIER_SECONDS, window.end, _STEP_SECONDS)
+    last: dict[Object, str] = {}
+    for part in await in_parts(since, _PART_SECONDS, EARLIER_SECONDS, ask):
+        last |= {one: value or last.get(one, "") for one, value in part.items()}
+    return last
 
 
-def _pod(row: Row) -> Pod:
-    """The pod that the series is about. If the server scrapes without honorLabels, its labels are called exported_pod
-    and so on, and `pod` is kube-state-metrics' own."""
-    exported = "exported_" if row.labels.get("exported_pod") else ""
-    return row.labels.get(f"{exported}namespace", ""), row.labels.get(f"{exported}pod", "")
-
-
-async def _values(server: Prometheus, labelling: Labelling, part: Window) -> dict[Pod, set[str]]:
-    """All values of each pod. "": the pod was without the label."""
-    series = f"last_over_time({selector(METRIC, labelling.match)}[{part.end - part.start}s])"
-    found: dict[Pod, set[str]] = {}
-    for row in await server.instant(_question(labelling, series), part.end):
-        found.setdefault(_pod(row), set()).add(row.labels.get(metric_label(labelling.label), ""))
-    return found
-
-
-async def _last_value(server: Prometheus, labelling: Labelling, pod: Pod, part: Window) -> str:
-    """The value that the pod had last, by the times of its samples. Raises FatalError if it had two side by side."""
-    namespace, name = map(json.dumps, pod)
-    series = " or ".join(
-        f"timestamp({selector(METRIC, labelling.match, *matchers)})"
-        for matchers in (
-            (f"namespace={namespace}", f"pod={name}", 'exported_pod=""'),
-            (f"exported_namespace={namespace}", f"exported_pod={name}"),
-        )
-    )
+async def _last_value(server: Prometheus, values: ObjectValues, match: str, one: Object, part: Window) -> str:
+    """The value that the object had last, by the times of its samples. Raises FatalError if it had two side by side."""
+    series = " or ".join(f"timestamp({selected})" for selected in values.selectors(match, one))
     times: dict[str, set[float]] = {}
     first = part.end - (part.end - part.start - 1) // _STEP_SECONDS * _STEP_SECONDS
-    for row in await server.range(_question(labelling, series), first, part.end, _STEP_SECONDS):
-        of_value = times.setdefault(row.labels.get(metric_label(labelling.label), ""), set())
+    for row in await server.range(values.question(series), first, part.end, _STEP_SECONDS):
+        of_value = times.setdefault(values.value_of(row.labels), set())
         of_value.update(time for time in (float(value) for _, value in row.points) if time > part.start)
     order = sorted((max(of_value), value) for value, of_value in times.items() if of_value)
     for (_, value), (_, other) in itertools.permutations(order, 2):
         if _side_by_side(times[value], times[other]):
-            raise FatalError(
-                f"{server.url} has two values of label {labelling.label} for pod {'/'.join(pod)} at the same time "
-                f"({', '.join(one or 'none' for one in sorted((value, other)))}). If it has several clusters, choose "
-                "one with --match, such as --match 'cluster=\"a\"'"
-            )
+            raise FatalError(two_values(server.url, values, one, (value, other)))
     return next((value for _, value in reversed(order) if value), "")
 
 
@@ -116,15 +94,20 @@ def _side_by_side(times: Collection[float], others: Collection[float]) -> bool:
 
 
 async def _missing(server: Prometheus, labelling: Labelling, window: Window) -> str:
-    """Why no pod has the label."""
+    """Why no pod has the label, or a workload."""
+    values = POD_OWNERS if labelling.label is None else pod_label(labelling.label)
     allowed = f"--metric-labels-allowlist=pods=[{labelling.label}]"
-    if not await server.series(selector(METRIC, labelling.match, 'namespace!=""'), window.start, window.end):
+    if not await server.series(values.selector(labelling.match, 'namespace!=""'), window.start, window.end):
         matching = f" that matches {labelling.match}" if labelling.match else ""
-        return (
-            f"{server.url} has no {METRIC}{matching} in this time: --by label needs kube-state-metrics, started with "
-            f"{allowed}, and scraped by this server"
+        needs = (
+            f"--by label needs kube-state-metrics, started with {allowed}, and scraped by this server"
+            if labelling.label
+            else NEEDS_OWNERS
         )
+        return f"{server.url} has no {values.metric}{matching} in this time: {needs}"
+    if labelling.label is None:
+        return f"{server.url} has {values.metric}, but of no pod in this bill"
     return (
-        f"{server.url} has {METRIC}, but label {labelling.label} ({metric_label(labelling.label)}) of no pod in this "
+        f"{server.url} has {values.metric}, but label {labelling.label} ({values.values[0]}) of no pod in this "
         f"bill: start kube-state-metrics with {allowed}"
     )

@@ -15,14 +15,19 @@ from gpumap.cli.fleet.families import braced, matchers_of_targets
 from gpumap.cli.fleet.quantities import IDLE, IDLE_SUMS, QUANTITIES, SHARE, Grouping, recorded, sharers
 from gpumap.cli.fleet.source import OLD_SECONDS, Agents, agents_of, maps_of, now, number_of, values_of_family
 from gpumap.cli.fleet.targets import OWN_LABELS, Node, down_nodes, nodes_of
+from gpumap.cli.fleet.workloads import by_workload
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
 from gpumap.cli.prometheus import Prometheus, Row, together
 from gpumap.cli.server_flags import MATCHER, OWN_JOBS, label_of
+from gpumap.cli.sort_keys import WORKLOAD
+from gpumap.model.errors import FatalError
 from gpumap.model.findings import DEFAULTS
 from gpumap.model.units import counted
 from gpumap.model.words import age, by_reason
 
 NODE, NAMESPACE = "node", "namespace"
+_NAMES = {NAMESPACE: (NAMESPACE,), WORKLOAD: (NAMESPACE, "pod")}
+"""The labels that a row is made of: those of a pod for its workload."""
 LAST_RECORDS = (
     "cluster:gpumap_node_info:count",
     "cluster:gpumap_device_memory_total_bytes:sum",
@@ -48,6 +53,8 @@ class Question(NamedTuple):
     of_all: tuple[str, ...]
     parts: frozenset[str]
     idle_after_seconds: float
+    kube_match: str = ""
+    """Matchers for kube-state-metrics' series, which have the workloads."""
 
     def asked(self) -> dict[str, tuple[str, ...]]:
         """Return the quantities by node, and those by namespace if they are shown."""
@@ -120,7 +127,7 @@ class _Fleet(NamedTuple):
 
     async def _quantity(self, by: str, name: str) -> list[tuple[str, str, float]]:
         quantity = QUANTITIES[name]
-        record = quantity.by_node if by == NODE else quantity.by_namespace
+        record = {NODE: quantity.by_node, NAMESPACE: quantity.by_namespace}.get(by, "")
         if (
             record
             and self.records is not None
@@ -133,7 +140,7 @@ class _Fleet(NamedTuple):
             grouping, labels = self._grouping(by), self.agents.selection.key
             rows = await self.server.instant(quantity.ask(grouping), self.moment)
             nodes = {key: node.shown for node in self.nodes for key in node.keys}
-        values = _by_namespace(rows) if by == NAMESPACE else _by_node(rows, labels, nodes)
+        values = _by_node(rows, labels, nodes) if by == NODE else _by_name(rows, _NAMES[by])
         return [(group, *one) for group, row in values for one in _named(name, row)]
 
     def _grouping(self, by: str) -> Grouping:
@@ -141,7 +148,7 @@ class _Fleet(NamedTuple):
         clusters = ("cluster",) if "cluster" in selection.labels else ()
         return Grouping(
             match=selection.match,
-            group=selection.key if by == NODE else (NAMESPACE,),
+            group=selection.key if by == NODE else _NAMES[by],
             place=selection.key if by == NODE else clusters,
             moved=OWN_LABELS & selection.labels,
             shared=self.shared,
@@ -192,6 +199,8 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     moment = await now(server)
     agents = await agents_of(server, match, moment, spaced=False)
     if agents.selection.by_target or not OWN_LABELS.isdisjoint(agents.selection.key):
+        if question.by == WORKLOAD:
+            raise FatalError(f"{server.url} scrapes gpumap without honorLabels, so --by {WORKLOAD} cannot name pods")
         return await maps_of(server, match, question.parts)
     nodes = await _nodes(server, agents, moment)
     questions = (sharers(match), *(_recorded_at(one, match) for one in LAST_RECORDS))
@@ -205,9 +214,12 @@ async def sums_of(server: Prometheus, match: str, question: Question) -> NodeMap
     if any("gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet) for node in nodes):
         fleet = fleet._replace(agents=await agents_of(server, match, moment))
     late = await fleet.not_recorded(by[NODE], asked[NODE], ill)
-    new = [] if question.by == NODE else [node for node in late if "gpus" not in by[NODE].get(node, {})]
+    new = [] if question.by != NAMESPACE else [node for node in late if "gpus" not in by[NODE].get(node, {})]
     by[NODE] |= {node: {**row, **by[NODE].get(node, {})} for node, row in late.items()}
-    return _answer(fleet, question, by, troubles, new)
+    doubts: list[str] = []
+    if question.by == WORKLOAD:
+        by[WORKLOAD], doubts = await by_workload(server, by[WORKLOAD], question.kube_match, moment)
+    return _answer(fleet, question, by, troubles, new, doubts)
 
 
 async def _nodes(server: Prometheus, agents: Agents, moment: int) -> list[Node]:
@@ -272,10 +284,11 @@ def _by_node(rows: Iterable[Row], labels: Sequence[str], nodes: Mapping[tuple[st
     return [(node, row) for node, of_node in first.items() for row in of_node]
 
 
-def _by_namespace(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+def _by_name(rows: Iterable[Row], labels: Sequence[str]) -> Iterator[tuple[str, Row]]:
     for row in rows:
-        if name := row.labels.get(f"exported_{NAMESPACE}") or row.labels.get(NAMESPACE):
-            yield name, row
+        names = [row.labels.get(f"exported_{one}") or row.labels.get(one, "") for one in labels]
+        if all(names):
+            yield "/".join(names), row
 
 
 def _named(name: str, row: Row) -> Iterator[tuple[str, float]]:
@@ -300,6 +313,7 @@ def _answer(
     by: Mapping[str, Values],
     troubles: Sequence[tuple[_Trouble, str]],
     new: Sequence[str],
+    doubts: Sequence[str],
 ) -> NodeMaps:
     ages = {node.shown: fleet.moment - fleet.agents.targets[node.keys[0]].collected_at for node in fleet.nodes}
     old = {node.shown for node in fleet.nodes if "gpus" not in by[NODE].get(node.shown, {}) and _is_old(node, fleet)}
@@ -309,9 +323,7 @@ def _answer(
     gaps = list(_gaps(current, question, troubles))
     unjudged = {node for node, _ in (*ill, *gaps)} | _without_kubelet(troubles)
     of_nodes = {node: row if node in unjudged else _judged(row, question) for node, row in current.items()}
-    of_others = {
-        name: _judged(row, question) if "used_bytes" in row else row for name, row in by.get(NAMESPACE, {}).items()
-    }
+    of_others = {name: _judged(row, question) if "used_bytes" in row else row for name, row in by[question.by].items()}
     addresses = {node.shown: node.internal_ip for node in fleet.nodes}
     shown = of_nodes if question.by == NODE else of_others
     ill += [(node, f"the recorded sums by {question.by} do not contain it yet") for node in new]
@@ -320,11 +332,11 @@ def _answer(
     ]
     sums = FleetSums(
         by=question.by,
-        rows=tuple(Sums(name, row, addresses.get(name)) for name, row in sorted(shown.items())),
+        rows=tuple(_row(question.by, name, row, addresses.get(name)) for name, row in sorted(shown.items())),
         whole=_total(of_nodes.values()) | _total(shown.values()),
         nodes=len(current),
         lost=len(old) + len(down),
-        unknown=tuple(by_reason(ill)),
+        unknown=(*by_reason(ill), *doubts),
         collected_seconds=max((ages[node] for node in current), default=0.0),
         recorded_seconds=None if fleet.records is None else fleet.records.age_seconds,
     )
@@ -334,6 +346,11 @@ def _answer(
         *by_reason(gaps),
     )
     return NodeMaps((), missing, fleet=True, sums=sums)
+
+
+def _row(by: str, name: str, row: Mapping[str, float], address: str | None) -> Sums:
+    namespace, _, workload = name.partition("/")
+    return Sums(workload, row, namespace=namespace) if by == WORKLOAD else Sums(name, row, address)
 
 
 def _with_down(row: Mapping[str, float]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gpumap.cli.node_maps import FleetSums, NodeMaps, Sums
+from gpumap.cli.sort_keys import WORKLOAD
 from gpumap.cli.tables.layout import Column, Shape, SortKey, in_order, joined, name, notes, sort_keys, table
 from gpumap.cli.tables.unknowns import few
 from gpumap.model.map import VERSION
@@ -230,7 +231,7 @@ def summary_table(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -
 def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) -> dict[str, object]:
     """Return the same for scripts, with all rows."""
     names = [*dict.fromkeys(_names(command))]
-    rows = [{sums.by: row.name, **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
+    rows = [{**_named(sums.by, row), **_exact(row.values, names)} for row in _sorted(command, sums, shape)]
     return {
         "version": VERSION,
         "by": sums.by,
@@ -245,9 +246,14 @@ def summary_values(command: str, maps: NodeMaps, sums: FleetSums, shape: Shape) 
     }
 
 
+def _named(by: str, row: Sums) -> dict[str, str]:
+    return {NAMESPACE: row.namespace, by: row.name} if by == WORKLOAD else {by: row.name}
+
+
 def _columns(command: str, by: str) -> Sequence[Column[Sums]]:
     first: Column[Sums] = name(by.upper(), lambda row: row.name)
-    return (first, *SUMMARIES[command].columns)
+    namespace: Column[Sums] = name(NAMESPACE.upper(), lambda row: row.namespace)
+    return (*([namespace] if by == WORKLOAD else []), first, *SUMMARIES[command].columns)
 
 
 def _sorted(command: str, sums: FleetSums, shape: Shape) -> list[Sums]:

@@ -1,0 +1,118 @@
+"""What kube-state-metrics reports of pods and of their owners: which series, and how to read them. Pure.
+
+A workload is the owner of a pod's owner (Deployment, CronJob), else its owner, else the pod: `Deployment/trainer`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from gpumap.model.words import listed
+
+Object = tuple[str, str]
+"""Namespace and name."""
+_NO_OWNER = ("", "<none>")
+"""The kind of an owner that does not exist; the second before kube-state-metrics 2.0."""
+_CAMEL = re.compile(r"([a-z0-9])([A-Z])")
+
+
+def unlisted(pods: Sequence[str]) -> str:
+    """Return a sentence on pods whose workload is not known."""
+    return f"kube-state-metrics does not list {listed(pods)}. Each has a row of its own."
+
+
+class ObjectValues(NamedTuple):
+    """A metric with a series for each object: `object` is the label with its name, `values` are labels to read.
+
+    `what` names the value in messages. `only` selects among an object's series.
+    """
+
+    metric: str
+    object: str
+    values: tuple[str, ...]
+    what: str
+    only: str = ""
+
+    def question(self, series: str) -> str:
+        """Return PromQL for one row for each object and value."""
+        own = ("namespace", self.object)
+        return f"max by ({', '.join((*own, *(f'exported_{one}' for one in own), *self.values))}) ({series})"
+
+    def selectors(self, match: str, one: Object) -> Iterator[str]:
+        """Select an object's series, by the labels that it has with honorLabels and without: no target has a label
+        `replicaset`, but many have a label `pod`."""
+        namespace, name = map(json.dumps, one)
+        moved = f"exported_{self.object}" if self.object == "pod" else self.object
+        yield self.selector(match, f'namespace={namespace},{self.object}={name},exported_namespace=""')
+        yield self.selector(match, f"exported_namespace={namespace},{moved}={name}")
+
+    def selector(self, *matchers: str) -> str:
+        return f"{self.metric}{{{','.join(one for one in (*matchers, self.only) if one)}}}"
+
+    def object_of(self, labels: Mapping[str, str]) -> Object:
+        """Return the object of a series. Without honorLabels its labels are called exported_pod and so on, and `pod` is
+        kube-state-metrics' own."""
+        namespace, name = (labels.get(f"exported_{one}") or labels.get(one, "") for one in ("namespace", self.object))
+        return namespace, name
+
+    def value_of(self, labels: Mapping[str, str]) -> str:
+        """Return the value; empty if the object has none."""
+        values = [labels.get(one, "") for one in self.values]
+        return "" if values[0] in _NO_OWNER else "/".join(values)
+
+    def by_object(self, rows: Iterable[Mapping[str, str]]) -> dict[Object, set[str]]:
+        """Return all values of each object."""
+        found: dict[Object, set[str]] = {}
+        for labels in rows:
+            found.setdefault(self.object_of(labels), set()).add(self.value_of(labels))
+        return found
+
+
+def two_values(url: str, values: ObjectValues, one: Object, several: Collection[str]) -> str:
+    """Return why an object's value is not known: it has two at the same time."""
+    named = ", ".join(value or "none" for value in sorted(several))
+    return (
+        f"{url} has two {values.what} for {values.object.removesuffix('_name')} {'/'.join(one)} at the same time "
+        f"({named}). If it has several clusters, choose one with --match, such as --match 'cluster=\"a\"'"
+    )
+
+
+def pod_label(label: str) -> ObjectValues:
+    """Return the values of a pod's label, by its name in Kubernetes."""
+    return ObjectValues("kube_pod_labels", "pod", (metric_label(label),), f"values of label {label}")
+
+
+def metric_label(label: str) -> str:
+    """What kube-state-metrics calls a label (internal/store/utils.go, since 2.0: other characters, then camelCase)."""
+    words = _CAMEL.sub(r"\1_\2", re.sub(r"[^a-zA-Z0-9_]", "_", label))
+    return f"label_{words.lower()}"
+
+
+def _owners(metric: str, of: str) -> ObjectValues:
+    return ObjectValues(metric, of, ("owner_kind", "owner_name"), "owners", 'owner_is_controller!="false"')
+
+
+POD_OWNERS = _owners("kube_pod_owner", "pod")
+_OWNERS_OF_OWNERS = {
+    "ReplicaSet": _owners("kube_replicaset_owner", "replicaset"),
+    "Job": _owners("kube_job_owner", "job_name"),
+}
+"""By kind of a pod's owner."""
+NEEDS_OWNERS = "--by workload needs kube-state-metrics, scraped by this server"
+Find = Callable[[ObjectValues, Collection[Object]], Awaitable[Mapping[Object, str]]]
+"""Asks for the values of objects: empty if kube-state-metrics lists an object without one."""
+
+
+async def workloads(find: Find, pods: Collection[Object]) -> dict[Object, str]:
+    """Return the workload of each pod that kube-state-metrics lists, as `kind/name`."""
+    found = {pod: owner or f"Pod/{pod[1]}" for pod, owner in (await find(POD_OWNERS, pods)).items()}
+    for kind, owners in _OWNERS_OF_OWNERS.items():
+        of_kind = {
+            pod: (pod[0], owner.partition("/")[2]) for pod, owner in found.items() if owner.startswith(f"{kind}/")
+        }
+        above = await find(owners, {*of_kind.values()}) if of_kind else {}
+        found |= {pod: above[one] for pod, one in of_kind.items() if above.get(one)}
+    return found
