@@ -135,7 +135,8 @@ def test_the_rules_match_the_job_of_every_release(
     """Names are free (contract §8): the rules and boards read the targets of each release, of any name and job."""
     (labels,) = labels_of_targets(tmp_path, scrape(kind, "10.0.0.1:9401", *values, release=release))
     assert labels["job"] == job
-    rules = render("prometheusRule.enabled=true", "prometheusRule.autoscaling=true", *values, release=release)
+    switches = (f"prometheusRule.{one}=true" for one in ("enabled", "autoscaling", "opencost"))
+    rules = render(*switches, *values, release=release)
     matchers = {found.replace("\\", "") for found in JOB_MATCHER.findall(json.dumps(rules["PrometheusRule"]))}
     assert matchers == {own, 'job=""'}  # the second one is of what rules record
     assert re.fullmatch(own.removeprefix('job=~"').removesuffix('"'), job)
