@@ -20,6 +20,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from gpumap.agent.exposition import encodable
 from gpumap.model.families import Family, Numbered, Series
 from gpumap.model.snapshot import Snapshot
+from gpumap.model.terms import Source
 
 _UNITS = {
     "byte_seconds": "By.s",
@@ -50,8 +51,11 @@ class OtlpExposition:
         request = ExportMetricsServiceRequest()
         resource = request.resource_metrics.add()
         node = snapshot.node.name
-        names = {"service.name": "gpumap", "service.version": self._version, "service.instance.id": node}
-        resource.resource.attributes.extend(_attributes({**names, "k8s.node.name": node, "host.name": node}.items()))
+        names = {"service.name": "gpumap", "service.version": self._version}
+        names |= dict.fromkeys(("service.instance.id", "host.name"), node)
+        if any(health.source is Source.KUBELET for health in snapshot.sources):
+            names["k8s.node.name"] = node
+        resource.resource.attributes.extend(_attributes(names.items()))
         scope = resource.scope_metrics.add()
         scope.scope.name = "gpumap"
         scope.scope.version = self._version
