@@ -52,8 +52,8 @@ def pods(text: bytes) -> tuple[bytes, ...]:
     """Return the pods of the Pods API, as bytes, from a JSON list of them. Raises ValueError."""
     try:
         found = json.loads(text)
-        if not isinstance(found, list):
-            raise ValueError("not a list")
+        if not isinstance(found, list) or not all(isinstance(pod, dict) for pod in found):
+            raise ValueError("is not a list of pods")
         return tuple(json_format.ParseDict(pod, v1alpha1_pb2.Pod()).SerializeToString() for pod in found)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise ValueError(f"kubelet/pods.json: {error}") from error
