@@ -182,6 +182,8 @@ KEPT = frozenset(
     {
         "default",
         "kube-system",
+        "kai-resource-reservation",
+        "resource-reservation",  # a part of it, and the name of the container
         "python3",
         "nvidia-cuda-mps",
         "nvidia-mps",

@@ -30,8 +30,8 @@ VERSION = 1
 EXPECTED = "expected.prom"
 
 _FILE = re.compile(
-    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/pods\.json|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
-    r"|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
+    r"kubelet/(?:list|allocatable)\.(?:pb|json)|kubelet/socket|kubelet_internal_checkpoint|log\.tree|nvml\.json"
+    r"|pods_api\.json|dra_manager_state|dra_checkpoint\.json|down\.json|own/(?:cgroup|pid_in_tree)|proc/[1-9]\d{0,9}/(?:cgroup|stat)",
     re.ASCII,
 )
 """A frame's files. gpumap ignores other files in the folder (notes, expected.prom)."""

@@ -11,7 +11,10 @@ import hashlib
 import re
 from collections.abc import Callable
 
-KEPT_NAMESPACES = frozenset({"default", "kube-system", "kube-public", "kube-node-lease"})
+KEPT_NAMESPACES = frozenset(
+    {"default", "kube-system", "kube-public", "kube-node-lease", "kai-resource-reservation", "runai-reservation"}
+)
+"""Those of Kubernetes, and those by which gpumap knows the reservations of schedulers."""
 KEPT_WORDS = frozenset(
     re.findall(
         r"\w+",
