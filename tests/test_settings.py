@@ -14,6 +14,7 @@ import pytest
 from gpumap.agent.dialects import DIALECTS
 from gpumap.agent.flags import DEFAULT_GROUPS
 from gpumap.agent.metrics import GROUPS
+from gpumap.agent.service import rules_of
 from gpumap.agent.settings import FLAGS, Flag, Listen, OtlpTarget, Settings, add_flags, parse_listen, resolve
 from gpumap.model.errors import UsageError
 from gpumap.model.units import parse_duration
@@ -394,3 +395,17 @@ def test_messages_are_one_line() -> None:
     assert "--interval" in mistake("--interval")
     assert "--unknown" in mistake("--unknown")
     assert "--int" in mistake("--int", "5s"), "no abbreviations"
+
+
+def test_namespaces_of_reservations_and_of_trusted_pods() -> None:
+    """The whole namespace must match. Without the flag, no pod is trusted."""
+    rules = rules_of(settle())
+    assert [rules.is_reserving(name) for name in ("runai-reservation", "runai-reservation-2", "ml")] == [
+        True,
+        False,
+        False,
+    ]
+    assert not rules.is_trusted("")
+    rules = rules_of(settle("--reservation-namespace", "gpu-.+", "--trust-namespace", "ray|slurm"))
+    assert [rules.is_reserving(name) for name in ("gpu-pool", "gpu-", "runai-reservation")] == [True, False, False]
+    assert [rules.is_trusted(name) for name in ("ray", "slurm", "ray-2")] == [True, True, False]

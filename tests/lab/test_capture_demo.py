@@ -351,6 +351,8 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
     ("no List", lambda copy: (copy / "kubelet/list.json").unlink(), "no kubelet/list.pb or kubelet/list.json"),
     ("List", _replace("kubelet/list.json", '{"pods": 3}'), "kubelet/list.json: "),
     ("allocatable", _replace("kubelet/allocatable.json", "{"), "kubelet/allocatable.json: "),
+    ("Pods API", _replace("pods_api.json", "[3]"), "pods_api.json: is not a list of pods"),
+    ("a pod", _replace("pods_api.json", '[{"spec": 3}]'), "pods_api.json: Failed to parse spec field"),
     ("socket", _replace("kubelet/socket", "many"), "kubelet/socket: is not a number"),
     ("no cgroup", lambda copy: (copy / "own/cgroup").unlink(), "no own/cgroup"),
     (

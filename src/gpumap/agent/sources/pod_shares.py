@@ -14,18 +14,18 @@ from gpumap.model.observations import PodUid, ScheduledShare
 from gpumap.model.plugins import GIB, MIB
 from gpumap.model.readings import Uuid
 
-_GROUP = "runai-gpu-group"
+GROUP = "runai-gpu-group"
 """A pod with several shared devices has a label `runai-gpu-group/<group>` for each instead (KAI-Scheduler,
 pkg/common/resources, GetMultiFractionGpuGroupLabel)."""
-_FRACTION, _MEMORY, _CONTAINER = "gpu-fraction", "gpu-memory", "gpu-fraction-container-name"
+FRACTION, MEMORY, CONTAINER = "gpu-fraction", "gpu-memory", "gpu-fraction-container-name"
 """The share of each device, as a ratio or in MiB, is of this container; by default of the first one."""
-_OF_CONTAINER = re.compile(
+OF_CONTAINER = re.compile(
     r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.limit|gpu-memory\.request|gpus\.devices)"
 )
 """KAI-Scheduler 0.18 and later (NvFractions): a limit, or else a request, and the devices that its binder chose."""
 _RATIO = re.compile(r"[0-9]{0,3}\.?[0-9]{1,18}", re.ASCII)
 _MIB = re.compile(r"[0-9]{1,9}", re.ASCII)
-_QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
+QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
 _SUFFIXES = {
     "": 1,
     **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
@@ -36,7 +36,7 @@ _DEVICE = re.compile(rf"(?:k8s\.device-plugin\.nvidia\.com/gpu=)?(GPU-{UUID})", 
 
 def gpu_groups(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Return the groups of shared devices that a pod belongs to, sorted."""
-    groups = {fit(value) for key, value in labels.items() if key == _GROUP or key.startswith(f"{_GROUP}/")}
+    groups = {fit(value) for key, value in labels.items() if key == GROUP or key.startswith(f"{GROUP}/")}
     return tuple(sorted(groups - {""}))
 
 
@@ -45,8 +45,8 @@ def pod_shares(
 ) -> tuple[ScheduledShare, ...]:
     """Return the shares of a pod's containers. `containers` are in the order of the specification."""
     shares = list(_of_containers(uid, annotations))
-    gpus, memory = _ratio(annotations.get(_FRACTION, "")), _mib(annotations.get(_MEMORY, ""))
-    container = fit(annotations.get(_CONTAINER, "") or next(iter(containers), ""))
+    gpus, memory = _ratio(annotations.get(FRACTION, "")), _mib(annotations.get(MEMORY, ""))
+    container = fit(annotations.get(CONTAINER, "") or next(iter(containers), ""))
     if container and (gpus is not None or memory is not None):
         shares += [ScheduledShare(uid, container, group=group, gpus=gpus, memory_bytes=memory) for group in groups]
     return tuple(shares)
@@ -55,7 +55,7 @@ def pod_shares(
 def _of_containers(uid: PodUid, annotations: Mapping[str, str]) -> Iterator[ScheduledShare]:
     found: dict[str, dict[str, str]] = {}
     for key, value in sorted(annotations.items()):
-        match = _OF_CONTAINER.fullmatch(key)
+        match = OF_CONTAINER.fullmatch(key)
         if match is not None:
             found.setdefault(match[1], {})[match[2]] = value
     for container, values in found.items():
@@ -78,5 +78,5 @@ def _mib(text: str) -> int | None:
 
 
 def _quantity(text: str) -> int | None:
-    match = _QUANTITY.fullmatch(text)
+    match = QUANTITY.fullmatch(text)
     return int(match[1]) * _SUFFIXES[match[2]] or None if match else None

@@ -79,12 +79,12 @@ def _renamed(name: str, content: bytes, names: Pseudonyms, is_gpu_resource: IsGp
             )
         if name == contents.DRA_STATE:
             return checkpoints.renamed_dra_state(content, names)
+        if name == contents.PODS:
+            return answers.renamed_pods(content, names)
         if name == contents.DRA_CHECKPOINT:
             return checkpoints.renamed_dra_checkpoint(content, names)
     except ValueError:
         return None
-    if name == contents.PODS:
-        return b"[]\n"  # labels and annotations may have any name
     if name == contents.LOG_TREE:
         return contents.log_text(_log_entries(content, names))
     if name == contents.NVML:

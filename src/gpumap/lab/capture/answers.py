@@ -6,6 +6,7 @@ Only this module of a capture knows the kubelet's messages.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from gpumap.agent._proto.podresources import v1_pb2
 from gpumap.agent._proto.pods import v1alpha1_pb2
+from gpumap.agent.sources.pod_shares import CONTAINER, FRACTION, GROUP, MEMORY, OF_CONTAINER, QUANTITY, gpu_groups
 from gpumap.lab.capture.pseudonyms import Pseudonyms
 from gpumap.model.device_ids import ByUuid, parse
 from gpumap.model.observations import DeviceId
@@ -51,13 +53,64 @@ def answer(files: Mapping[str, bytes], stem: str) -> bytes | None:
 
 def pods(text: bytes) -> tuple[bytes, ...]:
     """Return the pods of the Pods API, as bytes, from a JSON list of them. Raises ValueError."""
+    return tuple(pod.SerializeToString() for pod in _pods(text))
+
+
+def _pods(text: bytes) -> list[v1alpha1_pb2.Pod]:
     try:
         found = json.loads(text)
-        if not isinstance(found, list):
-            raise ValueError("not a list")
-        return tuple(json_format.ParseDict(pod, v1alpha1_pb2.Pod()).SerializeToString() for pod in found)
+        if not isinstance(found, list) or not all(isinstance(pod, dict) for pod in found):
+            raise ValueError("is not a list of pods")
+        return [json_format.ParseDict(pod, v1alpha1_pb2.Pod()) for pod in found]
     except (json_format.ParseError, ValueError, RecursionError) as error:
-        raise ValueError(f"kubelet/pods.json: {error}") from error
+        raise ValueError(f"pods_api.json: {error}") from error
+
+
+def renamed_pods(text: bytes, names: Pseudonyms) -> bytes:
+    """Return the pods with new names: only their containers, and the labels and annotations of shares of GPUs."""
+    return json.dumps([json_format.MessageToDict(_renamed_pod(pod, names)) for pod in _pods(text)]).encode()
+
+
+def _renamed_pod(pod: v1alpha1_pb2.Pod, names: Pseudonyms) -> v1alpha1_pb2.Pod:
+    metadata = pod.metadata
+    labels = {one.key: one.value for one in metadata.labels}
+    groups = {f"{GROUP}/{names.uid(group)}": names.uid(group) for group in gpu_groups(labels)}
+    notes = (_renamed_note(one.key, one.value, names) for one in metadata.annotations)
+    return v1alpha1_pb2.Pod(
+        metadata=v1alpha1_pb2.ObjectMeta(
+            name=names.pod(metadata.name),
+            namespace=names.namespace(metadata.namespace),
+            uid=names.uid(metadata.uid),
+            labels=[v1alpha1_pb2.Entry(key=key, value=value) for key, value in groups.items()],
+            annotations=[v1alpha1_pb2.Entry(key=note[0], value=note[1]) for note in notes if note],
+        ),
+        spec=v1alpha1_pb2.PodSpec(
+            containers=[v1alpha1_pb2.Container(name=names.container(one.name)) for one in pod.spec.containers]
+        ),
+        status=v1alpha1_pb2.PodStatus(
+            container_statuses=[
+                v1alpha1_pb2.ContainerStatus(name=names.container(one.name), container_id=_renamed_id(one, names))
+                for one in pod.status.container_statuses
+            ]
+        ),
+    )
+
+
+def _renamed_id(status: v1alpha1_pb2.ContainerStatus, names: Pseudonyms) -> str:
+    runtime, mark, id_ = status.container_id.rpartition("://")
+    return f"{runtime}{mark}{names.container_id(id_)}" if re.fullmatch("[0-9a-f]+", id_) else ""
+
+
+def _renamed_note(key: str, value: str, names: Pseudonyms) -> tuple[str, str] | None:
+    if key == CONTAINER:
+        return key, names.container(value)
+    if key in (FRACTION, MEMORY):
+        return key, value if re.fullmatch(r"[0-9.]{1,20}", value) else "?"
+    found = OF_CONTAINER.fullmatch(key)
+    if found is None:
+        return None
+    shown = names.device(value) if found[2] == "gpus.devices" else value if QUANTITY.fullmatch(value) else "?"
+    return f"nvidia.com/container.{names.container(found[1])}.{found[2]}", shown
 
 
 def renamed_list(raw: bytes, names: Pseudonyms, is_gpu_resource: Callable[[str], bool]) -> bytes:

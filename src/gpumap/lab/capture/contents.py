@@ -21,7 +21,7 @@ from gpumap.model.observations import NvmlReading
 from gpumap.model.readings import GpuReading, Listening, Uuid, XidError
 
 LIST, ALLOCATABLE = "kubelet/list", "kubelet/allocatable"
-PODS = "kubelet/pods.json"
+PODS = "pods_api.json"
 """Pods of the Pods API, of the whole capture. Optional; a recording has none."""
 SECOND_LIST = "kubelet/second_list"
 """Of a scheduler's agent (--pod-resources-socket). Optional."""

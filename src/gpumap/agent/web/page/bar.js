@@ -1,7 +1,7 @@
 // Memory as a bar: one segment for each user and for reserved memory, and the granted memory below it.
 
 import { h } from "./dom.js";
-import { holds } from "./model.js";
+import { isGranted } from "./model.js";
 import { bytes, OWNERS, printable } from "./words.js";
 
 const SEGMENTS = 24;
@@ -57,7 +57,7 @@ export function bar({ memory, holders, rows: all }) {
 }
 
 const order = (row) =>
-  row.kind === "container" ? (holds(row) ? 0 : 1) : row.owner === "unaccounted" ? 3 : 2;
+  row.kind === "container" ? (isGranted(row) ? 0 : 1) : row.owner === "unaccounted" ? 3 : 2;
 
 const MARKS = ["unassigned", "gone", "host", "mps_server", "sibling", "unknown", "unaccounted"];
 
@@ -68,7 +68,7 @@ export function legend(rows, { reserved, granted }) {
   return h(
     "ul",
     { class: "legend", "aria-label": "Meaning of the memory bars" },
-    rows.some((row) => holds(row) && row.used > 0) && mark("assigned", "tint-0", "holder (one colour each)"),
+    rows.some((row) => isGranted(row) && row.used > 0) && mark("assigned", "tint-0", "holder (one colour each)"),
     owners.map((owner) => mark(owner, `is-${owner}`, OWNERS[owner])),
     reserved && mark("reserved", "reserved", "reserved by the driver"),
     granted && mark("granted", "granted", "granted"),

@@ -57,13 +57,13 @@ export function gpusOf(devices) {
 }
 
 /** Return whether a container uses what it was given: by the kubelet, or by a scheduler beside it. */
-export const holds = (row) => row.owner === "assigned" || row.owner === "scheduled";
+export const isGranted = (row) => row.owner === "assigned" || row.owner === "scheduled";
 
 /** Give segments of the bar and marks in the table the same colour. */
 function tint(rows) {
   let number = 0;
   for (const row of [...rows].sort((a, b) => b.used - a.used)) {
-    if (row.used > 0) row.tint = holds(row) ? `tint-${number++ % TINTS}` : `is-${row.owner}`;
+    if (row.used > 0) row.tint = isGranted(row) ? `tint-${number++ % TINTS}` : `is-${row.owner}`;
   }
 }
 

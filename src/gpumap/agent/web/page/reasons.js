@@ -18,12 +18,14 @@ export function reasons(map) {
       ? "Hopper and later report the SM activity of MIG devices; it is known while one container uses the device"
       : "The driver reports no SM time of processes here";
     const whole = row.whole && "It holds the whole GPU: see the row of the GPU";
+    const reserved = row.holder?.reservation && "It reserves the GPU for other pods, and is granted nothing";
+    const unread = row.owner === "scheduled" && "No source has the share that the scheduler granted (--pods-api-socket)";
     const parent = device.parent && "See the MIG devices below";
     const clients = row.processes?.some((one) => one.type?.includes("M")) || row.type?.includes("M");
     return {
-      held: whole || kubeletDown || "It is not known whether it holds the device",
-      gpus: whole || kubeletDown || "The share of the GPU is not known",
-      granted: whole || kubeletDown || "This kind of sharing grants no memory (time-slicing), or the amount is not known",
+      held: whole || kubeletDown || unread || "It is not known whether it holds the device",
+      gpus: whole || kubeletDown || reserved || unread || "The share of the GPU is not known",
+      granted: whole || kubeletDown || reserved || unread || "This kind of sharing grants no memory (time-slicing), or the amount is not known",
       used: down || blind || parent || "The driver does not report the memory of this process",
       sm: down || blind || parent || (clients ? "The driver reports no SM time for MPS clients" : sm),
       owner: blind || "No source can name its pod",
