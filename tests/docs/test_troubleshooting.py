@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpumap.cli.doctor.checks import DRIVER_CHECKS, OPTIONAL_CHECKS, PRIVILEGE_CHECKS, UNMATCHED_BY_REASON
+from gpumap.cli.doctor.checks import (
+    DRIVER_CHECKS,
+    OPTIONAL_CHECKS,
+    PRIVILEGE_CHECKS,
+    REQUESTED_CHECKS,
+    UNMATCHED_BY_REASON,
+)
 from gpumap.cli.doctor.gpu_checks import GPU_CHECKS
 from gpumap.model import remedies
 
@@ -24,7 +30,7 @@ REASONS = {
 }
 
 
-LISTED = (*DRIVER_CHECKS, *GPU_CHECKS, *OPTIONAL_CHECKS, *PRIVILEGE_CHECKS)
+LISTED = (*DRIVER_CHECKS, *GPU_CHECKS, *OPTIONAL_CHECKS, *REQUESTED_CHECKS, *PRIVILEGE_CHECKS)
 CHECKS = sorted({UNMATCHED_BY_REASON, *(one.name for one in LISTED)})
 
 

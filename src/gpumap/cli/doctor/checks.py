@@ -55,6 +55,7 @@ def examine(node_map: NodeMap, facts: Facts | None) -> tuple[Result, ...]:
         *_results(DRIVER_CHECKS, node_map, facts),
         *gpu_results(node_map),
         *_results(OPTIONAL_CHECKS, node_map, facts),
+        *_results(REQUESTED_CHECKS, node_map, facts),
         *_unmatched_by_reason(node_map),
         *_results(PRIVILEGE_CHECKS, node_map, facts),
     )
@@ -318,8 +319,6 @@ DRIVER_CHECKS = (
 OPTIONAL_CHECKS = (
     Check("device_checkpoint", _device_checkpoint, of_kubelet=True),
     Check("pod_logs", _pod_logs, of_kubelet=True),
-    Check("second_list", _second_list, of_kubelet=True),
-    Check("gpu_fractioning", _gpu_fractioning, of_kubelet=True),
     Check("push", _push, of_kubelet=True),
     Check("proc", _proc),
     Check("pid_visibility", _pid_visibility),
@@ -328,6 +327,11 @@ OPTIONAL_CHECKS = (
     Check("xid_events", _xid_events),
     Check("unmatched_slots", _unmatched_slots, of_kubelet=True),
 )
+REQUESTED_CHECKS = (
+    Check("second_list", _second_list),
+    Check("gpu_fractioning", _gpu_fractioning),
+)
+"""Of sources that a flag turns on. They have no row without it."""
 UNMATCHED_BY_REASON = "unmatched_slots/<reason>"
 PRIVILEGE_CHECKS = (
     Check("capabilities", _capabilities),
