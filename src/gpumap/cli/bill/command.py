@@ -59,7 +59,6 @@ def add_bill(commands: Commands) -> None:
                 "by team, for a spreadsheet",
                 f"gpumap bill {_SERVER} --from 30d --by label --label team -o csv > bill.csv",
             ),
-            ("by Slurm job", f"gpumap bill {_SERVER} --from 7d --by job"),
             ("one of several clusters", f"gpumap bill {_SERVER} --from 7d --match 'cluster=\"a\"'"),
             (
                 "a tenant of Mimir",
@@ -77,7 +76,7 @@ def add_bill(commands: Commands) -> None:
         choices=_WAYS,
         default=_WAYS[0],
         help=f"Group by {', '.join(_WAYS)}. label and workload require kube-state-metrics. job (Slurm, PBS, "
-        f"HTCondor) and user charge work outside pods instead of containers. (default: {_WAYS[0]})",
+        f"HTCondor) and user charge work outside pods, by means of samples. (default: {_WAYS[0]})",
     )
     what.add_argument("--label", metavar="NAME", help="With --by label: the label of the pods, such as team.")
     what.add_argument(
