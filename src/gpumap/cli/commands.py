@@ -14,7 +14,7 @@ from gpumap.cli.check import add_check
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all
 from gpumap.cli.doctor.command import add_doctor
 from gpumap.cli.inspect.command import add_inspect
-from gpumap.cli.output_flags import add_output, add_processes, add_thresholds, shape_of
+from gpumap.cli.output_flags import add_output, add_processes, add_thresholds, add_would_fit, shape_of
 from gpumap.cli.server_flags import HOW_TO_ASK, LABEL_MATCH_HELP, add_row_flags, add_server_flags
 from gpumap.cli.sort_keys import (
     CLUSTER_SUMS_BY,
@@ -99,7 +99,9 @@ def _add_waste(commands: Commands) -> None:
             ("the whole cluster, one line for each Deployment, Job …", f"gpumap waste --by workload {_SERVER}"),
         ],
     )
-    add_thresholds(_add_table_flags(waste, WASTE_ORDERS, CLUSTER_SUMS_BY))
+    output = _add_table_flags(waste, WASTE_ORDERS, CLUSTER_SUMS_BY)
+    add_thresholds(output)
+    add_would_fit(output)
     add_node_flags(waste)
 
 
@@ -134,4 +136,11 @@ def _show(given: argparse.Namespace) -> int:
         raise UsageError(f"--by{'' if given.command == 'top' else f' {by}'} requires --prometheus")
     if getattr(given, "label_match", None) is not None and given.prometheus is not None and by != WORKLOAD:
         raise UsageError(f"--label-match requires --by {WORKLOAD}")
-    return run(given, REPORTS[given.command], shape_of(given, namespace), given.node or "")
+    report = given.command
+    if getattr(given, "would_fit", False):
+        if given.prometheus is None or not (namespace or given.node or given.all):
+            raise UsageError("--would-fit requires --prometheus, with -n NAMESPACE, --node NODE or --all")
+        if given.sort_by or by:
+            raise UsageError(f"--would-fit cannot be combined with {'--sort-by' if given.sort_by else '--by'}")
+        report = f"{given.command} --would-fit"
+    return run(given, REPORTS[report], shape_of(given, namespace), given.node or "")

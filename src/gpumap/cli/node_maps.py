@@ -39,17 +39,27 @@ class FleetSums(NamedTuple):
     recorded_seconds: float | None
 
 
+class Week(NamedTuple):
+    """What a pod used on a device in the last week: its peak memory, its largest share of SM time in ten minutes, and
+    for how many days there are samples."""
+
+    memory_peak_bytes: int
+    sm_ratio: float
+    days: float
+
+
 class NodeMaps(NamedTuple):
     """`maps` are in the order of their nodes' names. `missing` says what is not in them, a sentence each.
 
     `fleet`: more than one node was asked, and tables have a column with the node of a row. `sums`: the server was asked
-    for sums, in the place of maps.
+    for sums, in the place of maps. `weeks` are by namespace, pod and uuid, if they were asked for.
     """
 
     maps: tuple[NodeMap, ...]
     missing: tuple[str, ...] = ()
     fleet: bool = False
     sums: FleetSums | None = None
+    weeks: Mapping[tuple[str, str, str], Week] | None = None
 
 
 NodeMapStream = AsyncGenerator[NodeMaps | FatalError, None]

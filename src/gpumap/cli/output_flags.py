@@ -65,6 +65,12 @@ def add_thresholds(output: argparse._ArgumentGroup) -> None:
         )
 
 
+def add_would_fit(output: argparse._ArgumentGroup) -> None:
+    """Add a flag that only `waste` over --prometheus has."""
+    help_ = "With --prometheus: show what part of its GPU each pod of the last week would fit."
+    output.add_argument("--would-fit", action="store_true", help=help_)
+
+
 def add_inspect_output(inspect: Parser, often: str = _OFTEN) -> None:
     """Add the flags of the tables of `inspect`."""
     output = inspect.add_argument_group("output")

@@ -19,6 +19,7 @@ from gpumap.cli.tables import (
     waste_table,
     waste_values,
 )
+from gpumap.cli.tables.fits import fit_names, fit_table, fit_values
 from gpumap.cli.tables.summary import summary_table, summary_values
 
 
@@ -90,5 +91,6 @@ REPORTS = {
         {},
         waste_names,
     ),
+    "waste --would-fit": Report(fit_table, fit_values, frozenset({parts.HOLDERS, parts.SHARES}), {}, fit_names),
 }
-"""By command."""
+"""By command, with a flag that changes what it shows."""

@@ -65,6 +65,16 @@ def _node_maps(given: argparse.Namespace, view: View, node: str) -> NodeMapStrea
             question = _question(given, view)
             return answers_of(server, view.interval_seconds, lambda prometheus: sums_of(prometheus, match, question))
         asked = view.report.parts("wide" if view.live else view.form, view.shape)
+        if getattr(given, "would_fit", False):
+            from gpumap.cli.fleet.source import answers_of
+            from gpumap.cli.fleet.weeks import maps_with_weeks
+
+            namespace = view.shape.namespace
+            return answers_of(
+                server,
+                view.interval_seconds,
+                lambda prometheus: maps_with_weeks(prometheus, match, asked, node, namespace),
+            )
         return from_prometheus(server, match, view.interval_seconds, asked, node, view.shape.namespace)
     if given.url is not None:
         prepare_elsewhere(given, "--url")

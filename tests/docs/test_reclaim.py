@@ -1,0 +1,128 @@
+"""The recipe for idle notebooks: its objects fit together, and its script changes nothing unless it is asked to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fences import read_blocks
+from tests.promtool import accepted
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "reclaim-notebooks.md"
+
+
+def objects() -> dict[str, Any]:
+    (block,) = read_blocks(PAGE.read_text(), "yaml")
+    return {one["kind"]: one for one in yaml.safe_load_all(block.body)}
+
+
+@contextmanager
+def playing(replicas: int, changed: list[Any], asked: list[str]) -> Iterator[str]:
+    """A Prometheus with one idle pod of a notebook, and an API server."""
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.startswith("/api/v1/query"):
+                asked.append(urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)["query"][0])
+                self.answer({"data": {"result": [{"metric": {"owner_name": "anna"}, "value": [0, "1"]}]}})
+            else:
+                self.answer({"spec": {"replicas": replicas}})
+
+        def do_PATCH(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            changed.append((self.path, self.headers["Authorization"], self.headers["Content-Type"], body))
+            self.answer({})
+
+        def answer(self, document: object) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_objects_fit_together() -> None:
+    """The job has the account that the role is bound to, mounts the script, and prints only."""
+    found = objects()
+    (name,) = {one["metadata"]["name"] for one in found.values()}
+    pod = found["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["serviceAccountName"] == found["RoleBinding"]["roleRef"]["name"] == name
+    assert (
+        container["command"][-1]
+        == f"{container['volumeMounts'][0]['mountPath']}/{next(iter(found['ConfigMap']['data']))}"
+    )
+    assert {"name": "SCALE_DOWN", "value": "false"} in container["env"]
+    assert found["Role"]["rules"] == [
+        {"apiGroups": ["apps"], "resources": ["statefulsets/scale"], "verbs": ["get", "patch"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "replicas", "says"),
+    [
+        ("false", 1, "notebooks/anna: idle, would be scaled down to 0"),
+        ("true", 1, "notebooks/anna: idle, scaled down to 0"),
+        ("true", 2, "notebooks/anna: 1 of 2 replicas are idle, not changed"),
+    ],
+)
+def test_the_script(tmp_path: Path, flag: str, replicas: int, says: str) -> None:
+    """It scales a StatefulSet down if it is asked to, and if all of its replicas are idle."""
+    (tmp_path / "token").write_text("secret\n")
+    changed: list[Any] = []
+    asked: list[str] = []
+    (script,) = objects()["ConfigMap"]["data"].values()
+    with playing(replicas, changed, asked) as url:
+        of_job = {"NAMESPACE": "notebooks", "PROMETHEUS": url, "API": url, "SECRETS": str(tmp_path), "SCALE_DOWN": flag}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | of_job, capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, says, "")
+    path = "/apis/apps/v1/namespaces/notebooks/statefulsets/anna/scale"
+    patch = (path, "Bearer secret", "application/merge-patch+json", {"spec": {"replicas": 0}})
+    assert changed == ([patch] if says.endswith("idle, scaled down to 0") else [])
+    check_query(tmp_path, asked[0])
+
+
+def check_query(folder: Path, query: str) -> None:
+    """A pod counts if the alert fires for all of its devices. What a tenant exposes as an alert counts for nothing."""
+
+    def series(name: str, pod: str, uuid: str, **more: str) -> dict[str, str]:
+        of = {"namespace": "notebooks", "pod": pod, "container": "main", "uuid": uuid, **more}
+        shown = ",".join(f'{key}="{one}"' for key, one in of.items())
+        return {"series": f"{name}{{{shown}}}", "values": "1x10"}
+
+    alert = {"alertname": "GpumapGpuIdle", "alertstate": "firing"}
+    held = [("anna-0", "0"), ("both-0", "1"), ("both-0", "2"), ("tom-0", "3")]
+    given = [series("gpumap_allocation_info", *one, job="gpumap") for one in held]
+    given += [series("ALERTS", *one, **alert) for one in held[:2]]
+    given += [series("ALERTS", *held[3], **alert, job="tenant")]
+    for pod in ("anna", "both", "tom"):
+        owner = {"owner_kind": "StatefulSet", "owner_name": pod, "job": "kube-state-metrics"}
+        given += [series("kube_pod_owner", f"{pod}-0", "", **owner)]
+    expected = [{"labels": '{owner_name="anna"}', "value": 1}]
+    test = {"input_series": given, "promql_expr_test": [{"expr": query, "eval_time": "5m", "exp_samples": expected}]}
+    (file := folder / "query.test.yaml").write_text(yaml.safe_dump({"rule_files": [], "tests": [test]}))
+    accepted("test", "rules", file)
