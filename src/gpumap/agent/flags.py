@@ -101,6 +101,7 @@ FLAGS = (
         "",
         "PodResources socket of a scheduler's agent that corrects the kubelet's List (Koordinator). Default: not used.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--device-checkpoint",
@@ -118,6 +119,7 @@ FLAGS = (
         "Socket of the kubelet's Pods API (1.37 and later): UIDs, container ids, device health and granted shares. "
         "Default: not used.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--gpu-fractioning-map",
@@ -158,6 +160,7 @@ FLAGS = (
         DEFAULT_RESERVATION_NAMESPACES,
         "Regular expression that matches the whole namespace of pods that reserve GPUs for a scheduler.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--trust-namespace",
@@ -166,6 +169,7 @@ FLAGS = (
         "Regular expression that matches the whole namespace of pods that may use GPUs without a grant of the kubelet. "
         "Default: none.",
         about="sources",
+        of_kubelet=True,
     ),
     Flag(
         "--collect",

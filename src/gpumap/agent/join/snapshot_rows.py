@@ -202,7 +202,9 @@ def container_rows(
                 measured, kept.get((name, leaf)), known.profile, at, joined.stale_after_seconds, watched=watched
             )
             # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
-            is_known = measured.times is not None or len(_holders_of(joined, leaf)) <= 1
+            reservations = joined.allocation.reservations
+            sharing = [one for one in _holders_of(joined, leaf) if one.pod_name not in reservations]
+            is_known = measured.times is not None or len(sharing) <= 1
             if measured.busy_ratio is not None and known.share is not None and is_known:
                 sm_ratios[name, leaf] = measured.busy_ratio * known.share
     rows = []
