@@ -293,7 +293,7 @@ def test_no_native_refuses_what_it_turns_off(arguments: tuple[str, ...], why: st
 def test_choices_that_are_not_known_are_refused() -> None:
     """The message has the word, and what is known; `none` stands alone, and --collect has none."""
     refused("--dialect", "prometheus", '"prometheus"; valid values: native, pod-gpu-map')
-    refused("--collect", "everything", '"everything"; valid values: allocation, use, accounting')
+    refused("--collect", "everything", '"everything"; valid values: allocation, use, host, accounting')
     assert 'unknown value "a,b"' in mistake("--dialect", "a,b")
     assert mistake("--dialect", "zzz", "--dialect", "native").startswith('--dialect: unknown value "zzz"')
     assert "none cannot be combined" in mistake("--dialect", "none", "--dialect", "native")
