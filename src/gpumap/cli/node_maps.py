@@ -40,8 +40,10 @@ class FleetSums(NamedTuple):
 
 
 class Week(NamedTuple):
-    """What a pod used on a device in the last week: its peak memory, its largest share of SM time in ten minutes, and
-    for how many days there are samples."""
+    """What a pod used on a device in the last week.
+
+    `sm_ratio` is its largest share of SM time in ten minutes. `days` have samples.
+    """
 
     memory_peak_bytes: int
     sm_ratio: float
