@@ -7,29 +7,23 @@ nodes. Tests make it fail with `misbehave`. It reads no files and knows nothing 
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from types import TracebackType
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from gpumap.agent._proto.podresources import v1_pb2, v1alpha1_pb2
+from gpumap.lab.demo.unix_server import Context, UnixServer
 from gpumap.model.observations import ClaimDevice, DeviceId, ListedContainer, ListedPod, ResourceDevices
 
 LIST = "/v1.PodResourcesLister/List"
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 GET = "/v1.PodResourcesLister/Get"
 LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
-
-GRACE_SECONDS = 0.1
-"""For calls under way. Without it gRPC reports an error to its clients, and they write it to stderr."""
 
 T = TypeVar("T")
 
@@ -92,23 +86,17 @@ def refusal(reason: str) -> Refuse:
     return Refuse(_CODES.get(reason, code), details)
 
 
-class FakeKubelet:
+class FakeKubelet(UnixServer):
     """One kubelet's PodResources server. May be started again after it was stopped, and then has a new inode."""
 
     def __init__(self, socket_path: Path, versions: Iterable[str] = ("v1", "v1alpha1")) -> None:
-        self.socket_path = socket_path
+        super().__init__(socket_path)
         self.versions = frozenset(versions)
-        self.calls: Counter[str] = Counter()
         self._called = asyncio.Event()
         self._pods: tuple[ListedPod, ...] = ()
         self._allocatable: tuple[ResourceDevices, ...] = ()
         self._numa: Mapping[DeviceId, tuple[int, ...]] = {}
         self._behaviours: dict[str, tuple[Behaviour, float]] = {}
-        self._server: grpc.aio.Server | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._server is not None
 
     def set_pods(self, pods: Sequence[ListedPod]) -> None:
         self._pods = tuple(pods)
@@ -137,41 +125,7 @@ class FakeKubelet:
             self._called.clear()
             await self._called.wait()
 
-    async def start(self) -> None:
-        """Listen as CreateListener does (k/k pkg/kubelet/util/util_unix.go): under a temporary name, then rename."""
-        if self._server is not None:
-            raise RuntimeError("the fake kubelet is running already")
-        self.socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        temporary = self.socket_path.with_name(f".{secrets.token_hex(4)}.sock")
-        if len(os.fsencode(temporary)) > 107:
-            raise OSError(f"{temporary}: longer than a Unix socket's path may be (107 bytes)")
-        server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
-        server.add_generic_rpc_handlers([_Methods(self)])
-        server.add_insecure_port(f"unix:{temporary}")
-        await server.start()
-        self.socket_path.unlink(missing_ok=True)
-        temporary.rename(self.socket_path)
-        self._server = server
-
-    async def stop(self, leave_socket: bool = False) -> None:
-        """Stop listening, and soon cut off calls. A killed kubelet leaves its socket, which then refuses."""
-        server, self._server = self._server, None
-        if server is None:
-            return
-        await server.stop(GRACE_SECONDS)
-        if not leave_socket:
-            self.socket_path.unlink(missing_ok=True)
-
-    async def __aenter__(self) -> FakeKubelet:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def answer(self, method: str, request: bytes, context: _Context) -> bytes:
+    async def answer(self, method: str, request: bytes, context: Context) -> bytes:
         """One call, as bytes: a fake may answer bytes that are no protobuf."""
         self.calls[method] += 1
         self._called.set()
@@ -252,24 +206,6 @@ class FakeKubelet:
             namespace=pod.namespace,
             containers=[_container_v1alpha1(container) for container in _shuffled(pod.containers)],
         )
-
-
-_Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class _Methods(grpc.GenericRpcHandler):
-    """Every method there is: grpc's own answer to an unknown one has other words than a kubelet's."""
-
-    def __init__(self, kubelet: FakeKubelet) -> None:
-        self._kubelet = kubelet
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        method = handler_call_details.method
-
-        async def answer(request: bytes, context: _Context) -> bytes:
-            return await self._kubelet.answer(method, request, context)
-
-        return grpc.unary_unary_rpc_method_handler(answer)
 
 
 def _shuffled(values: Sequence[T]) -> list[T]:

@@ -6,39 +6,30 @@ Pods are bytes: it does not read their messages, and sends what it has. Tests ma
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 import grpc.aio
 
 from gpumap.agent._proto.pods import v1alpha1_pb2
-from gpumap.lab.demo.kubelet import GRACE_SECONDS, Refuse
+from gpumap.lab.demo.kubelet import Refuse
+from gpumap.lab.demo.unix_server import Context, UnixServer
 
 WATCH, LIST = "/v1alpha1.Pods/WatchPods", "/v1alpha1.Pods/ListPods"
 NOT_SYNCED = Refuse(grpc.StatusCode.FAILED_PRECONDITION, "pod sources are not synced")
 _ADDED = 1
 """WatchPodsEvent.type, in the numbering of 1.37."""
 
-_Context = grpc.aio.ServicerContext[bytes, bytes]
 
-
-class FakePodsApi:
+class FakePodsApi(UnixServer):
     """One kubelet's Pods server."""
 
     def __init__(self, socket_path: Path) -> None:
-        self.socket_path = socket_path
-        self.calls: Counter[str] = Counter()
+        super().__init__(socket_path)
         self._pods: tuple[bytes, ...] = ()
         self._refusals: dict[str, Refuse] = {}
         self._streams: set[asyncio.Queue[bytes | None]] = set()
-        self._server: grpc.aio.Server | None = None
-
-    @property
-    def running(self) -> bool:
-        return self._server is not None
 
     def set_pods(self, pods: Sequence[bytes], *, tell: bool = True) -> None:
         """Set the pods. `tell`: send an event to the clients; a kubelet drops events of slow clients."""
@@ -59,39 +50,22 @@ class FakePodsApi:
         for stream in self._streams:
             stream.put_nowait(None)
 
-    async def start(self) -> None:
-        self.socket_path.parent.mkdir(parents=True, exist_ok=True)
-        self.socket_path.unlink(missing_ok=True)
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    def handler(self) -> grpc.GenericRpcHandler:
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             WATCH.rpartition("/")[2]: grpc.unary_stream_rpc_method_handler(self._watch),
             LIST.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._list),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1alpha1.Pods", handlers),))
-        server.add_insecure_port(f"unix:{self.socket_path}")
-        await server.start()
-        self._server = server
+        return grpc.method_handlers_generic_handler("v1alpha1.Pods", handlers)
 
-    async def stop(self) -> None:
+    async def stop(self, leave_socket: bool = True) -> None:
         """Stop, and leave the socket, which then refuses connections, as a kubelet does."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(GRACE_SECONDS)
+        await super().stop(leave_socket)
 
-    async def __aenter__(self) -> FakePodsApi:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def _list(self, request: bytes, context: _Context) -> bytes:
+    async def _list(self, request: bytes, context: Context) -> bytes:
         await self._called(LIST, context)
         return v1alpha1_pb2.ListPodsResponse(pods=self._pods).SerializeToString()
 
-    async def _watch(self, request: bytes, context: _Context) -> AsyncIterator[bytes]:
+    async def _watch(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         await self._called(WATCH, context)
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._streams.add(events)
@@ -103,7 +77,7 @@ class FakePodsApi:
         finally:
             self._streams.discard(events)
 
-    async def _called(self, method: str, context: _Context) -> None:
+    async def _called(self, method: str, context: Context) -> None:
         self.calls[method] += 1
         if method in self._refusals:
             refusal = self._refusals[method]
