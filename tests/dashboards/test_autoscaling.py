@@ -237,7 +237,7 @@ def test_gpumap_itself_is_credited_with_nothing(tmp_path: Path) -> None:
 
 
 def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
-    """Of a running gpumap: idle holders at 0, users above it, none of MIG, memory of both."""
+    """Of a running gpumap: idle holders at 0, users above it, also on MIG devices, memory of both."""
     node = tmp_path / "node"
     node.mkdir()
     (folder := tmp_path / "prometheus").mkdir()
@@ -252,7 +252,8 @@ def test_the_demo_is_told_by_the_rules(tmp_path: Path) -> None:
             assert all(0 <= value <= 1 for _, value in scraped.ask(of_devices))
     assert usage["notebook-idle"] == used["notebook-idle"] == 0
     assert min(usage[pod] for pod in ("trainer", "greedy", "recommender", "ranker", "squatter")) > 0
-    assert not [pod for pod in usage if pod.startswith("mig-")]
+    assert usage["mig-idle"] == 0
+    assert min(usage["mig-small"], usage["mig-large"]) > 0
     assert {pod: used[pod] for pod in ("mig-small", "mig-idle", "mig-large")} == {
         "mig-small": 6 * GIB,
         "mig-idle": 0,

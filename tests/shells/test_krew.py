@@ -77,7 +77,9 @@ def test_the_packages_are_those_of_the_lock() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     assert all("--hash=sha256:" in locked(lock, name) for name in (*PURE, *HALF, *NATIVE))
     left_out = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)) - {*PURE, *HALF, *NATIVE}
-    assert left_out == {"bcrypt", "grpcio", "nvidia-ml-py", "prometheus-client", "protobuf"}
+    assert left_out == {
+        *("bcrypt", "grpcio", "nvidia-ml-py", "opentelemetry-proto", "prometheus-client", "protobuf"),
+    }
 
 
 def test_the_rooms_of_the_plugin() -> None:

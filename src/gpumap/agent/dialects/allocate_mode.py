@@ -32,7 +32,7 @@ def modes_by_device(snapshot: Snapshot) -> dict[tuple[ContainerName, Uuid], Mode
     leaves = leaves_by_uuid(snapshot)
     holders: dict[Uuid, set[ContainerName]] = defaultdict(set)
     for row in snapshot.containers:
-        if owns(row):
+        if owns(row) or row.reservation:
             holders[row.uuid].add(row.name)
     memory_sharers = _memory_sharers(snapshot)
     return {
@@ -72,14 +72,14 @@ def mode_of_node(snapshot: Snapshot) -> Mode | None:
 
 
 def _mode(row: ContainerOnDevice, leaf: Leaf | None, holders: Collection[set[ContainerName]]) -> Mode | None:
-    """Exclusive leaves nothing of the device to others, whatever the name of the resource.
+    """Exclusive leaves nothing of the device to others, whatever the name of the resource. A reservation shares it.
 
     `holders` are those of the device, and of each compute instance that shares its memory.
     """
     gpus, granted = row.allocated_gpus, row.allocated_memory_bytes
     if gpus == 0:
         return Mode.NONE  # a claim with admin access: it only observes
-    if any(of_device != {row.name} for of_device in holders):
+    if row.reservation or any(of_device != {row.name} for of_device in holders):
         return Mode.SHARE
     if gpus is not None and gpus >= 1:
         return Mode.EXCLUSIVE
