@@ -38,8 +38,8 @@ class SecondListing:
 
 
 class Schedulers(NamedTuple):
-    """Schedulers beside the kubelet: the namespaces of their reservations, the shares that they noted, whether gpumap
-    could read all notes, and the List of their agent. `second` is `None` without --pod-resources-socket."""
+    """Schedulers beside the kubelet: the namespaces of their reservations, the shares in their files, whether gpumap
+    could read all files, and the List of their agent. `second` is `None` without --pod-resources-socket."""
 
     is_reserving: Callable[[str], bool]
     shares: tuple[ScheduledShare, ...] = ()
@@ -79,13 +79,17 @@ def place_shares(
     pod_table: PodTable,
     inventory: Inventory,
 ) -> tuple[PlacedShare, ...]:
-    """Return the shares of listed pods on known devices. `holders` are the kubelet's.
+    """Return the shares of listed pods on known devices. `shares` come from a scheduler's files, `holders` from the
+    kubelet.
 
-    Two notes about the same share are one share: the first one that has an amount counts.
+    Anybody who may create a pod writes its labels and annotations. They give no device that no reservation holds. Two
+    notes about the same share are one share: the first one that has an amount counts, and a file is the first.
     """
     groups = _devices_by_group(reservations, holders, pod_table)
+    reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in reservations for name in names)}
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
-    for share in shares:
+    in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
+    for share in (*shares, *in_pods):
         pod = pod_table.name_of.get(share.pod_uid)
         devices = groups.get(share.group, ()) if share.group else _devices(share, inventory)
         if pod is None or pod in reservations or len(devices) != 1:

@@ -102,10 +102,12 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether an unlisted claim, a row that only the checkpoint has, or a scheduler's agent that did not answer, may
-    assign a device without holders."""
-    may_be = allocation.may_be_shared or uuid in allocation.may_be_claimed | allocation.held_by_rows
-    return may_be and not allocation.holders.get(uuid)
+    """Whether an unlisted claim, a row that only the checkpoint has, a scheduler's share of an unknown container, or a
+    scheduler's agent that did not answer, may assign a device without holders."""
+    if allocation.holders.get(uuid):
+        return False
+    is_shared = allocation.may_be_shared or any(device == uuid for _, device in allocation.sharers)
+    return is_shared or uuid in allocation.may_be_claimed | allocation.held_by_rows
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
