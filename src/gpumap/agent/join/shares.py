@@ -87,6 +87,7 @@ def place_shares(
     """
     groups = _devices_by_group(reservations, holders, pod_table)
     reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in reservations for name in names)}
+    containers = _containers_by_pod(pod_table)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
     in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
     for share in (*shares, *in_pods):
@@ -95,7 +96,9 @@ def place_shares(
         if pod is None or pod in reservations or len(devices) != 1:
             continue
         (uuid,) = devices
-        one = PlacedShare(_container(share, pod, pod_table), uuid, share.gpus, share.memory_bytes)
+        one = PlacedShare(
+            _container(share, pod, containers.get(pod, ()), pod_table), uuid, share.gpus, share.memory_bytes
+        )
         before = placed.get(one[:2])
         placed[one[:2]] = one if before is None else _merged(before, one)
     return tuple(placed.values())
@@ -148,10 +151,19 @@ def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
     return inventory.resolve(ByMinor(share.minor)) if share.minor is not None else ()
 
 
-def _container(share: ScheduledShare, pod: PodName, pod_table: PodTable) -> ContainerName:
+def _containers_by_pod(pod_table: PodTable) -> dict[PodName, list[ContainerName]]:
+    containers: dict[PodName, list[ContainerName]] = {}
+    for one in pod_table.containers:
+        containers.setdefault(one.pod_name, []).append(one)
+    return containers
+
+
+def _container(
+    share: ScheduledShare, pod: PodName, containers: Iterable[ContainerName], pod_table: PodTable
+) -> ContainerName:
     """Return the listed container of a share. If no source names it, it is the only one of the pod."""
     named = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
-    listed = [one for one in pod_table.containers if one.pod_name == pod and one.container == (named or one.container)]
+    listed = [one for one in containers if one.container == (named or one.container)]
     return listed[0] if len(listed) == 1 else ContainerName(*pod, "")
 
 
