@@ -11,7 +11,7 @@ from gpumap.agent.node_map import node_map
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import uses_of
+from gpumap.cli.tables.top import top_table, uses_of
 from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
@@ -187,6 +187,8 @@ def test_tables_name_reservations_and_sharers() -> None:
         assert (line[3:6], line[-1]) == (["1", "-", "-"], "reservation")
         shown = {row.container.pod: row.owner for row in uses_of(seen, Shape()) if row.container.namespace == "ml"}
         assert shown == {"busy": "scheduled", "idle": "scheduled"}
+        (line,) = (line for line in top_table(seen, Shape()).splitlines() if "resource-reservation  " in line)
+        assert line.split()[-1] == "reservation"
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
