@@ -210,6 +210,9 @@ def test_shares_with_their_devices() -> None:
     )
     requested = with_notes({}, {f"{prefix}gpu-memory.request": "512M", **devices})
     assert [share.memory_bytes for share in requested.shares] == [512_000_000] * 2
+    for text, expected in (("1.5Gi", 3 * GIB // 2), ("0.5G", 500_000_000), ("1073741824", GIB)):
+        requested = with_notes({}, {f"{prefix}gpu-memory.limit": text, **devices})
+        assert [share.memory_bytes for share in requested.shares] == [expected] * 2
     assert with_notes({}, devices).shares == (), "without an amount nothing is granted"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from itertools import islice
 
 from gpumap.agent.sources.names import fit
@@ -28,7 +29,8 @@ SHARES_MAX = 64
 """Of one pod. A node has fewer GPUs, and every user writes annotations: 256 KiB have room for 6000 devices."""
 _RATIO = re.compile(r"[0-9]{0,3}\.?[0-9]{1,18}", re.ASCII)
 _MIB = re.compile(r"[0-9]{1,9}", re.ASCII)
-QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
+QUANTITY = re.compile(r"([0-9]{1,15}|[0-9]{1,6}\.[0-9]{1,6}(?=[KMGTk]))(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
+"""Without exponents, and without fractions of a byte."""
 _SUFFIXES = {
     "": 1,
     **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
@@ -82,4 +84,4 @@ def _mib(text: str) -> int | None:
 
 def _quantity(text: str) -> int | None:
     match = QUANTITY.fullmatch(text)
-    return int(match[1]) * _SUFFIXES[match[2]] or None if match else None
+    return int(Decimal(match[1]) * _SUFFIXES[match[2]]) or None if match else None
