@@ -187,8 +187,10 @@ def test_tables_name_reservations_and_sharers() -> None:
         assert (line[3:6], line[-1]) == (["1", "-", "-"], "reservation")
         shown = {row.container.pod: row.owner for row in uses_of(seen, Shape()) if row.container.namespace == "ml"}
         assert shown == {"busy": "scheduled", "idle": "scheduled"}
-        (line,) = (line for line in top_table(seen, Shape()).splitlines() if "resource-reservation  " in line)
-        assert line.split()[-1] == "reservation"
+        (shown_line,) = (
+            shown_line for shown_line in top_table(seen, Shape()).splitlines() if "resource-reservation  " in shown_line
+        )
+        assert shown_line.split()[-1] == "reservation"
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
