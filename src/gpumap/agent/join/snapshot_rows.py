@@ -102,8 +102,8 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether an unlisted claim, a row that only the checkpoint has, a scheduler's share of an unknown container, or a
-    scheduler's agent that did not answer, may assign a device without holders."""
+    """Whether a device without holders may be assigned: by an unlisted claim, by a row that only the checkpoint has, or
+    by a scheduler. Its agent may not answer, or the container of its share is unknown."""
     if allocation.holders.get(uuid):
         return False
     is_shared = allocation.may_be_shared or any(device == uuid for _, device in allocation.sharers)
