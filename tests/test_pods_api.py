@@ -15,6 +15,7 @@ from gpumap.agent.join.pods import PodTable, PodUidState, tabulate
 from gpumap.agent.sources.checkpoint import CheckpointSource
 from gpumap.agent.sources.dra import DraSource
 from gpumap.agent.sources.identity import PodIdentitySource, PodLogsSource
+from gpumap.agent.sources.pod_shares import SHARES_MAX
 from gpumap.agent.sources.pods_api import PodsApiSource, decode_pod
 from gpumap.lab.demo.kubelet import FakeKubelet, Refuse
 from gpumap.lab.demo.pods_api import LIST, NOT_SYNCED, WATCH, FakePodsApi
@@ -209,6 +210,9 @@ def test_shares_with_their_devices() -> None:
     )
     requested = with_notes({}, {f"{prefix}gpu-memory.request": "512M", **devices})
     assert [share.memory_bytes for share in requested.shares] == [512_000_000] * 2
+    for text, expected in (("1.5Gi", 3 * GIB // 2), ("0.5G", 500_000_000), ("1073741824", GIB)):
+        requested = with_notes({}, {f"{prefix}gpu-memory.limit": text, **devices})
+        assert [share.memory_bytes for share in requested.shares] == [expected] * 2
     assert with_notes({}, devices).shares == (), "without an amount nothing is granted"
 
 
@@ -234,6 +238,18 @@ def test_hostile_labels_and_devices() -> None:
     assert with_notes({}, notes, "main").shares == ()
     entry = field(11, field(1, b"runai-gpu-group") + field(2, b"\xff"))
     assert decode_pod(field(1, entry)).gpu_groups == ("\\xff",)
+
+
+def test_a_pod_has_no_more_shares_than_a_node_has_devices() -> None:
+    """A user may write as many labels and devices as a pod can have."""
+    labels = {f"runai-gpu-group/{number}": f"g{number}" for number in range(10_000)}
+    found = with_notes(labels, {"gpu-fraction": "0.5"}, "main")
+    assert len(found.gpu_groups) == len(found.shares) == SHARES_MAX
+    devices = ",".join(f"GPU-{UID[:-4]}{number:04x}" for number in range(6_000))
+    notes = {"nvidia.com/container.main.gpu-memory.limit": "1Gi", "nvidia.com/container.main.gpus.devices": devices}
+    assert len(with_notes({}, notes).shares) == SHARES_MAX
+    each = {key.replace("main", f"c{number}"): value for key, value in notes.items() for number in range(9)}
+    assert len(with_notes({}, each).shares) == SHARES_MAX
 
 
 async def test_events_that_a_kubelet_drops_are_made_up_for(api: FakePodsApi, tmp_path: Path) -> None:

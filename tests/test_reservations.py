@@ -11,7 +11,7 @@ from gpumap.agent.node_map import node_map
 from gpumap.cli.node_maps import NodeMaps
 from gpumap.cli.tables.layout import Shape
 from gpumap.cli.tables.map import map_table
-from gpumap.cli.tables.top import uses_of
+from gpumap.cli.tables.top import top_table, uses_of
 from gpumap.model.findings import findings
 from gpumap.model.observations import ContainerName, PodUid, ScheduledShare
 from gpumap.model.readings import Uuid
@@ -187,6 +187,10 @@ def test_tables_name_reservations_and_sharers() -> None:
         assert (line[3:6], line[-1]) == (["1", "-", "-"], "reservation")
         shown = {row.container.pod: row.owner for row in uses_of(seen, Shape()) if row.container.namespace == "ml"}
         assert shown == {"busy": "scheduled", "idle": "scheduled"}
+        (shown_line,) = (
+            shown_line for shown_line in top_table(seen, Shape()).splitlines() if "resource-reservation  " in shown_line
+        )
+        assert shown_line.split()[-1] == "reservation"
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
@@ -327,3 +331,37 @@ def test_kubelets_grant_counts_before_a_note() -> None:
     assert held is not None
     assert (held.scheduled, held.allocated_gpus) == (False, 1.0)
     assert owners(snapshot, CARD)["assigned"] == GIB
+
+
+def test_annotations_give_no_card_that_no_reservation_holds() -> None:
+    """Every user writes annotations: they excuse no squatter, and take nothing from the holder of the card."""
+    holder = Pod("ml", "holder", {"main": {WHOLE: [str(CARD)]}})
+    share = ScheduledShare(PodUid(""), "main", uuid=CARD, memory_bytes=80 * GIB)
+    squatter = Pod("ml", "squatter", {"main": {}}, shares=(share,))
+    node = node_with(holder, squatter, reports_pods=True)
+    node.processes = [Process(10, CARD, squatter)]
+    node.collect()
+    snapshot = node.collect()
+    assert owners(snapshot, CARD)["unassigned"] == GIB
+    held = row(snapshot, holder.full(), CARD)
+    assert held is not None
+    assert held.allocated_gpus == 1.0
+    assert granted(snapshot, squatter) is None
+    node = node_with(reservation(), squatter, reports_pods=True)
+    assert granted(node.collect(), squatter) == (1.0, 80 * GIB), "KAI-Scheduler 0.18 writes it, and has a reservation"
+
+
+def test_amount_above_the_card_is_no_amount() -> None:
+    """What a user writes there neither grants more than there is nor takes from the other shares."""
+    honest, other = sharer("honest", 0.5), sharer("other", memory_bytes=81 * GIB)
+    snapshot = node_with(reservation(), honest, other, reports_pods=True).collect()
+    assert (granted(snapshot, honest), granted(snapshot, other)) == ((0.5, 40 * GIB), (None, None))
+
+
+def test_share_of_an_unknown_container_leaves_no_card_without_holders() -> None:
+    """Somebody holds the card, and gpumap does not know who: the number of holders is unknown, not 0."""
+    pod = Pod("ml", "one", {"main": {}, "side": {}}, has_links=False)
+    share = ScheduledShare(pod.uid, container_id=pod.container_id("side"), uuid=CARD, memory_bytes=GIB)
+    snapshot = node_with(pod, shares=(share,)).collect()
+    counts = {leaf.uuid: None if leaf.may_have_more else leaf.holders for leaf in snapshot.leaves}
+    assert counts == {CARD: None, OTHER: 0}

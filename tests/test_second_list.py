@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from gpumap.agent.sources.kubelet import KubeletSource
 from gpumap.agent.sources.second_list import CorrectedKubelet
 from gpumap.lab.demo.kubelet import ALLOCATABLE, LIST, FakeKubelet, Refuse
 from gpumap.model.findings import findings
-from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SourceError
+from gpumap.model.observations import DeviceId, ListedContainer, ListedPod, ResourceDevices, SecondList, SourceError
 from gpumap.model.snapshot import Snapshot
 from tests import agent
 from tests.examples import examples
@@ -299,6 +301,28 @@ async def test_a_failing_agent_is_a_complaint(
     if refusal is None:
         await koordlet.start()
     assert (await source.read(5.0)).value.second.pods is not None  # type: ignore[union-attr]
+
+
+async def test_a_hanging_agent_does_not_take_the_kubelets_time(kubelet: FakeKubelet, tmp_path: Path) -> None:
+    """An agent that accepts calls and never answers delays no collection by the whole deadline."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")  # HTTP/2: empty SETTINGS
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    ended, path = asyncio.Event(), tmp_path / "hangs.sock"
+    source = CorrectedKubelet(KubeletSource(kubelet.socket_path), KubeletSource(path, list_only=True))
+    async with await asyncio.start_unix_server(accept, path):
+        started = time.monotonic()
+        answer, complaints = await source.read(60.0)
+        passed = time.monotonic() - started
+        await source.close()
+        await ended.wait()
+    assert passed < 30.0
+    assert (answer.pods, answer.second) == (tuple(LISTED), SecondList(None))
+    assert [one.reason for one in complaints] == ["pod_resources_deadline_exceeded"]
 
 
 async def test_a_failing_kubelet_fails_the_source(kubelet: FakeKubelet, source: CorrectedKubelet) -> None:

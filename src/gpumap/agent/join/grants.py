@@ -217,11 +217,16 @@ class _NodeHoldings:
 
 
 def _scheduled(share: PlacedShare, inventory: Inventory) -> Grant:
-    """Return the grant of a scheduler. It shares a device by memory: each amount gives the other one."""
+    """Return the grant of a scheduler. It shares a device by memory: each amount gives the other one.
+
+    More memory than the device has is no scheduler's amount, and counts as unknown.
+    """
     own, total = _own_share(share.uuid, inventory), _total_bytes(share.uuid, inventory)
     gpus, memory = share.gpus, share.memory_bytes
+    if memory is not None and total is not None and memory > total:
+        memory = None
     if gpus is None and memory is not None and total:
-        gpus = min(memory / total, 1.0)
+        gpus = memory / total
     if memory is None and gpus is not None and total is not None:
         memory = int(gpus * total)
     return Grant((), None if gpus is None or own is None else own * gpus, memory)

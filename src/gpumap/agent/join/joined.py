@@ -24,7 +24,6 @@ from gpumap.model.observations import (
     PodName,
     PodUid,
     ProcTable,
-    ScheduledShare,
 )
 from gpumap.model.readings import Uuid
 from gpumap.model.snapshot import Node
@@ -102,7 +101,7 @@ def join_sources(memory: Memory, observations: Observations, rules: Rules) -> Jo
         ),
         inventory,
         rules.is_gpu_resource,
-        Schedulers(rules.is_reserving, _shares(files), files is None or files.noted_all, listing.second),
+        Schedulers(rules.is_reserving, files.shares if files else (), files is None or files.noted_all, listing.second),
         memory.gpu_indices,
         memory.allocation,
     )
@@ -157,13 +156,6 @@ def _newest_identity(
 def _can_report_unassigned(listing: Listing, observations: Observations) -> bool:
     """List and identity are both of this collection. Older ones lack a pod that has just started."""
     return listing.read_now and isinstance(observations.pod_identity, Observed)
-
-
-def _shares(files: PodIdentity | None) -> tuple[ScheduledShare, ...]:
-    """Return the shares that schedulers noted: in files, which come from the container itself, then in pods."""
-    if files is None:
-        return ()
-    return (*files.shares, *(share for pod in files.pods or () for share in pod.shares))
 
 
 def _pod_table(

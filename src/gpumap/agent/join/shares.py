@@ -38,8 +38,8 @@ class SecondListing:
 
 
 class Schedulers(NamedTuple):
-    """Schedulers beside the kubelet: the namespaces of their reservations, the shares that they noted, whether gpumap
-    could read all notes, and the List of their agent. `second` is `None` without --pod-resources-socket."""
+    """Schedulers beside the kubelet: the namespaces of their reservations, the shares in their files, whether gpumap
+    could read all files, and the List of their agent. `second` is `None` without --pod-resources-socket."""
 
     is_reserving: Callable[[str], bool]
     shares: tuple[ScheduledShare, ...] = ()
@@ -79,19 +79,26 @@ def place_shares(
     pod_table: PodTable,
     inventory: Inventory,
 ) -> tuple[PlacedShare, ...]:
-    """Return the shares of listed pods on known devices. `holders` are the kubelet's.
+    """Return the shares of listed pods on known devices. `shares` come from a scheduler's files, `holders` from the
+    kubelet.
 
-    Two notes about the same share are one share: the first one that has an amount counts.
+    Anybody who may create a pod writes its labels and annotations. They give no device that no reservation holds. Two
+    notes about the same share are one share: the first one that has an amount counts, and a file is the first.
     """
     groups = _devices_by_group(reservations, holders, pod_table)
+    reserved = {uuid for uuid, names in holders.items() if any(name.pod_name in reservations for name in names)}
+    containers = _containers_by_pod(pod_table)
     placed: dict[tuple[ContainerName, Uuid], PlacedShare] = {}
-    for share in shares:
+    in_pods = (one for pod in pod_table.reported or () for one in pod.shares if one.group or one.uuid in reserved)
+    for share in (*shares, *in_pods):
         pod = pod_table.name_of.get(share.pod_uid)
         devices = groups.get(share.group, ()) if share.group else _devices(share, inventory)
         if pod is None or pod in reservations or len(devices) != 1:
             continue
         (uuid,) = devices
-        one = PlacedShare(_container(share, pod, pod_table), uuid, share.gpus, share.memory_bytes)
+        one = PlacedShare(
+            _container(share, pod, containers.get(pod, ()), pod_table), uuid, share.gpus, share.memory_bytes
+        )
         before = placed.get(one[:2])
         placed[one[:2]] = one if before is None else _merged(before, one)
     return tuple(placed.values())
@@ -144,10 +151,19 @@ def _devices(share: ScheduledShare, inventory: Inventory) -> tuple[Uuid, ...]:
     return inventory.resolve(ByMinor(share.minor)) if share.minor is not None else ()
 
 
-def _container(share: ScheduledShare, pod: PodName, pod_table: PodTable) -> ContainerName:
+def _containers_by_pod(pod_table: PodTable) -> dict[PodName, list[ContainerName]]:
+    containers: dict[PodName, list[ContainerName]] = {}
+    for one in pod_table.containers:
+        containers.setdefault(one.pod_name, []).append(one)
+    return containers
+
+
+def _container(
+    share: ScheduledShare, pod: PodName, containers: Iterable[ContainerName], pod_table: PodTable
+) -> ContainerName:
     """Return the listed container of a share. If no source names it, it is the only one of the pod."""
     named = share.container or pod_table.container(share.pod_uid, share.container_id, read_now=False)
-    listed = [one for one in pod_table.containers if one.pod_name == pod and one.container == (named or one.container)]
+    listed = [one for one in containers if one.container == (named or one.container)]
     return listed[0] if len(listed) == 1 else ContainerName(*pod, "")
 
 

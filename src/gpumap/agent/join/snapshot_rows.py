@@ -102,10 +102,12 @@ def _holders(joined: Joined, uuid: Uuid, gpu: Gpu | None) -> int | None:
 
 
 def _may_be_held(allocation: Allocation, uuid: Uuid) -> bool:
-    """Whether an unlisted claim, a row that only the checkpoint has, or a scheduler's agent that did not answer, may
-    assign a device without holders."""
-    may_be = allocation.may_be_shared or uuid in allocation.may_be_claimed | allocation.held_by_rows
-    return may_be and not allocation.holders.get(uuid)
+    """Whether a device without holders may be assigned: by an unlisted claim, by a row that only the checkpoint has, or
+    by a scheduler. Its agent may not answer, or the container of its share is unknown."""
+    if allocation.holders.get(uuid):
+        return False
+    is_shared = allocation.may_be_shared or any(device == uuid for _, device in allocation.sharers)
+    return is_shared or uuid in allocation.may_be_claimed | allocation.held_by_rows
 
 
 def _doubtful(unmatched: Iterable[UnmatchedSlots], allocation: Allocation) -> Callable[[Uuid], bool]:
@@ -196,15 +198,15 @@ def container_rows(
     expired = joined.memory.uses.keys() - kept.keys()
     for leaf, use in joined.leaf_uses.items() if joined.procs.pid_visibility else ():
         known = joined.inventory.leaves[leaf]
+        reservations = joined.allocation.reservations
+        is_shared = sum(one.pod_name not in reservations for one in _holders_of(joined, leaf)) > 1
         for name, measured in use.by_container(_idle(joined, leaf), joined.uids).items():
             watched = leaf in joined.memory.recent_processes and (name, leaf) not in expired
             uses[name, leaf], kept[name, leaf] = with_history(
                 measured, kept.get((name, leaf)), known.profile, at, joined.stale_after_seconds, watched=watched
             )
             # Where several containers hold a MIG device, its activity is often unknown. A counter would hide that.
-            reservations = joined.allocation.reservations
-            sharing = [one for one in _holders_of(joined, leaf) if one.pod_name not in reservations]
-            is_known = measured.times is not None or len(sharing) <= 1
+            is_known = measured.times is not None or not is_shared
             if measured.busy_ratio is not None and known.share is not None and is_known:
                 sm_ratios[name, leaf] = measured.busy_ratio * known.share
     rows = []

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import islice
 
 from gpumap.agent.sources.names import fit
 from gpumap.model.device_ids import UUID
@@ -23,9 +25,12 @@ OF_CONTAINER = re.compile(
     r"nvidia\.com/container\.([a-z0-9-]{1,63})\.(gpu-memory\.limit|gpu-memory\.request|gpus\.devices)"
 )
 """KAI-Scheduler 0.18 and later (NvFractions): a limit, or else a request, and the devices that its binder chose."""
+SHARES_MAX = 64
+"""Of one pod. A node has fewer GPUs, and every user writes annotations: 256 KiB have room for 6000 devices."""
 _RATIO = re.compile(r"[0-9]{0,3}\.?[0-9]{1,18}", re.ASCII)
 _MIB = re.compile(r"[0-9]{1,9}", re.ASCII)
-QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
+QUANTITY = re.compile(r"([0-9]{1,15}|[0-9]{1,6}\.[0-9]{1,6}(?=[KMGTk]))(Ki|Mi|Gi|Ti|k|M|G|T|)", re.ASCII)
+"""Without exponents, and without fractions of a byte."""
 _SUFFIXES = {
     "": 1,
     **{"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
@@ -36,15 +41,15 @@ _DEVICE = re.compile(rf"(?:k8s\.device-plugin\.nvidia\.com/gpu=)?(GPU-{UUID})", 
 
 def gpu_groups(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Return the groups of shared devices that a pod belongs to, sorted."""
-    groups = {fit(value) for key, value in labels.items() if key == GROUP or key.startswith(f"{GROUP}/")}
-    return tuple(sorted(groups - {""}))
+    groups = (value for key, value in labels.items() if value and (key == GROUP or key.startswith(f"{GROUP}/")))
+    return tuple(sorted({fit(group) for group in islice(groups, SHARES_MAX)}))
 
 
 def pod_shares(
     uid: PodUid, groups: Sequence[str], annotations: Mapping[str, str], containers: Sequence[str]
 ) -> tuple[ScheduledShare, ...]:
     """Return the shares of a pod's containers. `containers` are in the order of the specification."""
-    shares = list(_of_containers(uid, annotations))
+    shares = list(islice(_of_containers(uid, annotations), SHARES_MAX))
     gpus, memory = _ratio(annotations.get(FRACTION, "")), _mib(annotations.get(MEMORY, ""))
     container = fit(annotations.get(CONTAINER, "") or next(iter(containers), ""))
     if container and (gpus is not None or memory is not None):
@@ -60,11 +65,11 @@ def _of_containers(uid: PodUid, annotations: Mapping[str, str]) -> Iterator[Sche
             found.setdefault(match[1], {})[match[2]] = value
     for container, values in found.items():
         memory = _quantity(values.get("gpu-memory.limit", values.get("gpu-memory.request", "")))
-        devices = [_DEVICE.fullmatch(one.strip()) for one in values.get("gpus.devices", "").split(",")]
-        if memory is not None:
-            for device in devices:
-                if device is not None:
-                    yield ScheduledShare(uid, container, uuid=Uuid(device[1]), memory_bytes=memory)
+        if memory is None:
+            continue
+        for text in values.get("gpus.devices", "").split(",", SHARES_MAX)[:SHARES_MAX]:
+            if (device := _DEVICE.fullmatch(text.strip())) is not None:
+                yield ScheduledShare(uid, container, uuid=Uuid(device[1]), memory_bytes=memory)
 
 
 def _ratio(text: str) -> float | None:
@@ -79,4 +84,4 @@ def _mib(text: str) -> int | None:
 
 def _quantity(text: str) -> int | None:
     match = QUANTITY.fullmatch(text)
-    return int(match[1]) * _SUFFIXES[match[2]] or None if match else None
+    return int(Decimal(match[1]) * _SUFFIXES[match[2]]) or None if match else None

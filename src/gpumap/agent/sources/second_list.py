@@ -16,6 +16,9 @@ from gpumap.model.observations import Complaint, KubeletAnswer, SecondList, Sour
 
 PREFIX = "pod_resources_"
 """Of the reasons of the second List's complaints."""
+PATIENCE_SECONDS = 1.0
+"""For the agent, in addition to twice the time of the kubelet: it forwards the kubelet's List. An agent that hangs must
+not delay each collection by the whole deadline."""
 
 
 class CorrectedKubelet:
@@ -30,9 +33,11 @@ class CorrectedKubelet:
 
         A failure of the agent is a complaint `pod_resources_<reason>`.
         """
-        deadline = time.monotonic() + timeout_seconds
+        started = time.monotonic()
         answer, complaints = await self._kubelet.read(timeout_seconds)
-        second, complaints_of_second = await self._second(max(deadline - time.monotonic(), 0.001))
+        passed = time.monotonic() - started
+        patience = min(PATIENCE_SECONDS + 2 * passed, timeout_seconds - passed)
+        second, complaints_of_second = await self._second(max(patience, 0.001))
         marked = (Complaint(f"{PREFIX}{one.reason}", one.detail) for one in complaints_of_second)
         return SourceAnswer(replace(answer, second=second), (*complaints, *marked))
 

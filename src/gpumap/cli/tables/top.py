@@ -147,7 +147,7 @@ _MEMORY: tuple[Column[DeviceUse], ...] = (
 _SM: Column[DeviceUse] = amount("SM", percent, lambda use: use.busy_ratio)
 _OWNER: Column[DeviceUse] = Column(
     "OWNER",
-    lambda use: shown_owner(use.owner),
+    lambda use: "reservation" if use.holder and use.holder.reservation else shown_owner(use.owner),
     lambda use: use.owner,
     colour=lambda use: COLOURS.get(use.owner, ""),
 )
