@@ -77,11 +77,15 @@ def _gpu(gpu: GpuEntry) -> dict[str, Any]:
 
 
 def shown_of(found: NodeMap) -> dict[str, Any]:
-    """What tables show of a node, without the names of leftovers' pods, which no series tells."""
+    """What tables show of a node, without the names of leftovers' pods, which no series tells.
+
+    Nor does a series tell the memory of the other processes of an owner, if that of one of its containers is unknown.
+    """
     seen = NodeMaps((found,))
+    mixed = {(one.uuid, user.owner) for one in found.devices for user in one.users if user.memory_bytes is None}
     top: Counter[tuple[str, str, str]] = Counter()
     for row in msgspec.to_builtins(top_values(seen, Shape()))["rows"]:
-        top[row["uuid"], row["owner"], "bytes"] += row["memory_bytes"] or 0
+        top[row["uuid"], row["owner"], "bytes"] += ((row["uuid"], row["owner"]) not in mixed and row["memory_bytes"]) or 0
         top[row["uuid"], row["owner"], "processes"] += row["processes"] or 0
         top[row["uuid"], str(row["work"]), "processes"] += row["processes"] or 0
     waste = msgspec.to_builtins(waste_values(seen, Shape(thresholds=ANY_AGE)))
@@ -116,9 +120,13 @@ def agree(snapshot: Snapshot, of_target: Labels, *, honour: bool) -> None:
     own = node_map(snapshot)
     assert told_of(found) == told_of(own)
     assert shown_of(found) == shown_of(without_sm_of_processes(own))
-    if any(device.holders_known for device in own.devices):
+    holders = [holder for device in own.devices for holder in device.holders]
+    if holders and not any(holder.slots for holder in holders):  # no series shows that idle sharers have no slots
+        assert all("Prometheus drops gpumap_allocation_slots" in one for one in seen.missing)
+    elif any(device.holders_known for device in own.devices):
         assert seen.missing == ()
     else:  # a List without a pod of the API server gives no holders
+        assert not holders
         assert all("the holders of its GPUs are not known: the kubelet lists" in one for one in seen.missing)
 
 

@@ -165,8 +165,9 @@ def _without_processes(device: DeviceEntry, owner: OwnerEntry) -> Iterator[Other
     """Return an owner's use in a map without processes, less the containers that have rows of their own."""
     users = [user for user in device.users if user.owner == owner.owner]
     memory_bytes, count = owner.memory_bytes, owner.processes
+    of_users = [user.memory_bytes for user in users]
     if memory_bytes is not None:
-        memory_bytes = max(memory_bytes - (sum_of(user.memory_bytes for user in users) or 0), 0)
+        memory_bytes = None if None in of_users else max(memory_bytes - (sum_of(of_users) or 0), 0)
     if count is not None:
         count = max(count - sum(user.processes for user in users), 0)
     if memory_bytes or count:
