@@ -106,7 +106,7 @@ def test_the_table(server: str) -> None:
     assert "small" in lines[1]
     assert "medium" in lines[2]
     assert any(line.startswith("A hint for the owner, not a finding") for line in lines)
-    assert lines[-1].startswith("Sum: 1.43 of 7 GPUs")
+    assert lines[-1].startswith("Sum: 1.36 of 7 GPUs")
     names = run_command("waste", "--would-fit", "--prometheus", server, "-n", "ml", "-o", "name").stdout.split()
     assert names == ["pod/small", "pod/medium"]
 
