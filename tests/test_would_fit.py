@@ -70,7 +70,10 @@ def test_a_vgpu_has_no_profiles(model: str) -> None:
 )
 def test_what_it_saves(peak_gib: int, what: str, saved: float) -> None:
     """The rest of the GPU, by what runs out first: its SMs or its memory."""
-    assert smallest_fit("NVIDIA A100-SXM4-80GB", 80 * GIB, peak_gib * GIB, 0.1) == (what, pytest.approx(saved))
+    found = smallest_fit("NVIDIA A100-SXM4-80GB", 80 * GIB, peak_gib * GIB, 0.1)
+    assert found
+    assert found.what == what
+    assert found.saved_gpus == pytest.approx(saved)
 
 
 @given(st.sampled_from(sorted(TOTALS)), st.floats(0, 1), st.floats(0, 1))
