@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,6 +28,7 @@ from gpumap.model.readings import GpuReading, Uuid
 from gpumap.model.terms import GPU_CONDITIONS
 from tests.agent import run_agent
 from tests.command import run_command, run_command_in_loop
+from tests.demo_process import GPUMAP
 from tests.shown import changed, with_gpus
 from tests.snapshots import busy_node, empty_node, gpu
 
@@ -250,6 +253,29 @@ async def test_an_agent() -> None:
         short_line(f"{url}/api/v1/map did not answer: connection refused") + "\n",
         "",
     )
+
+
+async def test_a_verdict_that_cannot_be_written() -> None:
+    """The exit code stays: neither a closed pipe is well, nor a full disk a problem."""
+    async with run_agent("demo", "--interval", "200ms") as agent:
+        await agent.until(lambda page: page.up("nvml"), "NVML does not answer")
+        for output in ("closed", "full"):
+            for words, code in (((), 1), (("--only", "down"), 0)):
+                assert await asyncio.to_thread(_exit_code, output, "--url", agent.url, *words) == code
+
+
+def _exit_code(output: str, *words: str) -> int:
+    """Run the check with an output that cannot be written."""
+    if output == "full":
+        target = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, target = os.pipe()
+        os.close(reader)
+    try:
+        command = [str(GPUMAP), "check", *words]
+        return subprocess.run(command, stdout=target, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
+    finally:
+        os.close(target)
 
 
 def test_a_mistake() -> None:

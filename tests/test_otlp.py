@@ -319,6 +319,28 @@ async def test_answers_of_other_kinds(body: bytes, caplog: pytest.LogCaptureFixt
             await logged(caplog, "otlp works")
 
 
+async def test_cookies_are_not_kept() -> None:
+    """A server that sets another cookie each time fills no memory."""
+    pages = pages_of()
+    async with receiver() as server:
+        server.answer = answering(headers={"Set-Cookie": "a=b"})
+        async with pushing(pages, by_name(server.url)):
+            for count in (1, 2):
+                pages.publish(busy_node(1))
+                await server.received(count)
+    assert "Cookie" not in server.requests[1][0]
+
+
+async def test_a_name_that_no_lookup_takes(caplog: pytest.LogCaptureFixture) -> None:
+    """It ends a request and not gpumap."""
+    pages = pages_of()
+    pages.publish(busy_node(1))
+    async with pushing(pages, "http://a..b"):
+        await logged(
+            caplog, "otlp failed reason='encoding with idna codec failed (UnicodeError: label empty or too long)'"
+        )
+
+
 async def test_retry_after(caplog: pytest.LogCaptureFixture) -> None:
     """The server is left alone for as long as it asks, and gets only the newest values after that."""
     caplog.set_level(logging.INFO)
@@ -416,10 +438,17 @@ async def test_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://", "", "--otlp-endpoint: must be a URL"),
         ("http://a:0", "", "--otlp-endpoint: must be a URL"),
         ("http://a:99999", "", "--otlp-endpoint: must be a URL"),
+        ("http://a..b", "", "--otlp-endpoint: must be a URL"),
+        (f"http://{'a' * 64}.b", "", "--otlp-endpoint: must be a URL"),
         ("http://a/?token=secret", "", "--otlp-endpoint: must be a URL"),
         ("http://me:secret@a", "", "--otlp-endpoint: must not contain a user; set $OTEL_EXPORTER_OTLP_HEADERS"),
         ("http://a", "secret", "$OTEL_EXPORTER_OTLP_HEADERS: must be name=value,name=value"),
         ("http://a", "a b=secret", "$OTEL_EXPORTER_OTLP_HEADERS: must be name=value,name=value"),
+        (
+            "http://a",
+            "content-Length=secret",
+            "$OTEL_EXPORTER_OTLP_HEADERS: must not contain content-Length, which gpumap",
+        ),
         ("http://a", "a=secret%0d%0ab: c", "$OTEL_EXPORTER_OTLP_HEADERS: must be name=value,name=value"),
     ],
 )

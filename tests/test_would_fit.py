@@ -57,6 +57,25 @@ def test_a_model_of_another_size_has_no_profiles() -> None:
     assert found.what == "1/8 GPU"
 
 
+@pytest.mark.parametrize("model", ["GRID A100-40C", "NVIDIA A100-40C"])
+def test_a_vgpu_has_no_profiles(model: str) -> None:
+    """Its virtual machine cannot partition it."""
+    found = smallest_fit(model, 40 * GIB, GIB, 0.01)
+    assert found
+    assert found.what == "1/8 GPU"
+
+
+@pytest.mark.parametrize(
+    ("peak_gib", "what", "saved"), [(1, "1g.10gb", 6 / 7), (12, "1g.20gb", 6 / 8), (30, "3g.40gb", 1 / 2)]
+)
+def test_what_it_saves(peak_gib: int, what: str, saved: float) -> None:
+    """The rest of the GPU, by what runs out first: its SMs or its memory."""
+    found = smallest_fit("NVIDIA A100-SXM4-80GB", 80 * GIB, peak_gib * GIB, 0.1)
+    assert found
+    assert found.what == what
+    assert found.saved_gpus == pytest.approx(saved)
+
+
 @given(st.sampled_from(sorted(TOTALS)), st.floats(0, 1), st.floats(0, 1))
 def test_it_is_never_too_small(model: str, memory_ratio: float, sm_ratio: float) -> None:
     """What stays has room for the memory and the SM time, with the margin."""

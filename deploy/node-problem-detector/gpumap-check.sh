@@ -26,12 +26,14 @@ ask() {
   esac
   address=${url#http://}
   case $address in
+  *"]") address=$address:80 ;;
   *:*) ;;
   *) address=$address:80 ;;
   esac
   # The answer is the last line, after the headers.
   timeout 4 bash -c '
-    exec 3<>"/dev/tcp/$1/$2" || exit
+    host=${1#[} # of an IPv6 address
+    exec 3<>"/dev/tcp/${host%]}/$2" || exit
     printf "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" "$3" "$1" >&3
     while read -r line || [ -n "$line" ]; do answer=$line; done <&3
     echo "$answer"' ask "${address%:*}" "${address##*:}" "$path" 2>/dev/null

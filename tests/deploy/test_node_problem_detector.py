@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,15 @@ async def run(path: str, url: str, *arguments: str, node: str = "") -> tuple[int
     assert line.count("\n") == 1
     assert len(line.strip()) <= LINE_BYTES
     return process.returncode, line.strip()
+
+
+async def test_the_script_asks_an_ipv6_address(path: str) -> None:
+    """Bash connects to an address without its brackets."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("there is no IPv6")
+    async with run_agent("demo", "--listen", "[::1]:0", "--interval", "200ms") as agent:
+        await agent.until(lambda page: page.up("nvml"), "NVML does not answer")
+        assert await run(path, agent.url, "down") == (0, "8 GPUs well (down)")
 
 
 async def test_the_script_asks_an_agent(path: str) -> None:

@@ -107,7 +107,8 @@ def test_the_script(tmp_path: Path, flag: str, replicas: int, says: str) -> None
 
 
 def check_query(folder: Path, query: str) -> None:
-    """A pod counts if the alert fires for all of its devices. What a tenant exposes as an alert counts for nothing."""
+    """A pod counts if the alert fires for all of its devices and none is unknown. An alert of a tenant counts for
+    nothing."""
 
     def series(name: str, pod: str, uuid: str, **more: str) -> dict[str, str]:
         of = {"namespace": "notebooks", "pod": pod, "container": "main", "uuid": uuid, **more}
@@ -115,11 +116,12 @@ def check_query(folder: Path, query: str) -> None:
         return {"series": f"{name}{{{shown}}}", "values": "1x10"}
 
     alert = {"alertname": "GpumapGpuIdle", "alertstate": "firing"}
-    held = [("anna-0", "0"), ("both-0", "1"), ("both-0", "2"), ("tom-0", "3")]
+    held = [("anna-0", "0"), ("both-0", "1"), ("both-0", "2"), ("tom-0", "3"), ("eva-0", "4")]
     given = [series("gpumap_allocation_info", *one, job="gpumap") for one in held]
     given += [series("ALERTS", *one, **alert) for one in held[:2]]
     given += [series("ALERTS", *held[3], **alert, job="tenant")]
-    for pod in ("anna", "both", "tom"):
+    given += [series("ALERTS", *held[4], **alert), series("gpumap_unmatched_slots", "eva-0", "", job="gpumap")]
+    for pod in ("anna", "both", "tom", "eva"):
         owner = {"owner_kind": "StatefulSet", "owner_name": pod, "job": "kube-state-metrics"}
         given += [series("kube_pod_owner", f"{pod}-0", "", **owner)]
     expected = [{"labels": '{owner_name="anna"}', "value": 1}]

@@ -25,6 +25,7 @@ PODS: dict[str, tuple[int, str, int, int]] = {
     "new": (5, "0.1", 12, 1),
     "two": (5, "0.1", 8 * 24, 2),
     "unmeasured": (5, "", 8 * 24, 1),
+    "burst": (5, "0.1", 8 * 24, 1),
 }
 """Peak in GiB, share of SM time, hours of samples, number of GPUs."""
 
@@ -68,6 +69,11 @@ def week() -> Samples:
             if share:
                 scrape("gpumap_container_sm_utilization_ratio", share, hours, **name)
             scrape("gpumap_container_gpu_memory_peak_bytes", str(GIB), hours, **name | {"container": "side"})
+            if pod == "burst":  # half an hour, and not at the full hour
+                begin = now // HOUR * HOUR - 9 * HOUR + 600
+                burst = labels(**TARGET | name | {"container": "batch"})
+                times = range(begin, begin + 1800, EVERY)
+                samples.scrape("gpumap_container_gpu_memory_peak_bytes", burst, times, lambda _: Decimal(70 * GIB))
             index += 1
     return samples
 
@@ -81,13 +87,14 @@ def run_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("where", [("-n", "ml"), ("--node", "n1"), ("--all",)])
 def test_a_hint_for_each_holder_of_a_whole_gpu(server: str, where: tuple[str, ...]) -> None:
-    """A pod counts with its sidecar. Without a day of known samples, or with two GPUs, there is no hint."""
+    """A pod counts with its sidecar, and with what ran for half an hour. Without a day of known samples, or with two
+    GPUs, there is no hint."""
     words = ("waste", "--would-fit", "--prometheus", server, *where)
     found = json.loads(run_command(*words, "-o", "json").stdout)["would_fit"]
     hints = {row["pod"]: row["would_fit"] for row in found}
     assert hints == {
         **{"small": "1g.10gb", "medium": "3g.40gb"},
-        **dict.fromkeys(("large", "new", "two", "unmeasured")),
+        **dict.fromkeys(("large", "new", "two", "unmeasured", "burst")),
     }
     small = next(row for row in found if row["pod"] == "small")
     assert small["memory_peak_bytes"] == 6 * GIB
@@ -106,7 +113,7 @@ def test_the_table(server: str) -> None:
     assert "small" in lines[1]
     assert "medium" in lines[2]
     assert any(line.startswith("A hint for the owner, not a finding") for line in lines)
-    assert lines[-1].startswith("Sum: 1.43 of 7 GPUs")
+    assert lines[-1].startswith("Sum: 1.36 of 8 GPUs")
     names = run_command("waste", "--would-fit", "--prometheus", server, "-n", "ml", "-o", "name").stdout.split()
     assert names == ["pod/small", "pod/medium"]
 

@@ -277,6 +277,10 @@ def parse_listen(text: str) -> Listen:
     return Listen(match["six"] or match["four"] or "", int(match["port"]))
 
 
+_OTLP_OWN_HEADERS = frozenset({"content-type", "content-encoding", "content-length", "transfer-encoding", "expect"})
+"""With another value of these, no server can read the request."""
+
+
 def _otlp(values: _Values, environment: Mapping[str, str]) -> OtlpTarget:
     """Read the endpoint and its headers. Both may contain secrets, so no error repeats them. Raises UsageError."""
     flag, variable = "--otlp-endpoint", "OTEL_EXPORTER_OTLP_HEADERS"
@@ -285,6 +289,7 @@ def _otlp(values: _Values, environment: Mapping[str, str]) -> OtlpTarget:
     try:
         url = urlsplit(values.word(flag))
         valid = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query + url.fragment
+        (url.hostname or "").encode("idna")  # as the lookup does: no empty label, and none of more than 63 bytes
     except ValueError:
         valid = False
     if not valid:
@@ -296,6 +301,8 @@ def _otlp(values: _Values, environment: Mapping[str, str]) -> OtlpTarget:
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or not unquote(value).isprintable():
             raise UsageError(f"${variable}: must be name=value,name=value with names of HTTP headers")
+        if name.lower() in _OTLP_OWN_HEADERS:
+            raise UsageError(f"${variable}: must not contain {name}, which gpumap sets")
         headers[name] = unquote(value)
     path = url.path.rstrip("/").removesuffix("/v1/metrics")
     return OtlpTarget(url._replace(path=f"{path}/v1/metrics").geturl(), headers)

@@ -6,7 +6,9 @@ It asks a running agent and never the driver, so that a check every few seconds 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from gpumap.cli.command_line import Parser, add_command, leave_to_help_all, one_of
@@ -75,6 +77,12 @@ def _check(given: argparse.Namespace) -> int:
             return 2, short_line(str(answer))
         return check(answer.maps[0], given.only)
 
-    code, line = asyncio.run(ask())
-    print(line)
+    try:
+        code, line = asyncio.run(ask())
+    except OSError as error:  # such as too many open files
+        code, line = 2, short_line(f"gpumap cannot ask: {error.strerror or error}")
+    try:
+        print(line, flush=True)
+    except OSError:  # a closed pipe, or a full disk: neither is a problem of a GPU
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the line is still in the buffer
     return code

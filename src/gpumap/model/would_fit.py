@@ -41,8 +41,13 @@ _MODELS = (
 """NVIDIA MIG User Guide, "Supported MIG Profiles"."""
 
 
+_VGPU = re.compile(r"[0-9]+[ABCQ]")
+"""The end of a vGPU's model, such as `NVIDIA A100-40C`. A virtual machine cannot partition its vGPU."""
+
+
 class Fit(NamedTuple):
-    """`what` is a MIG profile such as `1g.10gb`, or `1/4 GPU`; `saved_gpus` is the rest of the GPU."""
+    """`what` is a MIG profile such as `1g.10gb`, or `1/4 GPU`; `saved_gpus` is the rest of the GPU, by memory or by
+    SMs, whichever is less: four devices of 1g.20gb fill a GPU, not seven."""
 
     what: str
     saved_gpus: float
@@ -62,12 +67,14 @@ def smallest_fit(model: str, total_bytes: int, peak_bytes: float, sm_ratio: floa
         return None
     for profile, (compute, slices) in zip(known.profiles, known.slices, strict=True):
         if memory <= total_bytes * slices / known.memory * _MIG_MEMORY and sm <= compute / known.compute:
-            return Fit(profile, 1 - compute / known.compute)
+            return Fit(profile, 1 - max(compute / known.compute, slices / known.memory))
     return None
 
 
 def _known(model: str, total_bytes: int) -> _Model | None:
     words = re.split(r"[^A-Z0-9]+", model.upper())
+    if "GRID" in words or _VGPU.fullmatch(words[-1]):
+        return None
     for one in _MODELS:
         if any(re.fullmatch(one.name, word) for word in words) and one.gib[0] <= total_bytes / _GIB <= one.gib[1]:
             return one

@@ -44,9 +44,10 @@ async def push(
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     resolver = _Resolver()
     connector = aiohttp.TCPConnector(resolver=resolver)
+    no_cookies = aiohttp.DummyCookieJar()  # a server could fill the memory with them
     try:
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, headers={**_HEADERS, **headers}
+            connector=connector, timeout=timeout, headers={**_HEADERS, **headers}, cookie_jar=no_cookies
         ) as session:
             await _push(pages, session, endpoint, interval_seconds)
     finally:
@@ -99,7 +100,7 @@ async def _send(session: aiohttp.ClientSession, endpoint: str, body: bytes) -> t
             return f"failed status={response.status}", min(seconds, PAUSE_SECONDS_MAX)
     except TimeoutError:
         return "failed reason='no answer in time'", 0.0
-    except (aiohttp.ClientError, OSError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: of names that no lookup takes
         words = printable(cut_off(str(error) or type(error).__name__, _WORDS_MAX)).replace("'", "")
         return f"failed reason='{words}'", 0.0
 

@@ -36,16 +36,17 @@ def _of(namespace: str, uuids: set[str]) -> Iterator[str]:
 async def _weeks(server: Prometheus, match: str) -> Mapping[Key, Week]:
     """Return the last week of each pod on each device. A sidecar counts with its pod.
 
-    The peak is the agent's own, which misses nothing between scrapes. It starts again with the agent, so it is read
-    each hour. The share of SM time is that of the busiest ten minutes. Its counter does not move while SM time is
-    unknown, so only hours with a known ratio count.
+    The peak is the agent's own, which misses nothing between scrapes. It starts again with the agent and with the pod,
+    so all of its samples count. They are read ten minutes at a time, because a week at once may be too much for the
+    server. The share of SM time is that of the busiest ten minutes. Its counter does not move while SM time is unknown,
+    so only hours with a known ratio count.
     """
     moment = await now(server)
     peak, ratio = (f"{one.name}{braced(match)}" for one in (families.PEAK, families.SM))
     seconds = f"gpumap_container_sm_seconds_total{braced(match)}"
     peaks, busy, hours = await together(
         [
-            server.instant(_each("sum", f"max_over_time({peak}[{_WEEK}:1h])"), moment),
+            server.instant(_each("sum", f"max_over_time(max_over_time({peak}[10m])[{_WEEK}:10m])"), moment),
             server.instant(_each("sum", f"max_over_time(rate({seconds}[10m])[{_WEEK}:10m])"), moment),
             server.instant(_each("min", f"count_over_time({ratio}[{_WEEK}:1h])"), moment),
         ]
