@@ -147,8 +147,9 @@ def users_by_owner(uuid: str, holders: Collection[Container], cluster: Cluster) 
     """
     users = cluster.users.get(uuid, ())
     running = {name: cluster.of(families.PROCESSES)[(*name, uuid)] for name in users}
-    shares = {name for name, slots in cluster.holders.get(uuid, {}).items() if not slots}
-    owner_of = {name: "scheduled" if name in shares else "assigned" for name in holders}
+    held = {uuid, cluster.infos[uuid].gpu_uuid} if uuid in cluster.infos else {uuid}
+    with_slots = {name for one in held for name, slots in cluster.holders.get(one, {}).items() if slots}
+    owner_of = {name: "assigned" if name in with_slots else "scheduled" for name in holders}
     owner_of |= {name: "unassigned" for name in users if (*name, uuid) in cluster.of(families.UNASSIGNED)}
     pods = {name[:2] for name in holders}
     for word in ("assigned", "scheduled"):

@@ -31,7 +31,7 @@ _LACKS_PODS = (
     "gpumap_device_holders)"
 )
 """The reason if other series of the group allocation exist (gpumap_node_info)."""
-_USERS = "the users of its GPUs (add --collect use, or stop dropping its series)"
+_USERS = "the users of its GPUs (its driver lists no processes; else add --collect use, or stop dropping its series)"
 _GPUS = "its GPUs (add --collect device without --no-native, or stop dropping its series)"
 
 
