@@ -34,7 +34,9 @@ SAME = {
     "cluster_namespace:gpumap_container_allocated_gpu_memory_bytes:sum": (
         "cluster_node:gpumap_container_allocated_gpu_memory_bytes:sum"
     ),
-    "cluster_owner:gpumap_device_memory_used_by_owner_bytes:sum": "cluster_node:gpumap_device_memory_used_bytes:sum",
+    "cluster_owner:gpumap_device_memory_used_by_owner_bytes:sum": "cluster_node:gpumap_device_memory_used_bytes:sum) + "
+    "sum(max by (node, uuid, owner) (gpumap_device_memory_used_by_owner_bytes) unless on (node, uuid) "
+    "gpumap_device_memory_used_bytes",  # of devices that do not report their memory
     "cluster_model:gpumap_gpu:count": "cluster_node:gpumap_gpu_up:count",
 }
 """Two ways to add up the same things."""
@@ -180,15 +182,18 @@ def test_a_clusters_records_are_the_sums_of_the_rest(fleet: Prometheus) -> None:
 
 def test_what_the_rules_add_up_is_what_the_pages_say(fleet: Prometheus) -> None:
     """Held, used and total are those of the pages themselves, each device once."""
-    captures = 'job="gpumap",node!="demo-node"'
-    instances = "* on (node, uuid) group_left (gpu_uuid, gpu_instance_id) gpumap_device_info{" + captures + "}"
+
+    def scraped(name: str) -> str:  # by one of the two jobs at least
+        return f'max without (job, instance) ({name}{{node!="demo-node"}})'
+
+    instances = f"* on (node, uuid) group_left (gpu_uuid, gpu_instance_id) {scraped('gpumap_device_info')}"
     for name, each in (
         ("gpumap_container_allocated_gpus", ""),
         ("gpumap_container_gpu_memory_used_bytes", ""),
         ("gpumap_device_memory_total_bytes", instances),
         ("gpumap_device_memory_used_bytes", instances),
     ):
-        said = f"{name}{{{captures}}} {each}"
+        said = f"{scraped(name)} {each}"
         once = f"max by (gpu_uuid, gpu_instance_id) ({said})" if each else said
         assert_equal(fleet, f'sum(cluster_node:{name}:sum{{node!="demo-node"}})', f"sum({once})")
 
