@@ -314,8 +314,8 @@ def test_tables_name_the_work() -> None:
     rows = shown("workstation")
     assert ["-", "systemd_unit/ollama.service", "-", "1", "5.9GiB", "24%", "-", "75%", "1", "host"] in rows
     assert ["-", "podman/c01a2b3c4d5e", "-", "1", "-", "-", "-", "0%", "1", "host"] in rows, "unknown is no 0"
-    assert ["systemd_unit/ollama.service", "5.9GiB", "host"] in rows
-    assert ["podman/vllm.service", "7.8GiB", "host"] in rows
+    assert ["systemd_unit/ollama.service", "5.9GiB", "75%", "host"] in rows
+    assert ["podman/vllm.service", "7.8GiB", "0%", "host"] in rows
     assert ["0", "2002", "C", "python3", "-", "user/1000", "-", "3.9GiB", "16%", "50%", "host"] in shown(
         "workstation", processes=True
     )
