@@ -242,6 +242,40 @@ def test_a_file_of_users_that_cannot_be_read_gives_uids(tmp_path: Path, how: str
     assert users(tmp_path, 1000) == ["1000"]
 
 
+def test_a_line_of_the_users_ends_with_a_line_feed_only(tmp_path: Path) -> None:
+    """A user may change the text about themselves (chfn): it is no other line."""
+    passwd(tmp_path).write_text("alice:x:1000:1000:a\u2028root:/home/alice:1001:/bin/bash\n")
+    assert users(tmp_path, 1000, 1001) == ["alice", "1001"]
+
+
+SLUID = "s5K1KKYAYG5D00"
+STEP = f"/system.slice/slurmstepd.scope/{SLUID}/step_0"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["/user.slice/user-1000.slice/user@1000.service/app.slice", "/system.slice/hub.service", f"/docker/{'a' * 64}"],
+)
+def test_only_a_slurmstepd_of_the_job_gives_its_id(tmp_path: Path, folder: str) -> None:
+    """A user can take the name of slurmstepd and of the job's directory, but not make a process in the job's own."""
+    written = {
+        10: (f"{STEP}/user/task_0", "python3", "python3"),
+        11: (f"{STEP}/slurm", "slurmstepd", "slurmstepd: [42.0]"),
+        12: (f"{folder}/{SLUID}/step_0/slurm", "slurmstepd", "slurmstepd: [7.0]"),
+    }
+    for pid, (path, comm, title) in written.items():
+        process = tmp_path / "proc" / str(pid)
+        process.mkdir(parents=True)
+        (process / "stat").write_text(texts.stat_text(pid, comm, pid))
+        (process / "cgroup").write_text(f"0::{path}\n")
+        (process / "cmdline").write_text(title)
+    (tmp_path / "proc" / str(os.getpid())).mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "cgroup").write_text("0::/system.slice/gpumap.service\n")
+    (entry,) = ProcfsSource(tmp_path / "proc", tmp_path / "own").read([10], None).value.entries
+    assert entry.workload == Workload("slurm_job", "42")
+
+
 @pytest.mark.parametrize("name", ["slurm-26.05", "workstation"])
 def test_a_recording_has_what_names_the_work_and_no_more(tmp_path: Path, name: str) -> None:
     """Of `status` the uid, of slurmstepd's `cmdline` the job id: the recording names the same work."""
@@ -280,8 +314,8 @@ def test_tables_name_the_work() -> None:
     rows = shown("workstation")
     assert ["-", "systemd_unit/ollama.service", "-", "1", "5.9GiB", "24%", "-", "75%", "1", "host"] in rows
     assert ["-", "podman/c01a2b3c4d5e", "-", "1", "-", "-", "-", "0%", "1", "host"] in rows, "unknown is no 0"
-    assert ["systemd_unit/ollama.service", "5.9GiB", "host"] in rows
-    assert ["podman/vllm.service", "7.8GiB", "host"] in rows
+    assert ["systemd_unit/ollama.service", "5.9GiB", "75%", "host"] in rows
+    assert ["podman/vllm.service", "7.8GiB", "0%", "host"] in rows
     assert ["0", "2002", "C", "python3", "-", "user/1000", "-", "3.9GiB", "16%", "50%", "host"] in shown(
         "workstation", processes=True
     )

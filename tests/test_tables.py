@@ -69,7 +69,7 @@ def test_holder_user_and_squatter() -> None:
     snapshot = node.collect()
     assert line_of(snapshot, "holder") == ["ml", "holder", "main", "1", "1", "80.0GiB", "1.0GiB", "50%", "assigned"]
     assert line_of(snapshot, "squat") == ["ml", "squat", "main", "0", "0", "0", "1.0GiB", "0%", "UNASSIGNED"]
-    assert line_of(snapshot, "host") == ["1.0GiB", "host"]
+    assert line_of(snapshot, "host") == ["1.0GiB", "0%", "host"]
     assert line_of(snapshot, "unaccounted") == ["100MiB", "unaccounted"]
 
 

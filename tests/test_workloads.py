@@ -84,6 +84,16 @@ PATHS = [
     (f"/system.slice/nightly-{UUID}.service", *ROOT),
     ("/system.slice/system-sshd.slice/sshd@3-10.0.0.1:22-10.0.0.2:5555.service", *ROOT),
     (f"{HOME}/job_42/step_0", *ALICE),
+    ("/system.slice/jupyterhub.service/job_42/step_0", "systemd_unit", "jupyterhub.service"),
+    ("/system.slice/jupyterhub.service/s5K1KKYAYG5D00/step_0", "systemd_unit", "jupyterhub.service"),
+    ("/system.slice/jupyterhub.service/user.slice/user-1000.slice/x", "systemd_unit", "jupyterhub.service"),
+    (
+        f"/machine.slice/systemd-nspawn@web.service/payload{HOME}/app.slice",
+        "systemd_unit",
+        "systemd-nspawn@web.service",
+    ),
+    ("/machine.slice/machine-web.scope/payload/user.slice/user-1000.slice/session-1.scope", *ROOT),
+    ("/machine.slice/machine-web.scope/payload/system.slice/ollama.service", *ROOT),
     (f"{HOME}/app.slice/vllm.service/libpod-payload-{A}", "podman", "vllm.service"),
     (r"/machine.slice/machine-qemu\x2d1\x2dwin.scope/libvirt/emulator", *ROOT),
     ("/init.scope", *ROOT),
@@ -109,6 +119,16 @@ def test_every_line_of_a_v1_file_counts() -> None:
     """A job may be on some controllers only: the line of systemd has the unit of slurmd."""
     text = "11:freezer:/slurm/uid_1000/job_42/step_batch\n1:name=systemd:/system.slice/slurmd.service\n"
     assert workload(paths(text), uid=1000) == Workload("slurm_job", "42")
+
+
+@pytest.mark.parametrize("line_break", ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+@pytest.mark.parametrize("forged", ["slurmstepd.scope/job_42/step_0", f"kubepods/pod{UUID}/{A}"], ids=["job", "pod"])
+def test_the_name_of_a_directory_is_no_line_of_its_own(line_break: str, forged: str) -> None:
+    """A user who names directories puts a process into no job and into no pod: only a line feed ends a line."""
+    text = f"0::{HOME}/app.slice/a{line_break}0::/system.slice/{forged}\n"
+    assert len(paths(text)) == 1
+    if "pod" not in forged:
+        assert workload(paths(text), uid=0) == Workload(*ALICE)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,11 @@ class OwnCgroup(NamedTuple):
 
 
 def paths(text: str) -> tuple[str, ...]:
-    """Return the paths of a /proc/PID/cgroup file (`N:controllers:PATH` on each line, in v1 and v2), each once."""
-    found = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
+    """Return the paths of a /proc/PID/cgroup file (`N:controllers:PATH` on each line, in v1 and v2), each once.
+
+    Only a line feed ends a line. The kernel refuses it in a name, but not the other breaks that `splitlines` knows.
+    """
+    found = (line.split(":", 2)[2] for line in text.split("\n") if line.count(":") >= 2)
     # A process that outlives its cgroup keeps its path (cgroup v2, kernel/cgroup/cgroup.c: proc_cgroup_show).
     return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in found))
 

@@ -33,9 +33,11 @@ _JOBS = [
 ]
 _CONTAINED = [(kind, re.compile(pattern)) for kind, pattern in (*_CONTAINERS, *_JOBS)]
 _SLURM_JOB = [(kind, pattern) for kind, pattern in _CONTAINED if kind == "slurm_job"]
-_STEPD = re.compile(rf"/({_SLUID})/step_[^/]+/slurm$")
+_SLUID_FOLDER = re.compile(rf"^.*?/{_SLUID}(?=/step_[^/])")
+_STEPD = re.compile(rf"/{_SLUID}/step_[^/]+/slurm$")
 _LOGIN = re.compile(r"/user(?:-([0-9]+)\.slice|@([0-9]+)\.service)(?=/|$)")
 _UNIT = re.compile(r"/([^/]+\.service)(?=/|$)")
+_SCOPE = re.compile(r"/[^/]+\.scope(?=/|$)")
 _PASSING_UNIT = re.compile(
     r"run-[a-z]?[0-9a-f]+(?:-[a-z]?[0-9]+)*\.service|.+@[0-9]+-.*|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}.*"
 )
@@ -71,9 +73,17 @@ def slurm_job(paths: Iterable[str]) -> Workload | None:
     return next(filter(None, (_first(path, _SLURM_JOB) for path in paths)), None)
 
 
-def stepd_sluid(paths: Iterable[str]) -> str | None:
-    """Return the SLUID of the job whose slurmstepd has these paths. Only root can move a process there."""
-    return next((match[1] for path in paths if (match := _STEPD.search(path))), None)
+def sluid_folder(paths: Iterable[str]) -> str | None:
+    """Return the directory of the job that has a SLUID as its name."""
+    return next((match[0] for path in paths if (match := _SLUID_FOLDER.search(path))), None)
+
+
+def stepd_folder(paths: Sequence[str]) -> str | None:
+    """Return the directory of the job whose slurmstepd has these paths.
+
+    Only root can move a process there. A user can make a directory of the same name, but elsewhere.
+    """
+    return sluid_folder(path for path in paths if _STEPD.search(path))
 
 
 def is_sluid(found: Workload) -> bool:
@@ -94,13 +104,14 @@ def named(before: Sequence[Workload], present: Iterable[Workload]) -> tuple[Work
 def _contained(path: str) -> Workload | None:
     """Return the outermost container or job of a path.
 
-    Batch systems have no jobs in a login session. There a user may name directories as they like.
+    Batch systems have no jobs in a login session, and Slurm has none in a unit. There a user may name directories as
+    they like.
     """
     found = _first(path, _CONTAINED)
-    login = _LOGIN.search(path)
-    if login and found and found.kind in dict(_JOBS):
-        return _first(path[: login.start()], _CONTAINED)
-    return found
+    if found is None or found.kind not in dict(_JOBS):
+        return found
+    outer = _LOGIN.search(path) or (_UNIT.search(path) if found.kind == "slurm_job" else None)
+    return _first(path[: outer.start()], _CONTAINED) if outer else found
 
 
 def _first(path: str, patterns: Iterable[tuple[str, re.Pattern[str]]]) -> Workload | None:
@@ -112,10 +123,16 @@ def _first(path: str, patterns: Iterable[tuple[str, re.Pattern[str]]]) -> Worklo
 
 
 def _logged_in(path: str) -> Workload | None:
+    """Return the user who logged in to the machine. Sessions in a unit or a scope are those of a guest."""
     match = _LOGIN.search(path)
-    return Workload("user", match[1] or match[2]) if match else None
+    if not match or _UNIT.search(path[: match.start()]) or _SCOPE.search(path[: match.start()]):
+        return None
+    return Workload("user", match[1] or match[2])
 
 
 def _unit(path: str) -> Workload | None:
+    """Return the outermost unit. Units in a scope are those of a guest."""
     match = _UNIT.search(path)
-    return Workload("systemd_unit", match[1]) if match and not _PASSING_UNIT.fullmatch(match[1]) else None
+    if not match or _PASSING_UNIT.fullmatch(match[1]) or _SCOPE.search(path[: match.start()]):
+        return None
+    return Workload("systemd_unit", match[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpumap.agent.sources.proc_files import opened, stat, text
 from gpumap.model import cgroups
 from gpumap.model.observations import CgroupKind
-from gpumap.model.workloads import Workload, is_sluid, slurm_job, stepd_sluid, workload
+from gpumap.model.workloads import Workload, is_sluid, sluid_folder, slurm_job, stepd_folder, workload
 
 PASSWD_BYTES_MAX = 1 << 20
 _STEPD_TITLE = re.compile(r"slurmstepd: \[(\d+)\b", re.ASCII)
@@ -48,24 +48,24 @@ class WorkloadReader:
         if found is None:
             return None
         if is_sluid(found):
-            return found._replace(name=self._job_ids.get(found.name, found.name))
+            return found._replace(name=self._job_ids.get(sluid_folder(paths), found.name))
         return found._replace(name=self._users.get(found.name, found.name)) if found.kind == "user" else found
 
     @functools.cached_property
-    def _job_ids(self) -> Mapping[str, str]:
-        """Job ids by SLUID, from the titles of all slurmstepds."""
-        found = {}
+    def _job_ids(self) -> Mapping[str | None, str]:
+        """Job ids by the directory of the job, from the titles of all slurmstepds."""
+        found: dict[str | None, str] = {}
         for pid in self._pids():
             try:
                 with opened(self._root / str(pid)) as folder:
                     if stat(text("stat", folder)).comm != "slurmstepd":
                         continue
-                    sluid = stepd_sluid(cgroups.paths(text("cgroup", folder)))
-                    title = _STEPD_TITLE.match(text("cmdline", folder)) if sluid else None
+                    job = stepd_folder(cgroups.paths(text("cgroup", folder)))
+                    title = _STEPD_TITLE.match(text("cmdline", folder)) if job else None
             except (OSError, ValueError):
                 continue
-            if sluid and title:
-                found[sluid] = title[1]
+            if job and title:
+                found[job] = title[1]
                 self.stepds.add(pid)
         return found
 
@@ -73,7 +73,7 @@ class WorkloadReader:
     def _users(self) -> Mapping[str, str]:
         """User names by uid. An unreadable or huge file has none. A name of digits could be another user's uid."""
         try:
-            lines = text(str(self._passwd), None, PASSWD_BYTES_MAX).splitlines() if self._passwd else []
+            lines = text(str(self._passwd), None, PASSWD_BYTES_MAX).split("\n") if self._passwd else []
         except OSError:
             return {}
         found: dict[str, str] = {}

@@ -180,7 +180,13 @@ COLUMNS: tuple[Column[MapRow], ...] = (
         sort=lambda one: one.user.memory_bytes if one.user else None,
         sort_name="memory",
     )._replace(spans=True),
-    _of_user("SM", lambda user: percent(user.busy_ratio), lambda user: user.busy_ratio),
+    _column(
+        "SM",
+        None,
+        lambda one: percent(one.user.busy_ratio if one.user else None),
+        lambda other: percent(other.work.sm_utilization_ratio) if other.work else "",
+        sort=lambda one: one.user.busy_ratio if one.user else None,
+    ),
     _column("OWNER", _state, lambda one: shown_owner(_owner_of(one)), lambda other: other.owner)._replace(
         colour=_owner_colour
     ),

@@ -185,7 +185,7 @@ def _gpu(gpu: GpuReading, names: Pseudonyms) -> GpuReading:
 
 def _cgroup(content: bytes, names: Pseudonyms) -> bytes:
     """Lines of the form `N:controllers:PATH`; other lines are left out."""
-    lines = (line.split(":", 2) for line in content.decode(errors="replace").splitlines())
+    lines = (line.split(":", 2) for line in content.decode(errors="replace").split("\n"))
     return "".join(
         f"{line[0] if _NUMBER.fullmatch(line[0]) else 0}:{names.controllers(line[1])}:{names.cgroup(line[2])}\n"
         for line in lines
